@@ -1,0 +1,1 @@
+"""The command line: one file per command; console.py is the only place that prints."""

@@ -1,0 +1,1 @@
+"""Sources of draft tokens, one file each. A drafter proposes; it never decides."""

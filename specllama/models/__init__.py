@@ -1,0 +1,1 @@
+"""Model files: what they need of memory, where they are."""

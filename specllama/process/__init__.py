@@ -1,0 +1,1 @@
+"""The engine process and the client that every front talks to."""
