@@ -1,0 +1,1 @@
+"""What the scripts that make model files share: corpus, training, export, llama.cpp to try them."""

@@ -1,0 +1,139 @@
+"""Cost-padding: a llama GGUF with extra blocks that cost what they weigh and change no logit.
+
+The output projections of the extra blocks (attention and feed-forward) are zero, so each adds exactly 0 to
+the residual stream; the rest of them is small noise, so that nothing infinite meets those zeros. Written as
+architecture `deci`, which is llama with a feed-forward size for each block. Without torch, in f16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+NOISE = 0.02  # standard deviation of the padding's weights
+ROW = 256  # K-quants want rows of a multiple of this
+
+
+class NotPaddable(Exception):
+    """The file is no model that can be padded; says why."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Extra blocks, all alike: how many, and their feed-forward size."""
+
+    n_blocks: int
+    ff: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A llama model's keys and its tensors in f16 (norms in f32)."""
+
+    fields: dict[str, gguf.ReaderField]
+    tensors: dict[str, NDArray[np.generic]]
+
+    def value(self, key: str) -> int:
+        return int(self.fields[f"llama.{key}"].contents())
+
+    @property
+    def n_embd(self) -> int:
+        return self.value("embedding_length")
+
+    @property
+    def n_embd_kv(self) -> int:
+        """Width of keys, and of values."""
+        return self.n_embd // self.value("attention.head_count") * self.value("attention.head_count_kv")
+
+    @property
+    def n_params(self) -> int:
+        return sum(t.size for t in self.tensors.values())
+
+    def block_params(self, ff: int) -> int:
+        """Parameters of one extra block with this feed-forward size."""
+        d = self.n_embd
+        return 2 * d + 2 * d * d + 2 * d * self.n_embd_kv + 3 * d * ff
+
+    def fit(self, n_extra: float, n_blocks: int) -> Padding:
+        """The padding of `n_blocks` blocks nearest to `n_extra` parameters; fewer if those are few."""
+        if n_extra < self.block_params(ROW) / 2:
+            return Padding(0, 0)
+        n_blocks = max(1, min(n_blocks, round(n_extra / self.block_params(ROW))))
+        ff = (n_extra / n_blocks - self.block_params(0)) / (3 * self.n_embd)
+        return Padding(n_blocks, max(ROW, round(ff / ROW) * ROW))
+
+
+def read_source(path: Path) -> Source:
+    """Read a llama GGUF of any type; quantised weights become the f16 numbers that they stand for."""
+    reader = gguf.GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
+    if arch != "llama":
+        raise NotPaddable(f"{path}: architecture {arch}; only llama can be padded")
+    tensors: dict[str, NDArray[np.generic]] = {}
+    for t in reader.tensors:
+        if t.name == "rope_freqs.weight" or t.tensor_type.name in ("F16", "F32"):
+            tensors[t.name] = np.array(t.data)
+        else:
+            tensors[t.name] = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float16)
+    return Source(dict(reader.fields), tensors)
+
+
+def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
+    """Write the source in f16, with the padding's blocks after its own; as it is (arch llama) for None."""
+    arch = "llama" if padding is None else "deci"
+    pad = padding or Padding(0, 0)
+    n_layer, ff = source.value("block_count"), source.value("feed_forward_length")
+    writer = gguf.GGUFWriter(out, arch)
+    for name, field in source.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind = field.types[0]
+        sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        value = field.contents()
+        match name:
+            case "llama.block_count":
+                value = n_layer + pad.n_blocks
+            case "llama.feed_forward_length" if padding:
+                value = [ff] * n_layer + [pad.ff] * pad.n_blocks
+                kind, sub_type = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32
+            case "general.name" if padding:
+                value = f"{value}-pad{pad.n_blocks}x{pad.ff}"
+            case "general.file_type":
+                value = int(gguf.LlamaFileType.MOSTLY_F16)
+        if name.startswith("llama."):
+            name = f"{arch}.{name.removeprefix('llama.')}"
+        writer.add_key_value(name, value, kind, sub_type=sub_type)
+    for name, tensor in source.tensors.items():
+        writer.add_tensor(name, tensor)
+    for name, tensor in _extra_block(source, pad.ff).items() if pad.n_blocks else ():
+        for i in range(n_layer, n_layer + pad.n_blocks):
+            writer.add_tensor(f"blk.{i}.{name}.weight", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _extra_block(source: Source, ff: int) -> dict[str, NDArray[np.generic]]:
+    """The tensors of one extra block. All extra blocks share them in memory: equal numbers cost no less."""
+    rng = np.random.default_rng(0)
+    d, kv = source.n_embd, source.n_embd_kv
+
+    def noise(*shape: int) -> NDArray[np.float16]:
+        return (rng.standard_normal(shape, dtype=np.float32) * NOISE).astype(np.float16)
+
+    return {
+        "attn_norm": np.ones(d, np.float32),
+        "attn_q": noise(d, d),
+        "attn_k": noise(kv, d),
+        "attn_v": noise(kv, d),
+        "attn_output": np.zeros((d, d), np.float16),
+        "ffn_norm": np.ones(d, np.float32),
+        "ffn_gate": noise(ff, d),
+        "ffn_up": noise(ff, d),
+        "ffn_down": np.zeros((d, ff), np.float16),
+    }

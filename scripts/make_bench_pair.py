@@ -1,0 +1,263 @@
+"""Make pairs of models that cost what large ones cost, for measurements, out of a small pair.
+
+    python scripts/make_bench_pair.py --out DIR
+    python scripts/make_bench_pair.py --out DIR --types q4_0 --draft-costs 0.07
+    python scripts/make_bench_pair.py --out DIR --random-vocab 128256
+
+Extra blocks with zero output projections keep every logit of the source (checked bit for bit in f16) and
+cost what a real block of that size costs. The target is padded to --target-params and written in every type;
+for each type and each of --draft-costs the draft is padded until one of its decodes takes that share of the
+target's t(1) on this machine. DIR/pairs.json lists the pairs with what was measured. Needs no torch.
+
+--random-vocab N writes random-Nk.gguf and random-Nk-draft.gguf instead: random weights, N tokens in the
+vocabulary, for the time and memory that are not the model's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from demo_pair import cli, random_vocab
+from demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
+from demo_pair.padding import NotPaddable, Padding, Source, read_source, write_padded
+
+DATA = Path(__file__).resolve().parent.parent / "specllama" / "data"
+TYPES = ("f16", "q8_0", "q4_0", "q4_k_m")
+COSTS = (0.02, 0.07, 0.15)
+TARGET_BLOCKS = 24
+DRAFT_BLOCK_FF = 2048  # about the feed-forward size of the draft's extra blocks, eight times its width
+CLOSE = 0.05  # a draft's cost is right within this share
+CORRECTIONS = 4  # further sizes tried where the first is not
+TEXT = "import json\n\ndef load(path):\n    with open(path) as f:\n        return json.load(f)\n" * 6
+MANIFEST = "pairs.json"
+
+
+class Measured(NamedTuple):
+    """A draft tried: its padding and its t(1) in milliseconds."""
+
+    padding: Padding
+    t1: float
+
+
+def check_same_logits(source: Path, padded: Path) -> None:
+    """Raise ModelFileError unless both files give equal logits, bit for bit, in one batch and one by one."""
+    with Llm(source, n_threads=1) as a, Llm(padded, n_threads=1) as b:
+        ids = a.tokenize(TEXT)
+        worst = float(np.abs(a.decode(ids) - b.decode(ids)).max())
+        a.cut(0)
+        b.cut(0)
+        for token in ids[:32]:
+            worst = max(worst, float(np.abs(a.decode([token]) - b.decode([token])).max()))
+        if worst != 0.0:  # NaN too
+            raise ModelFileError(f"{padded}: logits differ from the source's by up to {worst}")
+        print(f"{padded.name}: {b.n_params / 1e6:.0f} M parameters, logits equal the source's bit for bit")
+
+
+class Maker:
+    """Writes the models of one run into `out`; f16 files that others are made from live in a folder of it."""
+
+    def __init__(self, out: Path, target: Source, draft: Source, n_threads: int, rounds: int) -> None:
+        self.out, self.n_threads, self.rounds = out, n_threads, rounds
+        self.target, self.draft = target, draft
+        self.tmp = out / "tmp"
+        self.tmp.mkdir(parents=True, exist_ok=True)
+
+    def padded(self, name: str, source: Source, padding: Padding) -> Path:
+        """The padded file in f16, its logits checked against the source's."""
+        plain, path = self.tmp / f"{name}.gguf", self.tmp / f"{name}-{padding.n_blocks}x{padding.ff}.gguf"
+        if not plain.exists():
+            write_padded(source, plain, None)
+        write_padded(source, path, padding)
+        check_same_logits(plain, path)
+        return path
+
+    def make_targets(self, types: list[str], n_params: int, n_blocks: int) -> dict[str, Path]:
+        """The target in every type."""
+        padding = self.target.fit(n_params - self.target.n_params, n_blocks)
+        f16 = self.padded("target", self.target, padding)
+        paths = {kind: self.out / f"bench-target-{kind}.gguf" for kind in types}
+        for kind, path in paths.items():
+            quantize(f16, path, kind, n_threads=self.n_threads)
+        return paths
+
+    def fit_draft(self, target: Llm, kind: str, cost: float, path: Path) -> tuple[Measured, float]:
+        """Write the draft whose t(1) is `cost` of the target's to `path`.
+
+        Returns what was measured of it, and the target's t(1) in milliseconds. Time grows nearly as the
+        parameters do, from a floor that is the unpadded draft's. The first size comes from the target's own
+        speed, each further one from the line through floor and last size.
+        """
+        n_extra, best, floor = 0.0, None, 0.0
+        for i in range(CORRECTIONS + 2):
+            padding = self.draft.fit(n_extra, round(n_extra / self.draft.block_params(DRAFT_BLOCK_FF)))
+            candidate, f16 = self.tmp / "candidate.gguf", self.padded("draft", self.draft, padding)
+            quantize(f16, candidate, kind, n_threads=self.n_threads)
+            f16.unlink()
+            with Llm(candidate, n_threads=self.n_threads) as draft:
+                times = measure({"target": target, "draft": draft}, [1], rounds=self.rounds)
+                t1, t1_target = times["draft"][1], times["target"][1]
+            if best is None or abs(t1 / t1_target - cost) < abs(best[0].t1 / best[1] - cost):
+                best = Measured(padding, t1), t1_target
+                candidate.replace(path)
+            wanted = cost * t1_target
+            if i == 0:
+                floor = t1
+                per_param = t1_target / target.n_params
+            elif padding.n_blocks:
+                per_param = max(t1 - floor, 0.05 * t1) / (
+                    padding.n_blocks * self.draft.block_params(padding.ff)
+                )
+            if abs(t1 - wanted) <= CLOSE * wanted or (i == 0 and t1 >= wanted):
+                break
+            n_extra = max(0.0, (wanted - floor) / per_param)
+        assert best is not None
+        return best
+
+    def close(self) -> None:
+        shutil.rmtree(self.tmp)
+
+
+def model_entry(path: Path, llm: Llm, t1: float) -> dict[str, object]:
+    return {
+        "file": path.name,
+        "n_params": llm.n_params,
+        "n_bytes": path.stat().st_size,
+        "t1_ms": round(t1, 4),
+    }
+
+
+def make_pairs(a: argparse.Namespace) -> None:
+    """Write targets, drafts and the manifest, and print a line for each pair."""
+    maker = Maker(a.out, read_source(a.target), read_source(a.draft), a.threads, a.rounds)
+    pairs = []
+    try:
+        for kind, path in maker.make_targets(a.types, a.target_params, a.target_blocks).items():
+            with ExitStack() as stack:
+                target = stack.enter_context(Llm(path, n_threads=a.threads))
+                for cost in a.draft_costs:
+                    draft_path = a.out / f"bench-draft-{kind}-c{cost:g}.gguf"
+                    measured, t1_target = maker.fit_draft(target, kind, cost, draft_path)
+                    ratio = measured.t1 / t1_target
+                    with Llm(draft_path, n_threads=a.threads, n_ctx=64) as draft:
+                        entry = model_entry(draft_path, draft, measured.t1)
+                    pairs.append(
+                        {
+                            "type": kind,
+                            "cost": cost,
+                            "ratio": round(ratio, 4),
+                            "target": model_entry(path, target, t1_target),
+                            "draft": entry | measured.padding.__dict__,
+                        }
+                    )
+                    floor = " (the unpadded draft: no cheaper one)" if not measured.padding.n_blocks else ""
+                    print(
+                        f"{kind:7} cost {cost:g}: reached {ratio:.3f}, t(1) {measured.t1:.2f} of "
+                        f"{t1_target:.2f} ms, draft {measured.padding.n_blocks} x {measured.padding.ff}{floor}",
+                        flush=True,
+                    )
+    finally:
+        maker.close()
+    manifest = {"n_threads": a.threads, "rounds": a.rounds, "pairs": pairs}
+    (a.out / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    print(a.out / MANIFEST)
+
+
+def make_random(out: Path, n_vocab: int) -> None:
+    """Write the random pair and print what it is."""
+    name = f"random-{n_vocab // 1000}k"
+    paths = out / f"{name}.gguf", out / f"{name}-draft.gguf"
+    random_vocab.write_pair(*paths, n_vocab)
+    with Llm(paths[0], n_threads=1) as target, Llm(paths[1], n_threads=1) as draft:
+        ids = target.tokenize("<|im_start|>user\nthe answer<|im_end|>\n")
+        ids += target.greedy(ids, 100)
+        same = (target.choices(ids) == draft.choices(ids)).mean()
+        for path, llm in zip(paths, (target, draft), strict=True):
+            size = path.stat().st_size / 1e6
+            print(f"{path}: {llm.n_vocab} tokens, {llm.n_params / 1e6:.1f} M parameters, {size:.0f} MB")
+        print(f"draft = target in {same:.2f}")
+
+
+def count(text: str) -> int:
+    """A number of parameters: 600M, 0.6B or plain."""
+    scale = {"K": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:].upper(), 1)
+    try:
+        value = float(text if scale == 1 else text[:-1]) * scale
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 600M") from None
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return round(value)
+
+
+def types(text: str) -> list[str]:
+    """A list of types with commas."""
+    out = text.split(",")
+    for kind in out:
+        if kind not in FTYPES:
+            raise argparse.ArgumentTypeError(f"unknown type {kind!r}; possible are {', '.join(FTYPES)}")
+    return out
+
+
+def costs(text: str) -> list[float]:
+    """A list of shares of t(1) with commas."""
+    try:
+        out = [float(c) for c in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 0.02,0.07") from None
+    if not all(0 < c <= 1 for c in out):
+        raise argparse.ArgumentTypeError(f"{text}: each must be over 0 and at most 1")
+    return out
+
+
+def main() -> None:
+    p = cli.parser(__doc__)
+    p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that the files go to")
+    p.add_argument(
+        "--target", type=Path, default=DATA / "pydoc-target.gguf", metavar="GGUF", help="llama model"
+    )
+    p.add_argument("--draft", type=Path, default=DATA / "pydoc-draft.gguf", metavar="GGUF", help="its draft")
+    p.add_argument(
+        "--target-params", type=count, default="600M", metavar="N", help="parameters of the target"
+    )
+    p.add_argument(
+        "--target-blocks",
+        type=cli.whole(1),
+        default=TARGET_BLOCKS,
+        metavar="N",
+        help="extra blocks of the target",
+    )
+    p.add_argument("--types", type=types, default=",".join(TYPES), metavar="T,T", help="types of the weights")
+    p.add_argument(
+        "--draft-costs",
+        type=costs,
+        default=",".join(map(str, COSTS)),
+        metavar="C,C",
+        help="wanted t(1) of the drafts, as shares of the target's",
+    )
+    p.add_argument("--rounds", type=cli.whole(3), default=15, metavar="N", help="rounds of a measurement")
+    p.add_argument("--threads", type=cli.whole(1), metavar="N", help="threads of llama.cpp")
+    p.add_argument(
+        "--random-vocab",
+        type=cli.whole(random_vocab.LEAST_VOCAB),
+        metavar="N",
+        help="the random pair instead",
+    )
+    a = p.parse_args()
+    a.out.mkdir(parents=True, exist_ok=True)
+    start_llama()
+    if a.random_vocab:
+        make_random(a.out, a.random_vocab)
+        return
+    cli.gguf_file(a.target)
+    cli.gguf_file(a.draft)
+    make_pairs(a)
+
+
+if __name__ == "__main__":
+    cli.run(main, ModelFileError, NotPaddable, OSError)

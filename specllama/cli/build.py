@@ -1,0 +1,228 @@
+"""From option values to settings: what a command line means. Shared by all commands that load models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specllama import config
+from specllama.cli.options import STORED
+from specllama.core.params import SamplingParams
+from specllama.errors import NotFoundError, UsageError
+from specllama.settings import ALL_LAYERS, AUTO, DRAFTERS, LoadSettings, ModelSettings
+
+DATA = Path(__file__).parent.parent / "data"
+EMBEDDED_TARGET, EMBEDDED_DRAFT = DATA / "pydoc-target.gguf", DATA / "pydoc-draft.gguf"
+_SAMPLING_STEPS = "ekpmt"
+_ROPE = (
+    "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor",
+    "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
+)  # fmt: skip
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
+    "frequency_penalty", "max_tokens", "stop", "ignore_eos",
+)  # fmt: skip
+
+
+def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of flags, environment and files together."""
+    return config.resolve(given, {name: (o.kind, o.many) for name, o in STORED.items()})
+
+
+def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
+    """Which models to load and how. Raises UsageError, NotFoundError."""
+    target = _target(v)
+    drafters = _drafters(v.get("drafters"))
+    return LoadSettings(
+        target=target,
+        draft=_draft(v, target) if "model" in drafters else None,
+        n_slots=n_slots,
+        drafters=drafters,
+        draft_max=_draft_max(v.get("draft_max")),
+        draft_min=v.get("draft_min", 0),
+        draft_p_min=v.get("draft_p_min", 0.0),
+        exact=v.get("exact", False),
+        calibrate=not v.get("no_calibrate", False),
+        chat_template=_template(v),
+    )
+
+
+def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
+    """What was set of SamplingParams; what was not is the model's or the default. Raises UsageError."""
+    params = {name: v[name] for name in _SAMPLING if name in v}
+    if (seed := v.get("seed", -1)) != -1:
+        params["seed"] = seed
+    if "logit_bias" in v:
+        params["logit_bias"] = dict(_bias(text) for text in v["logit_bias"])
+    if "sampling_seq" in v:
+        params |= _switched_off(v["sampling_seq"])
+    SamplingParams.merge(params)
+    return params
+
+
+def find_model(name: str, flag: str) -> str:
+    """The path of a model that a flag names. Raises NotFoundError."""
+    if "\0" in name or len(name) > 4096:
+        raise UsageError(f"{flag}: not a usable path")
+    if not name:
+        raise UsageError(f"{flag} needs the path of a GGUF file")
+    if not Path(name).exists():
+        raise NotFoundError(f"{flag}: there is no file {name}", "give the path of a GGUF file")
+    return name
+
+
+def _target(v: Mapping[str, Any]) -> ModelSettings:
+    path = find_model(v["model"], "-m") if "model" in v else str(EMBEDDED_TARGET)
+    lora = [(p, 1.0) for p in v.get("lora", [])] + [_scaled(text) for text in v.get("lora_scaled", [])]
+    for adapter, _ in lora:
+        find_model(adapter, "--lora")
+    return ModelSettings(
+        path=path,
+        **_common(v, ""),
+        n_ctx=v.get("n_ctx", 0),
+        n_batch=v.get("n_batch", 2048),
+        n_ubatch=v.get("n_ubatch", 512),
+        n_threads=v.get("n_threads", 0),
+        n_threads_batch=v.get("n_threads_batch", 0),
+        split_mode=v.get("split_mode", "layer"),
+        tensor_split=_floats(v.get("tensor_split", ""), "-ts"),
+        main_gpu=v.get("main_gpu", 0),
+        use_mmap=not v.get("no_mmap", False),
+        use_mlock=v.get("mlock", False),
+        flash_attn=v.get("flash_attn", "auto"),
+        lora=tuple(lora),
+        **{name: v[name] for name in _ROPE if name in v},
+    )
+
+
+def _draft(v: Mapping[str, Any], target: ModelSettings) -> ModelSettings | None:
+    name = v.get("draft_model", "auto")
+    if name == "none":
+        return None
+    if name == "auto":
+        if "model" in v:
+            return None
+        name = str(EMBEDDED_DRAFT)
+    return ModelSettings(
+        path=find_model(name, "-md"),
+        **_common(v, "_draft"),
+        n_ctx=v.get("n_ctx_draft", 0),
+        n_batch=target.n_batch,
+        n_ubatch=target.n_ubatch,
+        n_threads=v.get("n_threads_draft", target.n_threads),
+        n_threads_batch=v.get("n_threads_batch_draft", v.get("n_threads_draft", target.n_threads_batch)),
+        use_mmap=target.use_mmap,
+        use_mlock=target.use_mlock,
+        flash_attn=target.flash_attn,
+    )
+
+
+def _common(v: Mapping[str, Any], suffix: str) -> dict[str, Any]:
+    """Settings that target and draft have a flag for each."""
+    devices = v.get(f"devices{suffix}", "")
+    return {
+        "n_gpu_layers": _layers(v.get(f"n_gpu_layers{suffix}", "auto"), f"-ngl{'d' if suffix else ''}"),
+        "devices": tuple(part.strip() for part in devices.split(",") if part.strip()),
+        "override_tensor": tuple(
+            _override(part) for text in v.get(f"override_tensor{suffix}", []) for part in text.split(",")
+        ),
+        "n_cpu_moe": -1 if v.get(f"cpu_moe{suffix}") else v.get(f"n_cpu_moe{suffix}", 0),
+        "cache_type_k": v.get(f"cache_type_k{suffix}", "f16"),
+        "cache_type_v": v.get(f"cache_type_v{suffix}", "f16"),
+    }
+
+
+def _layers(text: str, flag: str) -> int:
+    if text in ("auto", "all", "-1", "-2"):
+        return AUTO if text in ("auto", "-1") else ALL_LAYERS
+    if not text.isdigit() or int(text) >= 2**31:
+        raise UsageError(f"{flag} must be a number of layers, auto or all, not {text!r}")
+    return int(text)
+
+
+def _override(text: str) -> tuple[str, str]:
+    pattern, equals, buffer = text.rpartition("=")
+    if not equals or not pattern or not buffer:
+        raise UsageError(f"-ot must be PATTERN=BUFFER, not {text!r}")
+    return pattern, buffer
+
+
+def _drafters(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return DRAFTERS
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if names == ("none",):
+        return ()
+    for name in names:
+        if name not in DRAFTERS:
+            raise UsageError(f"--drafters: no drafter {name!r}", f"there are: {', '.join(DRAFTERS)}; or none")
+    return names
+
+
+def _draft_max(text: str | None) -> int | None:
+    if text is None or text == "auto":
+        return None
+    if not text.isdigit():
+        raise UsageError(f"--draft-max must be a whole number from 0 or auto, not {text!r}")
+    return int(text)
+
+
+def _template(v: Mapping[str, Any]) -> str | None:
+    if "chat_template" in v and "chat_template_file" in v:
+        raise UsageError("--chat-template and --chat-template-file are both given")
+    if "chat_template_file" in v:
+        return read_text(v["chat_template_file"], "--chat-template-file")
+    template: str | None = v.get("chat_template")
+    return template
+
+
+def read_text(path: str, flag: str) -> str:
+    """The text of a file that a flag names; bytes that are no UTF-8 become U+FFFD. Raises NotFoundError, UsageError."""
+    if "\0" in path:
+        raise UsageError(f"{flag}: not a usable path")
+    try:
+        return Path(path).read_bytes().decode("utf-8", "replace")
+    except FileNotFoundError:
+        raise NotFoundError(f"{flag}: there is no file {path}") from None
+    except OSError as error:
+        raise UsageError(f"{flag}: {path} cannot be read: {error.strerror or error}") from None
+
+
+def _floats(text: str, flag: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in re.split("[,/]", text) if part.strip())
+    except ValueError:
+        raise UsageError(f"{flag} must be numbers separated by commas, not {text!r}") from None
+
+
+def _scaled(text: str) -> tuple[str, float]:
+    path, _, scale = text.rpartition(":")
+    try:
+        return path, float(scale)
+    except ValueError:
+        raise UsageError(f"--lora-scaled must be FILE:SCALE, not {text!r}") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text.strip())
+    if not found:
+        raise UsageError(f"--logit-bias must be ID+BIAS or ID-BIAS, as 15043+1 or 2-inf, not {text!r}")
+    return int(found[1]), float(found[2])
+
+
+def _switched_off(letters: str) -> dict[str, Any]:
+    """The steps that --sampling-seq leaves out, as parameters that do nothing."""
+    if "".join(c for c in _SAMPLING_STEPS if c in letters) != letters:
+        raise UsageError(
+            f"--sampling-seq must be letters of {_SAMPLING_STEPS} in that order, not {letters!r}"
+        )
+    neutral: dict[str, dict[str, Any]] = {
+        "e": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+        "k": {"top_k": 0},
+        "p": {"top_p": 1.0},
+        "m": {"min_p": 0.0},
+        "t": {"temperature": 1.0},
+    }
+    return {name: value for c in _SAMPLING_STEPS if c not in letters for name, value in neutral[c].items()}

@@ -1,0 +1,134 @@
+"""The read-out of a generation: the lines for people and the object for programs, from the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specllama.core.stats import RunStats
+
+ENOUGH_PLAIN_ROUNDS = 8  # of the run itself; with fewer the stored t(1) joins in
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRate:
+    """Tokens per second of plain decoding, and where that is known from: "run", "stored" or "none"."""
+
+    tps: float | None
+    source: str
+    rounds: int
+
+
+def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
+    """From the plain rounds of the run; where they are few, the stored t(1) stands in for the missing ones."""
+    missing = ENOUGH_PLAIN_ROUNDS - stats.plain_rounds
+    if missing <= 0 or (stats.plain_rounds and not stored_t1):
+        return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
+    if stored_t1:
+        seconds = stats.plain_seconds + missing * stored_t1
+        return PlainRate(ENOUGH_PLAIN_ROUNDS / seconds, "stored", stats.plain_rounds)
+    return PlainRate(None, "none", 0)
+
+
+def speedup(stats: RunStats, plain: PlainRate) -> float | None:
+    """Decode rate over the plain rate; None where nothing was drafted for or one of them is not known."""
+    if not stats.decode_tps or not plain.tps or stats.plain_rounds == stats.rounds:
+        return None
+    return stats.decode_tps / plain.tps
+
+
+def start_line(info: Mapping[str, Any]) -> str:
+    """The line before the answer: speculation on, with which drafters, or off and why."""
+    if info["speculation"] == "off":
+        return f"speculation off: {info['reason']}"
+    parts = [name for name in info["drafters"] if name != "model"]
+    if info["draft"]:
+        draft = info["draft"]
+        parts.insert(0, f"draft {draft['name']} {draft['quant']} (vocabulary {info['verdict']})")
+    length = "auto" if info["draft_max"] is None else f"up to {info['draft_max']}"
+    return f"speculation on: {' + '.join(parts)}, length {length}"
+
+
+def lines(stats: RunStats, plain: PlainRate) -> list[str]:
+    """The statistics for people. Nothing appears that was not measured."""
+    out = [_rate("encoded", stats.n_prompt - stats.n_reused, stats.encode_seconds, stats.encode_tps)]
+    decoded = _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps)
+    gain = speedup(stats, plain)
+    if gain is not None:
+        stored = ", stored" if plain.source == "stored" else ""
+        decoded += f"        {gain:.2f}x plain ({plain.tps:.1f} t/s{stored})"
+    out += [decoded, "", f"n_predict = {stats.n_predict}"]
+    if stats.n_drafted:
+        by = " · ".join(f"{name} {n}" for name, n in stats.drafted_by.most_common())
+        positions = " ".join(f"{share:.0%}".replace("%", " %") for share in stats.accept_by_position[:8])
+        out += [
+            f"n_drafted = {stats.n_drafted:<7} {by}",
+            f"n_accept  = {stats.n_accept}",
+            f"accept    = {100 * stats.n_accept / stats.n_drafted:.1f} %   by position {positions}",
+        ]
+    if stats.decode_seconds > 0:
+        shares = (f"{name} {100 * t / stats.decode_seconds:.0f} %" for name, t in stats.time_shares.items())
+        out.append(f"time      = {' · '.join(shares)}")
+    return out
+
+
+def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:
+    speed = f", speed: {tps:6.1f} t/s" if tps else ""
+    return f"{label} {n:4d} tokens in {seconds:8.3f} s{speed}"
+
+
+def as_json(
+    text: str,
+    tokens: Sequence[int],
+    reason: str,
+    seed: int,
+    stats: RunStats,
+    plain: PlainRate,
+    info: Mapping[str, Any],
+    near_ties_known: bool,
+) -> dict[str, Any]:
+    """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are null."""
+    models = {
+        name: {key: info[name][key] for key in ("path", "params", "quant", "n_gpu_layers")}
+        if info[name]
+        else None
+        for name in ("target", "draft")
+    }
+    return {
+        "schema": "specllama.run/1",
+        "text": text,
+        "tokens": list(tokens),
+        "finish_reason": reason,
+        "seed": seed,
+        "n_prompt": stats.n_prompt,
+        "n_predict": stats.n_predict,
+        "n_drafted": stats.n_drafted,
+        "n_accept": stats.n_accept,
+        "n_discarded": stats.n_discarded,
+        "accept_by_position": [round(share, 4) for share in stats.accept_by_position],
+        "drafted_by": dict(stats.drafted_by),
+        "load_ms": _ms(info["load_seconds"]),
+        "ttft_ms": _ms(stats.ttft_seconds),
+        "encode_tps": _rounded(stats.encode_tps),
+        "decode_tps": _rounded(stats.decode_tps),
+        "plain_tps": _rounded(plain.tps),
+        "plain_source": plain.source,
+        "plain_rounds": plain.rounds,
+        "speedup": _rounded(speedup(stats, plain)),
+        "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
+        "rounds": stats.rounds,
+        "near_ties": stats.near_ties if near_ties_known else None,
+        "redecided": stats.redecided,
+        **models,
+        "speculation": info["speculation"],
+        "reason": info["reason"],
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,318 @@
+"""Slots and rounds: draft, one decode of all rows, verify each, commit, cut, observe.
+
+Knows contexts, drafters and policies by their interfaces; no files, no threads; the clock is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.planner import Draft, Outcome, Policy, Round
+from specllama.core.ports import BatchRow, Context, DecodeError, NoRoomError
+from specllama.core.sampling import Chooser
+from specllama.core.sequence import FinishReason, Generation, Request, common_prefix, ends_ignored
+from specllama.core.verify import verify
+from specllama.errors import ContextLengthError, EngineError
+
+NO_DRAFT = Draft()
+
+
+@dataclass(slots=True)
+class Slot:
+    """A sequence of the target's cache. ids: what the cache holds while nobody uses it."""
+
+    seq_id: int
+    ids: list[int] = field(default_factory=list)
+    last_used: float = 0.0
+    owner: Generation | None = None
+
+
+class Engine:
+    """Decodes many requests together over the slots of one target context.
+
+    end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: logits by which a row of
+    a batch may differ from the same row decoded alone (0: bit-equal; None: not measured, near-ties are not looked
+    for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long one chunk may take.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        policy: Policy,
+        *,
+        end_ids: Collection[int],
+        clock: Callable[[], float],
+        suppressed: Sequence[int] = (),
+        epsilon: float | None = None,
+        exact: bool = False,
+        prefill_seconds: float = 0.25,
+    ) -> None:
+        self.target, self.policy, self.clock = target, policy, clock
+        self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
+        self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
+        self.slots = [Slot(i) for i in range(target.n_seq_max)]
+        self.waiting: list[Generation] = []
+        self.active: list[Generation] = []
+        self.notices: list[str] = []
+        self._row_seconds: float | None = None  # of a row of prefill, as last measured
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.active)
+
+    def submit(self, request: Request) -> Generation:
+        """Queue a request. Raises ContextLengthError where the prompt leaves no room for one token."""
+        n_prompt, n_ctx = len(request.prompt), self.target.n_ctx
+        if n_prompt == 0:
+            raise EngineError("a prompt needs at least one token")
+        if n_prompt >= n_ctx:
+            raise ContextLengthError(
+                f"the prompt has {n_prompt} tokens and the context {n_ctx}",
+                f"use -c {n_prompt + 256} or more",
+            )
+        forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
+        chooser = Chooser(request.params, request.seed, self.target.n_vocab, forbidden)
+        generation = Generation(
+            request, chooser, self.end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
+        )
+        generation.history = list(request.prompt)
+        generation.stats.n_prompt = n_prompt
+        self.waiting.append(generation)
+        return generation
+
+    def cancel(self, generation: Generation, reason: FinishReason = "cancel") -> None:
+        """End a generation now; its text so far stays. Nothing happens where it has ended already."""
+        if generation.finish_reason is None:
+            generation.finish_reason = reason
+            self._retire()
+
+    def step(self) -> list[Generation]:
+        """Admit, prefill one chunk, decode one round; the generations that went on or ended.
+
+        Raises DecodeError where llama.cpp failed; every generation is cancelled then and all caches are emptied.
+        """
+        self._admit()
+        for generation in [*self.active, *self.waiting]:
+            deadline = generation.request.deadline
+            if deadline is not None and self.clock() > deadline:
+                generation.finish_reason = "cancel"
+        touched = list(self.active)
+        try:
+            filling = next((g for g in self.active if not g.prefilled and g.finish_reason is None), None)
+            if filling is not None:
+                self._prefill(filling)
+            decoding = [
+                g for g in self.active if g.prefilled and g.finish_reason is None and g is not filling
+            ]
+            if decoding:
+                self._round(decoding)
+        except DecodeError:
+            self._abandon()
+            raise
+        self._retire()
+        return touched
+
+    def _round(self, active: list[Generation]) -> None:
+        """One round: draft → decode → verify and commit → cut → observe."""
+        clock, started = self.clock, self.clock()
+        alone = next((g for g in active if g.alone), None)
+        active = [alone] if alone else active
+        drafts = {} if alone else self._draft(active)
+        drafted = clock()
+        batch, spans = self._batch(active, drafts)
+        rows = self._decode(batch, active)
+        if rows is None:
+            return
+        decoded = clock()
+        outcomes = []
+        for generation, (begin, end) in zip(active, spans, strict=True):
+            draft, before = drafts.get(generation.seq_id, NO_DRAFT), len(generation.history)
+            generation.shared = len(batch) > 1 and not alone
+            n_accept = verify(rows[begin:end], draft.tokens, generation.choose, generation.commit)
+            generation.alone = generation.alone and len(generation.history) == before
+            generation.stats.drafted(draft.sources, n_accept, draft.n_discarded)
+            outcomes.append(Outcome(generation.seq_id, draft, n_accept, len(generation.history) - before))
+        sampled = clock()
+        for generation, outcome in zip(active, outcomes, strict=True):
+            self._settle(generation, len(outcome.draft.tokens), outcome.n_emitted)
+        done = Round(len(batch), decoded - drafted, drafted - started, clock() - started, outcomes)
+        self.policy.observe(done)
+        self._account(active, done, sampled - decoded)
+
+    def _draft(self, active: list[Generation]) -> dict[int, Draft]:
+        budget = (self.target.n_outputs_max - len(active)) // len(active)
+        budget = min(budget, self.target.n_batch // len(active) - 1, self.target.max_cut)
+        rooms = {g.seq_id: min(g.room, budget) for g in active}
+        try:
+            drafts = self.policy.draft(rooms)
+        except DecodeError as error:
+            self.policy.drop("model")
+            self.notices.append(f"the draft model failed ({error}); going on without it")
+            return {}
+        if self.target.cuts_need_checkpoint:
+            for generation in active:
+                if drafts.get(generation.seq_id, NO_DRAFT).tokens:
+                    self._catch_up(generation)
+        return drafts
+
+    def _catch_up(self, generation: Generation) -> None:
+        """Before rows that may have to be taken back from a memory that cannot: all but the last token, then a mark."""
+        missing = generation.history[generation.n_past : -1]
+        while missing:
+            chunk, missing = missing[: self.target.n_batch], missing[self.target.n_batch :]
+            n = generation.n_past
+            self.target.decode([BatchRow(t, n + i, generation.seq_id, False) for i, t in enumerate(chunk)])
+            generation.n_past += len(chunk)
+        self.target.checkpoint(generation.seq_id)
+
+    def _batch(
+        self, active: list[Generation], drafts: dict[int, Draft]
+    ) -> tuple[list[BatchRow], list[tuple[int, int]]]:
+        """The rows of a round, and for each generation the range of its logits among the outputs."""
+        batch: list[BatchRow] = []
+        spans, n = [], 0
+        for g in active:
+            tokens = drafts.get(g.seq_id, NO_DRAFT).tokens
+            last = len(g.history) - 1
+            for pos in range(g.n_past, last):
+                batch.append(BatchRow(g.history[pos], pos, g.seq_id, False))
+            batch.append(BatchRow(g.history[last], last, g.seq_id, True))
+            for j, token in enumerate(tokens, 1):
+                batch.append(BatchRow(token, last + j, g.seq_id, True))
+            spans.append((n, n + 1 + len(tokens)))
+            n += 1 + len(tokens)
+        return batch, spans
+
+    def _settle(self, generation: Generation, n_draft: int, n_emitted: int) -> None:
+        """Bring the cache back to the invariant and tell the drafters what was committed."""
+        history = generation.history
+        cached = len(history) - n_emitted + n_draft
+        keep = len(history) - 1
+        generation.n_past = self.target.cut(generation.seq_id, keep) if cached > keep else cached
+        for drafter in self.policy.drafters:
+            drafter.committed(generation.seq_id, history[len(history) - n_emitted :])
+
+    def _account(self, active: list[Generation], done: Round, sampling: float) -> None:
+        for generation in active:
+            stats = generation.stats
+            stats.rounds += 1
+            stats.decode_seconds += done.seconds
+            stats.verify_seconds += done.verify_seconds
+            stats.draft_seconds += done.draft_seconds
+            stats.sampling_seconds += sampling
+            if done.plain:
+                stats.plain_rounds += 1
+                stats.plain_seconds += done.seconds - done.draft_seconds
+
+    def _prefill(self, generation: Generation) -> None:
+        """Evaluate a chunk of the prompt; with its last one the first token is chosen."""
+        started, history = self.clock(), generation.history
+        n = min(self._chunk(), len(history) - generation.n_past)
+        if len(history) - generation.n_past - n == 1 and n < self.target.n_batch:
+            n += 1  # a last chunk of one row would cost as much as a whole one
+        last = generation.n_past + n == len(history)
+        batch = [
+            BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
+            for pos in range(generation.n_past, generation.n_past + n)
+        ]
+        rows = self._decode(batch, [generation])
+        if rows is None:
+            return
+        generation.n_past += n
+        if last:
+            generation.shared = False
+            generation.commit(generation.chooser.choose(rows[0], history).token)
+            generation.prefilled = True
+            if generation.first_token == 0:
+                generation.first_token = self.clock()
+                generation.stats.ttft_seconds = generation.first_token - generation.submitted
+            for drafter in self.policy.drafters:
+                drafter.start(generation.seq_id, history, generation.chooser)
+        took = self.clock() - started
+        self._row_seconds = took / n
+        generation.stats.encode_seconds += took
+
+    def _chunk(self) -> int:
+        """Rows of the next prefill decode: a power of two, as many as predicted to fit prefill_seconds."""
+        if self._row_seconds is None:
+            return min(64, self.target.n_batch)
+        n = 32
+        while 2 * n * self._row_seconds <= self.prefill_seconds and 2 * n <= self.target.n_batch:
+            n *= 2
+        return min(n, self.target.n_batch)
+
+    def _decode(self, batch: list[BatchRow], active: list[Generation]) -> NDArray[np.float32] | None:
+        """Decode, giving up idle caches for room; None where a generation had to be put back or ended instead."""
+        while True:
+            try:
+                return self.target.decode(batch)
+            except NoRoomError:
+                idle = [s for s in self.slots if s.owner is None and s.ids]
+                if idle:
+                    self._empty(min(idle, key=lambda s: s.last_used))
+                    continue
+                others = [g for g in self.active if g not in active or len(active) > 1]
+                self._put_back(others[-1] if others else active[0], fits=bool(others))
+                return None
+
+    def _put_back(self, generation: Generation, fits: bool) -> None:
+        """Without room: the youngest generation waits for a slot again, the only one has filled the context."""
+        if fits:
+            self._release(generation)
+            generation.n_past, generation.prefilled = 0, False
+            self.active.remove(generation)
+            self.waiting.insert(0, generation)
+        else:
+            generation.finish_reason = "context"
+
+    def _admit(self) -> None:
+        while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
+            generation = self.waiting.pop(0)
+            slot, n_past = self._choose_slot(idle, generation.history)
+            slot.owner, slot.ids = generation, []
+            generation.seq_id, generation.n_past = slot.seq_id, n_past
+            generation.stats.n_reused = min(n_past, generation.n_prompt)
+            self.active.append(generation)
+
+    def _choose_slot(self, idle: list[Slot], ids: list[int]) -> tuple[Slot, int]:
+        """The slot for these ids and how many of them its cache holds already."""
+        best = max(idle, key=lambda s: (common_prefix(s.ids, ids), s.last_used))
+        common = min(common_prefix(best.ids, ids), len(ids) - 1)
+        oldest = min(idle, key=lambda s: s.last_used)
+        if common and (2 * common >= len(best.ids) or best is oldest):
+            return best, self.target.cut(best.seq_id, common)
+        self._empty(oldest)
+        return oldest, self.target.copy(best.seq_id, oldest.seq_id, common) if common else 0
+
+    def _empty(self, slot: Slot) -> None:
+        self.target.cut(slot.seq_id, 0)
+        slot.ids = []
+
+    def _release(self, generation: Generation, keep: bool = False) -> None:
+        slot = self.slots[generation.seq_id]
+        slot.owner, slot.last_used = None, self.clock()
+        slot.ids = generation.history[: generation.n_past] if keep else []
+        if not keep:
+            self.target.cut(slot.seq_id, 0)
+        for drafter in self.policy.drafters:
+            drafter.forget(slot.seq_id)
+
+    def _retire(self) -> None:
+        """Free the slots of what has ended; their caches stay for the next request that begins alike."""
+        for generation in [g for g in self.active if g.finish_reason is not None]:
+            self._release(generation, keep=True)
+            self.active.remove(generation)
+        self.waiting = [g for g in self.waiting if g.finish_reason is None]
+
+    def _abandon(self) -> None:
+        """After a failed decode nothing is known of the caches."""
+        for generation in self.active:
+            generation.finish_reason = "cancel"
+            self._release(generation)
+        self.active.clear()
+        for slot in self.slots:
+            self._empty(slot)

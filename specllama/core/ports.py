@@ -1,0 +1,130 @@
+"""What the algorithm asks of the outside: contexts that decode, drafters that propose, masks that forbid.
+
+The engine knows these shapes only; `llama.py` implements `Context` with llama.cpp, `testing.py` with a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from specllama.core.sampling import Chooser
+
+Row = NDArray[np.float32]  # logits of one position, shape (n_vocab,)
+
+
+class NoRoomError(Exception):
+    """The KV cache has no room for the batch; nothing of it was decoded."""
+
+
+class DecodeError(Exception):
+    """llama.cpp failed in the middle of a decode; the caches of the batch's sequences must be taken as lost."""
+
+
+class BatchRow(NamedTuple):
+    """One token of a decode: its id, its position in its sequence, and whether its logits are wanted."""
+
+    token: int
+    pos: int
+    seq_id: int
+    output: bool
+
+
+class Context(Protocol):
+    """A model with a KV cache for several sequences."""
+
+    n_ctx: int  # tokens, the pool shared by all sequences
+    n_vocab: int
+    n_batch: int  # most tokens of one decode
+    n_seq_max: int
+    n_outputs_max: int  # most rows with logits in one decode
+    max_cut: int  # tokens that a cut may take back after a decode; large where the memory can cut anywhere
+    cuts_need_checkpoint: (
+        bool  # the memory cannot take tokens back: `checkpoint` before a decode that may be cut
+    )
+
+    def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
+        """Evaluate the rows; the logits of the rows with `output`, shape (n_outputs, n_vocab), in batch order.
+
+        The result is a view that dies with the next decode on this context. Raises NoRoomError (nothing decoded),
+        DecodeError (caches lost), ValueError (rows that llama.cpp would abort on).
+        """
+        ...
+
+    def n_past(self, seq_id: int) -> int:
+        """Tokens in the cache of the sequence."""
+        ...
+
+    def checkpoint(self, seq_id: int) -> None:
+        """Remember the state of the sequence, to come back to it in `cut`; forgets the one before."""
+        ...
+
+    def cut(self, seq_id: int, n_past: int) -> int:
+        """Keep at most the first `n_past` tokens; the number really kept (0 where the memory cannot go back)."""
+        ...
+
+    def copy(self, src: int, dst: int, n_past: int) -> int:
+        """Give `dst` the first `n_past` tokens of `src`, sharing the cells; the number really shared."""
+        ...
+
+
+class Proposal(NamedTuple):
+    """One drafted token with the drafter's confidence in it.
+
+    confidence: probability in [0, 1] that the target chooses it, by the drafter's own lights, uncalibrated.
+    evidence: what an acceptance table may sort by; each drafter says what it puts there.
+    """
+
+    token: int
+    confidence: float
+    evidence: tuple[float, ...] = ()
+
+
+class Drafter(Protocol):
+    """A source of draft tokens for all sequences at once. It proposes; it never decides."""
+
+    name: str
+
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser) -> None:
+        """A sequence begins with these ids, its tokens chosen by `chooser`. Real work waits for the first `step`."""
+        ...
+
+    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        """One more token for each sequence of `wanted` (seq_id → what this drafter drafted since the last commit).
+
+        Sequences with nothing to propose are absent from the answer. The drafts of one sequence grow by what `step`
+        itself proposed, or start anew from empty.
+        """
+        ...
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """The sequence went on with these ids, drafted or not."""
+        ...
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence ended; free what belongs to it."""
+        ...
+
+
+class Mask(Protocol):
+    """A grammar's view of what may come next in one sequence."""
+
+    def allows(self, token: int) -> bool:
+        """Whether the token may come next."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """All that may come next, shape (n_vocab,)."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The sequence went on with this token."""
+        ...
+
+    def rollback(self, n_tokens: int) -> None:
+        """Take back the last `n_tokens` accepted."""
+        ...

@@ -1,0 +1,220 @@
+"""Choosing a token: a pure function of (logits row, parameters, seed, position, history). No RNG state.
+
+Sampling is Gumbel-max with keyed noise: noise = -log(-log(u)), u from a counter-based hash of (seed, position, token),
+so the same request chooses the same token at the same place whatever was drafted, and a draft model that chooses with
+the same key agrees with the target as often as their distributions allow (Daliri, Musco, Suresh, arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.params import SamplingParams
+from specllama.core.ports import DecodeError, Row
+
+Ids = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+_BLOCK = 256  # width of the blocks whose maxima find the top k
+_SPARE = 8  # candidates beyond top_k that a margin looks at
+_CUT = 20.0  # with top_k off, tokens further than _CUT temperatures below the best are never chosen
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULT1, _MULT2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11 = (np.uint64(n) for n in (30, 27, 31, 11))
+
+
+def splitmix64(x: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): 64 bits in, 64 well mixed bits out."""
+    x = (x + _GOLDEN) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def nth_seed(seed: int, n: int) -> int:
+    """The seed of choice `n` of a request: the seed itself for 0."""
+    return seed if n == 0 else splitmix64(seed ^ splitmix64(n))
+
+
+def gumbel(seed: int, position: int, ids: Ids) -> Values:
+    """Standard Gumbel noise for the tokens `ids` at `position`, shape of `ids`; the same for the same key."""
+    key = np.uint64(splitmix64(seed ^ splitmix64(position)))
+    with np.errstate(over="ignore"):
+        x = key + ids.astype(np.uint64) * np.uint64(_GOLDEN)
+        x = (x ^ (x >> _S30)) * _MULT1
+        x = (x ^ (x >> _S27)) * _MULT2
+        x ^= x >> _S31
+    u = ((x >> _S11).astype(np.float64) + 0.5) * 2.0**-53
+    return -np.log(-np.log(u))
+
+
+class Choice(NamedTuple):
+    """A chosen token; margin: logits by which the row would have to change for another choice (inf: not asked)."""
+
+    token: int
+    margin: float
+
+
+class Chooser:
+    """The choice rule with the parameters and seed of one sequence.
+
+    params: what the request asked for. seed: the sequence's own. forbidden: ids never chosen (the model's
+    suppress_tokens, the end tokens under ignore_eos). n_vocab: ids at or above it are never chosen, which is how a
+    draft model with a larger vocabulary is held to the target's.
+    """
+
+    def __init__(
+        self, params: SamplingParams, seed: int, n_vocab: int, forbidden: Sequence[int] = ()
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.n_vocab = n_vocab
+        bias = {t: b for t, b in params.logit_bias.items() if t < n_vocab}
+        bias |= {t: -np.inf for t in forbidden if 0 <= t < n_vocab}
+        self._bias_ids = np.array(sorted(bias), np.int64)
+        self._bias = np.array([bias[t] for t in sorted(bias)], np.float32)
+        self._as_is = not bias and not params.penalised
+
+    def limited(self, n_vocab: int) -> Chooser:
+        """The same rule for a model that has `n_vocab` tokens only."""
+        if n_vocab >= self.n_vocab:
+            return self
+        forbidden = [int(t) for t, b in zip(self._bias_ids, self._bias, strict=True) if b == -np.inf]
+        return Chooser(self.params, self.seed, n_vocab, forbidden)
+
+    def choose(self, row: Row, history: Sequence[int], margin: bool = False) -> Choice:
+        """The token that follows `history` given its logits `row`, shape (at least n_vocab,).
+
+        The position is len(history). With `margin` the distance to another choice is measured too. Raises DecodeError
+        where the row has no finite maximum.
+        """
+        row = self._adjusted(row, history)
+        best = int(row.argmax())
+        top = float(row[best])
+        if not np.isfinite(top):
+            raise DecodeError(f"the model's logits at position {len(history)} are not finite")
+        if self.params.greedy:
+            return Choice(best, top - _second(row, best) if margin else np.inf)
+        return self._sample(row, top, len(history), margin)
+
+    def _adjusted(self, row: Row, history: Sequence[int]) -> Row:
+        """Bias and penalties (the repeat penalty as llama.cpp: divide what is positive, multiply the rest)."""
+        if len(row) > self.n_vocab:
+            row = row[: self.n_vocab]
+        if self._as_is:
+            return row
+        row = row.copy()
+        row[self._bias_ids] += self._bias
+        p = self.params
+        if p.penalised and history:
+            counts = Counter(history[-p.repeat_last_n :] if p.repeat_last_n > 0 else history)
+            ids = np.fromiter((t for t in counts if t < self.n_vocab), np.int64)
+            n = np.fromiter((c for t, c in counts.items() if t < self.n_vocab), np.float32)
+            x = row[ids]
+            x = np.where(x > 0, x / p.repeat_penalty, x * p.repeat_penalty)
+            row[ids] = x - n * p.frequency_penalty - p.presence_penalty
+        return row
+
+    def _sample(self, row: Row, top: float, position: int, margin: bool) -> Choice:
+        p = self.params
+        ids, values = self._candidates(row, top, _SPARE if margin else 0)
+        kept = self._truncate(row, top, values)
+        n = len(ids) if margin else kept
+        scores = values[:n] / p.temperature + gumbel(self.seed, position, ids[:n])
+        best = int(scores[:kept].argmax())
+        token = int(ids[best])
+        if not margin:
+            return Choice(token, np.inf)
+        others = np.delete(scores[:kept], best)
+        gap = float(scores[best] - others.max()) * p.temperature if len(others) else np.inf
+        # Tokens just outside of the truncation, or the chosen one just inside, can also turn the choice.
+        outside = np.flatnonzero(scores[kept:] > scores[best])
+        if len(outside):
+            gap = min(gap, float(values[kept - 1] - values[kept + outside[0]]))
+        if best == kept - 1 and 0 < kept < len(values):
+            gap = min(gap, float(values[best] - values[kept]))
+        return Choice(token, gap)
+
+    def _candidates(self, row: Row, top: float, spare: int) -> tuple[Ids, Values]:
+        """What truncation starts from, best first, lower ids first among equals: the top k (and `spare` more)."""
+        p = self.params
+        if 0 < p.top_k < len(row):
+            ids = top_ids(row, min(p.top_k + spare, len(row)))
+        else:
+            ids = np.flatnonzero(row >= top - _CUT * max(p.temperature, 1.0))
+        values = row[ids].astype(np.float64)
+        finite = np.isfinite(values)
+        if not finite.all():
+            ids, values = ids[finite], values[finite]
+        order = np.lexsort((ids, -values))
+        return ids[order], values[order]
+
+    def _truncate(self, row: Row, top: float, values: Values) -> int:
+        """How many of the sorted candidates survive top-k, then top-p, then min-p (llama.cpp's order)."""
+        p = self.params
+        limited = 0 < p.top_k < len(row)
+        kept = min(p.top_k, len(values)) if limited else len(values)
+        if not limited:
+            kept = int(np.searchsorted(-values, -(top - _CUT * p.temperature), side="right"))
+        if p.top_p < 1:
+            weights = np.exp(values[:kept] - top)
+            whole = weights.sum() if limited else np.exp(row - np.float32(top)).sum(dtype=np.float64)
+            kept = min(kept, int(np.searchsorted(np.cumsum(weights), p.top_p * whole, side="left")) + 1)
+        if p.min_p > 0:
+            kept = int(np.searchsorted(-values[:kept], -(top + np.log(p.min_p)), side="right"))
+        return max(kept, 1)
+
+
+def top_ids(row: Row, k: int) -> Ids:
+    """Ids of the k largest values of `row`, in no order; among equals at the edge the lowest ids. Exact.
+
+    Finds the k blocks of 256 with the largest maxima and looks at those only: the k-th largest value cannot be
+    smaller than the k-th largest maximum.
+    """
+    n = len(row)
+    n_blocks = n // _BLOCK
+    if n_blocks <= 2 * k:
+        return _largest(row, np.arange(n), k)
+    whole = n_blocks * _BLOCK
+    maxima = row[:whole].reshape(n_blocks, _BLOCK).max(axis=1)
+    edge = np.partition(maxima, n_blocks - k)[n_blocks - k]
+    blocks = np.flatnonzero(maxima >= edge)
+    ids = (blocks[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
+    if whole < n:
+        ids = np.concatenate((ids, np.arange(whole, n)))
+    return _largest(row[ids], ids, k)
+
+
+def _largest(values: Row, ids: Ids, k: int) -> Ids:
+    if len(ids) <= k:
+        return ids
+    edge = np.partition(values, len(values) - k)[len(values) - k]
+    above = ids[values > edge]
+    return np.concatenate((above, ids[values == edge][: k - len(above)]))
+
+
+def _second(row: Row, best: int) -> float:
+    """The largest value of `row` that is not at `best`."""
+    before = row[:best].max() if best else -np.inf
+    after = row[best + 1 :].max() if best + 1 < len(row) else -np.inf
+    return float(max(before, after))
+
+
+def probability(row: Row, token: int) -> float:
+    """The token's probability in the softmax of the raw row."""
+    top = row.max()
+    return float(np.exp(row[token] - top) / np.exp(row - top).sum())
+
+
+def log_softmax(row: Row) -> NDArray[np.float64]:
+    """Natural-log probabilities of the raw row, same shape."""
+    x = row.astype(np.float64)
+    x -= x.max()
+    x -= np.log(np.exp(x).sum())
+    return x

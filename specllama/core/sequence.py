@@ -1,0 +1,128 @@
+"""One generation in progress: its ids so far, its limits, its figures. Knows no caches of models and no drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from specllama.core.params import UNTIL_CONTEXT_FULL, SamplingParams
+from specllama.core.ports import Row
+from specllama.core.sampling import Chooser
+from specllama.core.stats import RunStats
+from specllama.core.verify import NEAR_TIE
+
+FinishReason = Literal["stop", "length", "context", "cancel"]
+_GUARD_SHARE = 0.01  # near-ties are decided again only where they are rarer than this
+
+
+class Writer(Protocol):
+    """Turns tokens into text; says when a stop string is complete."""
+
+    def push(self, token: int) -> bool:
+        """Take one token; True where it completes a stop string."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or None."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    writer: Writer | None = None
+    deadline: float | None = None
+    speculate: bool = True
+
+
+@dataclass(slots=True)
+class Generation:
+    """A request in the engine. history: prompt and output ids; n_past: how many of them the target's cache holds.
+
+    Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the target's memory
+    can take tokens back one by one.
+    """
+
+    request: Request
+    chooser: Chooser
+    end_ids: Collection[int]
+    n_ctx: int
+    epsilon: float = 0.0
+    exact: bool = False
+    seq_id: int = -1
+    history: list[int] = field(default_factory=list)
+    n_past: int = 0
+    prefilled: bool = False
+    alone: bool = False  # the next token is to be decided on a row decoded by itself
+    shared: bool = False  # the row at hand was decoded with others
+    finish_reason: FinishReason | None = None
+    submitted: float = 0.0
+    first_token: float = 0.0
+    stats: RunStats = field(default_factory=RunStats)
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        """The ids generated so far, an end token included."""
+        return self.history[self.n_prompt :]
+
+    @property
+    def n_output(self) -> int:
+        return len(self.history) - self.n_prompt
+
+    @property
+    def room(self) -> int:
+        """Draft tokens that could still be emitted together with one more."""
+        if not self.request.speculate:
+            return 0
+        room = self.n_ctx - len(self.history) - 1
+        if self.request.params.max_tokens > 0:
+            room = min(room, self.request.params.max_tokens - self.n_output - 1)
+        return max(0, room)
+
+    def choose(self, row: Row) -> int:
+        """The token that follows by `row`; NEAR_TIE where it must be decided again on a row decoded alone."""
+        choice = self.chooser.choose(row, self.history, margin=self.epsilon > 0)
+        if choice.margin < 2 * self.epsilon:
+            if self.shared and self._guarded():
+                self.stats.redecided += 1
+                self.alone = True
+                return NEAR_TIE
+            self.stats.near_ties += 1
+        return choice.token
+
+    def _guarded(self) -> bool:
+        ties = self.stats.redecided + self.stats.near_ties
+        return self.exact or ties <= _GUARD_SHARE * max(100, self.n_output)
+
+    def commit(self, token: int) -> bool:
+        """Append the token; False where the generation ends with it (`finish_reason` says why)."""
+        params = self.request.params
+        self.history.append(token)
+        self.stats.n_predict += 1
+        if token in self.end_ids:
+            self.finish_reason = "stop"
+        elif self.request.writer is not None and self.request.writer.push(token):
+            self.finish_reason = "stop"
+        elif 0 < params.max_tokens <= self.n_output:
+            self.finish_reason = "length"
+        elif len(self.history) >= self.n_ctx:
+            self.finish_reason = "context"
+        return self.finish_reason is None
+
+
+def ends_ignored(params: SamplingParams) -> bool:
+    """Whether end tokens are never chosen."""
+    return params.ignore_eos or params.max_tokens == UNTIL_CONTEXT_FULL
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids `a` and `b` begin with alike."""
+    n = min(len(a), len(b))
+    if list(a[:n]) == list(b[:n]):
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

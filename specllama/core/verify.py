@@ -1,0 +1,31 @@
+"""Verification is equality: a draft token is accepted while it is what the target chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specllama.core.ports import Row
+
+NEAR_TIE = -1  # what `choose` answers where the choice has to be made again on rows decoded alone
+
+
+def verify(
+    rows: Sequence[Row], draft: Sequence[int], choose: Callable[[Row], int], commit: Callable[[int], bool]
+) -> int:
+    """Walk the target's rows along the draft; emit what the target chooses, stop at the first that differs.
+
+    rows: logits behind the last token and behind every draft token, len(draft) + 1. choose: a row to a token (it sees
+    the history that `commit` extends). commit: appends the token, False ends the sequence. Rows behind the end are not
+    touched. Returns n_accept, the draft tokens that were emitted; 1 to len(draft) + 1 tokens are committed, none where
+    the first row is a near-tie.
+    """
+    for i, row in enumerate(rows):
+        token = choose(row)
+        if token == NEAR_TIE:
+            return i
+        expected = i < len(draft) and token == draft[i]
+        if not commit(token):
+            return i + expected
+        if not expected:
+            return i
+    raise ValueError("verify needs one row more than the draft has tokens")

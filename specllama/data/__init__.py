@@ -1,0 +1,1 @@
+"""The embedded pair, two GGUF files; CARD.md says what they are."""

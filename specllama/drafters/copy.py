@@ -1,0 +1,385 @@
+"""The drafter `copy`: proposes what the text has said before. Knows token ids only; no model, no text.
+
+Prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding) with copies that run into
+themselves as in LZ77 (Ziv and Lempel 1977), and with changes of the source that are learnt and made again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from math import exp
+from typing import NamedTuple
+
+from specllama.core.ports import Proposal
+from specllama.core.sampling import Chooser
+
+N_GRAM = 3  # tokens that must agree before anything is copied
+N_CANDIDATES = 8  # latest occurrences that are compared
+MAX_COMPARED = 32  # tokens compared backwards per candidate
+MAX_CHANGE = 4  # tokens on either side of a change that is followed
+MIN_COPIED_BEFORE_INSERTION = 8  # tokens; behind less an insertion is not told from the end of the copy
+MAX_AWAY = 8  # tokens after which a text that left its source is taken to have ended the copy
+RECORD_RATE = 0.15
+RECORD_AT_START = 0.6
+
+ID_BITS = 20  # three ids in 60 bits: a Python int of 32 bytes
+KEY_MASK = (1 << ID_BITS * N_GRAM) - 1
+
+
+class TokenIndex:
+    """A sequence of token ids and where in it each run of three has stood.
+
+    A dict from the packed run to its latest end, and for every token the end of the same run before it: the
+    hash chains of deflate (RFC 1951, section 4).
+    """
+
+    __slots__ = ("_earlier", "_key", "_latest", "tokens")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = array("i", tokens)
+        self._earlier = array("i")  # by position of a run's last token; ends are exclusive, so 0 says none
+        self._latest: dict[int, int] = {}
+        self._key = 0
+
+    def build(self, n_tokens: int) -> int:
+        """Index up to `n_tokens` more; the number still to be indexed."""
+        done = len(self._earlier)
+        key, latest, earlier = self._key, self._latest, self._earlier
+        for end, token in enumerate(self.tokens[done : done + n_tokens], done + 1):
+            key = (key << ID_BITS | token) & KEY_MASK
+            if end < N_GRAM:
+                earlier.append(0)
+            else:
+                earlier.append(latest.get(key, 0))
+                latest[key] = end
+        self._key = key
+        return len(self.tokens) - len(earlier)
+
+    def append(self, token: int) -> None:
+        """One more token, indexed; everything before must be indexed already."""
+        self.tokens.append(token)
+        self.build(1)
+
+    def candidates(self) -> list[int]:
+        """The positions behind the earlier occurrences of the last three tokens, latest first."""
+        found: list[int] = []
+        end = self._earlier[-1] if self._earlier else 0
+        while end and len(found) < N_CANDIDATES:
+            found.append(end)
+            end = self._earlier[end - 1]
+        return found
+
+    def longest(self) -> tuple[int, int]:
+        """The position behind the candidate that agrees longest with the end, and how long; (0, 0): none."""
+        tokens, n = self.tokens, len(self.tokens)
+        best, length = 0, 0
+        for end in self.candidates():
+            most = min(end, MAX_COMPARED)
+            if best and (length >= most or tokens[end - length - 1] != tokens[n - length - 1]):
+                continue  # cannot be longer than the best
+            k = N_GRAM
+            while k < most and tokens[end - k - 1] == tokens[n - k - 1]:
+                k += 1
+            if k > length:
+                best, length = end, k
+        return best, length
+
+
+class Change(NamedTuple):
+    """The source says `old` where the text said `new`; each 1 to 5 tokens."""
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+class Changes:
+    """The changes that the text made to its source, to be made again."""
+
+    __slots__ = ("_by_first",)
+
+    def __init__(self) -> None:
+        self._by_first: dict[int, list[Change]] = {}
+
+    def at(self, tokens: Sequence[int], position: int) -> Change | None:
+        """The change to make where the source goes on at `position`; of several the longest."""
+        if position >= len(tokens):
+            return None
+        for change in self._by_first.get(tokens[position], ()):
+            old = change.old
+            if all(position + i < len(tokens) and tokens[position + i] == old[i] for i in range(1, len(old))):
+                return change
+        return None
+
+    def learn(self, change: Change) -> None:
+        """Remember; what else was made of the same `old` is forgotten."""
+        same = self._by_first.setdefault(change.old[0], [])
+        same[:] = sorted(
+            [change, *(c for c in same if c.old != change.old)], key=lambda c: len(c.old), reverse=True
+        )
+
+    def unlearn(self, change: Change) -> None:
+        """The text kept what the source says: the change was for one place only."""
+        self._by_first[change.old[0]].remove(change)
+
+
+class Departure(NamedTuple):
+    """Where the text left its source: position in the source, in the text, and how long the copy had been."""
+
+    source: int
+    text: int
+    length: int
+
+
+LENGTH_BINS = (2, 3, 4, 6, 10, 20)
+LENGTH_LOGITS = (0.0, 1.0, 1.4, 2.0, 2.2, 3.0, 3.6)  # fitted by logistic regression to replayed texts
+AGREEMENT_WEIGHT, RECORD_WEIGHT = 0.6, 4.0
+
+
+def confidence(length: int, agreement: float, record: float) -> float:
+    """The probability that a copied token is right, before any acceptance table has seen one."""
+    logit = LENGTH_LOGITS[bisect(LENGTH_BINS, length)]
+    logit += AGREEMENT_WEIGHT * (agreement - 1) + RECORD_WEIGHT * (record - 0.8)
+    return 1 / (1 + exp(-logit))
+
+
+class CopiedText:
+    """One sequence: its tokens, the place in them that it is copied from, and the changes made on the way.
+
+    What it proposes is a function of the prompt and the tokens pushed, however they were grouped.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.index = TokenIndex(prompt)
+        self.tokens = self.index.tokens
+        self.record = RECORD_AT_START  # moving average of what copying would have got right
+        self._changes = Changes()
+        self._source: int | None = None  # the position that the next token is copied from
+        self._length = 0  # tokens that agree before it, changes included
+        self._making: tuple[Change, Departure] | None = None  # the change under way, and where it began
+        self._todo: tuple[int, ...] = ()  # what is left of it
+        self._left: Departure | None = None
+        self._resumed: tuple[int, int] | None = None  # (position, length) to draft from while away
+        self._waiting: list[int] = []  # pushed before the prompt was indexed
+        self._started = False
+        self._drafted: list[Proposal] = []
+        self._draft: Iterator[Proposal] | None = None
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """The sequence goes on with these ids. They wait while the prompt is not indexed."""
+        if not self._started:
+            self._waiting.extend(tokens)
+            return
+        for token in tokens:
+            self._push(token)
+
+    def propose(self, limit: int) -> list[Proposal]:
+        """At most `limit` tokens that would go on as before."""
+        self.start()
+        if self._draft is None:
+            self._drafted, self._draft = [], self._follow()
+        while len(self._drafted) < limit:
+            proposal = next(self._draft, None)
+            if proposal is None:
+                break
+            self._drafted.append(proposal)
+        return self._drafted[:limit]
+
+    def start(self) -> None:
+        """Index what is left of the prompt and take in what was pushed meanwhile."""
+        if self._started:
+            return
+        self.index.build(len(self.tokens))
+        self._started = True
+        self._find()
+        waiting, self._waiting = self._waiting, []
+        self.push(waiting)
+
+    def _push(self, token: int) -> None:
+        expected = self._expected()
+        if expected is not None:
+            self.record += RECORD_RATE * ((expected == token) - self.record)
+        self._advance(token)
+        self.index.append(token)
+        if self._source is None:
+            self._find()
+        self._draft = None
+
+    def _expected(self) -> int | None:
+        """What copying says comes next."""
+        if self._todo:
+            return self._todo[0]
+        position = self._source if self._source is not None else self._resumed and self._resumed[0]
+        if position is None:
+            return None
+        change = self._changes.at(self.tokens, position)
+        return change.new[0] if change else self.tokens[position]
+
+    def _advance(self, token: int) -> None:
+        """Move along the source, or leave it, as the next token says."""
+        if self._source is None:
+            return
+        here = Departure(self._source, len(self.tokens), self._length)
+        self._length += 1
+        if self._making:
+            change, began = self._making
+            if self._todo[0] == token:
+                self._make(change, began, self._todo[1:])
+            else:
+                self._changes.unlearn(change)
+                self._leave(began)
+            return
+        change_here = self._changes.at(self.tokens, here.source)
+        if change_here and change_here.new[0] == token:
+            self._source += len(change_here.old)
+            self._make(change_here, here, change_here.new[1:])
+        elif self.tokens[here.source] == token:
+            self._source += 1
+            if change_here:
+                self._changes.unlearn(change_here)
+        else:
+            self._leave(here)
+
+    def _make(self, change: Change, began: Departure, todo: tuple[int, ...]) -> None:
+        self._making, self._todo = ((change, began), todo) if todo else (None, ())
+
+    def _leave(self, departure: Departure) -> None:
+        self._source, self._making, self._todo, self._left = None, None, (), departure
+
+    def _join(self, position: int, length: int) -> None:
+        self._source, self._length, self._left, self._resumed = position, length, None, None
+
+    def _find(self) -> None:
+        """Look for a source: the one that was left, else the longest match."""
+        self._resumed = None
+        if self._left and self._rejoined(self._left):
+            return
+        position, length = self.index.longest()
+        if position:
+            self._join(position, length)
+
+    def _rejoined(self, left: Departure) -> bool:
+        """Whether the last two tokens stand in the source behind a small change; learns it.
+
+        While only one does, drafting may resume behind it; while none does, right behind the departure, as if
+        one token had been replaced by one.
+        """
+        n_away = len(self.tokens) - left.text
+        if n_away > MAX_AWAY:
+            self._left = None
+            return False
+        if n_away == 1:
+            self._resumed = left.source + 1, 1
+        for n_agree in (2, 1):
+            n_old = self._n_replaced(left, n_agree)
+            if n_old is None:
+                continue
+            position = left.source + n_old + n_agree
+            if n_agree == 1:
+                self._resumed = position, 2
+                return False
+            self._learn(left, n_old, len(self.tokens) - n_agree)
+            self._join(position, n_agree)
+            return True
+        return False
+
+    def _n_replaced(self, left: Departure, n_agree: int) -> int | None:
+        """The fewest tokens of the source to skip so that it goes on with the text's last `n_agree`."""
+        n_new = len(self.tokens) - left.text - n_agree
+        if not 0 <= n_new <= MAX_CHANGE:
+            return None
+        end = self.tokens[-n_agree:]
+        for n_old in range(MAX_CHANGE + 1):
+            start = left.source + n_old
+            if start + n_agree <= left.text and self.tokens[start : start + n_agree] == end:
+                return n_old
+        return None
+
+    def _learn(self, left: Departure, n_old: int, new_end: int) -> None:
+        old = tuple(self.tokens[left.source : left.source + n_old])
+        new = tuple(self.tokens[left.text : new_end])
+        if old and new:
+            self._changes.learn(Change(old, new))
+        elif new and left.source and left.length >= MIN_COPIED_BEFORE_INSERTION:
+            before = self.tokens[left.source - 1]
+            self._changes.learn(Change((before,), (before, *new)))
+
+    def _follow(self) -> Iterator[Proposal]:
+        """The copy from here on, without end; it reads its own tokens where it overtakes the text."""
+        tokens, n, drafted = self.tokens, len(self.tokens), array("i")
+        if self._source is not None:
+            position, length = self._source, self._length
+        elif self._resumed is not None:
+            position, length = self._resumed
+        else:
+            return
+        todo, agreement, grows = self._todo, self._agreement(), length > 1
+        while True:
+            if not todo:
+                change = self._changes.at(tokens, position)
+                if change:
+                    position, todo = position + len(change.old), change.new
+                else:
+                    todo = (tokens[position] if position < n else drafted[position - n],)
+                    position += 1
+            token, todo = todo[0], todo[1:]
+            drafted.append(token)
+            yield Proposal(token, confidence(length, agreement, self.record), (length, agreement))
+            length += grows
+
+    def _agreement(self) -> float:
+        """The share of the candidates that go on as the source does; 1 without any."""
+        ends = self.index.candidates() if self._source is not None and not self._todo else []
+        if not ends:
+            return 1.0
+        goes_on = self.tokens[self._source or 0]
+        return sum(self.tokens[end] == goes_on for end in ends) / len(ends)
+
+
+class CopyDrafter:
+    """Drafts by copying, for all sequences; see the module.
+
+    Evidence of a proposal: (match length at that token, agreement of the candidates). Length 1, all along:
+    drafting resumed right behind a change. Length 2, growing: it resumed behind one token that agreed again.
+    """
+
+    name = "copy"
+
+    def __init__(self) -> None:
+        self._texts: dict[int, CopiedText] = {}
+
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser | None = None) -> None:  # noqa: ARG002
+        """A sequence begins with these ids; they are indexed by `index` or at the first `step`."""
+        self._texts[seq_id] = CopiedText(prompt)
+
+    def index(self, seq_id: int, n_tokens: int) -> int:
+        """Index up to `n_tokens` more of the prompt, while the target prefills; the number left."""
+        return self._texts[seq_id].index.build(n_tokens)
+
+    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        """One more token for each sequence that has something to copy; `Drafter.step`."""
+        proposals = {}
+        for seq_id, drafted in wanted.items():
+            run = self._texts[seq_id].propose(len(drafted) + 1)
+            if len(run) > len(drafted):
+                proposals[seq_id] = run[-1]
+        return proposals
+
+    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
+        """What `step` would propose one by one, at most `limit` tokens."""
+        return self._texts[seq_id].propose(limit)
+
+    def record(self, seq_id: int) -> float:
+        """Share of the latest tokens that copying would have got right, used or not, in [0, 1]."""
+        text = self._texts[seq_id]
+        text.start()
+        return text.record
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """The sequence went on with these ids; before the first `step` they only wait."""
+        self._texts[seq_id].push(tokens)
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence ended; unknown ones are nothing to forget."""
+        self._texts.pop(seq_id, None)

@@ -1,0 +1,276 @@
+"""GGUF headers: what a model file says about itself, read without llama.cpp, from disk or any other `Source`.
+
+Reads metadata and tensor infos, never tensor data. `read_header` refuses what is damaged, `check_model`
+(gguf_check.py) what could not be run. Knows the meaning of the common keys; the bytes are gguf_parse.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.errors import GGUFError, IntegrityError, NotFoundError
+from specllama.ggml_types import FILE_TYPE_GUESSED, FILE_TYPES
+from specllama.gguf_check import MAX_LAYERS, check_kinds, check_model
+from specllama.gguf_parse import TensorInfo, Value, parse
+from specllama.gguf_source import DOWNLOAD_AGAIN, FileSource, Source
+from specllama.gguf_strings import StringArray
+
+__all__ = [
+    "FileSource",
+    "Header",
+    "Source",
+    "StringArray",
+    "TensorInfo",
+    "Value",
+    "check_model",
+    "read_header",
+    "read_model",
+    "read_source",
+]
+
+
+MAX_PARTS = 1000
+
+_SPLIT_NAME = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """A GGUF header. Properties answer 0, "" or None where the file says nothing; `check_model` refuses that.
+
+    `path` is what messages call it; `file_bytes` sums all `parts`; `offsets` are those of the metadata keys.
+    """
+
+    path: str
+    version: int
+    alignment: int
+    metadata: Mapping[str, Value]
+    tensors: tuple[TensorInfo, ...]
+    file_bytes: int
+    parts: tuple[str, ...] = ()
+    offsets: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    def fail(self, key: str, reason: str, hint: str = "Get another file of the model.") -> NoReturn:
+        """Raise GGUFError naming the file, the metadata key and where it is."""
+        where = f"at byte {self.offsets[key]}" if key in self.offsets else "missing"
+        raise GGUFError(f"{self.path}: {key} {where}: {reason}", hint)
+
+    def text(self, key: str) -> str:
+        """A string of the metadata, "" if absent."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """A whole number of the metadata."""
+        value = self.metadata.get(key)
+        return int(value) if isinstance(value, int) else default
+
+    def flag(self, key: str) -> bool | None:
+        """A boolean of the metadata, None if absent."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, bool) else None
+
+    def arch_integer(self, suffix: str, default: int = 0) -> int:
+        """The number `{architecture}.{suffix}`; of a per-layer array the largest."""
+        return max(self.per_layer(suffix), default=default) or self.integer(
+            f"{self.architecture}.{suffix}", default
+        )
+
+    def per_layer(self, suffix: str, default: int | None = None) -> tuple[int, ...]:
+        """`{architecture}.{suffix}` for each layer, a scalar repeated; () if absent and there is no default.
+
+        Raises GGUFError for an array of another length, or more layers than llama.cpp has room for.
+        """
+        key = f"{self.architecture}.{suffix}"
+        value = self.metadata.get(key, default)
+        if value is None:
+            return ()
+        if self.n_layer > MAX_LAYERS:
+            self.fail(f"{self.architecture}.block_count", f"{self.n_layer} layers, more than {MAX_LAYERS}")
+        if isinstance(value, np.ndarray):
+            if len(value) != self.n_layer:
+                self.fail(key, f"{len(value)} values for {self.n_layer} layers")
+            return tuple(int(v) for v in value)
+        return (int(value),) * self.n_layer if isinstance(value, int) else ()
+
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture")
+
+    @property
+    def name(self) -> str:
+        """`general.name`, else the file name without its ending."""
+        return self.text("general.name") or os.path.basename(self.path).removesuffix(".gguf")
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all tensors."""
+        return sum(t.n_elements for t in self.tensors)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors, without padding."""
+        return sum(t.n_bytes for t in self.tensors)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of weights read to decode one token: without embeddings only looked up, and idle experts."""
+        tied = not any(t.name == "output.weight" for t in self.tensors)
+        n_expert = self.integer(f"{self.architecture}.expert_count")
+        n_used = self.arch_integer("expert_used_count") if n_expert else 0
+        total = 0
+        for t in self.tensors:
+            if "token_embd" in t.name and not (tied and t.name == "token_embd.weight"):
+                continue
+            total += t.n_bytes * n_used // n_expert if "_exps" in t.name and n_expert else t.n_bytes
+        return total
+
+    @property
+    def quant(self) -> str:
+        """The quantisation by its usual name, "Q4_K_M"; else the type with the most bytes."""
+        code = self.metadata.get("general.file_type")
+        if isinstance(code, int) and code & ~FILE_TYPE_GUESSED in FILE_TYPES:
+            return FILE_TYPES[code & ~FILE_TYPE_GUESSED]
+        sizes: Counter[str] = Counter()
+        for t in self.tensors:
+            sizes[t.type] += t.n_bytes
+        return sizes.most_common(1)[0][0] if sizes else ""
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self.integer(f"{self.architecture}.context_length")
+
+    @property
+    def n_layer(self) -> int:
+        return self.integer(f"{self.architecture}.block_count")
+
+    @property
+    def n_embd(self) -> int:
+        return self.integer(f"{self.architecture}.embedding_length")
+
+    @property
+    def n_head(self) -> tuple[int, ...]:
+        """Attention heads of each layer."""
+        return self.per_layer("attention.head_count", 0)
+
+    @property
+    def n_head_kv(self) -> tuple[int, ...]:
+        """Heads for keys and values of each layer; as many as `n_head` where the file does not say."""
+        return self.per_layer("attention.head_count_kv") or self.n_head
+
+    @property
+    def n_vocab(self) -> int:
+        return len(self.tokens) or self.integer(f"{self.architecture}.vocab_size")
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.text("tokenizer.chat_template") or None
+
+    @property
+    def tokens(self) -> StringArray:
+        """Text of every token id as the file has it; empty without a tokenizer."""
+        value = self.metadata.get("tokenizer.ggml.tokens")
+        return value if isinstance(value, StringArray) else StringArray.empty()
+
+    @property
+    def token_types(self) -> NDArray[np.generic] | None:
+        """llama_token_type of every id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte."""
+        value = self.metadata.get("tokenizer.ggml.token_type")
+        return value if isinstance(value, np.ndarray) else None
+
+    @property
+    def bos_id(self) -> int | None:
+        """As the file says; llama.cpp's defaults are in vocab.py."""
+        return self.integer("tokenizer.ggml.bos_token_id", -1) if self._has("bos_token_id") else None
+
+    @property
+    def eos_id(self) -> int | None:
+        """As the file says; llama.cpp's defaults are in vocab.py."""
+        return self.integer("tokenizer.ggml.eos_token_id", -1) if self._has("eos_token_id") else None
+
+    def _has(self, name: str) -> bool:
+        return f"tokenizer.ggml.{name}" in self.metadata
+
+
+def read_source(source: Source) -> Header:
+    """The header that `source` begins with. Raises GGUFError, and what the source raises."""
+    parsed = parse(source)
+    check_kinds(source.name, parsed.entries)
+    return Header(
+        path=source.name,
+        version=parsed.version,
+        alignment=parsed.alignment,
+        metadata=MappingProxyType({key: entry.value for key, entry in parsed.entries.items()}),
+        tensors=parsed.tensors,
+        file_bytes=source.size,
+        parts=(source.name,),
+        offsets=MappingProxyType({key: entry.offset for key, entry in parsed.entries.items()}),
+    )
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """The header of one file. Raises NotFoundError, UsageError (not readable) and GGUFError."""
+    with FileSource(path) as source:
+        return read_source(source)
+
+
+def read_model(path: str | os.PathLike[str]) -> Header:
+    """The header of a model: all parts of a split one, named by its first part, merged.
+
+    Raises what `read_header` does, and IntegrityError naming the part that is missing or belongs elsewhere.
+    """
+    first = read_header(path)
+    n_parts = first.integer("split.count")
+    if n_parts <= 1:
+        return first
+    names = _part_names(first, n_parts)
+    parts = [first] + [_read_part(first, name, i) for i, name in enumerate(names) if i]
+    tensors = [replace(t, part=i) for i, part in enumerate(parts) for t in part.tensors]
+    counts = Counter(t.name for t in tensors)
+    for t in tensors:
+        if counts[t.name] > 1:
+            raise IntegrityError(f"{names[t.part]}: tensor {t.name!r} is in another part too", DOWNLOAD_AGAIN)
+    expected = first.integer("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        found = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
+        raise IntegrityError(f"{first.path}: {found}: a part is foreign", DOWNLOAD_AGAIN)
+    total = sum(part.file_bytes for part in parts)
+    return replace(first, tensors=tuple(tensors), file_bytes=total, parts=tuple(names))
+
+
+def _part_names(first: Header, n_parts: int) -> list[str]:
+    match = _SPLIT_NAME.fullmatch(first.path)
+    number = first.integer("split.no")
+    if number:
+        hint = "Name the first part."
+        if match:
+            hint = f"Name the first part: {match[1]}-00001-of-{n_parts:05d}.gguf"
+        raise IntegrityError(f"{first.path}: part {number + 1} of {n_parts} of a split model", hint)
+    if n_parts > MAX_PARTS:
+        first.fail("split.count", f"{n_parts} parts, more than {MAX_PARTS}")
+    if not match or int(match[2]) != 1 or int(match[3]) != n_parts:
+        reason = f"the first of {n_parts} parts must be named …-00001-of-{n_parts:05d}.gguf"
+        raise IntegrityError(f"{first.path}: {reason}", "Give the parts their original names.")
+    return [f"{match[1]}-{i + 1:05d}-of-{n_parts:05d}.gguf" for i in range(n_parts)]
+
+
+def _read_part(first: Header, name: str, number: int) -> Header:
+    n_parts = first.integer("split.count")
+    try:
+        part = read_header(name)
+    except NotFoundError:
+        raise IntegrityError(f"{name}: part {number + 1} of {n_parts} is missing", DOWNLOAD_AGAIN) from None
+    ours = part.integer("split.no", -1) == number and part.integer("split.count", n_parts) == n_parts
+    if not ours or part.architecture not in ("", first.architecture):
+        said = f"it says part {part.integer('split.no', -1) + 1} of {part.integer('split.count')}"
+        raise IntegrityError(f"{name}: not part {number + 1} of this model ({said})", DOWNLOAD_AGAIN)
+    return part

@@ -1,0 +1,266 @@
+"""The GGUF format, versions 2 and 3: header bytes in, metadata and tensor infos out.
+
+Knows nothing about what the keys mean. Every refusal names the field and its byte offset. The rules are those
+of `ggml/src/gguf.cpp`, so what passes here llama.cpp reads too. Source: ggml's docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.ggml_types import GGML_TYPES, REMOVED_TYPES
+from specllama.gguf_source import Source, Window, foreign_format
+from specllama.gguf_strings import StringArray
+
+DEFAULT_ALIGNMENT = 32
+MAX_TENSORS = 1 << 20
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME with its NUL
+MAX_DIMS = 4
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS = {  # value type id: (name, dtype)
+    0: ("u8", "<u1"),
+    1: ("i8", "<i1"),
+    2: ("u16", "<u2"),
+    3: ("i16", "<i2"),
+    4: ("u32", "<u4"),
+    5: ("i32", "<i4"),
+    6: ("f32", "<f4"),
+    _BOOL: ("bool", "<u1"),
+    10: ("u64", "<u8"),
+    11: ("i64", "<i8"),
+    12: ("f64", "<f8"),
+}
+_SMALLEST_KV = 8 + 1 + 4 + 1  # bytes: key length, key, type, value
+_SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # bytes: name length, name, n_dims, one dimension, type, offset
+
+
+Value = bool | int | float | str | StringArray | NDArray[np.generic]
+
+
+class Entry(NamedTuple):
+    """A metadata value, what the file calls its type ("u32", "arr[str]"), and where its key begins."""
+
+    value: Value
+    kind: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of the file: shape as ggml orders it, innermost first.
+
+    `offset` counts from the beginning of its file (part `part` of a split model), `n_bytes` is its data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    n_bytes: int
+    offset: int
+    part: int = 0
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class Parsed(NamedTuple):
+    """Everything a header says, in file order."""
+
+    version: int
+    alignment: int
+    entries: dict[str, Entry]
+    tensors: tuple[TensorInfo, ...]
+
+
+def parse(source: Source) -> Parsed:
+    """Read the header of `source`. Raises GGUFError and whatever `source.read` raises."""
+    w = Window(source)
+    version = _magic_and_version(w)
+    n_tensors = _count(w, "tensor_count", _SMALLEST_TENSOR, MAX_TENSORS)
+    n_kv = _count(w, "metadata_kv_count", _SMALLEST_KV, MAX_TENSORS)
+    entries: dict[str, Entry] = {}
+    for i in range(n_kv):
+        offset = w.pos
+        key = w.text(f"metadata[{i}] key")
+        field = f"metadata[{i}] {key!r}"
+        if not key:
+            w.fail(field, offset, "the key is empty")
+        if key in entries:
+            w.fail(field, offset, "the key occurs twice")
+        value, kind = _value(w, field)
+        entries[key] = Entry(value, kind, offset)
+    alignment = _alignment(w, entries)
+    tensors = [_tensor(w, i) for i in range(n_tensors)]
+    return Parsed(version, alignment, entries, _placed(w, tensors, alignment))
+
+
+def _magic_and_version(w: Window) -> int:
+    if w.size == 0:
+        w.fail("magic", 0, "the file is empty")
+    w.need(min(w.size, 64), "magic")
+    if w.buf[:4] != b"GGUF":
+        what, hint = foreign_format(bytes(w.buf[:64])) or (
+            f"it begins with {bytes(w.buf[:4])!r}, not with b'GGUF'",
+            "This is not a GGUF model.",
+        )
+        w.fail("magic", 0, what, hint)
+    w.pos = 4
+    version = w.uint(4, "version")
+    if version & 0xFFFF == 0 and version:
+        hint = "Get or convert a little-endian file."
+        w.fail("version", 4, f"{version:#010x}: the file is big-endian", hint)
+    if version not in (2, 3):
+        hint = "Get a newer file of the model." if version == 1 else "A newer specllama may read it."
+        w.fail("version", 4, f"{version} is not read, only 2 and 3", hint)
+    return version
+
+
+def _count(w: Window, field: str, smallest: int, most: int) -> int:
+    offset = w.pos
+    n = w.uint(8, field)
+    if n > most or n * smallest > w.size - w.pos:
+        w.fail(field, offset, f"{n} cannot be right in a file of {w.size} bytes")
+    return n
+
+
+def _value(w: Window, field: str) -> tuple[Value, str]:
+    offset = w.pos
+    code = w.uint(4, f"{field} type")
+    if code == _STRING:
+        return w.take(w.uint(8, f"{field} length"), field).decode(errors="replace"), "str"
+    if code == _ARRAY:
+        return _array(w, field)
+    if code not in _SCALARS:
+        w.fail(f"{field} type", offset, f"{code} is not a value type")
+    name, dtype = _SCALARS[code]
+    scalar = np.frombuffer(w.take(np.dtype(dtype).itemsize, field), dtype)[0].item()
+    return (bool(scalar) if code == _BOOL else scalar), name
+
+
+def _array(w: Window, field: str) -> tuple[Value, str]:
+    offset = w.pos
+    code = w.uint(4, f"{field} element type")
+    n = w.uint(8, f"{field} length")
+    if code == _ARRAY:
+        w.fail(f"{field} element type", offset, "an array of arrays, which llama.cpp does not read")
+    if code != _STRING and code not in _SCALARS:
+        w.fail(f"{field} element type", offset, f"{code} is not a value type")
+    size = 8 if code == _STRING else np.dtype(_SCALARS[code][1]).itemsize
+    if n * size > w.size - w.pos:
+        w.fail(f"{field} length", offset + 4, f"{n} elements do not fit in a file of {w.size} bytes")
+    if code == _STRING:
+        return _strings(w, n, field), "arr[str]"
+    name, dtype = _SCALARS[code]
+    values = np.frombuffer(w.take(n * size, field), dtype)
+    return (values != 0 if code == _BOOL else values), f"arr[{name}]"
+
+
+def _strings(w: Window, n: int, field: str) -> StringArray:
+    # The one hot loop: 400,000 strings in a large vocabulary. Only the end of the buffer stops it.
+    begin = pos = w.pos
+    starts = array("q")
+    unpack, append = struct.Struct("<Q").unpack_from, starts.append
+    while len(starts) < n:
+        try:
+            for _ in range(n - len(starts)):
+                (length,) = unpack(w.buf, pos)
+                pos += 8
+                append(pos - begin)
+                pos += length
+        except (struct.error, OverflowError):
+            last = max(len(starts) - 1, 0)
+            w.need(pos, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))
+            w.need(pos + 8, f"{field}[{len(starts)}] length", pos)
+    last = max(len(starts) - 1, 0)
+    w.need(pos, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))
+    append(pos - begin + 8)
+    w.pos = pos
+    return StringArray(bytes(w.buf[begin:pos]), starts)
+
+
+def _alignment(w: Window, entries: dict[str, Entry]) -> int:
+    entry = entries.get("general.alignment")
+    if entry is None:
+        return DEFAULT_ALIGNMENT
+    value = entry.value
+    if entry.kind != "u32" or not isinstance(value, int):
+        w.fail("general.alignment", entry.offset, f"its type is {entry.kind}, not u32")
+    if value < 8 or value & (value - 1):
+        w.fail("general.alignment", entry.offset, f"{value} is not a power of two that is a multiple of 8")
+    return value
+
+
+def _tensor(w: Window, i: int) -> tuple[TensorInfo, int]:
+    """One tensor info, its `offset` still as the file has it, and the byte where the info begins."""
+    begin = w.pos
+    name = w.text(f"tensor[{i}] name")
+    field = f"tensor[{i}] {name!r}"
+    n_name = len(name.encode())
+    if not 1 <= n_name <= MAX_NAME_BYTES:
+        w.fail(f"tensor[{i}] name", begin, f"it has {n_name} bytes, not 1 to {MAX_NAME_BYTES}")
+    dims = w.pos
+    n_dims = w.uint(4, f"{field} dimensions")
+    if not 1 <= n_dims <= MAX_DIMS:
+        w.fail(f"{field} dimensions", dims, f"there are {n_dims}, not 1 to {MAX_DIMS}")
+    shape = tuple(w.uint(8, f"{field} dimensions") for _ in range(n_dims))
+    n_elements = math.prod(shape)
+    if not 0 < n_elements < 1 << 63:
+        reason = "has a dimension of 0" if n_elements == 0 else "overflows"
+        w.fail(f"{field} dimensions", dims, f"{' × '.join(map(str, shape))} {reason}")
+    type_at = w.pos
+    code = w.uint(4, f"{field} type")
+    if code not in GGML_TYPES:
+        reason = (
+            f"{REMOVED_TYPES[code]} is no longer read" if code in REMOVED_TYPES else "no such tensor type"
+        )
+        w.fail(
+            f"{field} type",
+            type_at,
+            f"{code}: {reason}",
+            "Get another file of the model, or update specllama.",
+        )
+    kind = GGML_TYPES[code]
+    if shape[0] % kind.block_size:
+        reason = f"rows of {shape[0]} elements do not divide into blocks of {kind.block_size} ({kind.name})"
+        w.fail(f"{field} dimensions", dims, reason)
+    n_bytes = n_elements // kind.block_size * kind.block_bytes
+    return TensorInfo(name, shape, kind.name, n_bytes, w.uint(8, f"{field} offset")), begin
+
+
+def _placed(w: Window, tensors: list[tuple[TensorInfo, int]], alignment: int) -> tuple[TensorInfo, ...]:
+    """The tensors with offsets from the beginning of the file; they must lie one behind the other."""
+    data = -(-w.pos // alignment) * alignment
+    end = 0
+    seen: set[str] = set()
+    placed: list[TensorInfo] = []
+    for i, (t, begin) in enumerate(tensors):
+        field = f"tensor[{i}] {t.name!r}"
+        if t.name in seen:
+            w.fail(field, begin, "the tensor occurs twice")
+        seen.add(t.name)
+        if t.offset % alignment:
+            w.fail(f"{field} offset", begin, f"{t.offset} is no multiple of the alignment {alignment}")
+        if t.offset != end:
+            reason = (
+                "overlaps the tensor before it"
+                if t.offset < end
+                else "leaves a hole, which llama.cpp refuses"
+            )
+            w.fail(f"{field} offset", begin, f"{t.offset} {reason}: {end} expected")
+        end = -(-(end + t.n_bytes) // alignment) * alignment
+        placed.append(replace(t, offset=data + t.offset))
+    for i, t in enumerate(placed):
+        if t.offset + t.n_bytes > w.size:
+            missing = placed[-1].offset + placed[-1].n_bytes - w.size
+            reason = f"the file ends at byte {w.size}, {missing} bytes are missing: an unfinished download"
+            w.fail(f"tensor[{i}] {t.name!r} data", t.offset, reason)
+    return tuple(placed)

@@ -1,0 +1,197 @@
+"""Where the bytes of a GGUF header come from: `Source`, `FileSource`, and the bounded window of the parser.
+
+Knows nothing about the format beyond recognising what is not a GGUF file at all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NoReturn, Protocol
+
+from specllama.errors import GGUFError, NotFoundError, UsageError
+
+MAX_HEADER_BYTES = 128 << 20  # the largest known headers (262k tokens, 500k merges) have 20 MB
+DOWNLOAD_AGAIN = "Download the file again: specllama pull."
+
+_FIRST_READ = 256 << 10
+_LARGEST_READ = 8 << 20
+
+
+class Source(Protocol):
+    """Random access to the bytes of one file, wherever it is."""
+
+    name: str  # what messages call it: a path or an address
+    size: int  # bytes
+
+    def read(self, offset: int, n: int) -> bytes:
+        """At most `n` bytes from `offset`; fewer only where the source ends or changed meanwhile."""
+        ...
+
+
+class FileSource:
+    """A regular file on disk, as a `Source` and context manager.
+
+    Raises NotFoundError (no such file), GGUFError (not a regular file), UsageError (not readable).
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)
+        self._fd = -1
+        try:
+            # Opening a FIFO would block: look first, and open without waiting in case it is exchanged then.
+            _refuse_special(self.name, os.stat(self.name))
+            self._fd = os.open(
+                self.name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            )
+            info = os.fstat(self._fd)
+            _refuse_special(self.name, info)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(
+                f"{self.name}: no such file", "Check the path, or see: specllama models."
+            ) from None
+        except PermissionError:
+            raise UsageError(
+                f"{self.name}: no permission to read the file", "Check its owner and mode."
+            ) from None
+        except (OSError, ValueError) as e:
+            self.close()
+            raise UsageError(f"{_printable(self.name)}: cannot be opened: {_reason(e)}") from None
+        except GGUFError:
+            self.close()
+            raise
+        self.size = info.st_size
+
+    def read(self, offset: int, n: int) -> bytes:
+        try:
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            return os.read(self._fd, n)
+        except OSError as e:
+            raise GGUFError(
+                f"{self.name}: cannot be read at byte {offset}: {_reason(e)}", DOWNLOAD_AGAIN
+            ) from None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Window:
+    """All bytes of a source from its beginning as far as they were asked for, and a position in them.
+
+    `buf` only grows, to at most the size of the file and MAX_HEADER_BYTES: a length claimed by the file is
+    checked before anything is read or allocated for it.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.name = source.name
+        self.size = source.size
+        self.buf = bytearray()
+        self.pos = 0
+        self._source = source
+
+    def fail(self, field: str, offset: int, reason: str, hint: str = DOWNLOAD_AGAIN) -> NoReturn:
+        """Raise the one kind of error a header has: file, field, byte offset, reason."""
+        raise GGUFError(f"{self.name}: {field} at byte {offset}: {reason}", hint)
+
+    def need(self, end: int, field: str, offset: int | None = None) -> None:
+        """See to it that `buf` reaches `end`; GGUFError where the file or the bound ends before."""
+        if end <= len(self.buf):
+            return
+        where = self.pos if offset is None else offset
+        if end > self.size:
+            missing = end - self.size
+            self.fail(
+                field, where, f"the file ends at byte {self.size}, at least {missing} bytes before it should"
+            )
+        if end > MAX_HEADER_BYTES:
+            self.fail(field, where, f"a header of more than {MAX_HEADER_BYTES} bytes is not read")
+        while len(self.buf) < end:
+            have = len(self.buf)
+            ahead = min(max(have, _FIRST_READ), _LARGEST_READ)
+            data = self._source.read(
+                have, min(max(end - have, ahead), self.size - have, MAX_HEADER_BYTES - have)
+            )
+            if not data:
+                self.fail(
+                    field, where, f"the file ended at byte {have} while it was read: it is being changed"
+                )
+            self.buf += data
+
+    def take(self, n: int, field: str) -> bytes:
+        """The next `n` bytes."""
+        self.need(self.pos + n, field)
+        self.pos += n
+        return bytes(self.buf[self.pos - n : self.pos])
+
+    def uint(self, n_bytes: int, field: str) -> int:
+        """The next unsigned little-endian integer."""
+        return int.from_bytes(self.take(n_bytes, field), "little")
+
+    def text(self, field: str) -> str:
+        """The next string, which must be UTF-8: a name."""
+        offset = self.pos
+        raw = self.take(self.uint(8, f"{field} length"), field)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.fail(field, offset, f"{raw[:40]!r} is not UTF-8")
+
+
+def foreign_format(head: bytes) -> tuple[str, str] | None:
+    """What a file without the magic is instead, and what to do about it; None if it cannot be told."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith(b"version https://git-lfs"):
+        return "a git-LFS pointer, not the model itself", "Fetch the file it points to: git lfs pull."
+    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body", b"<error")):
+        return (
+            "an HTML or XML page, not a model",
+            "An error or login page was saved instead. " + DOWNLOAD_AGAIN,
+        )
+    if text.startswith((b"{", b"[")):
+        return "JSON text, not a model", "An error answer was saved instead, or this is a config file."
+    if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < 1 << 32:
+        return (
+            "a safetensors file",
+            "Convert it with llama.cpp's convert_hf_to_gguf.py, or get a GGUF of the model.",
+        )
+    if head.startswith(b"PK\x03\x04"):
+        return "a zip archive or PyTorch checkpoint", "Convert it with llama.cpp's convert_hf_to_gguf.py."
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip-compressed", "Unpack it first: gunzip."
+    if head[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
+        return (
+            "a GGML file of before August 2023",
+            "llama.cpp reads GGUF only: get a newer file of the model.",
+        )
+    if not head.strip(b"\0"):
+        return "zeros: an unfinished download", DOWNLOAD_AGAIN
+    return None
+
+
+def _refuse_special(path: str, info: os.stat_result) -> None:
+    kinds = {
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    if not stat.S_ISREG(info.st_mode):
+        kind = kinds.get(stat.S_IFMT(info.st_mode), "not a regular file")
+        raise GGUFError(f"{path}: file at byte 0: {kind}, not a file", "Name the .gguf file itself.")
+
+
+def _printable(path: str) -> str:
+    return path.replace("\0", "\\0") if len(path) < 300 else path[:300] + "…"
+
+
+def _reason(e: Exception) -> str:
+    return (e.strerror or type(e).__name__) if isinstance(e, OSError) else str(e)

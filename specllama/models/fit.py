@@ -1,0 +1,298 @@
+"""The memory plan: whether a target and a draft fit before anything is loaded, with which context and layers.
+
+Pure functions over headers and numbers (memory.py knows what a model costs, host.py what there is). What does
+not fit is refused with settings that would, each of them computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from specllama.errors import ResourceError, UsageError
+from specllama.ggml_types import TYPE_BY_NAME
+from specllama.gguf import Header
+from specllama.models.host import available_memory
+from specllama.models.memory import N_CTX_PAD, Costs, FlashAttn, LoadSettings, Usage
+
+__all__ = ["Device", "FitSettings", "MemoryPlan", "Usage", "available_memory", "plan_memory"]
+
+N_CTX_DEFAULT = 8192  # unless the model was trained on less, or less fits
+N_CTX_LEAST = 512
+_DEFAULT_SHARE = 0.9  # of the available memory that a context chosen by us may take
+_DEVICE_RESERVE = 256 << 20  # bytes of each device left to its driver and others
+
+# Bits per weight of the quantisations that people publish, best first.
+_QUANTS = (("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_K_M", 4.0), ("Q2_K", 3.2))
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device to offload layers to, with its free bytes. `unified`: its memory is the host's (Apple)."""
+
+    name: str
+    free: int
+    unified: bool = False
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What was asked for; None is "choose". `available` is in bytes. Checked at construction."""
+
+    available: int
+    n_ctx: int | None = None
+    n_ctx_draft: int | None = None
+    n_slots: int = 1
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_outputs_max: int = 64
+    n_rs_seq: int = 0
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    cache_type_k_draft: str = "f16"
+    cache_type_v_draft: str = "f16"
+    flash_attn: FlashAttn = "auto"
+    n_gpu_layers: int | None = None
+    n_gpu_layers_draft: int | None = None
+    devices: tuple[Device, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_ctx_draft"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}, must be at least 1")
+        self.of_target()
+        self.of_draft()
+
+    def of_target(self) -> LoadSettings:
+        return self._load(self.cache_type_k, self.cache_type_v)
+
+    def of_draft(self) -> LoadSettings:
+        return self._load(self.cache_type_k_draft, self.cache_type_v_draft)
+
+    def _load(self, cache_type_k: str, cache_type_v: str) -> LoadSettings:
+        return LoadSettings(
+            n_slots=self.n_slots,
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch,
+            n_outputs_max=self.n_outputs_max,
+            n_rs_seq=self.n_rs_seq,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
+            flash_attn=self.flash_attn,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What will be loaded and what it takes. `host` and `device` in bytes, over both models."""
+
+    target: Usage
+    draft: Usage | None
+    available: int
+    host: int
+    device: int
+    device_room: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def n_ctx(self) -> int:
+        return self.target.n_ctx
+
+    @property
+    def n_ctx_draft(self) -> int:
+        return self.draft.n_ctx if self.draft else 0
+
+    @property
+    def fits(self) -> bool:
+        return self.host <= self.available and self.device <= self.device_room
+
+
+def plan_memory(target: Header, draft: Header | None, settings: FitSettings) -> MemoryPlan:
+    """Choose context and layers and check that all fits.
+
+    Raises ResourceError with needed and available GB and the settings that would fit, UsageError for a cache
+    type that the heads do not divide into. The headers must have passed `check_model`.
+    """
+    _check_cache_types(target, settings.of_target())
+    if draft:
+        _check_cache_types(draft, settings.of_draft())
+    asked = _Question(target, draft, settings)
+    if settings.n_ctx is not None:
+        plan = asked.plan(settings.n_ctx)
+    else:
+        roomy = replace(settings, available=int(settings.available * _DEFAULT_SHARE))
+        chosen = _Question(target, draft, roomy).largest_fitting(_default_n_ctx(target))
+        plan = asked.plan(chosen or _least_n_ctx(target))
+    if not plan.fits:
+        raise _refusal(asked, plan)
+    return replace(plan, warnings=tuple(_warnings(asked, plan)))
+
+
+class _Question:
+    """One combination of models and settings; the answers are plans, fitting or not."""
+
+    def __init__(self, target: Header, draft: Header | None, settings: FitSettings) -> None:
+        self.target, self.draft, self.settings = target, draft, settings
+        self._target = Costs(target, settings.of_target())
+        self._draft = Costs(draft, settings.of_draft()) if draft else None
+
+    def plan(self, n_ctx: int) -> MemoryPlan:
+        s = self.settings
+        room = sum(max(d.free - _DEVICE_RESERVE, 0) for d in s.devices)
+        left = room
+        usages: list[Usage] = []
+        models = [(self._target, n_ctx, s.n_gpu_layers)]
+        if self._draft:
+            models.append((self._draft, s.n_ctx_draft or n_ctx, s.n_gpu_layers_draft))
+        for costs, n, n_gpu_layers in models:
+            usages.append(_offloaded(costs, n, n_gpu_layers if s.devices else 0, left))
+            left -= usages[-1].device
+        device = sum(u.device for u in usages)
+        host = sum(u.host for u in usages)
+        if any(d.unified for d in s.devices):
+            host += device
+        draft = usages[1] if len(usages) > 1 else None
+        return MemoryPlan(usages[0], draft, s.available, host, device, room)
+
+    def largest_fitting(self, most: int) -> int | None:
+        """The largest n_ctx up to `most`, in steps of 256 from 512, that fits."""
+        least = min(_least_n_ctx(self.target), most)
+        steps = range((most - 1) // N_CTX_PAD * N_CTX_PAD, least - 1, -N_CTX_PAD)
+        return next((n_ctx for n_ctx in [most, *steps] if self.plan(n_ctx).fits), None)
+
+
+def _offloaded(costs: Costs, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:
+    """The usage with the layers asked for, or (None) as many as the room on the devices takes."""
+    if n_gpu_layers is not None:
+        everything = costs.header.n_layer + 1
+        return costs.usage(n_ctx, everything if n_gpu_layers < 0 else n_gpu_layers)
+    for n in range(costs.header.n_layer + 1, 0, -1):
+        usage = costs.usage(n_ctx, n)
+        if usage.device <= room:
+            return usage
+    return costs.usage(n_ctx, 0)
+
+
+def _check_cache_types(header: Header, load: LoadSettings) -> None:
+    kinds = {"cache_type_k": load.cache_type_k, "cache_type_v": load.cache_type_v}
+    for size, (name, kind) in zip(Costs(header, load).head_sizes[0], kinds.items(), strict=True):
+        block = TYPE_BY_NAME[kind].block_size
+        if size % block:
+            message = (
+                f"{name} {kind} needs heads of a multiple of {block}, those of {header.name} have {size}"
+            )
+            raise UsageError(message, "Use f16.")
+
+
+def _default_n_ctx(target: Header) -> int:
+    return min(target.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
+
+
+def _least_n_ctx(target: Header) -> int:
+    return min(N_CTX_LEAST, target.n_ctx_train or N_CTX_LEAST)
+
+
+def _warnings(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
+    pairs = [(asked.target, plan.target, "-c")]
+    if asked.draft and plan.draft:
+        pairs.append((asked.draft, plan.draft, "-cd"))
+    for header, usage, flag in pairs:
+        if 0 < header.n_ctx_train < usage.n_ctx:
+            trained = f"{header.name} was trained on {header.n_ctx_train} tokens, n_ctx is {usage.n_ctx}"
+            effect = "answers get worse" if flag == "-c" else "fewer drafts are accepted"
+            yield f"{trained}: beyond that {effect}; {flag} {header.n_ctx_train} avoids it"
+
+
+def _refusal(asked: _Question, plan: MemoryPlan) -> ResourceError:
+    if plan.device > plan.device_room:
+        needed, there, where = plan.device, plan.device_room, "on the devices"
+    else:
+        needed, there, where = plan.host, plan.available, "of memory"
+    usages = [plan.target, *([plan.draft] if plan.draft else [])]
+    parts = {
+        "weights": sum(u.weights for u in usages),
+        "KV cache": sum(u.kv + u.state for u in usages),
+        "buffers": sum(u.compute + u.outputs + u.fixed for u in usages),
+    }
+    detail = ", ".join(f"{name} {_gigabytes(n)}" for name, n in parts.items())
+    models = asked.target.name + (f" and {asked.draft.name}" if asked.draft else "")
+    message = (
+        f"not enough memory for {models} with n_ctx {plan.n_ctx}: "
+        f"{_gigabytes(needed)} GB {where} needed ({detail}), {_gigabytes(there)} GB available"
+    )
+    found = list(_remedies(asked, plan))
+    if not found:
+        return ResourceError(message, "No setting makes it fit: free memory, or use a smaller model.")
+    return ResourceError(message, "It would fit with " + ", or with ".join(found[:4]) + ".")
+
+
+def _remedies(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
+    """Settings that fit, the least loss first; a smaller quantisation only where no setting does."""
+    s, target, draft = asked.settings, asked.target, asked.draft
+    found = False
+    if plan.device > plan.device_room:
+        free = replace(s, n_gpu_layers=None, n_gpu_layers_draft=None)
+        auto = _Question(target, draft, free).plan(plan.n_ctx)
+        if auto.fits:
+            found = True
+            both = f" -ngld {auto.draft.n_gpu_layers}" if auto.draft else ""
+            yield f"-ngl {auto.target.n_gpu_layers}{both}"
+    alone = _Question(target, None, s) if draft else None
+    variants = [
+        ("", asked),
+        (_cache_flags(draft), _quantised(asked)),
+        ("-md none", alone),
+        ("-md none " + _cache_flags(None), _quantised(alone) if alone else None),
+    ]
+    for flags, question in variants:
+        if question is None:
+            continue
+        if flags and question.plan(plan.n_ctx).fits:
+            found = True
+            yield flags
+        elif n_ctx := _smaller_n_ctx(question, plan):
+            found = True
+            both = f" -cd {n_ctx}" if question.draft and s.n_ctx_draft else ""
+            yield f"{flags} -c {n_ctx}".strip() + both
+    if not found:
+        yield from _smaller_quants(alone or asked, "-md none and " if draft else "")
+
+
+def _smaller_n_ctx(question: _Question, plan: MemoryPlan) -> int | None:
+    """The largest context below the refused one that fits, a draft's context shrinking with it."""
+    shrunk = replace(question.settings, n_ctx_draft=None)
+    if plan.n_ctx <= N_CTX_LEAST:
+        return None
+    below = (plan.n_ctx - 1) // N_CTX_PAD * N_CTX_PAD
+    return _Question(question.target, question.draft, shrunk).largest_fitting(below)
+
+
+def _quantised(asked: _Question) -> _Question | None:
+    """The same with Q8_0 caches, None where that would not help or rows do not divide into its blocks."""
+    headers = [asked.target, *([asked.draft] if asked.draft else [])]
+    wide = {"f32", "f16", "bf16"} & {asked.settings.cache_type_k, asked.settings.cache_type_v}
+    sizes = [size for h in headers for pair in Costs(h, LoadSettings()).head_sizes for size in pair]
+    if not wide or not any(sizes) or any(size % 32 for size in sizes) or asked.settings.flash_attn == "off":
+        return None
+    q8 = dict.fromkeys(("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"), "q8_0")
+    return _Question(asked.target, asked.draft, replace(asked.settings, **q8))  # type: ignore[arg-type]
+
+
+def _cache_flags(draft: Header | None) -> str:
+    return "-ctk q8_0 -ctv q8_0 " + ("-ctkd q8_0 -ctvd q8_0 " if draft else "") + "-fa on"
+
+
+def _smaller_quants(asked: _Question, flags: str) -> Iterator[str]:
+    """The best quantisation of the target whose weights would leave room for the least context."""
+    plan = asked.plan(_least_n_ctx(asked.target))
+    room = plan.target.weights - max(plan.host - plan.available, plan.device - plan.device_room)
+    n_params = max(asked.target.n_params, 1)
+    for name, bits in _QUANTS:
+        if bits < plan.target.weights * 8 / n_params and n_params * bits / 8 <= room:
+            yield f"{flags}a {name} file of the model"
+            return
+
+
+def _gigabytes(n: int) -> str:
+    return f"{n / 1e9:.2f}"

@@ -1,0 +1,264 @@
+"""What a model costs in memory once loaded: weights, KV cache, recurrent state, compute buffers. In bytes.
+
+Pure functions over headers. KV cache and recurrent state follow llama-kv-cache.cpp and llama-hparams.cpp to
+the byte; compute buffers are an upper estimate, 1.1 to 1.6 times what llama.cpp reserves for dense models.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from specllama.archs import HYBRID, INTERVAL, RECURRENT, ROLLBACK
+from specllama.errors import UsageError
+from specllama.ggml_types import row_bytes
+from specllama.gguf import Header
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to it
+
+_F32 = 4
+_COMPUTE_MARGIN = 1.15
+_FIXED = 32 << 20  # of a context: graph nodes, batches, threads
+_PER_TOKEN_TEXT = 512  # of the vocabulary in llama.cpp: strings, two maps, pieces, merges
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+FlashAttn = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """How a model and its context are loaded, as far as memory depends on it. Checked at construction."""
+
+    n_slots: int = 1
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_outputs_max: int = 64
+    n_rs_seq: int = 0
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: FlashAttn = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("cache_type_k", "cache_type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                allowed = ", ".join(CACHE_TYPES)
+                raise UsageError(f"{name} is {getattr(self, name)!r}, not one of {allowed}")
+        for name in ("n_slots", "n_batch", "n_ubatch", "n_outputs_max"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.n_rs_seq < 0:
+            raise UsageError(f"n_rs_seq is {self.n_rs_seq}, must be at least 0")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Memory of one model and its context: the parts, and how much of the sum is on devices."""
+
+    n_ctx: int
+    n_gpu_layers: int
+    weights: int
+    kv: int
+    state: int
+    compute: int
+    outputs: int
+    fixed: int
+    host: int
+    device: int
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """A header with load settings; answers what any n_ctx and n_gpu_layers would cost."""
+
+    header: Header
+    settings: LoadSettings
+
+    def usage(self, n_ctx: int, n_gpu_layers: int = 0) -> Usage:
+        """The memory with a context of `n_ctx` and the last `n_gpu_layers` (of n_layer + 1) on devices."""
+        layers = [w + c for w, c in zip(self.layer_weights, self.layer_caches(n_ctx), strict=True)]
+        compute = self.compute(n_ctx)
+        outputs = self.settings.n_outputs_max * self.header.n_vocab * _F32
+        fixed = _FIXED + _PER_TOKEN_TEXT * self.header.n_vocab
+        n_gpu = min(max(n_gpu_layers, 0), self.header.n_layer + 1)
+        host = self.header.weight_bytes - sum(self.layer_weights) + sum(layers) + compute + outputs + fixed
+        device = 0
+        if n_gpu:
+            moved = sum(layers[len(layers) - (n_gpu - 1) :])
+            # Output matrices that are the embeddings too stay on the host as well.
+            host -= moved + (self.output_weights if self.has_output else 0)
+            device = moved + self.output_weights + compute
+        return Usage(
+            n_ctx=n_ctx,
+            n_gpu_layers=n_gpu,
+            weights=self.header.weight_bytes,
+            kv=self.kv(n_ctx),
+            state=sum(self.state_layers),
+            compute=compute,
+            outputs=outputs,
+            fixed=fixed,
+            host=host,
+            device=device,
+        )
+
+    @cached_property
+    def layer_weights(self) -> tuple[int, ...]:
+        """Bytes of the tensors of each block."""
+        sums = [0] * self.header.n_layer
+        for t in self.header.tensors:
+            match = _BLOCK.match(t.name)
+            if match and int(match[1]) < len(sums):
+                sums[int(match[1])] += t.n_bytes
+        return tuple(sums)
+
+    @cached_property
+    def has_output(self) -> bool:
+        """Whether the output matrix is a tensor of its own, not the embeddings."""
+        return any(t.name == "output.weight" for t in self.header.tensors)
+
+    @cached_property
+    def output_weights(self) -> int:
+        """Bytes of the output matrix and norm, which go to the device with the first offloaded layer."""
+        name = "output" if self.has_output else "token_embd"
+        return sum(t.n_bytes for t in self.header.tensors if t.name.startswith((f"{name}.", "output_norm.")))
+
+    @cached_property
+    def head_sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(key, value) elements of an attention head, of full layers and of layers with a sliding window."""
+        h = self.header
+        n_head = next((n for n in h.n_head if n), 0)
+        default = h.n_embd // n_head if n_head else 0
+        k, v = (h.arch_integer(f"attention.{name}_length", default) for name in ("key", "value"))
+        window = [h.arch_integer(f"attention.{name}_length_swa") for name in ("key", "value")]
+        return (k, v), (window[0] or k, window[1] or v)
+
+    @cached_property
+    def cache_widths(self) -> tuple[tuple[int, int], ...]:
+        """Elements per token of each layer's K and V cache; (0, 0) for a layer without."""
+        h = self.header
+        n_kv = h.n_head_kv
+        if h.architecture in RECURRENT or not any(n_kv):
+            return ((0, 0),) * h.n_layer
+        full, window = self.head_sizes
+        pattern = h.metadata.get(f"{h.architecture}.attention.sliding_window_pattern")
+        known = isinstance(pattern, np.ndarray) and len(pattern) == h.n_layer
+        index = h.arch_integer("attention.indexer.key_length")
+        latent = h.arch_integer("attention.key_length_mla") > 0
+        last = _first_shared_layer(h)
+        widths = []
+        for i in range(h.n_layer):
+            sizes = (max(full[0], window[0]), max(full[1], window[1]))
+            if isinstance(pattern, np.ndarray) and known:
+                sizes = window if pattern[i] else full
+            attends = i < last and not (h.architecture in INTERVAL and self.recurrent[i])
+            n = n_kv[i] if attends else 0
+            widths.append((sizes[0] * n + (index if n else 0), 0 if latent else sizes[1] * n))
+        if self.settings.flash_attn == "off":  # V is transposed then, and padded to the widest layer
+            widest = max(v for _, v in widths)
+            widths = [(k, widest if k else 0) for k, _ in widths]
+        return tuple(widths)
+
+    @cached_property
+    def recurrent(self) -> tuple[bool, ...]:
+        """Which layers keep a recurrent state."""
+        h = self.header
+        if h.architecture in RECURRENT or h.architecture == "falcon-h1":
+            return (True,) * h.n_layer
+        if h.architecture not in HYBRID:
+            return (False,) * h.n_layer
+        if h.architecture in INTERVAL:
+            given = h.per_layer("attention.recurrent_layers")
+            every = h.arch_integer("full_attention_interval", 4) or 4
+            return tuple(map(bool, given)) or tuple((i + 1) % every != 0 for i in range(h.n_layer))
+        if h.architecture.startswith("nemotron_h"):
+            n_ff = h.per_layer("feed_forward_length", 0)
+            return tuple(n == 0 and ff == 0 for n, ff in zip(h.n_head_kv, n_ff, strict=True))
+        return tuple(n == 0 for n in h.n_head_kv)
+
+    @cached_property
+    def state_layers(self) -> tuple[int, ...]:
+        """Bytes of each layer's recurrent state, for all slots and their snapshots."""
+        n_rs_seq = self.settings.n_rs_seq if self.header.architecture in ROLLBACK else 0
+        each = _state_elements(self.header) * _F32 * self.settings.n_slots * (1 + n_rs_seq)
+        return tuple(each if recurrent else 0 for recurrent in self.recurrent)
+
+    def layer_caches(self, n_ctx: int) -> tuple[int, ...]:
+        """Bytes of each layer's KV cache and recurrent state; sliding windows are whole (swa_full)."""
+        cells = -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
+        k, v = self.settings.cache_type_k, self.settings.cache_type_v
+        return tuple(
+            cells * (row_bytes(k, n_k) + row_bytes(v, n_v)) + state
+            for (n_k, n_v), state in zip(self.cache_widths, self.state_layers, strict=True)
+        )
+
+    def kv(self, n_ctx: int) -> int:
+        """Bytes of the KV cache."""
+        return sum(self.layer_caches(n_ctx)) - sum(self.state_layers)
+
+    def compute(self, n_ctx: int) -> int:
+        """Bytes of the compute buffer, an upper estimate: the widest moment of a graph over n_ubatch tokens.
+
+        That is the feed-forward part, attention (with n_ctx × n_head scores where flash attention is off) or
+        the logits; the attention masks are there all the time.
+        """
+        h, s = self.header, self.settings
+        off = s.flash_attn == "off"
+        n_head = max(h.n_head, default=0)
+        n_tokens = min(s.n_ubatch, s.n_batch, n_ctx)
+        cells = -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
+        width = max(h.n_embd, n_head * max(self.head_sizes[0]))
+        attention = n_tokens * (6 * width + (cells * n_head if off else 0))
+        feed_forward = n_tokens * (4 * _active_ff(h) + 2 * h.n_embd)
+        logits = min(n_tokens, s.n_outputs_max) * (h.n_vocab + 2 * h.n_embd)
+        recurrent = 0
+        if any(self.recurrent):
+            recurrent = n_tokens * (4 * _state_width(h) + 2 * h.n_embd) + 3 * max(self.state_layers) // _F32
+        n_masks = 2 if h.arch_integer("attention.sliding_window") else 1
+        if not any(k for k, _ in self.cache_widths):
+            n_masks = 0
+        masks = n_masks * n_tokens * cells * (_F32 if off else 2)
+        widest = max(attention, feed_forward, logits, recurrent) * _F32
+        return math.ceil(_COMPUTE_MARGIN * (widest + masks)) + (1 << 20)
+
+
+def _first_shared_layer(h: Header) -> int:
+    """From this layer on, KV caches are those of earlier layers."""
+    if h.architecture == "gemma3n":
+        return 20
+    return h.n_layer - h.arch_integer("attention.shared_kv_layers")
+
+
+def _active_ff(h: Header) -> int:
+    """Feed-forward elements of one token: of the dense layers, or of the experts it is routed to."""
+    dense = h.arch_integer("feed_forward_length")
+    used = h.arch_integer("expert_used_count")
+    expert = h.arch_integer("expert_feed_forward_length", dense) * used
+    shared = h.arch_integer("expert_shared_feed_forward_length")
+    return max(dense, expert + shared)
+
+
+def _state_width(h: Header) -> int:
+    """Elements of one token inside a recurrent layer."""
+    heads = max(h.n_head, default=0) * h.arch_integer("kda.head_dim")
+    groups = 2 * h.arch_integer("ssm.group_count") * h.arch_integer("ssm.state_size")
+    return max(h.arch_integer("ssm.inner_size") * 2 + groups, heads * 3, h.n_embd)
+
+
+def _state_elements(h: Header) -> int:
+    """n_embd_r + n_embd_s of llama-hparams.cpp: convolution and state elements of one layer and sequence."""
+    n_head = h.n_head[0] if h.n_head else 0
+    conv, inner, state = (h.arch_integer(f"ssm.{n}") for n in ("conv_kernel", "inner_size", "state_size"))
+    if wkv := h.arch_integer("wkv.head_size"):
+        return h.n_embd * (h.arch_integer("token_shift_count", 2) + wkv)
+    if kda := h.arch_integer("kda.head_dim"):
+        return 3 * (conv - 1 if conv else 3) * n_head * kda + kda * kda * n_head
+    if short := h.arch_integer("shortconv.l_cache"):
+        return h.n_embd * (short - 1) + state * inner
+    if h.architecture == "minimax-01":
+        return h.arch_integer("attention.key_length", h.n_embd // max(n_head, 1)) ** 2 * n_head
+    return max(conv - 1, 0) * (inner + 2 * h.arch_integer("ssm.group_count") * state) + state * inner

@@ -1,0 +1,271 @@
+"""The engine process without its pipes: loads a pair, answers requests, reports what happens as messages.
+
+Runs in the worker's main thread, or in a test. Knows nothing about how messages travel.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specllama import chat
+from specllama.calibrate import measure
+from specllama.core.engine import Engine
+from specllama.core.params import SamplingParams
+from specllama.core.planner import Adaptive, Fixed, Policy
+from specllama.core.ports import DecodeError, Drafter
+from specllama.core.sequence import Generation, Request
+from specllama.errors import EngineError, SpecllamaError, UsageError
+from specllama.llama import show_log
+from specllama.process import messages as m
+from specllama.process.loading import Loaded, load
+from specllama.settings import LoadSettings
+from specllama.store import Store
+from specllama.text import TokenWriter
+
+_GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("temperature", "temp", float),
+    ("top_k", "top_k", int),
+    ("top_p", "top_p", float),
+    ("min_p", "min_p", float),
+    ("repeat_last_n", "penalty_last_n", int),
+    ("repeat_penalty", "penalty_repeat", float),
+)
+_PREFILL_NOTICE_SECONDS = 0.5  # of silence between two reports of a prefill
+
+
+@dataclass(slots=True)
+class _Running:
+    id: int
+    generation: Generation
+    writer: TokenWriter
+    n_sent: int = 0
+    n_drafted: int = 0
+    n_accept: int = 0
+
+
+class Host:
+    """One loaded pair and its engine. send: where messages to the front go."""
+
+    def __init__(self, send: Callable[[m.Message], None], store: Store | None = None) -> None:
+        self.send, self.store = send, store if store is not None else Store()
+        self.loaded: Loaded | None = None
+        self.engine: Engine | None = None
+        self.running: list[_Running] = []
+        self._template: chat.ChatTemplate | None = None
+        self._template_error: SpecllamaError | None = None
+        self._last: list[int] = []  # ids of the last generation, whose cache is slot _last_slot's
+        self._last_slot = 0
+        self.step_started: float | None = None
+        self._step_seconds = 0.0
+        self._reported = 0.0
+
+    def handle(self, message: m.Message) -> None:
+        """Act on a message from the front; what goes wrong with it is answered, not raised."""
+        id_ = message.id if isinstance(message, (m.Generate, m.Cancel)) else None
+        try:
+            if isinstance(message, m.Load):
+                show_log(message.verbose)
+                self._load(LoadSettings.from_dict(message.settings))
+            elif isinstance(message, m.Generate):
+                self._generate(message)
+            elif isinstance(message, m.Cancel):
+                self._cancel(message.id)
+            elif isinstance(message, m.Calibrate):
+                self.send(m.Calibrated(self._calibrate(message.seconds)))
+            else:
+                raise EngineError(f"the engine process takes no {type(message).__name__}")
+        except SpecllamaError as error:
+            self.send(m.Failed(error.to_dict(), id_))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def allowed_seconds(self) -> float:
+        """How long a step may take before it counts as hung: 30 s and ten times what is predicted."""
+        predicted = self._step_seconds or (self.loaded.slow_step_seconds if self.loaded else 0.0)
+        return 30.0 + 10.0 * predicted
+
+    def step(self) -> None:
+        """One step of the engine; one message with everybody's tokens."""
+        assert self.engine is not None
+        self.step_started = time.perf_counter()
+        try:
+            self.engine.step()
+        except (DecodeError, SpecllamaError) as error:
+            self._fail(error)
+            return
+        finally:
+            took = time.perf_counter() - self.step_started
+            self._step_seconds = max(took, 0.9 * self._step_seconds)
+            self.step_started = None
+        for notice in self.engine.notices:
+            self.send(m.Notice(notice))
+        self.engine.notices.clear()
+        self._report()
+
+    def _load(self, settings: LoadSettings) -> None:
+        if self.loaded is not None:
+            raise EngineError("this engine process has loaded its models already")
+        loaded = load(settings, self.send, self.store)
+        self.loaded = loaded
+        self.engine = Engine(
+            loaded.context,
+            self._policy(loaded),
+            end_ids=loaded.model.end_ids,
+            suppressed=loaded.model.suppressed,
+            clock=time.perf_counter,
+            epsilon=loaded.stored.get("epsilon"),
+            exact=settings.exact,
+        )
+        source = settings.chat_template or loaded.header.chat_template
+        if source:
+            model = loaded.model
+            try:
+                self._template = chat.ChatTemplate(
+                    source,
+                    model.control_texts,
+                    bos=model.token_text(model.bos_id),
+                    eos=model.token_text(model.eos_id),
+                    own=settings.chat_template is None,
+                )
+            except SpecllamaError as error:
+                self._template_error = error
+        if settings.exact and loaded.stored.get("epsilon") is None:
+            self._measure_epsilon()
+        self.send(m.Ready({**loaded.info, "chat_template": self._template is not None}))
+
+    def _policy(self, loaded: Loaded) -> Policy:
+        s, drafters = loaded.settings, loaded.drafters
+        if s.draft_max == 0 or not drafters:
+            return Fixed([], 0)
+        if s.draft_max is None:
+            return Adaptive(drafters)
+        ordered: list[Drafter] = sorted(drafters, key=lambda d: d.name == "model")
+        return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
+
+    def _measure_epsilon(self) -> None:
+        """--exact needs it before the first answer: measured on the model's own text, stored."""
+        assert self.loaded is not None
+        assert self.engine is not None
+        loaded = self.loaded
+        ids = loaded.model.tokenize("def main():\n    print('Hello')\n" * 4, loaded.model.adds_bos, False)[
+            :96
+        ]
+        generation = self.engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 0))
+        while self.engine.busy:
+            self.engine.step()
+        self._last, self._last_slot = generation.history[: generation.n_past], generation.seq_id
+        found = self._calibrate(2.0)
+        self.engine.epsilon = found.get("epsilon")
+
+    def _generate(self, message: m.Generate) -> None:
+        if self.engine is None or self.loaded is None:
+            raise EngineError("no model is loaded")
+        params = SamplingParams.merge(message.params, self._model_defaults())
+        seed = params.seed if params.seed is not None else secrets.randbits(32)
+        writer = TokenWriter(self.loaded.model.piece, params.stop)
+        ids = self._ids(message)
+        request = Request(ids, params, seed, writer, speculate=message.speculate)
+        generation = self.engine.submit(request)
+        self.running.append(_Running(message.id, generation, writer))
+        used = asdict(params) | {"seed": seed, "logit_bias": dict(params.logit_bias)}
+        self.send(m.Started(message.id, len(ids), used))
+
+    def _model_defaults(self) -> Mapping[str, Any]:
+        assert self.loaded is not None
+        found = {}
+        for name, key, kind in _GGUF_SAMPLING:
+            text = self.loaded.model.metadata(f"general.sampling.{key}")
+            if text is not None:
+                try:
+                    found[name] = kind(text)
+                except ValueError:
+                    continue
+        return found
+
+    def _ids(self, message: m.Generate) -> list[int]:
+        assert self.loaded is not None
+        model = self.loaded.model
+        if message.ids is not None:
+            if not all(isinstance(i, int) and 0 <= i < model.n_vocab for i in message.ids):
+                raise UsageError(f"token ids must be from 0 to {model.n_vocab - 1}")
+            ids = list(message.ids)
+        elif message.prompt is not None:
+            ids = model.tokenize(message.prompt, model.adds_bos, True)
+            if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
+                del ids[0]  # the prompt brought its own BOS
+        else:
+            if self._template_error is not None:
+                raise self._template_error
+            if self._template is None:
+                raise UsageError(
+                    "the model has no chat template", "use --raw, or give one with --chat-template"
+                )
+            parts = self._template.render(message.messages or [], **message.variables)
+            ids = chat.encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
+        if not ids:
+            raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
+        return ids
+
+    def _cancel(self, id_: int) -> None:
+        for running in self.running:
+            if running.id == id_ and self.engine is not None:
+                self.engine.cancel(running.generation)
+        self._report()
+
+    def _report(self) -> None:
+        items = []
+        now = time.perf_counter()
+        for r in self.running:
+            g = r.generation
+            text, ids = r.writer.take(), g.history[g.n_prompt + r.n_sent :]
+            if ids:
+                r.n_sent += len(ids)
+                drafted, accepted = g.stats.n_drafted - r.n_drafted, g.stats.n_accept - r.n_accept
+                r.n_drafted, r.n_accept = g.stats.n_drafted, g.stats.n_accept
+                items.append([r.id, text, ids, drafted, accepted])
+            elif not g.prefilled and now - self._reported > _PREFILL_NOTICE_SECONDS:
+                self._reported = now
+                self.send(m.Prefilled(r.id, g.n_past, g.n_prompt))
+        if items:
+            self.send(m.Tokens(items))
+        for r in [r for r in self.running if r.generation.finish_reason is not None]:
+            self.running.remove(r)
+            g = r.generation
+            self._last, self._last_slot = g.history[: g.n_past], g.seq_id
+            self.send(
+                m.Done(r.id, r.writer.finish(), g.finish_reason or "cancel", g.stats.to_dict(), self._extra())
+            )
+
+    def _extra(self) -> dict[str, Any]:
+        assert self.loaded is not None
+        assert self.engine is not None
+        return {"stored_t1": self.loaded.stored.get("t1"), "epsilon": self.engine.epsilon}
+
+    def _fail(self, error: Exception) -> None:
+        problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")
+        for r in self.running:
+            self.send(m.Failed(problem.to_dict(), r.id))
+        self.running.clear()
+
+    def _calibrate(self, seconds: float) -> dict[str, Any]:
+        """Measure on the last generation's cache what is not stored yet, and store it."""
+        if self.engine is None or self.loaded is None or self.engine.busy or not self._last:
+            return {}
+        slot = self.engine.slots[self._last_slot]
+        if slot.owner is not None or slot.ids != self._last:
+            return {}
+        try:
+            found = measure(self.loaded.context, slot.seq_id, slot.ids, seconds, time.perf_counter).to_dict()
+        except DecodeError:
+            found = {}
+        slot.ids = slot.ids[: self.loaded.context.n_past(slot.seq_id)]
+        if found.get("t1") is not None:
+            self.loaded.stored = {**self.loaded.stored, **found}
+            self.store.write(self.loaded.store_key, self.loaded.stored)
+        return found

@@ -1,0 +1,253 @@
+"""From settings to a loaded pair: headers read and checked, the pair compared, the memory planned, then llama.cpp.
+
+Nothing of llama.cpp touches a file before its header has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specllama.core.ports import BatchRow, Drafter
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.errors import IncompatiblePairError, ResourceError
+from specllama.gguf import Header, check_model, read_model
+from specllama.llama import Context, Model, devices, supports_gpu
+from specllama.machine import gpus_present, physical_cores
+from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
+from specllama.process import messages as m
+from specllama.settings import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
+from specllama.store import Store
+from specllama.vocab import PairVerdict, check_pair
+
+DRAFT_BUDGET = 64  # rows of logits kept beyond one per slot
+ROLLBACK = 16  # recurrent states kept per sequence where drafts have no fixed length
+_REPORT_SECONDS = 0.1
+_SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, of a machine slower than any that is used for this
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Everything that a load made. info: what the front is told (`Ready`)."""
+
+    settings: LoadSettings
+    header: Header
+    model: Model
+    context: Context
+    drafters: list[Drafter]
+    info: dict[str, Any]
+    store_key: dict[str, Any]
+    stored: dict[str, Any] = field(default_factory=dict)
+    draft_model: Model | None = None
+    draft_context: Context | None = None
+
+    @property
+    def slow_step_seconds(self) -> float:
+        """What a first chunk of prefill could take on a very slow machine."""
+        return 2 * self.header.n_params * 64 / _SLOW_FLOPS + self.header.weight_bytes / _SLOW_BYTES
+
+
+def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store) -> Loaded:
+    """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError, NotFoundError.
+
+    send: gets Loading and Notice messages.
+    """
+    started = time.perf_counter()
+    target_header = _checked_header(settings.target)
+    draft_header, verdict = None, None
+    wants_draft = settings.draft is not None and "model" in settings.drafters and settings.draft_max != 0
+    if wants_draft:
+        assert settings.draft is not None
+        draft_header = _checked_header(settings.draft)
+        verdict = check_pair(target_header, draft_header)
+        if not verdict.ok:
+            raise IncompatiblePairError(
+                f"target and draft do not fit together: {verdict.reason}", "choose another draft, or -md none"
+            )
+    n_outputs = max(settings.n_slots, 64, settings.n_slots + max(DRAFT_BUDGET, settings.draft_max or 0))
+    n_rs_seq = 0 if not settings.drafters or settings.draft_max == 0 else (settings.draft_max or ROLLBACK)
+    plan = _plan(settings, target_header, draft_header, n_outputs, n_rs_seq)
+    target_settings = _fitted(settings.target, plan.target.n_gpu_layers)
+    model = Model(target_settings, _reporter("target", send))
+    context = Context(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
+    drafters: list[Drafter] = []
+    draft_model = draft_context = None
+    problem = ""
+    if settings.draft is not None and draft_header is not None and plan.draft is not None:
+        draft_settings = _fitted(settings.draft, plan.draft.n_gpu_layers)
+        draft_model = Model(draft_settings, _reporter("draft", send))
+        try:
+            draft_context = Context(draft_model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
+            confident = settings.draft_max is None or settings.draft_p_min > 0
+            drafters.append(ModelDrafter(draft_context, model.n_vocab, confident))
+        except ResourceError as error:
+            problem = f"the draft cannot be used: {error.message}"
+            send(m.Notice(problem))
+    if "copy" in settings.drafters and settings.draft_max != 0:
+        drafters.insert(0, CopyDrafter())
+    for one in (context, draft_context):
+        if one is not None:
+            _warm_up(one)
+    key = _store_key(target_header, target_settings, context, plan.n_ctx)
+    info = {
+        "target": _about(target_settings.path, target_header, plan.target.n_gpu_layers),
+        "draft": _about(settings.draft.path, draft_header, plan.draft.n_gpu_layers)
+        if settings.draft and draft_header and plan.draft and draft_context
+        else None,
+        "verdict": verdict.verdict if verdict else None,
+        "n_ctx": context.n_ctx,
+        "n_ctx_draft": draft_context.n_ctx if draft_context else 0,
+        "n_vocab": model.n_vocab,
+        "n_threads": context.n_threads,
+        "drafters": [d.name for d in drafters],
+        "draft_max": settings.draft_max,
+        "notes": [*_notes(settings, context), *_verdict_notes(verdict), *plan.warnings],
+        **_speculation(settings, drafters, context, problem),
+        "load_seconds": time.perf_counter() - started,
+    }
+    return Loaded(
+        settings,
+        target_header,
+        model,
+        context,
+        drafters,
+        info,
+        key,
+        store.read(key),
+        draft_model,
+        draft_context,
+    )
+
+
+def _checked_header(settings: ModelSettings) -> Header:
+    header = read_model(settings.path)
+    check_model(header)
+    return header
+
+
+def _plan(
+    settings: LoadSettings, target: Header, draft: Header | None, n_outputs: int, n_rs_seq: int
+) -> MemoryPlan:
+    t, d = settings.target, settings.draft or settings.target
+    return plan_memory(
+        target,
+        draft,
+        FitSettings(
+            available=available_memory(),
+            n_ctx=t.n_ctx or None,
+            n_ctx_draft=d.n_ctx or None if settings.draft else None,
+            n_slots=settings.n_slots,
+            n_batch=t.n_batch,
+            n_ubatch=t.n_ubatch,
+            n_outputs_max=n_outputs,
+            n_rs_seq=n_rs_seq,
+            cache_type_k=t.cache_type_k,
+            cache_type_v=t.cache_type_v,
+            cache_type_k_draft=d.cache_type_k,
+            cache_type_v_draft=d.cache_type_v,
+            flash_attn=t.flash_attn,  # type: ignore[arg-type]
+            n_gpu_layers=_layers(t),
+            n_gpu_layers_draft=_layers(d),
+            devices=_fit_devices(t),
+        ),
+    )
+
+
+def _layers(s: ModelSettings) -> int | None:
+    if s.devices == ("none",):
+        return 0
+    return None if s.n_gpu_layers == AUTO else s.n_gpu_layers
+
+
+def _fit_devices(s: ModelSettings) -> tuple[Device, ...]:
+    wanted = [d for d in devices() if d.gpu and (not s.devices or d.name in s.devices)]
+    unified = platform.system() == "Darwin"
+    return tuple(Device(d.name, d.free, unified) for d in wanted)
+
+
+def _fitted(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:
+    return replace(s, n_gpu_layers=n_gpu_layers if s.n_gpu_layers != ALL_LAYERS else ALL_LAYERS)
+
+
+def _reporter(name: str, send: Callable[[m.Message], None]) -> Callable[[float], None]:
+    last = 0.0
+
+    def report(share: float) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= _REPORT_SECONDS or share >= 1:
+            last = now
+            send(m.Loading(name, share))
+
+    return report
+
+
+def _warm_up(context: Context) -> None:
+    """One decode, so that neither page faults nor first-time allocations fall into the first answer."""
+    token = max(0, context.model.bos_id)
+    context.decode([BatchRow(token, 0, 0, True)])
+    context.cut(0, 0)
+
+
+def _about(path: str, header: Header, n_gpu_layers: int) -> dict[str, Any]:
+    return {
+        "path": path,
+        "name": header.name or os.path.basename(path),
+        "params": header.n_params,
+        "quant": header.quant,
+        "n_gpu_layers": n_gpu_layers,
+    }
+
+
+def _notes(settings: LoadSettings, context: Context) -> list[str]:
+    notes = []
+    asked = [
+        s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
+    ]
+    present = gpus_present()
+    if not supports_gpu() and present:
+        notes.append(
+            f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild with "
+            f"SPECLLAMA_BACKEND={present[0]} scripts/specllama"
+        )
+    elif asked and not supports_gpu():
+        notes.append(
+            "no GPU that this build of llama.cpp could use: -ngl has no effect, all layers are on the CPU"
+        )
+    if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
+        notes.append("this model's memory cannot go back: a draft that is not accepted whole costs a replay")
+    return notes
+
+
+def _verdict_notes(verdict: PairVerdict | None) -> list[str]:
+    return list(verdict.notes) if verdict else []
+
+
+def _speculation(
+    settings: LoadSettings, drafters: Sequence[Drafter], context: Context, problem: str
+) -> dict[str, str]:
+    if drafters:
+        return {"speculation": "on", "reason": ""}
+    if settings.draft_max == 0:
+        return {"speculation": "off", "reason": "--draft-max 0"}
+    if problem:
+        return {"speculation": "off", "reason": problem}
+    return {"speculation": "off", "reason": "no drafter: --drafters names none that can be used"}
+
+
+def _store_key(header: Header, s: ModelSettings, context: Context, n_ctx: int) -> dict[str, Any]:
+    """What measured times and differences depend on."""
+    return {
+        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
+        "machine": [platform.machine(), platform.processor(), physical_cores()],
+        "devices": [d.name for d in devices()],
+        "n_gpu_layers": s.n_gpu_layers,
+        "threads": [context.n_threads, context.n_threads_batch],
+        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn],
+        "n_ctx": n_ctx,
+    }

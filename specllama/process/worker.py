@@ -1,0 +1,97 @@
+"""The engine process: `python -m specllama.process.worker`, messages in on stdin, out on stdout.
+
+The main thread decodes. One thread reads stdin and ends the process when it closes, so that no front, however it dies,
+leaves gigabytes behind; another one says every half second that the process lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+
+from typing import TYPE_CHECKING
+
+from specllama.errors import EngineError, SpecllamaError
+from specllama.process import messages as m
+
+if TYPE_CHECKING:
+    from specllama.process.host import Host
+
+_BEAT_SECONDS = 0.5
+
+
+class _Pipes:
+    """stdin and stdout as message streams. Whatever else prints to stdout is sent to stderr instead."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+        self._out = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+
+    def send(self, message: m.Message) -> None:
+        data = m.encode(message)
+        with self._lock:
+            try:
+                while data:
+                    data = data[self._out.write(data) or 0 :]
+            except OSError:
+                os._exit(0)  # the front is gone
+
+    def read(self) -> None:
+        with os.fdopen(0, "rb", closefd=False) as pipe:  # not sys.stdin, whose lock a dying interpreter wants
+            for line in pipe:
+                self.inbox.put(m.decode(line))
+        os._exit(0)
+
+
+def main() -> None:
+    """Serve one front until it closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what Ctrl-C means
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold the user's text
+    pipes = _Pipes()
+    threading.Thread(target=pipes.read, daemon=True).start()
+    try:
+        _serve(pipes)
+    except SpecllamaError as error:
+        pipes.send(m.Failed(error.to_dict()))
+    except Exception as error:  # noqa: BLE001 - the last line of defence; the front shows it
+        traceback.print_exc()
+        pipes.send(m.Failed(EngineError(f"{type(error).__name__} in the engine process: {error}").to_dict()))
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _serve(pipes: _Pipes) -> None:
+    """Handle messages as they come, step the engine while there is work."""
+    from specllama.process.host import Host
+
+    host = Host(pipes.send)
+    threading.Thread(target=_beat, args=(pipes, host), daemon=True).start()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                host.handle(pipes.inbox.get(block=not host.busy))
+        host.step()
+
+
+def _beat(pipes: _Pipes, host: Host) -> None:
+    while True:
+        time.sleep(_BEAT_SECONDS)
+        started = host.step_started
+        busy = time.perf_counter() - started if started is not None else 0.0
+        pipes.send(m.Beat(busy, host.allowed_seconds()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What a load of models is made of, as plain data: it crosses the pipe to the engine process as JSON.
+
+One word per thing: these are the names of the flags, of the TOML keys and of the Python arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from specllama.errors import UsageError
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+DRAFTERS = ("model", "copy", "grammar")
+AUTO = -1  # n_gpu_layers: all that fit
+ALL_LAYERS = -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """How one model is loaded and its context made.
+
+    n_ctx: tokens, 0 chooses. n_threads, n_threads_batch: 0 means the physical cores. n_gpu_layers: -1 all that fit,
+    -2 all. devices: names, () means all, ("none",) the CPU alone. n_cpu_moe: layers whose experts stay on the CPU, -1
+    all. override_tensor: (pattern, buffer type). lora: (path, scale). rope_*, yarn_*: None means the model's own.
+    """
+
+    path: str
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    n_gpu_layers: int = AUTO
+    devices: tuple[str, ...] = ()
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int = 0
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    n_cpu_moe: int = 0
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
+    use_mmap: bool = True
+    use_mlock: bool = False
+    lora: tuple[tuple[str, float], ...] = ()
+    rope_scaling: str | None = None
+    rope_scale: float | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn_orig_ctx: int | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_beta_fast: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_threads", "n_threads_batch", "main_gpu"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("n_batch", "n_ubatch"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("n_gpu_layers", self.n_gpu_layers, ALL_LAYERS)
+        _at_least("n_cpu_moe", self.n_cpu_moe, -1)
+        _one_of("split_mode", self.split_mode, ("none", "layer", "row", "tensor"))
+        _one_of("flash_attn", self.flash_attn, ("on", "off", "auto"))
+        _one_of("cache_type_k", self.cache_type_k, CACHE_TYPES)
+        _one_of("cache_type_v", self.cache_type_v, CACHE_TYPES)
+        if self.rope_scaling is not None:
+            _one_of("rope_scaling", self.rope_scaling, ("none", "linear", "yarn"))
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention", "leave -fa off away")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """A target, perhaps a draft, and how they draft. draft_max: None decides by measured cost; 0 switches drafts off.
+
+    n_slots: sequences at once. exact: decide near-ties on rows decoded alone. calibrate: measure after the first
+    answer what is not known yet. chat_template: overrides the model's own.
+    """
+
+    target: ModelSettings
+    draft: ModelSettings | None = None
+    n_slots: int = 1
+    drafters: tuple[str, ...] = DRAFTERS
+    draft_max: int | None = None
+    draft_min: int = 0
+    draft_p_min: float = 0.0
+    exact: bool = False
+    calibrate: bool = True
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("n_slots", self.n_slots, 1)
+        for name in self.drafters:
+            _one_of("drafters", name, DRAFTERS)
+        if self.draft_max is not None:
+            _at_least("draft_max", self.draft_max, 0)
+            if self.draft_max > 512:
+                raise UsageError(f"draft_max must be 512 at most, not {self.draft_max}")
+        _at_least("draft_min", self.draft_min, 0)
+        if self.draft_max and self.draft_min > self.draft_max:
+            raise UsageError(f"draft_min {self.draft_min} is more than draft_max {self.draft_max}")
+        if not 0 <= self.draft_p_min <= 1:
+            raise UsageError(f"draft_p_min must be between 0 and 1, not {self.draft_p_min:g}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LoadSettings:
+        """The inverse of `to_dict`, JSON's lists taken for tuples."""
+        values = {k: _tupled(v) for k, v in data.items()}
+        values["target"] = _model(data["target"])
+        values["draft"] = _model(data["draft"]) if data.get("draft") else None
+        return cls(**values)
+
+
+def _model(data: Mapping[str, Any]) -> ModelSettings:
+    known = {f.name for f in fields(ModelSettings)}
+    return ModelSettings(**{k: _tupled(v) for k, v in data.items() if k in known})
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(v) for v in value) if isinstance(value, list) else value
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+        raise UsageError(f"{name} must be a whole number from {low}, not {value!r}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

@@ -1,0 +1,62 @@
+"""What is remembered between runs, in the user's cache directory. A broken file is moved aside, never fatal."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+SCHEMA = 1
+
+
+def cache_dir() -> Path:
+    """The user's cache directory for specllama; SPECLLAMA_CACHE names another one."""
+    given = os.environ.get("SPECLLAMA_CACHE")
+    return Path(given) if given else Path(platformdirs.user_cache_dir("specllama", appauthor=False))
+
+
+class Store:
+    """JSON objects by key, one file each.
+
+    root: a directory, made when first written to; the user's cache directory if absent.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root if root is not None else cache_dir() / "calibration"
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """The file for a key: what the stored figures depend on."""
+        text = json.dumps(key, sort_keys=True, default=str)
+        return self.root / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def read(self, key: Mapping[str, Any]) -> dict[str, Any]:
+        """What is stored under the key, empty if nothing is or the file is broken (it is moved aside then)."""
+        path = self.path(key)
+        try:
+            data = json.loads(path.read_bytes())
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                raise ValueError("not a calibration file of this version")
+            return data
+        except FileNotFoundError:
+            return {}
+        except OSError:
+            return {}
+        except ValueError:
+            with contextlib.suppress(OSError):
+                path.replace(path.with_suffix(".broken"))
+            return {}
+
+    def write(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Store under the key, whole or not at all; a cache that cannot be written is no error."""
+        path = self.path(key)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"schema": SCHEMA, "key": dict(key), **values}, default=str))
+            temporary.replace(path)

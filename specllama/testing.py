@@ -1,0 +1,131 @@
+"""Models without weights, for tests of the engine and for authors of drafters.
+
+`TableContext` answers with logits that are a pure function of the ids before; it checks what llama.cpp would abort on,
+and can behave like each of llama.cpp's memory kinds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.ports import BatchRow, NoRoomError, Proposal
+from specllama.core.sampling import Chooser
+
+Memory = Literal["full", "window", "rollback", "checkpoint"]
+
+
+def table_row(
+    ids: Sequence[int], n_vocab: int, seed: int = 0, order: int = 3, spread: float = 3.0
+) -> NDArray[np.float32]:
+    """Logits that depend on the last `order` ids only, shape (n_vocab,); normal with deviation `spread`."""
+    key = hashlib.sha256(f"{seed}:{list(ids[-order:])}".encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
+    return (rng.standard_normal(n_vocab) * spread).astype(np.float32)
+
+
+class TableContext:
+    """A context over a function from ids to logits.
+
+    rows: ids so far to logits, shape (n_vocab,). memory: "window" refuses to go back more than 4 tokens behind the
+    end, "rollback" at most `max_cut` and once per decode, "checkpoint" only to the last checkpoint. Asserts positions,
+    sequence ids and batch limits.
+    """
+
+    def __init__(
+        self,
+        n_vocab: int = 32,
+        n_ctx: int = 256,
+        n_seq_max: int = 1,
+        memory: Memory = "full",
+        rows: Callable[[Sequence[int]], NDArray[np.float32]] | None = None,
+        n_batch: int = 64,
+        max_cut: int = 8,
+    ) -> None:
+        self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
+        self.n_batch = self.n_outputs_max = n_batch
+        self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"
+        self.max_cut = max_cut if memory == "rollback" else n_ctx
+        self.rows = rows or (lambda ids: table_row(ids, n_vocab))
+        self.cells: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
+        self.marks: dict[int, list[int]] = {}
+        self.fresh: set[int] = set()  # sequences with a decode since their last cut
+        self.widths: list[int] = []
+
+    def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
+        assert 0 < len(batch) <= self.n_batch, "llama.cpp aborts on more tokens than n_batch"
+        assert sum(r.output for r in batch) <= self.n_outputs_max
+        if sum(map(len, self.cells.values())) + len(batch) > self.n_ctx:
+            raise NoRoomError
+        out = []
+        for r in batch:
+            assert 0 <= r.token < self.n_vocab, f"token {r.token} outside of the vocabulary"
+            cells = self.cells[r.seq_id]
+            assert r.pos == len(cells), f"position {r.pos} of sequence {r.seq_id} follows {len(cells)} cells"
+            cells.append(r.token)
+            self.fresh.add(r.seq_id)
+            if r.output:
+                out.append(self.rows(cells))
+        self.widths.append(len(batch))
+        return np.stack(out) if out else np.zeros((0, self.n_vocab), np.float32)
+
+    def n_past(self, seq_id: int) -> int:
+        return len(self.cells[seq_id])
+
+    def checkpoint(self, seq_id: int) -> None:
+        self.marks[seq_id] = list(self.cells[seq_id])
+
+    def cut(self, seq_id: int, n_past: int) -> int:
+        cells, back = self.cells[seq_id], len(self.cells[seq_id]) - n_past
+        if back <= 0:
+            return len(cells)
+        keep = n_past
+        if self.memory == "window" and back > 4 and n_past < len(cells) - 8:
+            keep = 0
+        elif self.memory == "rollback" and (back > self.max_cut or seq_id not in self.fresh):
+            keep = 0
+        elif self.memory == "checkpoint":
+            mark = self.marks.get(seq_id, [])
+            keep = len(mark) if len(mark) <= n_past and cells[: len(mark)] == mark else 0
+        self.fresh.discard(seq_id)
+        del cells[keep:]
+        return keep
+
+    def copy(self, src: int, dst: int, n_past: int) -> int:
+        if self.memory != "full" and n_past != len(self.cells[src]):
+            return 0
+        self.cells[dst] = self.cells[src][:n_past]
+        return n_past
+
+
+class ScriptedDrafter:
+    """Proposes what a function says; the simplest drafter there is.
+
+    guess: (sequence's ids, tokens drafted so far) to the next token, or None.
+    """
+
+    def __init__(
+        self,
+        guess: Callable[[Sequence[int], Sequence[int]], int | None],
+        name: str = "model",
+        confidence: float = 0.9,
+    ) -> None:
+        self.guess, self.name, self.confidence = guess, name, confidence
+        self.histories: dict[int, list[int]] = {}
+
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser) -> None:  # noqa: ARG002
+        self.histories[seq_id] = list(prompt)
+
+    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        found = {seq: self.guess(self.histories[seq], draft) for seq, draft in wanted.items()}
+        return {seq: Proposal(token, self.confidence) for seq, token in found.items() if token is not None}
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self.histories[seq_id].extend(tokens)
+
+    def forget(self, seq_id: int) -> None:
+        self.histories.pop(seq_id, None)

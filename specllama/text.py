@@ -1,0 +1,57 @@
+"""From token bytes to text: whole characters only, stop strings never shown, not even in part."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+
+
+class TokenWriter:
+    """Collects the text of one generation.
+
+    piece: token id to its bytes (empty for control tokens). Bytes that begin a character wait for its end; bytes that
+    cannot be UTF-8 become U+FFFD; text that may be the beginning of a stop string waits until that is decided.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
+        self._piece, self._stops = piece, tuple(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ready, self._held = "", ""
+        self.stopped_by: str | None = None
+
+    def push(self, token: int) -> bool:
+        """Take one token; True where it completes a stop string, whose text and what follows is left out."""
+        text = self._decoder.decode(self._piece(token))
+        if not self._stops:
+            self._ready += text
+            return False
+        text = self._held + text
+        found = [(text.find(s), s) for s in self._stops if s in text]
+        if found:
+            at, self.stopped_by = min(found)
+            self._ready += text[:at]
+            self._held = ""
+            return True
+        waiting = self._open_stop(text)
+        self._ready += text[: len(text) - waiting]
+        self._held = text[len(text) - waiting :]
+        return False
+
+    def take(self) -> str:
+        """The text that is certain by now and was not taken before."""
+        text, self._ready = self._ready, ""
+        return text
+
+    def finish(self) -> str:
+        """The rest at the end of the generation; a character that was cut short is left out."""
+        self._ready += self._held
+        self._held = ""
+        return self.take()
+
+    def _open_stop(self, text: str) -> int:
+        """Length of the longest end of `text` that a stop string begins with."""
+        longest = max(map(len, self._stops)) - 1
+        for n in range(min(longest, len(text)), 0, -1):
+            if any(s.startswith(text[-n:]) for s in self._stops):
+                return n
+        return 0

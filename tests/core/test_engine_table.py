@@ -1,0 +1,264 @@
+"""Property tests of the engine over table models: whatever is drafted, the output is what plain decoding gives."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.core.engine import Engine
+from specllama.core.params import SamplingParams
+from specllama.core.planner import Adaptive, Fixed, Policy
+from specllama.core.sequence import Generation, Request
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.errors import ContextLengthError
+from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
+
+N_VOCAB, END = 32, 3
+MEMORIES: tuple[Memory, ...] = ("full", "window", "rollback", "checkpoint")
+
+
+def clock():
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+def engine_over(target: TableContext, policy: Policy) -> Engine:
+    return Engine(target, policy, end_ids={END}, clock=clock())
+
+
+def check_invariant(engine: Engine) -> None:
+    for g in engine.active:
+        cells = engine.target.cells[g.seq_id]
+        assert cells == g.history[: g.n_past]
+        assert g.n_past <= len(g.history) - g.prefilled
+        if g.prefilled and not engine.target.cuts_need_checkpoint and engine.target.memory == "full":
+            assert g.n_past == len(g.history) - 1
+    for drafter in engine.policy.drafters:
+        if isinstance(drafter, ModelDrafter):
+            for seq, state in drafter.states.items():
+                assert drafter.context.cells[seq] == drafter.cells[seq]
+                assert drafter.cells[seq][: state.good] == state.history[: state.good]
+
+
+def run(engine: Engine, *requests: Request) -> list[Generation]:
+    generations = [engine.submit(r) for r in requests]
+    for _ in range(10_000):
+        if not engine.busy:
+            break
+        engine.step()
+        check_invariant(engine)
+    assert not engine.busy
+    return generations
+
+
+def plain(request: Request, n_ctx: int = 256) -> Generation:
+    return run(engine_over(TableContext(N_VOCAB, n_ctx), Fixed([], 0)), request)[0]
+
+
+def noisy_draft(seed: int):
+    """A draft model that agrees with the target often, not always."""
+    return lambda ids: table_row(ids, N_VOCAB) + table_row(ids, N_VOCAB, seed) * 0.5
+
+
+params_strategy = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0, 0.3, 0.8, 1.5]),
+    top_k=st.sampled_from([0, 1, 5, 40]),
+    top_p=st.sampled_from([0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0, 0.05, 0.3]),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0, 0.7]),
+    max_tokens=st.sampled_from([1, 2, 7, 40, -1, -2]),
+    logit_bias=st.sampled_from([{}, {5: 3.0}, {1: -100.0}]),
+)
+prompt_strategy = st.lists(st.integers(4, N_VOCAB - 1), min_size=1, max_size=20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt_strategy,
+    params_strategy,
+    st.integers(0, 2**64 - 1),
+    st.integers(1, 16),
+    st.sampled_from(MEMORIES),
+    st.sampled_from(["full", "checkpoint"]),
+    st.sampled_from(["model", "copy", "both", "adaptive", "liar"]),
+)
+def test_output_with_any_drafter_is_output_without(prompt, params, seed, n_max, memory, draft_memory, kind):
+    request = Request(prompt, params, seed)
+    expected = plain(request, 96)
+    model = ModelDrafter(TableContext(N_VOCAB, 96, memory=draft_memory, rows=noisy_draft(seed % 1000)), N_VOCAB)
+    drafters = {
+        "model": [model],
+        "copy": [CopyDrafter()],
+        "both": [CopyDrafter(), model],
+        "adaptive": [CopyDrafter(), model],
+        "liar": [ScriptedDrafter(lambda h, d: (len(h) * 7 + len(d)) % N_VOCAB)],
+    }[kind]
+    policy = Adaptive(drafters) if kind == "adaptive" else Fixed(drafters, n_max)
+    got = run(engine_over(TableContext(N_VOCAB, 96, memory=memory), policy), request)[0]
+    assert got.output == expected.output
+    assert got.finish_reason == expected.finish_reason
+    assert got.stats.n_predict == len(got.output)
+    assert got.stats.n_accept <= got.stats.n_drafted == sum(got.stats.drafted_by.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(prompt_strategy, params_strategy, st.integers(0, 99)), min_size=2, max_size=7),
+    st.integers(1, 4),
+    st.integers(0, 8),
+    st.sampled_from([48, 400]),
+)
+def test_together_as_alone(work, n_slots, n_max, n_ctx):
+    """Several sequences over few slots, also where the shared cache is too small for all at once."""
+    requests = [Request(p, q, s) for p, q, s in work]
+    expected = [plain(r, n_ctx).output for r in requests]
+    draft = TableContext(N_VOCAB, n_ctx, n_slots, rows=noisy_draft(1))
+    engine = engine_over(
+        TableContext(N_VOCAB, n_ctx, n_slots), Fixed([CopyDrafter(), ModelDrafter(draft, N_VOCAB)], n_max)
+    )
+    got = run(engine, *requests)
+    for g, output in zip(got, expected, strict=True):
+        # Where the pool ran out for good, a generation may end early, but never differ.
+        assert g.output == output or (g.finish_reason == "context" and output[: len(g.output)] == g.output)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_target_as_its_own_draft_is_accepted_whole(temperature):
+    request = Request([5, 6, 7], SamplingParams(temperature=temperature, max_tokens=60, ignore_eos=True), 11)
+    drafter = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)
+    got = run(engine_over(TableContext(N_VOCAB), Fixed([drafter], 5)), request)[0]
+    assert got.stats.n_drafted == got.stats.n_accept > 40
+    assert got.stats.accept_by_position == [1.0] * 5
+
+
+def test_draft_cache_is_kept_not_evaluated_again():
+    """All draft tokens accepted: two rows to catch up per round (the last drafted one and the target's own)."""
+    context = TableContext(N_VOCAB)
+    request = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=41, ignore_eos=True), 1)
+    run(engine_over(TableContext(N_VOCAB), Fixed([ModelDrafter(context, N_VOCAB)], 3)), request)
+    assert set(context.widths[3:]) <= {1, 2}
+    assert context.widths.count(2) <= context.widths.count(1)
+
+
+def test_draft_is_not_asked_before_the_first_token():
+    context = TableContext(N_VOCAB)
+    engine = engine_over(TableContext(N_VOCAB), Fixed([ModelDrafter(context, N_VOCAB)], 3))
+    g = engine.submit(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=9), 1))
+    while not g.output:
+        engine.step()
+    assert context.widths == []
+
+
+def test_end_token_inside_a_draft_ends_there():
+    rows = lambda ids: np.eye(N_VOCAB, dtype=np.float32)[END if len(ids) == 6 else 9] * 9  # noqa: E731
+    drafter = ScriptedDrafter(lambda h, d: END if len(h) + len(d) == 6 else 9)
+    engine = engine_over(TableContext(N_VOCAB, rows=rows), Fixed([drafter], 8))
+    got = run(engine, Request([5, 6], SamplingParams(temperature=0), 1))[0]
+    assert got.output == [9, 9, 9, 9, END]
+    assert (got.finish_reason, got.stats.n_accept) == ("stop", 4)
+
+
+def test_limit_is_exact_and_no_draft_reaches_beyond_it():
+    drafter = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)
+    engine = engine_over(TableContext(N_VOCAB), Fixed([drafter], 16))
+    got = run(engine, Request([5, 6], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), 1))[0]
+    assert (len(got.output), got.finish_reason) == (6, "length")
+    assert got.stats.n_drafted == 4
+
+
+def test_context_full_is_said_and_never_shifted():
+    engine = engine_over(TableContext(N_VOCAB, 20), Fixed([ScriptedDrafter(lambda h, d: 9)], 4))
+    got = run(engine, Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=-2), 1))[0]
+    assert (got.finish_reason, len(got.history)) == ("context", 20)
+    assert END not in got.output
+
+
+def test_prompt_that_fills_the_context_is_refused():
+    with pytest.raises(ContextLengthError, match="20 tokens and the context 20"):
+        engine_over(TableContext(N_VOCAB, 20), Fixed([], 0)).submit(Request([5] * 20, SamplingParams(), 1))
+
+
+def test_cancel_frees_the_slot_and_keeps_the_text():
+    engine = engine_over(TableContext(N_VOCAB), Fixed([ScriptedDrafter(lambda h, d: 9)], 4))
+    g = engine.submit(Request([5, 6, 7], SamplingParams(max_tokens=-2), 1))
+    for _ in range(5):
+        engine.step()
+    engine.cancel(g)
+    assert (g.finish_reason, engine.busy) == ("cancel", False)
+    assert len(g.output) >= 4
+    assert engine.target.cells[0] == g.history[: g.n_past] == engine.slots[0].ids
+
+
+def test_deadline_ends_a_generation():
+    engine = engine_over(TableContext(N_VOCAB), Fixed([], 0))
+    got = run(engine, Request([5, 6], SamplingParams(max_tokens=-2), 1, deadline=60.0))[0]
+    assert got.finish_reason == "cancel"
+    assert 0 < len(got.output) < 100
+
+
+def test_prefix_is_reused_from_an_idle_slot():
+    target = TableContext(N_VOCAB, 400, 2)
+    engine = engine_over(target, Fixed([], 0))
+    prompt = list(range(4, 30)) * 3
+    first = run(engine, Request(prompt, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), 1))[0]
+    target.widths.clear()
+    longer = first.history + [7, 8, 9]
+    second = run(engine, Request(longer, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), 1))[0]
+    assert second.seq_id == first.seq_id
+    assert second.stats.n_reused == len(first.history) - 1
+    assert target.widths[0] == 4
+    # A short common beginning is shared with the least recently used slot instead; the long cache survives.
+    third = run(engine, Request(prompt[:20] + [9], SamplingParams(temperature=0, max_tokens=2), 1))[0]
+    assert third.seq_id != second.seq_id
+    assert third.stats.n_reused == 20
+
+
+def test_failed_decode_cancels_and_the_engine_goes_on():
+    target = TableContext(N_VOCAB)
+    engine = engine_over(target, Fixed([], 0))
+    g = engine.submit(Request([5, 6], SamplingParams(max_tokens=-2), 1))
+    engine.step()
+    rows, target.rows = target.rows, lambda ids: np.full(N_VOCAB, np.nan, np.float32)
+    with pytest.raises(Exception, match="not finite"):
+        engine.step()
+    assert g.finish_reason == "cancel"
+    target.rows = rows
+    assert run(engine, Request([5, 6], SamplingParams(max_tokens=3), 1))[0].output
+
+
+def test_near_ties_are_decided_alone():
+    """Rows of a batch differ from single rows by less than epsilon: with the guard the text is that of single rows."""
+
+    class Rounding(TableContext):
+        def decode(self, batch):
+            out = super().decode(batch)
+            if len(batch) > 1:
+                out = out + np.float32(0.01) * np.where(np.arange(N_VOCAB) % 2, 1, -1).astype(np.float32)
+            return out
+
+    def rows(ids):  # the two best are 0.001 apart, the even one in front
+        row = table_row(ids, N_VOCAB)
+        best = int(row.argmax())
+        row[best] += 2
+        row[best ^ 1] = row[best] - (0.001 if len(ids) % 5 == 0 else 1.0)
+        return row
+
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    request = Request([5, 6, 7], params, 3)
+    expected = run(engine_over(TableContext(N_VOCAB, rows=rows), Fixed([], 0)), request)[0].output
+    drafter = lambda: ModelDrafter(TableContext(N_VOCAB, rows=rows), N_VOCAB)  # noqa: E731
+    loose = run(engine_over(Rounding(N_VOCAB, rows=rows), Fixed([drafter()], 4)), request)[0]
+    assert loose.output != expected
+    engine = Engine(
+        Rounding(N_VOCAB, rows=rows), Fixed([drafter()], 4), end_ids={END}, clock=clock(), epsilon=0.02, exact=True
+    )
+    exact = run(engine, request)[0]
+    assert exact.output == expected
+    assert exact.stats.redecided > 0
