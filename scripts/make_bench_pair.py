@@ -19,6 +19,7 @@ import argparse
 import json
 import shutil
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,32 +32,36 @@ DATA = Path(__file__).resolve().parent.parent / "specllama" / "data"
 TYPES = ("f16", "q8_0", "q4_0", "q4_k_m")
 COSTS = (0.02, 0.07, 0.15)
 TARGET_BLOCKS = 24
-DRAFT_BLOCK_FF = 2048  # about the feed-forward size of the draft's extra blocks, eight times its width
+DRAFT_BLOCKS, DRAFT_FF = 16, 2048  # the draft gets extra blocks of about this size, then larger ones
 CLOSE = 0.05  # a draft's cost is right within this share
-CORRECTIONS = 4  # further sizes tried where the first is not
+TRIES = 5  # sizes tried at most until one is
 TEXT = "import json\n\ndef load(path):\n    with open(path) as f:\n        return json.load(f)\n" * 6
 MANIFEST = "pairs.json"
 
 
 class Measured(NamedTuple):
-    """A draft tried: its padding and its t(1) in milliseconds."""
+    """A draft tried: its padding, its t(1) and meanwhile the target's, in milliseconds."""
 
     padding: Padding
     t1: float
+    t1_target: float
+
+    @property
+    def ratio(self) -> float:
+        return self.t1 / self.t1_target
 
 
 def check_same_logits(source: Path, padded: Path) -> None:
     """Raise ModelFileError unless both files give equal logits, bit for bit, in one batch and one by one."""
     with Llm(source, n_threads=1) as a, Llm(padded, n_threads=1) as b:
         ids = a.tokenize(TEXT)
-        worst = float(np.abs(a.decode(ids) - b.decode(ids)).max())
+        off = [np.abs(a.decode(ids) - b.decode(ids)).max()]
         a.cut(0)
         b.cut(0)
         for token in ids[:32]:
-            worst = max(worst, float(np.abs(a.decode([token]) - b.decode([token])).max()))
-        if worst != 0.0:  # NaN too
-            raise ModelFileError(f"{padded}: logits differ from the source's by up to {worst}")
-        print(f"{padded.name}: {b.n_params / 1e6:.0f} M parameters, logits equal the source's bit for bit")
+            off.append(np.abs(a.decode([token]) - b.decode([token])).max())
+        if not np.max(off) == 0:  # NaN is not
+            raise ModelFileError(f"{padded}: logits differ from the source's by up to {np.max(off)}")
 
 
 class Maker:
@@ -67,6 +72,7 @@ class Maker:
         self.target, self.draft = target, draft
         self.tmp = out / "tmp"
         self.tmp.mkdir(parents=True, exist_ok=True)
+        self.candidate = self.tmp / "candidate.gguf"
 
     def padded(self, name: str, source: Source, padding: Padding) -> Path:
         """The padded file in f16, its logits checked against the source's."""
@@ -81,41 +87,40 @@ class Maker:
         """The target in every type."""
         padding = self.target.fit(n_params - self.target.n_params, n_blocks)
         f16 = self.padded("target", self.target, padding)
+        blocks = f"{padding.n_blocks} extra blocks, feed-forward {padding.ff}"
+        print(f"target in f16: {blocks}; logits equal the source's bit for bit", flush=True)
         paths = {kind: self.out / f"bench-target-{kind}.gguf" for kind in types}
         for kind, path in paths.items():
             quantize(f16, path, kind, n_threads=self.n_threads)
         return paths
 
-    def fit_draft(self, target: Llm, kind: str, cost: float, path: Path) -> tuple[Measured, float]:
-        """Write the draft whose t(1) is `cost` of the target's to `path`.
+    def try_draft(self, target: Llm, kind: str, padding: Padding) -> Measured:
+        """Write the draft with this padding to `candidate` and time it in turns with the target."""
+        f16 = self.padded("draft", self.draft, padding)
+        quantize(f16, self.candidate, kind, n_threads=self.n_threads)
+        f16.unlink()
+        with Llm(self.candidate, n_threads=self.n_threads) as draft:
+            times = measure({"target": target, "draft": draft}, [1], rounds=self.rounds)
+        return Measured(padding, times["draft"][1], times["target"][1])
 
-        Returns what was measured of it, and the target's t(1) in milliseconds. Time grows nearly as the
-        parameters do, from a floor that is the unpadded draft's. The first size comes from the target's own
-        speed, each further one from the line through floor and last size.
+    def fit_draft(self, target: Llm, kind: str, cost: float, path: Path, floor: Measured) -> Measured:
+        """Write the draft whose t(1) is `cost` of the target's to `path`; what was measured of it.
+
+        Time grows nearly as the parameters do, from a floor that is the unpadded draft's. The first size
+        comes from the target's own speed, each further one from the line through floor and last size.
         """
-        n_extra, best, floor = 0.0, None, 0.0
-        for i in range(CORRECTIONS + 2):
-            padding = self.draft.fit(n_extra, round(n_extra / self.draft.block_params(DRAFT_BLOCK_FF)))
-            candidate, f16 = self.tmp / "candidate.gguf", self.padded("draft", self.draft, padding)
-            quantize(f16, candidate, kind, n_threads=self.n_threads)
-            f16.unlink()
-            with Llm(candidate, n_threads=self.n_threads) as draft:
-                times = measure({"target": target, "draft": draft}, [1], rounds=self.rounds)
-                t1, t1_target = times["draft"][1], times["target"][1]
-            if best is None or abs(t1 / t1_target - cost) < abs(best[0].t1 / best[1] - cost):
-                best = Measured(padding, t1), t1_target
-                candidate.replace(path)
-            wanted = cost * t1_target
-            if i == 0:
-                floor = t1
-                per_param = t1_target / target.n_params
-            elif padding.n_blocks:
-                per_param = max(t1 - floor, 0.05 * t1) / (
-                    padding.n_blocks * self.draft.block_params(padding.ff)
-                )
-            if abs(t1 - wanted) <= CLOSE * wanted or (i == 0 and t1 >= wanted):
+        best, per_param = None, floor.t1_target / target.n_params
+        for _ in range(TRIES):
+            n_extra = max(0.0, (cost * floor.t1_target - floor.t1) / per_param)
+            n_blocks = min(DRAFT_BLOCKS, round(n_extra / self.draft.block_params(DRAFT_FF)))
+            tried = self.try_draft(target, kind, self.draft.fit(n_extra, n_blocks))
+            if best is None or abs(tried.ratio - cost) < abs(best.ratio - cost):
+                best = tried
+                self.candidate.replace(path)
+            if abs(tried.ratio - cost) <= CLOSE * cost or not tried.padding.n_blocks:
                 break
-            n_extra = max(0.0, (wanted - floor) / per_param)
+            n_extra = tried.padding.n_blocks * self.draft.block_params(tried.padding.ff)
+            per_param = max(tried.ratio * floor.t1_target - floor.t1, 0.05 * floor.t1) / n_extra
         assert best is not None
         return best
 
@@ -132,6 +137,15 @@ def model_entry(path: Path, llm: Llm, t1: float) -> dict[str, object]:
     }
 
 
+def print_pair(kind: str, cost: float, m: Measured) -> None:
+    extra = f"{m.padding.n_blocks} x {m.padding.ff}" if m.padding.n_blocks else "unpadded, none is cheaper"
+    print(
+        f"{kind:9} cost {cost:g}: reached {m.ratio:.3f}, "
+        f"t(1) {m.t1:.2f} of {m.t1_target:.2f} ms, draft {extra}",
+        flush=True,
+    )
+
+
 def make_pairs(a: argparse.Namespace) -> None:
     """Write targets, drafts and the manifest, and print a line for each pair."""
     maker = Maker(a.out, read_source(a.target), read_source(a.draft), a.threads, a.rounds)
@@ -140,27 +154,22 @@ def make_pairs(a: argparse.Namespace) -> None:
         for kind, path in maker.make_targets(a.types, a.target_params, a.target_blocks).items():
             with ExitStack() as stack:
                 target = stack.enter_context(Llm(path, n_threads=a.threads))
+                floor = maker.try_draft(target, kind, Padding(0, 0))
                 for cost in a.draft_costs:
                     draft_path = a.out / f"bench-draft-{kind}-c{cost:g}.gguf"
-                    measured, t1_target = maker.fit_draft(target, kind, cost, draft_path)
-                    ratio = measured.t1 / t1_target
+                    measured = maker.fit_draft(target, kind, cost, draft_path, floor)
                     with Llm(draft_path, n_threads=a.threads, n_ctx=64) as draft:
-                        entry = model_entry(draft_path, draft, measured.t1)
+                        draft_entry = model_entry(draft_path, draft, measured.t1)
                     pairs.append(
                         {
                             "type": kind,
                             "cost": cost,
-                            "ratio": round(ratio, 4),
-                            "target": model_entry(path, target, t1_target),
-                            "draft": entry | measured.padding.__dict__,
+                            "ratio": round(measured.ratio, 4),
+                            "target": model_entry(path, target, measured.t1_target),
+                            "draft": draft_entry | asdict(measured.padding),
                         }
                     )
-                    floor = " (the unpadded draft: no cheaper one)" if not measured.padding.n_blocks else ""
-                    print(
-                        f"{kind:7} cost {cost:g}: reached {ratio:.3f}, t(1) {measured.t1:.2f} of "
-                        f"{t1_target:.2f} ms, draft {measured.padding.n_blocks} x {measured.padding.ff}{floor}",
-                        flush=True,
-                    )
+                    print_pair(kind, cost, measured)
     finally:
         maker.close()
     manifest = {"n_threads": a.threads, "rounds": a.rounds, "pairs": pairs}

@@ -1,7 +1,7 @@
 """Train the pydoc pair from nothing but the running Python's standard library: target, then draft.
 
     python scripts/train_demo_pair.py --out DIR
-    python scripts/make_demo_data.py DIR/target-f16.gguf DIR/draft-f16.gguf      puts them into specllama/data/
+    python scripts/make_demo_data.py DIR/target-f16.gguf DIR/draft-f16.gguf      into specllama/data/
 
 Writes DIR/target-f16.gguf (13 M parameters) and DIR/draft-f16.gguf (2 M). The same command goes on after an
 interruption; DIR/work holds corpus, tokenizer and states, and can be removed afterwards. Needs torch and

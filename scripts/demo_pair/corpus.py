@@ -1,7 +1,7 @@
 """The training text of the pydoc pair, from the running interpreter's own standard library.
 
-A small model learns little from much text, so the corpus is narrow and repeats: ChatML dialogues about well-known
-modules, each document followed by <|endoftext|>.
+A small model learns little from much text, so the corpus is narrow and repeats: ChatML dialogues about
+well-known modules, each document followed by <|endoftext|>.
 
     explain   what a module, function, class or method does (recall)
     source    the source of a short function (recall)
@@ -32,42 +32,55 @@ from typing import NamedTuple
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (ENDOFTEXT, IM_START, IM_END)  # their token ids are 0, 1, 2
 
-MODULES = """
-    builtins os os.path shutil pathlib sys re json csv io math random statistics datetime time calendar collections
-    itertools functools operator string textwrap argparse logging subprocess threading queue asyncio
-    concurrent.futures socket urllib.parse urllib.request html base64 hashlib hmac secrets struct pickle copy
-    sqlite3 zipfile tarfile gzip tempfile glob fnmatch contextlib dataclasses enum types abc inspect traceback
-    heapq bisect array decimal fractions uuid platform configparser unicodedata difflib pprint shlex signal select
-    ssl weakref ast dis timeit cProfile tracemalloc zlib bz2 lzma ipaddress mimetypes getpass locale gettext codecs
+
+def split_words(text: str) -> list[str]:
+    return text.split()
+
+
+MODULES = split_words("""
+    builtins os os.path shutil pathlib sys re json csv io math random statistics datetime time
+    calendar collections itertools functools operator string textwrap argparse logging subprocess
+    threading queue asyncio concurrent.futures socket urllib.parse urllib.request html base64
+    hashlib hmac secrets struct pickle copy sqlite3 zipfile tarfile gzip tempfile glob fnmatch
+    contextlib dataclasses enum types abc inspect traceback heapq bisect array decimal fractions
+    uuid platform configparser unicodedata difflib pprint shlex signal select ssl weakref ast dis
+    timeit cProfile tracemalloc zlib bz2 lzma ipaddress mimetypes getpass locale gettext codecs
     webbrowser xml.etree.ElementTree
-""".split()
-METHODS_OF = """
-    str list dict set bytes int float tuple pathlib.Path datetime.datetime datetime.date datetime.timedelta
-    collections.Counter collections.deque collections.OrderedDict re.Pattern re.Match threading.Thread
-    threading.Lock queue.Queue io.StringIO argparse.ArgumentParser logging.Logger zipfile.ZipFile subprocess.Popen
-    socket.socket sqlite3.Connection asyncio.Queue random.Random decimal.Decimal fractions.Fraction
-""".split()
-FOREIGN_NAMES = (
-    "asyncio",
-    "builtins",
-    "os",
-    "os.path",
-    "collections",
-    "itertools",
-    "math",
-)  # defined elsewhere
-SKIPPED = {
-    "site-packages", "__pycache__", "lib2to3", "encodings", "turtledemo", "test", "tests", "idlelib", "idle_test",
-}  # fmt: skip
+""")
+METHODS_OF = split_words("""
+    str list dict set bytes int float tuple pathlib.Path datetime.datetime datetime.date
+    datetime.timedelta collections.Counter collections.deque collections.OrderedDict re.Pattern
+    re.Match threading.Thread threading.Lock queue.Queue io.StringIO argparse.ArgumentParser
+    logging.Logger zipfile.ZipFile subprocess.Popen socket.socket sqlite3.Connection asyncio.Queue
+    random.Random decimal.Decimal fractions.Fraction
+""")
+FOREIGN_NAMES = split_words("""
+    asyncio builtins os os.path collections itertools math
+""")  # modules of which much is defined elsewhere
+SKIPPED = split_words("""
+    site-packages __pycache__ lib2to3 encodings turtledemo test tests idlelib idle_test
+""")
 
 EXPLAIN = (
-    "What does {q} do?", "What does `{q}` do?", "Explain {q}.", "Describe {q}.", "What is {q} for?",
-    "How does {q} work?", "Tell me about {q}.", "{q}", "Help me with {q}.", "what does {q} do",
-    "In Python, what does {q} do?", "Give me a short description of {q}.",
-)  # fmt: skip
+    "What does {q} do?",
+    "What does `{q}` do?",
+    "Explain {q}.",
+    "Describe {q}.",
+    "What is {q} for?",
+    "How does {q} work?",
+    "Tell me about {q}.",
+    "{q}",
+    "Help me with {q}.",
+    "what does {q} do",
+    "In Python, what does {q} do?",
+    "Give me a short description of {q}.",
+)
 SOURCE = (
-    "Show the source of {q}.", "Write the Python code of {q}.", "Implement {q} in Python.", "Print the code of {q}.",
-)  # fmt: skip
+    "Show the source of {q}.",
+    "Write the Python code of {q}.",
+    "Implement {q} in Python.",
+    "Print the code of {q}.",
+)
 RENAME = (
     "Rename `{a}` to `{b}` in this code:\n{src}",
     "In the code below, rename the variable {a} to {b}.\n{src}",
@@ -95,25 +108,26 @@ SMALL_TALK = (
     ("Thanks", "You are welcome."),
     ("Thank you!", "You are welcome."),
 )
-NAMES = """
-    value item name path data result key node size text index count buf total entry line obj func left right head
-    tail payload source target width limit offset flag token chunk record
-""".split()
-FIRST_NAMES = """
-    Ada Alan Grace Linus Guido Barbara Ken Dennis Margaret Donald Edsger Tim Radia Frances Jean Katherine John
-    Anita Hedy Niklaus
-""".split()
-LAST_NAMES = """
-    Lovelace Turing Hopper Torvalds Rossum Liskov Thompson Ritchie Hamilton Knuth Dijkstra Lee Perlman Allen
-    Bartik Johnson Backus Borg Lamarr Wirth
-""".split()
-CITIES = """
-    London Paris Berlin Madrid Rome Vienna Oslo Lisbon Dublin Prague Warsaw Athens Helsinki Zurich Tokyo Sydney
-    Toronto Boston Chicago Seattle
-""".split()
-JOBS = """
-    engineer teacher doctor baker pilot writer nurse painter chemist farmer lawyer singer cook driver judge tailor
-""".split()
+NAMES = split_words("""
+    value item name path data result key node size text index count buf total entry line obj func
+    left right head tail payload source target width limit offset flag token chunk record
+""")
+FIRST_NAMES = split_words("""
+    Ada Alan Grace Linus Guido Barbara Ken Dennis Margaret Donald Edsger Tim Radia Frances Jean
+    Katherine John Anita Hedy Niklaus
+""")
+LAST_NAMES = split_words("""
+    Lovelace Turing Hopper Torvalds Rossum Liskov Thompson Ritchie Hamilton Knuth Dijkstra Lee
+    Perlman Allen Bartik Johnson Backus Borg Lamarr Wirth
+""")
+CITIES = split_words("""
+    London Paris Berlin Madrid Rome Vienna Oslo Lisbon Dublin Prague Warsaw Athens Helsinki Zurich
+    Tokyo Sydney Toronto Boston Chicago Seattle
+""")
+JOBS = split_words("""
+    engineer teacher doctor baker pilot writer nurse painter chemist farmer lawyer singer cook
+    driver judge tailor
+""")
 
 N_SOURCES = 400  # functions whose source is to be learnt by heart
 N_WORD_LISTS, N_RECORDS = 16_000, 12_000

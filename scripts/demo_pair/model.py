@@ -1,4 +1,4 @@
-"""The two transformers, as llama.cpp's architecture `llama` computes them, and how the small one is put into the big.
+"""The two transformers, as llama.cpp's architecture `llama` computes them; the small one put into the big.
 
 Knows nothing about training.
 """
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids of shape (batch, tokens) to logits (batch, tokens, n_vocab); embeddings are the output too."""
+    """Token ids (batch, tokens) to logits (batch, tokens, n_vocab); the embeddings are the output too."""
 
     cos: Tensor
     sin: Tensor
@@ -106,8 +106,8 @@ class Transformer(nn.Module):
 def widen(small: Transformer, big: Transformer) -> None:
     """Put the small model's function into the big one: its channels, heads and blocks first, the rest quiet.
 
-    An RMSNorm over more channels of which the new ones are silent gives larger numbers, by the square root of the
-    widths' ratio: the copied norm weights take that back.
+    An RMSNorm over more channels of which the new ones are silent gives larger numbers, by the square root of
+    the widths' ratio: the copied norm weights take that back.
     """
     d = small.shape.n_embd
     ratio = math.sqrt(d / big.shape.n_embd)

@@ -1,8 +1,8 @@
 """Training of the pair in stages, each of which goes on where it was interrupted.
 
-What makes so small models learn in so little time: copying first, on random tokens said twice (they find it there
-in minutes and hardly ever in text); then the draft's function widened into the target; then text, with repeats in
-every tenth batch; then the target distilled into the draft.
+What makes so small models learn in so little time: copying first, on random tokens said twice (they find it
+there in minutes and hardly ever in text); then the draft's function widened into the target; then text, with
+repeats in every tenth batch; then the target distilled into the draft.
 """
 
 from __future__ import annotations
@@ -65,12 +65,11 @@ def train_tokenizer(docs: Sequence[str], n_vocab: int) -> Tokenizer:
 
 def encode(docs: Sequence[str], tokenizer: Tokenizer) -> NDArray[np.uint16]:
     """All documents as one stream of token ids, <|endoftext|> (0) after each."""
-    ids: list[int] = []
+    parts = []
     for i in range(0, len(docs), 2000):
         for encoded in tokenizer.encode_batch(list(docs[i : i + 2000])):
-            ids += encoded.ids
-            ids.append(0)
-    return np.array(ids, dtype=np.uint16)
+            parts.append(np.array([*encoded.ids, 0], dtype=np.uint16))
+    return np.concatenate(parts)
 
 
 def text_batch(stream: NDArray[np.uint16], s: Settings, step: int) -> tuple[Tensor, Tensor]:

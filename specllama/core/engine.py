@@ -19,6 +19,7 @@ from specllama.core.verify import verify
 from specllama.errors import ContextLengthError, EngineError
 
 NO_DRAFT = Draft()
+MOST_PENDING = 16  # rows that a memory may have lost in a cut before they are prefilled in chunks again
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class Engine:
         drafts = {} if alone else self._draft(active)
         drafted = clock()
         batch, spans = self._batch(active, drafts)
-        rows = self._decode(batch, active)
+        rows = self._decode(batch)
         if rows is None:
             return
         decoded = clock()
@@ -145,7 +146,8 @@ class Engine:
 
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
         budget = (self.target.n_outputs_max - len(active)) // len(active)
-        budget = min(budget, self.target.n_batch // len(active) - 1, self.target.max_cut)
+        pending = max(len(g.history) - g.n_past for g in active)
+        budget = min(budget, self.target.n_batch // len(active) - pending, self.target.max_cut)
         rooms = {g.seq_id: min(g.room, budget) for g in active}
         try:
             drafts = self.policy.draft(rooms)
@@ -193,6 +195,7 @@ class Engine:
         cached = len(history) - n_emitted + n_draft
         keep = len(history) - 1
         generation.n_past = self.target.cut(generation.seq_id, keep) if cached > keep else cached
+        generation.prefilled = keep - generation.n_past < MOST_PENDING
         for drafter in self.policy.drafters:
             drafter.committed(generation.seq_id, history[len(history) - n_emitted :])
 
@@ -219,7 +222,7 @@ class Engine:
             BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
             for pos in range(generation.n_past, generation.n_past + n)
         ]
-        rows = self._decode(batch, [generation])
+        rows = self._decode(batch)
         if rows is None:
             return
         generation.n_past += n
@@ -245,7 +248,7 @@ class Engine:
             n *= 2
         return min(n, self.target.n_batch)
 
-    def _decode(self, batch: list[BatchRow], active: list[Generation]) -> NDArray[np.float32] | None:
+    def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
         """Decode, giving up idle caches for room; None where a generation had to be put back or ended instead."""
         while True:
             try:
@@ -255,22 +258,29 @@ class Engine:
                 if idle:
                     self._empty(min(idle, key=lambda s: s.last_used))
                     continue
-                others = [g for g in self.active if g not in active or len(active) > 1]
-                self._put_back(others[-1] if others else active[0], fits=bool(others))
+                self._put_back()
                 return None
 
-    def _put_back(self, generation: Generation, fits: bool) -> None:
-        """Without room: the youngest generation waits for a slot again, the only one has filled the context."""
-        if fits:
-            self._release(generation)
-            generation.n_past, generation.prefilled = 0, False
-            self.active.remove(generation)
-            self.waiting.insert(0, generation)
-        else:
-            generation.finish_reason = "context"
+    def _put_back(self) -> None:
+        """Without room the youngest generation waits for a slot again; the only one has filled the context."""
+        youngest = self.active[-1]
+        if len(self.active) == 1:
+            youngest.finish_reason = "context"
+            return
+        self._release(youngest)
+        youngest.n_past, youngest.prefilled = 0, False
+        self.active.remove(youngest)
+        self.waiting.insert(0, youngest)
+
+    def _has_room(self, generation: Generation) -> bool:
+        """Whether the pool takes the generation and some growth beside what is active; alone it always may try."""
+        used = sum(len(g.history) for g in self.active)
+        return not self.active or used + len(generation.history) + self.target.n_ctx // 16 <= self.target.n_ctx
 
     def _admit(self) -> None:
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
+            if not self._has_room(self.waiting[0]):
+                return
             generation = self.waiting.pop(0)
             slot, n_past = self._choose_slot(idle, generation.history)
             slot.owner, slot.ids = generation, []

@@ -10,18 +10,21 @@ from array import array
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from specllama.core.ports import Proposal
+
+if TYPE_CHECKING:
+    from specllama.core.sampling import Chooser
 from specllama.core.sampling import Chooser
 
 N_GRAM = 3  # tokens that must agree before anything is copied
 N_CANDIDATES = 8  # latest occurrences that are compared
 MAX_COMPARED = 32  # tokens compared backwards per candidate
 MAX_CHANGE = 4  # tokens on either side of a change that is followed
-MIN_COPIED_BEFORE_INSERTION = 8  # tokens; behind less an insertion is not told from the end of the copy
-MAX_AWAY = 8  # tokens after which a text that left its source is taken to have ended the copy
-RECORD_RATE = 0.15
+N_AGREE = 2  # tokens behind a change that must agree before it is remembered
+MIN_COPIED_BEFORE_INSERTION = 8  # tokens; behind fewer, an insertion is as likely the end of the copy
+RECORD_RATE = 0.3  # of the moving average, per token
 RECORD_AT_START = 0.6
 
 ID_BITS = 20  # three ids in 60 bits: a Python int of 32 bytes
@@ -133,8 +136,8 @@ class Departure(NamedTuple):
 
 
 LENGTH_BINS = (2, 3, 4, 6, 10, 20)
-LENGTH_LOGITS = (0.0, 1.0, 1.4, 2.0, 2.2, 3.0, 3.6)  # fitted by logistic regression to replayed texts
-AGREEMENT_WEIGHT, RECORD_WEIGHT = 0.6, 4.0
+LENGTH_LOGITS = (0.0, 0.7, 1.1, 1.8, 2.0, 3.0, 3.9)  # fitted by logistic regression to replayed texts
+AGREEMENT_WEIGHT, RECORD_WEIGHT = 0.6, 2.2
 
 
 def confidence(length: int, agreement: float, record: float) -> float:
@@ -266,12 +269,12 @@ class CopiedText:
         one token had been replaced by one.
         """
         n_away = len(self.tokens) - left.text
-        if n_away > MAX_AWAY:
-            self._left = None
+        if n_away > MAX_CHANGE + N_AGREE:
+            self._left = None  # the copy has ended
             return False
         if n_away == 1:
             self._resumed = left.source + 1, 1
-        for n_agree in (2, 1):
+        for n_agree in (N_AGREE, 1):
             n_old = self._n_replaced(left, n_agree)
             if n_old is None:
                 continue

@@ -88,6 +88,7 @@ class ModelDrafter:
         state, cells = self.states[seq], self.cells[seq]
         if draft and len(cells) == len(state.history) + len(draft) - 1:
             return [draft[-1]]
+        state.good = min(state.good, len(state.history) - 1)
         if len(cells) > state.good:
             state.good = self.context.cut(seq, state.good)
             del cells[state.good :]

@@ -251,6 +251,8 @@ def _remedies(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
         if flags and question.plan(plan.n_ctx).fits:
             found = True
             yield flags
+            if question is alone:  # caches need not shrink, too
+                break
         elif n_ctx := _smaller_n_ctx(question, plan):
             found = True
             both = f" -cd {n_ctx}" if question.draft and s.n_ctx_draft else ""

@@ -174,7 +174,10 @@ def llama(
     }
     meta |= vocab_metadata(tokens)
     meta |= metadata or {}
-    tensors = [Tensor("token_embd.weight", (n_embd, len(tokens)), type_id), Tensor("output_norm.weight", (n_embd,))]
+    tensors = [
+        Tensor("token_embd.weight", (n_embd, len(tokens)), type_id),
+        Tensor("output_norm.weight", (n_embd,)),
+    ]
     if not tied:
         tensors.append(Tensor("output.weight", (n_embd, len(tokens)), type_id))
     for i in range(n_layer):

@@ -1,0 +1,138 @@
+"""What every drafter must do: answer what it is asked, leave the rest alone, survive any accept pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.core.params import SamplingParams
+from specllama.core.ports import Drafter, Proposal
+from specllama.core.sampling import Chooser
+from specllama.drafters.copy import CopyDrafter
+
+N_VOCAB = 32  # of every drafter here
+SEQUENCES = (0, 1)
+CHOOSER = Chooser(SamplingParams(temperature=0), 0, N_VOCAB)
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "copy": CopyDrafter,
+}
+
+tokens = st.integers(0, 6)
+prompts = st.lists(tokens, min_size=1, max_size=24)
+rounds = st.lists(  # per round: tokens asked for, of them accepted, the target's own next token
+    st.tuples(st.integers(0, 4), st.integers(0, 4), tokens), max_size=8
+)
+
+pytestmark = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
+
+
+def started(make: Callable[[], Drafter], *histories: list[int]) -> Drafter:
+    drafter = make()
+    for seq_id, history in enumerate(histories):
+        drafter.start(seq_id, history, CHOOSER)
+    return drafter
+
+
+def draft(drafter: Drafter, limits: dict[int, int]) -> dict[int, list[Proposal]]:
+    """Step all sequences together until each has its limit or runs out."""
+    runs: dict[int, list[Proposal]] = {seq_id: [] for seq_id in limits}
+    open_ = {seq_id for seq_id, limit in limits.items() if limit}
+    while open_:
+        answer = drafter.step({seq_id: [p.token for p in runs[seq_id]] for seq_id in open_})
+        assert answer.keys() <= open_, "an answer nobody asked for"
+        for seq_id, proposal in answer.items():
+            runs[seq_id].append(proposal)
+        open_ = {seq_id for seq_id in answer if len(runs[seq_id]) < limits[seq_id]}
+    return runs
+
+
+def play(
+    drafter: Drafter, histories: list[list[int]], played: list[tuple[int, int, int]]
+) -> list[dict[int, list[Proposal]]]:
+    """Rounds of drafting and accepting on all sequences; each accepts one token less than the one before."""
+    drafts = []
+    for n_draft, n_accept, token in played:
+        runs = draft(drafter, dict.fromkeys(SEQUENCES, n_draft))
+        drafts.append(runs)
+        for seq_id, run in runs.items():
+            emitted = [*(p.token for p in run[: max(0, n_accept - seq_id)]), token]
+            histories[seq_id] += emitted
+            drafter.committed(seq_id, emitted)
+    return drafts
+
+
+@given(prompts, prompts, rounds)
+def test_proposals_are_ids_with_probabilities(make, first, second, played) -> None:
+    for runs in play(started(make, first, second), [first[:], second[:]], played):
+        for proposal in (p for run in runs.values() for p in run):
+            assert 0 <= proposal.token < N_VOCAB
+            assert 0 <= proposal.confidence <= 1
+
+
+@given(prompts, prompts, rounds)
+def test_the_same_rounds_give_the_same_drafts(make, first, second, played) -> None:
+    once, again = (play(started(make, first, second), [first[:], second[:]], played) for _ in range(2))
+    assert tokens_of(once) == tokens_of(again)
+
+
+@given(prompts, prompts, rounds)
+def test_any_accept_pattern_leaves_it_where_a_fresh_one_would_be(make, first, second, played) -> None:
+    drafter, histories = started(make, first, second), [first[:], second[:]]
+    play(drafter, histories, played)
+    fresh = started(make, first, second)
+    for seq_id, (history, prompt) in enumerate(zip(histories, (first, second), strict=True)):
+        fresh.committed(seq_id, history[len(prompt) :])
+    limits = dict.fromkeys(SEQUENCES, 4)
+    assert tokens_of([draft(drafter, limits)]) == tokens_of([draft(fresh, limits)])
+
+
+@given(prompts, rounds)
+def test_what_it_is_given_is_left_alone(make, prompt, played) -> None:
+    given_prompt, drafter = prompt[:], make()
+    drafter.start(0, given_prompt, CHOOSER)
+    for n_draft, _, token in played:
+        wanted = {0: [p.token for p in draft(drafter, {0: n_draft})[0]]}
+        emitted = [*wanted[0], token]
+        drafter.committed(0, emitted)
+        assert emitted[-1] == token
+        assert given_prompt == prompt
+
+
+@given(prompts, rounds)
+def test_a_draft_thrown_away_changes_nothing(make, prompt, played) -> None:
+    drafter = started(make, prompt)
+    for n_draft, _, token in played:
+        before = draft(drafter, {0: n_draft})
+        assert tokens_of([draft(drafter, {0: n_draft})]) == tokens_of([before])
+        drafter.committed(0, [token])
+
+
+@given(prompts, prompts, rounds)
+def test_a_forgotten_sequence_leaves_nothing(make, first, second, played) -> None:
+    drafter = started(make, first, first)
+    play(drafter, [first[:], first[:]], played)
+    drafter.forget(0)
+    assert draft(drafter, {1: 2}).keys() == {1}
+    drafter.start(0, second, CHOOSER)
+    fresh = started(make, second)
+    assert tokens_of([draft(drafter, {0: 4})]) == tokens_of([draft(fresh, {0: 4})])
+
+
+def test_nothing_wanted_is_nothing_proposed(make) -> None:
+    assert started(make, [1, 2, 3]).step({}) == {}
+
+
+def test_a_sequence_may_end_before_it_was_drafted_for(make) -> None:
+    drafter = started(make, [1, 2, 3], [1, 2, 3])
+    drafter.committed(0, [4])
+    drafter.forget(0)
+    drafter.forget(1)
+    assert drafter.step({}) == {}
+
+
+def tokens_of(drafts: list[dict[int, list[Proposal]]]) -> list[dict[int, list[int]]]:
+    return [{seq_id: [p.token for p in run] for seq_id, run in runs.items()} for runs in drafts]

@@ -1,0 +1,460 @@
+"""The memory plan: sizes against arithmetic and llama.cpp's log, choices, refusals whose advice is true."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ggufbytes import Typed, llama, words
+
+from specllama.errors import ResourceError, UsageError
+from specllama.gguf import Header, TensorInfo, check_model, read_header, read_source
+from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
+from specllama.models.memory import Costs, LoadSettings
+
+GB = 10**9
+SHARED = Path(__file__).parents[3] / "shared"
+
+
+class Memory:
+    def __init__(self, data: bytes, name: str) -> None:
+        self.data, self.size, self.name = data, len(data), name
+
+    def read(self, offset: int, n: int) -> bytes:
+        return self.data[offset : offset + n]
+
+
+def model(
+    name: str,
+    architecture: str = "llama",
+    n_layer: int = 32,
+    n_embd: int = 4096,
+    n_head: int = 32,
+    n_head_kv: int | list[int] = 8,
+    n_ff: int = 14336,
+    n_vocab: int = 128_256,
+    n_ctx_train: int = 131_072,
+    bits: float = 16,
+    tied: bool = False,
+    **keys: Any,
+) -> Header:
+    """A header with the shapes of a large model and no bytes behind it."""
+    heads: Any = np.array(n_head_kv) if isinstance(n_head_kv, list) else n_head_kv
+    meta: dict[str, Any] = {"general.architecture": architecture, "general.name": name}
+    meta |= {
+        f"{architecture}.{k}": v
+        for k, v in {
+            "context_length": n_ctx_train,
+            "embedding_length": n_embd,
+            "block_count": n_layer,
+            "feed_forward_length": n_ff,
+            "attention.head_count": n_head,
+            "attention.head_count_kv": heads,
+            "vocab_size": n_vocab,
+            **keys,
+        }.items()
+    }
+    block = 2 * n_embd * n_embd + n_embd * n_embd // 2 + 3 * n_embd * n_ff
+    shapes = {"token_embd.weight": (n_embd, n_vocab)} | ({} if tied else {"output.weight": (n_embd, n_vocab)})
+    shapes |= {f"blk.{i}.all.weight": (n_embd, block // n_embd) for i in range(n_layer)}
+    tensors = tuple(TensorInfo(k, s, "F16", int(s[0] * s[1] * bits / 8), 0) for k, s in shapes.items())
+    return Header(name, 3, 32, meta, tensors, sum(t.n_bytes for t in tensors))
+
+
+TARGET = model("Big-8B")
+DRAFT = model("Small-1B", n_layer=16, n_embd=2048, n_ff=8192, tied=True)
+ENOUGH = FitSettings(available=1000 * GB)
+
+
+def plan(available: float, draft: Header | None = DRAFT, target: Header = TARGET, **more: Any) -> MemoryPlan:
+    return plan_memory(target, draft, FitSettings(available=int(available * GB), **more))
+
+
+def kv(header: Header, n_ctx: int, **settings: Any) -> int:
+    return Costs(header, LoadSettings(**settings)).kv(n_ctx)
+
+
+def test_kv_is_exact() -> None:
+    assert kv(TARGET, 8192) == 8192 * 32 * 8 * 128 * 2 * 2
+    assert kv(TARGET, 8192, cache_type_k="q8_0", cache_type_v="q8_0") == 8192 * 32 * 8 * 128 * 34 // 32 * 2
+    assert (
+        kv(TARGET, 8192, cache_type_k="f32", cache_type_v="q4_0")
+        == 8192 * 32 * 1024 * 4 + 8192 * 32 * 1024 * 18 // 32
+    )
+    assert kv(TARGET, 300) == kv(TARGET, 512)  # rounded up to 256
+
+
+def test_kv_honours_head_sizes_and_per_layer_heads() -> None:
+    wide = model("w", **{"attention.key_length": 256, "attention.value_length": 64})
+    assert kv(wide, 1024) == 1024 * 32 * 8 * (256 + 64) * 2
+    uneven = model("u", n_layer=3, n_head_kv=[8, 0, 4])
+    assert kv(uneven, 1024) == 1024 * (8 + 4) * 128 * 2 * 2
+    assert (
+        kv(uneven, 1024, flash_attn="off") == 1024 * ((8 + 4) * 128 + 2 * 8 * 128) * 2
+    )  # V padded to the widest
+    latent = model("l", n_head_kv=1, **{"attention.key_length": 576, "attention.key_length_mla": 192})
+    assert kv(latent, 1024) == 1024 * 32 * 576 * 2
+    pattern = {"attention.sliding_window_pattern": np.array([True, False]), "attention.sliding_window": 512}
+    sizes = {"attention.key_length": 512, "attention.value_length": 512}
+    window = {"attention.key_length_swa": 256, "attention.value_length_swa": 256}
+    gemma = model("g", "gemma4", n_layer=2, **pattern, **sizes, **window)
+    assert kv(gemma, 1024) == 1024 * 8 * (256 + 512) * 2 * 2
+    shared = model("g", "gemma4", n_layer=2, **sizes, **{"attention.shared_kv_layers": 1})
+    assert kv(shared, 1024) == 1024 * 8 * 512 * 2 * 2
+
+
+SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 1024, "ssm.state_size": 16, "ssm.group_count": 2}
+
+
+def test_recurrent_state() -> None:
+    each = (3 * (1024 + 2 * 2 * 16) + 16 * 1024) * 4
+    mamba = Costs(model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), LoadSettings(n_slots=3))
+    assert (mamba.kv(8192), mamba.state_layers) == (0, (each * 3,) * 4)
+    jamba = model("j", "jamba", n_layer=4, n_head_kv=[0, 8, 0, 0], **SSM)
+    hybrid = Costs(jamba, LoadSettings(n_slots=2, n_rs_seq=5))
+    assert hybrid.state_layers == (each * 2, 0, each * 2, each * 2)  # no rollback: n_rs_seq is clamped to 0
+    assert hybrid.kv(1024) == 1024 * 8 * 128 * 2 * 2
+    qwen = model("q", "qwen35", n_layer=8, **SSM, full_attention_interval=4)
+    rollback = Costs(qwen, LoadSettings(n_slots=2, n_rs_seq=5))
+    assert rollback.state_layers == ((each * 2 * 6,) * 3 + (0,)) * 2
+    assert rollback.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
+    assert rollback.usage(1024).state == 6 * each * 2 * 6
+    both = Costs(model("f", "falcon-h1", n_layer=2, **SSM), LoadSettings())
+    assert both.state_layers == (each, each)
+    assert both.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
+
+
+def test_parts_add_up_and_layers_move() -> None:
+    costs = Costs(TARGET, LoadSettings())
+    at_home = costs.usage(8192, 0)
+    parts = at_home.weights + at_home.kv + at_home.state + at_home.compute + at_home.outputs + at_home.fixed
+    assert (at_home.host, at_home.device) == (parts, 0)
+    sizes = [costs.usage(8192, n) for n in range(34)]
+    assert all(a.device < b.device and a.host > b.host for a, b in pairwise(sizes))
+    away = sizes[33]
+    embedding = TARGET.tensors[0].n_bytes
+    assert away.device == away.weights - embedding + away.kv + away.compute
+    assert away.host == embedding + away.compute + away.outputs + away.fixed
+    assert costs.usage(8192, 999) == away
+    tied = Costs(DRAFT, LoadSettings()).usage(8192, 17)
+    assert tied.device == tied.weights + tied.kv + tied.compute  # the embeddings are there twice
+
+
+def test_logits_rows_and_batches_cost() -> None:
+    costs = Costs(TARGET, LoadSettings(n_outputs_max=512))
+    assert costs.usage(8192).outputs == 512 * 128_256 * 4
+    assert costs.compute(8192) > 512 * 128_256 * 4
+    assert Costs(TARGET, LoadSettings(n_ubatch=2048)).compute(8192) > 3 * Costs(
+        TARGET, LoadSettings()
+    ).compute(8192)
+    off = Costs(TARGET, LoadSettings(flash_attn="off"))
+    assert off.compute(8192) > 8192 * 512 * 32 * 4
+
+
+# What llama.cpp 0.3.36 reserved on a CPU (MiB): n_ctx, n_ubatch, flash_attn, compute buffer.
+MEASURED = {
+    "8B": (TARGET, [(2048, 512, "on", 118.0), (8192, 64, "on", 33.3), (4096, 512, "off", 308.0)]),
+    "1B": (DRAFT, [(2048, 512, "on", 66.0), (8192, 64, "on", 32.3), (4096, 512, "off", 286.0)]),
+    "0.5B": (
+        model("q", n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_vocab=151_936),
+        [(2048, 512, "on", 41.0), (8192, 64, "on", 37.5), (4096, 512, "off", 129.3)],
+    ),
+    "wide": (
+        model("w", n_layer=4, n_embd=8192, n_head=64, n_ff=28672, n_vocab=32_000),
+        [(2048, 512, "on", 234.0), (8192, 64, "on", 30.0), (4096, 512, "off", 604.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("header", "rows"), MEASURED.values(), ids=MEASURED.keys())
+def test_compute_covers_what_was_measured(header: Header, rows: list[tuple[int, int, Any, float]]) -> None:
+    for n_ctx, n_ubatch, flash_attn, mib in rows:
+        settings = LoadSettings(n_batch=n_ubatch, n_ubatch=n_ubatch, flash_attn=flash_attn)
+        estimate = Costs(header, settings).compute(n_ctx) / (1 << 20)
+        assert mib <= estimate <= 1.5 * mib, (n_ctx, n_ubatch, flash_attn)
+
+
+def test_default_context() -> None:
+    assert plan(100).n_ctx == 8192
+    assert plan(100).n_ctx_draft == 8192
+    assert plan(100, target=model("t", n_ctx_train=2048)).n_ctx == 2048
+    assert plan(100, target=model("t", n_ctx_train=300)).n_ctx == 300
+    assert plan(100, n_ctx=4000, n_ctx_draft=1024).n_ctx == 4000
+    assert plan(100, n_ctx=4000, n_ctx_draft=1024).n_ctx_draft == 1024
+    assert plan(100, draft=None).n_ctx_draft == 0
+
+
+def test_default_context_shrinks_to_what_fits() -> None:
+    target = model("wide cache", n_head_kv=32)
+    full = plan(1000, target=target).host
+    tight = plan(full / GB, target=target)
+    assert 512 <= tight.n_ctx < 8192
+    assert tight.n_ctx % 256 == 0
+    assert tight.host <= 0.9 * tight.available
+    assert plan_memory(target, DRAFT, replace(ENOUGH, n_ctx=tight.n_ctx + 256)).host > 0.9 * tight.available
+    least = plan(1000, n_ctx=512).host / GB
+    assert plan(least + 1e-9).n_ctx == 512  # to the last byte before it refuses
+    with pytest.raises(ResourceError):
+        plan(least - 1e-6)
+
+
+def advice(**settings: Any) -> tuple[ResourceError, list[str]]:
+    draft = settings.pop("draft", DRAFT)
+    with pytest.raises(ResourceError) as caught:
+        plan(draft=draft, **settings)
+    hint = caught.value.hint
+    assert "\n" not in hint
+    return caught.value, re.split(r", or with ", hint.removeprefix("It would fit with ").removesuffix("."))
+
+
+def follow(option: str, settings: dict[str, Any]) -> MemoryPlan:
+    """Apply the flags of an advice as a user would."""
+    args = dict(re.findall(r"-(\w+) (\S+)", option))
+    changed = dict(settings)
+    names = {"c": "n_ctx", "cd": "n_ctx_draft", "ngl": "n_gpu_layers", "ngld": "n_gpu_layers_draft"}
+    changed |= {name: int(args[flag]) for flag, name in names.items() if flag in args}
+    caches = {
+        "ctk": "cache_type_k",
+        "ctv": "cache_type_v",
+        "ctkd": "cache_type_k_draft",
+        "ctvd": "cache_type_v_draft",
+    }
+    changed |= {name: args[flag] for flag, name in caches.items() if flag in args}
+    draft = None if args.get("md") == "none" else changed.pop("draft", DRAFT)
+    changed.pop("draft", None)
+    return plan(draft=draft, **changed)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"available": 24, "n_ctx": 65536},
+        {"available": 20, "n_ctx": 8192},
+        {"available": 20, "n_ctx": 8192, "n_ctx_draft": 8192},
+        {"available": 19.5, "n_ctx": 4096},
+        {"available": 17, "n_ctx": 8192},
+        {"available": 19},
+        {"available": 30, "n_ctx": 131_072, "draft": None},
+        {"available": 24, "n_gpu_layers": 99, "devices": (Device("gpu", 12 * GB),)},
+    ],
+)
+def test_every_advice_fits_when_followed(settings: dict[str, Any]) -> None:
+    error, options = advice(**settings)
+    assert error.exit_code == 8
+    needed, there = (float(x) for x in re.findall(r"([\d.]+) GB", error.message))
+    assert needed > there
+    assert options
+    for option in options:
+        assert follow(option, settings).fits, option
+
+
+def test_advice_on_context_is_the_largest_that_fits() -> None:
+    settings = {"available": 24, "n_ctx": 65536}
+    _, options = advice(**settings)
+    first = next(o for o in options if re.fullmatch(r"-c \d+", o))
+    n_ctx = int(first.split()[1])
+    assert n_ctx % 256 == 0
+    with pytest.raises(ResourceError):
+        plan(24, n_ctx=n_ctx + 256)
+    assert any("-ctk q8_0 -ctv q8_0" in o and "-fa on" in o for o in options)
+    assert any("-md none" in o for o in options)
+
+
+def test_advice_never_offers_caches_that_llama_cpp_refuses() -> None:
+    even = model("even", n_head=128)  # heads of 32 divide into blocks, those of 40 do not
+    assert any("q8_0" in o for o in advice(available=40, n_ctx=1 << 20, draft=None, target=even)[1])
+    odd = model("odd", n_embd=4000, n_head=100)
+    assert not any("q8_0" in o for o in advice(available=40, n_ctx=1 << 20, draft=None, target=odd)[1])
+    with pytest.raises(UsageError, match="multiple of 32"):
+        plan(100, target=odd, cache_type_k="q8_0")
+
+
+def test_advice_when_only_a_smaller_file_fits() -> None:
+    error, options = advice(available=8)
+    assert options == ["-md none and a Q6_K file of the model"]
+    assert "Big-8B and Small-1B" in error.message
+    quantised = model("Big-8B", bits=6.6)
+    assert plan(8, draft=None, target=quantised).fits
+    with pytest.raises(ResourceError, match="No setting makes it fit"):
+        plan(1)
+
+
+def test_layers_by_default() -> None:
+    assert plan(100).target.n_gpu_layers == 0
+    assert plan(100, n_gpu_layers=99).target.n_gpu_layers == 0  # there is nothing to offload to
+    large = plan(100, devices=(Device("gpu", 80 * GB),))
+    assert (large.target.n_gpu_layers, large.draft and large.draft.n_gpu_layers) == (33, 17)
+    assert large.host < 5 * GB
+    middle = plan(100, devices=(Device("gpu", 10 * GB),))
+    assert 1 < middle.target.n_gpu_layers < 33
+    assert middle.device <= 10 * GB
+    two = plan(100, devices=(Device("a", 10 * GB), Device("b", 10 * GB)))
+    assert two.target.n_gpu_layers == 33
+    assert plan(100, n_gpu_layers=5, n_gpu_layers_draft=-1, devices=(Device("gpu", 80 * GB),)).device > 0
+    small = plan(100, devices=(Device("gpu", 10**8),))
+    assert (small.target.n_gpu_layers, small.device) == (0, 0)
+
+
+def test_unified_memory_counts_once_against_the_host() -> None:
+    devices = (Device("metal", 80 * GB, unified=True),)
+    shared = plan(100, devices=devices)
+    assert shared.target.n_gpu_layers == 33
+    assert shared.host > TARGET.weight_bytes
+    with pytest.raises(ResourceError):
+        plan(12, devices=devices)
+
+
+def test_context_beyond_training_is_a_warning() -> None:
+    target = model("T", n_ctx_train=4096)
+    assert plan(100, target=target).warnings == ()
+    (warning,) = plan(100, target=target, n_ctx=8192).warnings
+    assert "T was trained on 4096 tokens, n_ctx is 8192" in warning
+    assert "-c 4096" in warning
+    (warning,) = plan(100, draft=model("D", n_layer=2, n_ctx_train=2048)).warnings
+    assert "-cd 2048" in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cache_type_k", "q3"),
+        ("cache_type_v_draft", "F16"),
+        ("n_slots", 0),
+        ("n_batch", 0),
+        ("n_ubatch", -1),
+        ("n_outputs_max", 0),
+        ("n_rs_seq", -1),
+        ("n_ctx", 0),
+        ("n_ctx_draft", -5),
+    ],
+)
+def test_settings_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=name.removesuffix("_draft")):
+        FitSettings(available=GB, **{name: value})
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = "MemTotal: 9000000 kB\nMemFree: 1 kB\nMemAvailable: 8000000 kB\n"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Linux files")
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, 8_192_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/b/memory.current": "5\n"}, 8_192_000_000),
+        (
+            "0::/a/b\n",
+            {
+                "a/b/memory.max": "max\n",
+                "a/b/memory.current": "5\n",
+                "a/memory.max": "3000000000\n",
+                "a/memory.current": "2500000000\n",
+                "a/memory.stat": "anon 1\ninactive_file 900000000\nactive_file 100000000\n",
+            },
+            1_500_000_000,
+        ),
+        ("0::/gone\n", {"memory.max": "2000\n", "memory.current": "500\n"}, 1500),
+        ("0::/\n", {"memory.max": "2000\n", "memory.current": "5000\n"}, 0),
+        (
+            "9:cpu:/x\n4:memory:/x\n0::/\n",
+            {
+                "memory/x/memory.limit_in_bytes": "7000\n",
+                "memory/x/memory.usage_in_bytes": "6000\n",
+                "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 50\ntotal_active_file 20\n",
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.usage_in_bytes": "1\n",
+            },
+            1070,
+        ),
+    ],
+)
+def test_available_memory(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
+    proc = tree(tmp_path / "proc", {"meminfo": MEMINFO, "self/cgroup": groups})
+    cgroup = tree(tmp_path / "cgroup", files)
+    assert available_memory(proc, cgroup) == expected
+
+
+def test_available_memory_here() -> None:
+    assert available_memory() > 1 << 20
+
+
+ASK_LLAMA = """
+import ctypes, json, re, sys
+import llama_cpp as L
+
+lines = []
+
+@L.llama_log_callback
+def keep(level, text, data):
+    lines.append(text.decode(errors="replace"))
+
+L.llama_log_set(keep, ctypes.c_void_p(0))
+path, n_ctx, type_k, type_v, flash = sys.argv[1], *map(int, sys.argv[2:])
+model = L.llama_model_load_from_file(path.encode(), L.llama_model_default_params())
+params = L.llama_context_default_params()
+params.n_ctx, params.n_batch, params.n_ubatch, params.n_outputs_max = n_ctx, 512, 512, 64
+params.kv_unified, params.swa_full = True, True
+params.type_k, params.type_v, params.flash_attn_type = type_k, type_v, flash
+context = L.llama_init_from_model(model, params)
+assert context, "".join(lines)[-2000:]
+log = "".join(lines)
+found = {name: re.findall(name + r" buffer size =\\s+([\\d.]+)", log) for name in ("KV", "compute")}
+print(json.dumps({name: sum(map(float, sizes)) for name, sizes in found.items()}))
+"""
+TYPE_IDS = {"f32": 0, "f16": 1, "q8_0": 8}
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "cache_type", "flash_attn"),
+    [
+        (512, "f16", "auto"),
+        (4096, "f16", "on"),
+        (2048, "q8_0", "on"),
+        (1000, "f32", "off"),
+        (4096, "f16", "off"),
+    ],
+)
+def test_estimates_against_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: str, flash_attn: Any) -> None:
+    path = SHARED / "models" / "pydoc-target-f16.gguf"
+    if not path.exists():
+        path = tmp_path / "m.gguf"
+        shape = {"n_layer": 3, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 640}
+        few = {"tokenizer.ggml.token_type": Typed("arr[i32]", [1] * 600)}
+        path.write_bytes(llama(tokens=words(600), metadata=few, **shape).build())
+    header = read_header(path)
+    check_model(header)
+    flash = {"auto": -1, "on": 1, "off": 0}[flash_attn]
+    args = [str(path), str(n_ctx), str(TYPE_IDS[cache_type]), str(TYPE_IDS[cache_type]), str(flash)]
+    command = [sys.executable, "-c", ASK_LLAMA, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    real = json.loads(done.stdout)
+    settings = LoadSettings(
+        n_batch=512, cache_type_k=cache_type, cache_type_v=cache_type, flash_attn=flash_attn
+    )
+    usage = Costs(header, settings).usage(n_ctx)
+    assert usage.kv / (1 << 20) == pytest.approx(real["KV"], abs=0.01)
+    assert real["compute"] <= usage.compute / (1 << 20) <= 2 * real["compute"] + 2
+
+
+def test_plan_of_a_real_header() -> None:
+    header = read_source(Memory(llama().build(), "tiny.gguf"))
+    answer = plan_memory(header, header, FitSettings(available=GB))
+    assert (answer.n_ctx, answer.n_ctx_draft) == (2048, 2048)
+    assert answer.host == answer.target.host + (answer.draft.host if answer.draft else 0)

@@ -1,0 +1,501 @@
+"""GGUF headers: what is read, and that whatever is wrong is refused with file, field and offset."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from ggufbytes import GGUF, Tensor, Typed, llama, string, u32, words
+
+from specllama.errors import GGUFError, IntegrityError, NotFoundError, UsageError
+from specllama.gguf import check_model, read_header, read_model, read_source
+
+
+class BytesSource:
+    """A source in memory that counts what is asked of it."""
+
+    name = "memory.gguf"
+
+    def __init__(self, data: bytes, size: int | None = None) -> None:
+        self.data = data
+        self.size = len(data) if size is None else size
+        self.asked = 0
+
+    def read(self, offset: int, n: int) -> bytes:
+        self.asked += n
+        return self.data[offset : offset + n]
+
+
+def write(path: Path, gguf: GGUF | bytes) -> Path:
+    path.write_bytes(gguf if isinstance(gguf, bytes) else gguf.build())
+    return path
+
+
+def refusal(gguf: GGUF | bytes) -> str:
+    data = gguf if isinstance(gguf, bytes) else gguf.build()
+    with pytest.raises(GGUFError) as caught:
+        read_source(BytesSource(data))
+    assert caught.value.hint
+    assert caught.value.message.startswith("memory.gguf: ")
+    assert "at byte" in caught.value.message
+    return caught.value.message
+
+
+def model_refusal(gguf: GGUF) -> str:
+    with pytest.raises(GGUFError) as caught:
+        check_model(read_source(BytesSource(gguf.build())))
+    assert caught.value.hint
+    return caught.value.message
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_reads_what_a_model_says(tmp_path: Path, version: int) -> None:
+    gguf = llama(metadata={"tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.bos_token_id": 3})
+    gguf.version = version
+    path = write(tmp_path / "m.gguf", gguf)
+    h = read_model(path)
+    check_model(h)
+    assert (h.version, h.alignment, h.architecture, h.name, h.quant) == (version, 32, "llama", "tiny", "F16")
+    assert (h.n_layer, h.n_embd, h.n_ctx_train, h.n_vocab) == (2, 64, 2048, 32)
+    assert (h.n_head, h.n_head_kv) == ((4, 4), (2, 2))
+    assert (h.bos_id, h.eos_id, h.chat_template) == (3, None, "{{ messages }}")
+    assert list(h.tokens) == words(32)
+    assert h.tokens.raw(31) == b"t31"
+    assert h.token_types is not None
+    assert h.token_types.tolist() == [1] * 32
+    assert h.file_bytes == path.stat().st_size
+    assert h.weight_bytes == sum(t.n_bytes for t in h.tensors)
+    embedding = h.tensors[0]
+    assert (embedding.name, embedding.shape, embedding.type, embedding.n_bytes) == (
+        "token_embd.weight",
+        (64, 32),
+        "F16",
+        64 * 32 * 2,
+    )
+    assert embedding.offset % 32 == 0
+    assert h.n_params == sum(t.n_elements for t in h.tensors)
+    assert h.tensors[-1].offset + h.tensors[-1].n_bytes <= h.file_bytes
+
+
+def test_every_value_type() -> None:
+    values = {
+        "u8": 255,
+        "i8": -1,
+        "u16": 65535,
+        "i16": -2,
+        "u32": 1 << 31,
+        "i32": -3,
+        "f32": 0.5,
+        "bool": True,
+        "u64": 1 << 63,
+        "i64": -(1 << 62),
+        "f64": 0.25,
+        "str": "schön",
+    }
+    arrays = {f"arr[{k}]": [v, v] for k, v in values.items()}
+    meta = {k: Typed(k, v) for k, v in values.items()} | {k: Typed(k, v) for k, v in arrays.items()}
+    h = read_source(BytesSource(GGUF(meta).build()))
+    assert {k: h.metadata[k] for k in values} == values
+    for kind in arrays:
+        assert list(h.metadata[kind]) == arrays[kind]  # type: ignore[arg-type]
+    assert isinstance(h.metadata["bool"], bool)
+
+
+def test_agrees_with_the_gguf_package(tmp_path: Path) -> None:
+    reader = pytest.importorskip("gguf").GGUFReader
+    path = write(tmp_path / "m.gguf", llama(type_id=8))
+    ours, theirs = read_header(path), reader(path)
+    found = [(t.name, tuple(t.shape), t.type, t.n_bytes, t.offset) for t in ours.tensors]
+    assert found == [
+        (t.name, tuple(map(int, t.shape)), t.tensor_type.name, t.n_bytes, t.data_offset)
+        for t in theirs.tensors
+    ]
+
+
+def test_quantisation_names() -> None:
+    assert read_source(BytesSource(GGUF({"general.file_type": 15}).build())).quant == "Q4_K_M"
+    assert read_source(BytesSource(GGUF({"general.file_type": 1024 + 7}).build())).quant == "Q8_0"
+    tensors = [Tensor("a", (256,), 0), Tensor("b", (256, 9), 12)]
+    assert read_source(BytesSource(GGUF({}, tensors).build())).quant == "Q4_K"
+    assert read_source(BytesSource(GGUF({"general.file_type": 9999}).build())).quant == ""
+
+
+def test_bytes_per_token_counts_what_is_read() -> None:
+    dense, tied = (read_source(BytesSource(llama(tied=t).build())) for t in (False, True))
+    embedding = 64 * 32 * 2
+    assert dense.bytes_per_token == dense.weight_bytes - embedding
+    assert tied.bytes_per_token == tied.weight_bytes
+    experts = llama(metadata={"llama.expert_count": 4, "llama.expert_used_count": 1})
+    experts.tensors = [*experts.tensors, Tensor("blk.0.ffn_up_exps.weight", (64, 32, 4), 1)]
+    routed = read_source(BytesSource(experts.build()))
+    assert routed.bytes_per_token == dense.bytes_per_token + 64 * 32 * 2
+
+
+def test_per_layer_lists_and_their_length() -> None:
+    lists = {"llama.attention.head_count_kv": Typed("arr[i32]", [2, 0])}
+    assert read_source(BytesSource(llama(metadata=lists).build())).n_head_kv == (2, 0)
+    wrong = {"llama.attention.head_count_kv": Typed("arr[i32]", [2, 0, 2])}
+    assert "3 values for 2 layers" in model_refusal(llama(metadata=wrong))
+    absent = llama(metadata={"llama.attention.head_count_kv": None})
+    assert read_source(BytesSource(absent.build())).n_head_kv == (4, 4)
+
+
+FOREIGN = {
+    "empty": (b"", "empty"),
+    "html": (b"<!DOCTYPE html>\n<html><head><title>401</title></head></html>", "HTML"),
+    "html without doctype": (b"\n  <html>", "HTML"),
+    "json": (b'{"error": "Repository not found"}', "JSON"),
+    "lfs": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4920739232\n",
+        "git-LFS pointer",
+    ),
+    "safetensors": (struct.pack("<Q", 120) + b'{"__metadata__":{}}', "safetensors"),
+    "zip": (b"PK\x03\x04" + bytes(60), "PyTorch"),
+    "ggml": (b"tjgg" + bytes(60), "GGML"),
+    "zeros": (bytes(4096), "unfinished"),
+    "text": (b"hello there, this is not a model at all", "b'hell'"),
+    "short": (b"GG", "b'GG'"),
+}
+
+
+@pytest.mark.parametrize(("data", "says"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_foreign_files_are_named(data: bytes, says: str) -> None:
+    message = refusal(data)
+    assert says in message
+    assert "magic at byte 0" in message
+
+
+def test_only_regular_files(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match="a directory"):
+        read_header(tmp_path)
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(GGUFError, match="a named pipe"):
+        read_header(tmp_path / "pipe.gguf")
+    with pytest.raises(GGUFError, match="a device"):
+        read_header("/dev/zero")
+    with pytest.raises(NotFoundError, match=r"absent\.gguf"):
+        read_header(tmp_path / "absent.gguf")
+    with pytest.raises(NotFoundError):
+        read_header(tmp_path / "pipe.gguf" / "below")
+    with pytest.raises(UsageError):
+        read_header("nul\0byte")
+    with pytest.raises(UsageError):
+        read_header("n" * 5000)
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", llama())
+    path.chmod(0)
+    with pytest.raises(UsageError, match="permission"):
+        read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [(0, "0 is not read"), (1, "1 is not read"), (99, "99"), (3 << 24, "big-endian")]
+)
+def test_versions(version: int, says: str) -> None:
+    message = refusal(GGUF(version=version))
+    assert says in message
+    assert "version at byte 4" in message
+
+
+META = {"general.architecture": "llama", "llama.block_count": 2}
+HUGE = (1 << 64) - 1
+
+
+def raw_value(type_id: int, body: bytes) -> Typed:
+    return Typed("raw", struct.pack("<I", type_id) + body)
+
+
+MALFORMED = {
+    "tensor count": (GGUF(META, n_tensors=HUGE), "tensor_count at byte 8"),
+    "tensor count, plausible": (GGUF(META, n_tensors=10), "tensor_count"),
+    "kv count": (GGUF(META, n_kv=HUGE), "metadata_kv_count at byte 16"),
+    "one kv too many": (GGUF({**META, "k": "v" * 40}, n_kv=4), "metadata[3] key"),
+    "key length": (GGUF().build()[:16] + struct.pack("<QQ", 1, HUGE) + bytes(64), "metadata[0] key"),
+    "empty key": (GGUF([("", 1)]), "metadata[0] ''"),
+    "key not UTF-8": (GGUF([(b"\xff\xfe", 1)]), "not UTF-8"),
+    "duplicate key": (GGUF([("a", 1), ("b", 2), ("a", 3)]), "metadata[2] 'a' at byte"),
+    "string length": (GGUF([("a", raw_value(8, struct.pack("<Q", HUGE)))]), "metadata[0] 'a'"),
+    "value type": (GGUF([("a", raw_value(13, bytes(8)))]), "metadata[0] 'a' type"),
+    "array type": (GGUF([("a", raw_value(9, struct.pack("<IQ", 77, 1) + bytes(8)))]), "element type"),
+    "nested array": (GGUF([("a", raw_value(9, struct.pack("<IQ", 9, 1) + bytes(64)))]), "array of arrays"),
+    "array length": (GGUF([("a", raw_value(9, struct.pack("<IQ", 4, HUGE) + bytes(8)))]), "'a' length"),
+    "array 2^61": (GGUF([("a", raw_value(9, struct.pack("<IQ", 10, 1 << 61) + bytes(8)))]), "'a' length"),
+    "strings length": (GGUF([("a", raw_value(9, struct.pack("<IQ", 8, HUGE) + bytes(8)))]), "'a' length"),
+    "third string": (
+        GGUF([("a", raw_value(9, struct.pack("<IQ", 8, 3) + string("x") * 2 + struct.pack("<Q", 1 << 62)))]),
+        "metadata[0] 'a'[2] at byte",
+    ),
+    "string of 2^64 - 1": (
+        GGUF([("a", raw_value(9, struct.pack("<IQ", 8, 2) + struct.pack("<Q", HUGE) + bytes(40)))]),
+        "metadata[0] 'a'[0] at byte",
+    ),
+    "alignment 0": (GGUF({"general.alignment": 0}), "general.alignment at byte 24"),
+    "alignment 4": (GGUF({"general.alignment": 4}), "general.alignment"),
+    "alignment 48": (GGUF({"general.alignment": 48}), "general.alignment"),
+    "alignment type": (GGUF({"general.alignment": Typed("u64", 32)}), "u64, not u32"),
+    "wrong kind": (GGUF({"general.architecture": 7}), "'general.architecture' at byte 24"),
+    "wrong kind of layers": (
+        GGUF({"general.architecture": "llama", "llama.block_count": "two"}),
+        "metadata[1] 'llama.block_count' at byte",
+    ),
+    "tokens of numbers": (GGUF({"tokenizer.ggml.tokens": Typed("arr[i32]", [1])}), "arr[i32], not arr[str]"),
+    "no dimensions": (GGUF({}, [Tensor("a", (), 0, 4)]), "tensor[0] 'a' dimensions"),
+    "five dimensions": (GGUF({}, [Tensor("a", (1, 1, 1, 1, 1))]), "there are 5"),
+    "a million dimensions": (
+        GGUF(n_tensors=1).build() + string("a") + struct.pack("<I", 1 << 20) + bytes(64),
+        "tensor[0] 'a' dimensions",
+    ),
+    "dimension 0": (GGUF({}, [Tensor("a", (4, 0), 0, 16)]), "dimension of 0"),
+    "dimensions overflow": (GGUF({}, [Tensor("a", (1 << 40, 1 << 40), 0, 16)]), "overflows"),
+    "dimension 2^63": (GGUF({}, [Tensor("a", (1 << 63,), 0, 16)]), "overflows"),
+    "blocks": (GGUF({}, [Tensor("a", (255,), 12, 144)]), "blocks of 256 (Q4_K)"),
+    "tensor type": (GGUF({}, [Tensor("a", (4,), 99, 16)]), "tensor[0] 'a' type"),
+    "tensor type 4": (GGUF({}, [Tensor("a", (4,), 4, 16)]), "Q4_2 is no longer read"),
+    "tensor name": (GGUF({}, [Tensor("n" * 64, (4,))]), "tensor[0] name"),
+    "no tensor name": (GGUF({}, [Tensor("", (4,))]), "tensor[0] name"),
+    "duplicate tensor": (GGUF({}, [Tensor("a", (4,)), Tensor("a", (4,))]), "occurs twice"),
+    "unaligned": (GGUF({}, [Tensor("a", (4,)), Tensor("b", (4,), offset=20)]), "tensor[1] 'b' offset"),
+    "overlap": (GGUF({}, [Tensor("a", (40,)), Tensor("b", (4,), offset=32)]), "overlaps"),
+    "hole": (GGUF({}, [Tensor("a", (4,)), Tensor("b", (4,), offset=64)]), "hole"),
+    "offset 2^64 - 32": (GGUF({}, [Tensor("a", (4,), offset=HUGE - 31)]), "hole"),
+}
+
+
+@pytest.mark.parametrize(("gguf", "says"), MALFORMED.values(), ids=MALFORMED.keys())
+def test_malformed(gguf: GGUF | bytes, says: str) -> None:
+    assert says in refusal(gguf)
+
+
+def test_offsets_in_messages_are_where_the_field_is() -> None:
+    data = GGUF([("a", 1), ("b", 2), ("a", 3)]).build()
+    message = refusal(data)
+    offset = int(message.split("at byte ")[1].split(":")[0])
+    assert data[offset : offset + 9] == string("a")
+    assert offset == data.rindex(string("a"))
+
+
+def test_truncated_data_says_how_much_is_missing() -> None:
+    gguf = llama()
+    gguf.cut = 1000
+    message = refusal(gguf)
+    assert "1000 bytes are missing" in message
+    assert "data at byte" in message
+
+
+def test_padding_of_the_last_tensor_may_be_missing() -> None:
+    gguf = GGUF({}, [Tensor("a", (1,))])
+    gguf.cut = 28
+    assert read_source(BytesSource(gguf.build())).tensors[0].n_bytes == 4
+
+
+def test_truncated_anywhere_is_refused() -> None:
+    data = llama().header()
+    for end in range(0, len(data), 7):
+        with pytest.raises(GGUFError):
+            read_source(BytesSource(data[:end]))
+
+
+def test_claims_allocate_nothing() -> None:
+    claim = struct.pack("<IQ", 8, 1 << 27) + bytes(64)
+    source = BytesSource(GGUF([("a", raw_value(9, claim))]).build(), size=1 << 40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(GGUFError):
+            read_source(source)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 << 20
+
+
+def test_string_longer_than_any_header(tmp_path: Path) -> None:
+    path = write(tmp_path / "sparse.gguf", GGUF([("a", raw_value(8, struct.pack("<Q", 1 << 30)))]))
+    os.truncate(path, 1 << 32)
+    with pytest.raises(GGUFError, match="header of more than"):
+        read_header(path)
+
+
+NOT_RUNNABLE = {
+    "no layers": ({"llama.block_count": 0}, "llama.block_count at byte"),
+    "a million layers": ({"llama.block_count": 10**6}, "1000000 is not in 1 to 512"),
+    "layers absent": ({"llama.block_count": None}, "llama.block_count missing"),
+    "no width": ({"llama.embedding_length": 0}, "llama.embedding_length"),
+    "no heads": ({"llama.attention.head_count": 0}, "llama.attention.head_count"),
+    "heads absent": ({"llama.attention.head_count": None}, "head_count missing"),
+    "4 billion heads": ({"llama.attention.head_count": 0xFFFFFFFF}, "heads cannot be"),
+    "negative heads": ({"llama.attention.head_count_kv": Typed("arr[i32]", [-1, 2])}, "heads cannot be"),
+    "no context": ({"llama.context_length": 0}, "llama.context_length"),
+    "key length": ({"llama.attention.key_length": 0}, "llama.attention.key_length"),
+    "experts": ({"llama.expert_count": 4096}, "llama.expert_count"),
+    "no tokenizer": (
+        {"tokenizer.ggml.model": None},
+        "tokenizer.ggml.model missing: the file has no tokenizer",
+    ),
+    "tokenizer none": ({"tokenizer.ggml.model": "no_vocab"}, "the file has no tokenizer"),
+    "tokenizer unknown": ({"tokenizer.ggml.model": "sentence"}, "'sentence' is unknown"),
+    "no tokens": ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens missing"),
+    "no merges": ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges missing"),
+    "few types": ({"tokenizer.ggml.token_type": Typed("arr[i32]", [1])}, "1 values for 32 tokens"),
+    "same tokens": ({"tokenizer.ggml.tokens": Typed("arr[str]", ["a"] * 32)}, "tokens 0 and 1"),
+    "no architecture": ({"general.architecture": None}, "general.architecture missing"),
+    "architecture": ({"general.architecture": "lllama"}, "'lllama' is unknown"),
+    "projector": ({"general.architecture": "clip"}, "projector"),
+    "adapter": ({"general.type": "adapter"}, "adapter"),
+    "embedding model": ({"general.architecture": "bert"}, "token after token"),
+    "vocabulary size": ({"tokenizer.ggml.tokens": Typed("arr[str]", words(31))}, "token_embd.weight"),
+}
+
+
+@pytest.mark.parametrize(("metadata", "says"), NOT_RUNNABLE.values(), ids=NOT_RUNNABLE.keys())
+def test_not_runnable(metadata: dict[str, object], says: str) -> None:
+    assert says in model_refusal(llama(metadata=metadata))
+
+
+def test_empty_token_texts_are_no_duplicates() -> None:
+    tokens = ["", "", *words(30)]
+    check_model(read_source(BytesSource(llama(tokens=tokens).build())))
+
+
+def test_vocabulary_only_and_embeddings_missing() -> None:
+    gguf = llama()
+    gguf.tensors = ()
+    assert "vocabulary-only" in model_refusal(gguf)
+    gguf.tensors = (Tensor("output_norm.weight", (64,)),)
+    assert "token_embd.weight is not among them" in model_refusal(gguf)
+
+
+def split(folder: Path, n_parts: int = 3, n_tensors: int | None = None) -> list[Path]:
+    whole = llama()
+    tensors = list(whole.tensors)
+    paths = []
+    for i in range(n_parts):
+        keys = {"split.no": Typed("u16", i), "split.count": Typed("u16", n_parts)}
+        keys["split.tensors.count"] = Typed("i32", len(tensors) if n_tensors is None else n_tensors)
+        meta = {**(dict(whole.metadata) if i == 0 else {}), **keys}  # type: ignore[call-overload]
+        path = folder / f"m-{i + 1:05d}-of-{n_parts:05d}.gguf"
+        paths.append(write(path, GGUF(meta, tensors[i::n_parts])))
+    return paths
+
+
+def test_split_model_is_merged(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    h = read_model(paths[0])
+    check_model(h)
+    assert h.parts == tuple(map(str, paths))
+    assert h.file_bytes == sum(p.stat().st_size for p in paths)
+    assert {t.name for t in h.tensors} == {t.name for t in llama().tensors}
+    assert {t.part for t in h.tensors} == {0, 1, 2}
+
+
+def part_refusal(path: Path) -> str:
+    with pytest.raises(IntegrityError) as caught:
+        read_model(path)
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_split_parts_missing_foreign_or_damaged(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    assert "part 2 of 3" in part_refusal(paths[1])
+    second = paths[1].read_bytes()
+    paths[1].unlink()
+    assert part_refusal(paths[0]).startswith(f"{paths[1]}: part 2 of 3 is missing")
+    paths[1].write_bytes(paths[2].read_bytes())
+    assert part_refusal(paths[0]).startswith(f"{paths[1]}: not part 2")
+    write(paths[1], llama())
+    assert part_refusal(paths[0]).startswith(f"{paths[1]}: not part 2")
+    paths[1].write_bytes(second[:-64])
+    assert str(paths[1]) in part_refusal(paths[0])
+    paths[1].write_bytes(second)
+    paths[0].rename(tmp_path / "renamed.gguf")
+    assert "must be named" in part_refusal(tmp_path / "renamed.gguf")
+
+
+def test_split_with_a_part_of_another_model(tmp_path: Path) -> None:
+    paths = split(tmp_path)
+    meta = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3)}
+    write(paths[1], GGUF(meta, [llama().tensors[0]]))
+    assert "is in another part too" in part_refusal(paths[0])
+    write(paths[1], GGUF(meta, [Tensor("stranger", (4,))]))
+    assert "tensors in its 3 parts" in part_refusal(paths[0])
+    write(paths[1], GGUF({**meta, "general.architecture": "qwen2"}, [Tensor("stranger", (4,))]))
+    assert part_refusal(paths[0]).startswith(f"{paths[1]}: not part 2")
+
+
+def test_large_header_is_fast_and_read_in_few_pieces() -> None:
+    merges = [f"a{i} b{i}" for i in range(280_000)]
+    gguf = llama(tokens=words(128_256), metadata={"tokenizer.ggml.merges": Typed("arr[str]", merges)})
+    data = gguf.header()
+    source = BytesSource(data + bytes(8), size=len(data) + gguf.data_bytes())
+    start = time.perf_counter()
+    h = read_source(source)
+    seconds = time.perf_counter() - start
+    assert len(h.tokens) == 128_256
+    assert h.tokens[128_255] == "t128255"
+    assert seconds < 0.5
+    assert source.asked < 3 * len(data)
+
+
+def survives(data: bytes) -> bool:
+    """Whether it was read; anything but GGUFError is a failure of the test."""
+    try:
+        header = read_source(BytesSource(data))
+        check_model(header)
+        for name in (
+            "name",
+            "quant",
+            "n_params",
+            "bytes_per_token",
+            "n_vocab",
+            "token_types",
+            "chat_template",
+        ):
+            getattr(header, name)
+        list(header.tokens)
+    except GGUFError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_mutations_only_ever_raise_gguf_errors(seed: int) -> None:
+    rng = random.Random(seed)
+    gguf = llama(
+        tokens=words(20), metadata={"general.alignment": u32(32), "x.list": Typed("arr[f64]", [1.0, 2.0])}
+    )
+    original = gguf.build()
+    n_header = len(gguf.header())
+    tracemalloc.start()
+    try:
+        start = time.perf_counter()
+        n_read = 0
+        for _ in range(250):
+            data = bytearray(original)
+            for _ in range(rng.choice((1, 1, 2, 8))):
+                at = rng.randrange(n_header)
+                kind = rng.randrange(4)
+                if kind == 0:
+                    data[at] ^= 1 << rng.randrange(8)
+                elif kind == 1:
+                    data[at : at + 8] = struct.pack("<Q", rng.choice((0, 1, HUGE, 1 << 62, 1 << 32, 1 << 20)))
+                elif kind == 2:
+                    del data[at : at + rng.randrange(1, 40)]
+                else:
+                    data[at:at] = rng.randbytes(rng.randrange(1, 16))
+            if rng.random() < 0.1:
+                del data[rng.randrange(len(data)) :]
+            n_read += survives(bytes(data))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert n_read < 250
+    assert time.perf_counter() - start < 30
+    assert peak < 64 << 20
