@@ -12,6 +12,8 @@ from specllama.core.params import SamplingParams
 from specllama.core.ports import Drafter, Proposal
 from specllama.core.sampling import Chooser
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.testing import TableContext
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
@@ -19,6 +21,8 @@ CHOOSER = Chooser(SamplingParams(temperature=0), 0, N_VOCAB)
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
+    "model": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2), N_VOCAB),
+    "model, recurrent": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2, "checkpoint"), N_VOCAB),
 }
 
 tokens = st.integers(0, 6)

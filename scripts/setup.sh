@@ -1,0 +1,111 @@
+# Sourced by scripts/specllama, scripts/test and scripts/check: a ready .venv, at once if there is one.
+# Messages go to stderr, so that stdout carries an answer alone. Knows: SPECLLAMA_BACKEND=cpu|cuda|vulkan|metal,
+# SPECLLAMA_PYTHON=path of a Python >= 3.11.
+set -eu
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv="$root/.venv"
+
+say() { printf 'specllama: %s\n' "$*" >&2; }
+die() { say "error: $1"; [ -z "${2:-}" ] || say "$2"; exit "${3:-1}"; }
+
+find_python() {
+  local candidate
+  for candidate in ${SPECLLAMA_PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
+    if command -v "$candidate" >/dev/null 2>&1 &&
+      "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  die "no Python >= 3.11 with the venv module was found" \
+    "install one (Debian: apt install python3 python3-venv; macOS: brew install python), or set SPECLLAMA_PYTHON" 8
+}
+
+backend() { # what llama.cpp is built for: what is really there
+  if [ -n "${SPECLLAMA_BACKEND:-}" ]; then
+    echo "$SPECLLAMA_BACKEND"
+  elif [ "$(uname -s)" = Darwin ]; then
+    echo metal
+  elif command -v nvcc >/dev/null 2>&1 && { [ -e /dev/nvidia0 ] || [ -d /proc/driver/nvidia/gpus ]; }; then
+    echo cuda
+  elif command -v glslc >/dev/null 2>&1 && ls /dev/dri/renderD* >/dev/null 2>&1 &&
+    { [ -e /usr/include/vulkan/vulkan.h ] || [ -n "${VULKAN_SDK:-}" ]; }; then
+    echo vulkan
+  else
+    echo cpu
+  fi
+}
+
+cmake_args() {
+  case "$1" in
+    cpu) [ "$(uname -s)" = Darwin ] && echo "-DGGML_METAL=OFF" || echo "" ;;
+    cuda) echo "-DGGML_CUDA=ON" ;;
+    vulkan) echo "-DGGML_VULKAN=ON" ;;
+    metal) echo "-DGGML_METAL=ON" ;;
+    *) die "SPECLLAMA_BACKEND must be cpu, cuda, vulkan or metal, not '$1'" "" 2 ;;
+  esac
+}
+
+checksum() { # of what an installation depends on
+  cat "$root/pyproject.toml" "$root/constraints.txt" - | cksum | tr ' ' '-'
+}
+
+install_log() { # run a command with its output in the log; show the end of it where it fails
+  "$@" >>"$venv/install.log" 2>&1 || {
+    tail -n 15 "$venv/install.log" >&2
+    die "the installation failed" "the whole log is in $venv/install.log"
+  }
+}
+
+ensure_venv() { # $1: "" or "dev", which adds what the tests need
+  local kind="${1:-}" device args stamp python
+  device=$(backend)
+  args=$(cmake_args "$device") # also refuses an unknown backend
+  stamp="$venv/.installed${kind:+-$kind}-$(echo "$device" | checksum)"
+  [ ! -e "$stamp" ] || return 0
+  python=$(find_python)
+  command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 ||
+    die "no C++ compiler was found, and llama.cpp has to be compiled" \
+      "install one (Debian: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)" 8
+  lock
+  if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    say "making $venv"
+    "$python" -m venv --clear "$venv" || die "$venv cannot be made"
+  fi
+  local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/constraints.txt")
+  export CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF $args ${CMAKE_ARGS:-}"
+  : >"$venv/install.log"
+  if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$device" ]; then
+    say "installing; llama.cpp is compiled for '$device' on this machine, which takes about 4 minutes the first time"
+    # pip's cache does not know what a wheel was compiled for, so only the plain kind is taken from it.
+    local fresh=()
+    [ "$device" = cpu ] || fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
+    install_log "${pip[@]}" ${fresh[@]+"${fresh[@]}"} llama-cpp-python
+    echo "$device" >"$venv/.backend"
+  fi
+  say "installing Python packages"
+  install_log "${pip[@]}" -e "$root${kind:+[$kind]}"
+  touch "$stamp"
+  unlock
+}
+
+lock() { # one installation at a time; a lock whose owner is gone does not count
+  local owner
+  while ! mkdir "$root/.installing" 2>/dev/null; do
+    owner=$(cat "$root/.installing/pid" 2>/dev/null || echo)
+    if [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; then
+      rm -rf "$root/.installing"
+    else
+      [ -n "${waiting:-}" ] || say "another installation is under way, waiting for it"
+      waiting=1
+      sleep 1
+    fi
+  done
+  echo $$ >"$root/.installing/pid"
+  trap unlock EXIT
+}
+
+unlock() {
+  rm -rf "$root/.installing"
+  trap - EXIT
+}
