@@ -424,6 +424,7 @@ class Context:
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
         self.decode_seconds = 0.0  # of llama_decode and llama_synchronize alone
         self._n_swa = model.n_swa
+        self._last_rows = [0] * n_seq_max  # of each sequence in its last decode; its states go back no further
         self._marks: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
         self._make_batch()
 
@@ -433,7 +434,7 @@ class Context:
         p = llama.llama_context_default_params()
         p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, min(s.n_batch, n_ctx), min(s.n_ubatch, s.n_batch)
         p.n_batch = max(p.n_batch, n_outputs_max)
-        p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, True, n_rs_seq
+        p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, s.swa_full, n_rs_seq
         p.n_outputs_max = p.n_outputs_max_per_seq = min(n_outputs_max, p.n_batch)
         p.n_threads = s.n_threads or physical_cores()
         p.n_threads_batch = s.n_threads_batch or p.n_threads
@@ -499,6 +500,9 @@ class Context:
         if result != 0:
             raise DecodeError(f"llama_decode answered {result}: {_log.reason()}")
         llama.llama_synchronize(self.handle)
+        if self.model.has_state:
+            for seq_id in set(seq_ids):
+                self._last_rows[seq_id] = seq_ids.count(seq_id)
         if not n_outputs:
             return np.zeros((0, self.n_vocab), np.float32)
         pointer = llama.llama_get_logits(self.handle)
@@ -525,7 +529,7 @@ class Context:
         if n_past <= 0:
             self._clear(seq_id)
             return 0
-        if not self.cuts_need_checkpoint and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
+        if self._can_remove(seq_id, have - n_past) and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
             # A sliding window never refuses, but rows that have left it are gone.
             first = llama.llama_memory_seq_pos_min(self.memory, seq_id)
             if self.n_past(seq_id) == n_past and (
@@ -533,6 +537,14 @@ class Context:
             ):
                 return n_past
         return self._go_back(seq_id, n_past)
+
+    def _can_remove(self, seq_id: int, n_back: int) -> bool:
+        """Whether the last tokens can be taken out: from states only those that the last decode went through."""
+        if not self.model.has_state:
+            return True
+        possible = min(self.max_cut, self._last_rows[seq_id] - 1)
+        self._last_rows[seq_id] = 0
+        return not self.cuts_need_checkpoint and n_back <= possible
 
     def _go_back(self, seq_id: int, n_past: int) -> int:
         """To the checkpoint if it lies at or before n_past, else to nothing."""

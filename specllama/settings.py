@@ -23,7 +23,8 @@ class ModelSettings:
 
     n_ctx: tokens, 0 chooses. n_threads, n_threads_batch: 0 means the physical cores. n_gpu_layers: -1 all that fit,
     -2 all. devices: names, () means all, ("none",) the CPU alone. n_cpu_moe: layers whose experts stay on the CPU, -1
-    all. override_tensor: (pattern, buffer type). lora: (path, scale). rope_*, yarn_*: None means the model's own.
+    all. swa_full: keep whole rows where a model looks through a sliding window, so that cuts work; False saves memory
+    and replays after cuts. override_tensor: (pattern, buffer type). lora: (path, scale). rope_*, yarn_*: None means the model's own.
     """
 
     path: str
@@ -42,6 +43,7 @@ class ModelSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
+    swa_full: bool = True
     use_mmap: bool = True
     use_mlock: bool = False
     lora: tuple[tuple[str, float], ...] = ()

@@ -32,7 +32,7 @@ class TableContext:
     """A context over a function from ids to logits.
 
     rows: ids so far to logits, shape (n_vocab,). memory: "window" refuses to go back more than 4 tokens behind the
-    end, "rollback" at most `max_cut` and once per decode, "checkpoint" only to the last checkpoint. Asserts positions,
+    end, "rollback" only into the last decode, "checkpoint" only to the last checkpoint. Asserts positions,
     sequence ids and batch limits.
     """
 
@@ -53,7 +53,7 @@ class TableContext:
         self.rows = rows or (lambda ids: table_row(ids, n_vocab))
         self.cells: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
         self.marks: dict[int, list[int]] = {}
-        self.fresh: set[int] = set()  # sequences with a decode since their last cut
+        self.last_rows = dict.fromkeys(range(n_seq_max), 0)  # of a sequence in its last decode
         self.widths: list[int] = []
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
@@ -67,10 +67,11 @@ class TableContext:
             cells = self.cells[r.seq_id]
             assert r.pos == len(cells), f"position {r.pos} of sequence {r.seq_id} follows {len(cells)} cells"
             cells.append(r.token)
-            self.fresh.add(r.seq_id)
             if r.output:
                 out.append(self.rows(cells))
         self.widths.append(len(batch))
+        for seq_id in {r.seq_id for r in batch}:
+            self.last_rows[seq_id] = sum(r.seq_id == seq_id for r in batch)
         return np.stack(out) if out else np.zeros((0, self.n_vocab), np.float32)
 
     def n_past(self, seq_id: int) -> int:
@@ -86,12 +87,12 @@ class TableContext:
         keep = n_past
         if self.memory == "window" and back > 4 and n_past < len(cells) - 8:
             keep = 0
-        elif self.memory == "rollback" and (back > self.max_cut or seq_id not in self.fresh):
+        elif self.memory == "rollback" and back > min(self.max_cut, self.last_rows[seq_id] - 1):
             keep = 0
         elif self.memory == "checkpoint":
             mark = self.marks.get(seq_id, [])
             keep = len(mark) if len(mark) <= n_past and cells[: len(mark)] == mark else 0
-        self.fresh.discard(seq_id)
+        self.last_rows[seq_id] = 0
         del cells[keep:]
         return keep
 

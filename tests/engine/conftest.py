@@ -1,0 +1,67 @@
+"""Real models for the engine tests: the embedded pair, and tiny random ones of every memory kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.llama import Context, Model
+from specllama.settings import ModelSettings
+from tests import tinygguf
+
+TINY = {
+    "llama": tinygguf.llama,
+    "gemma3": tinygguf.gemma3,
+    "mamba": tinygguf.mamba,
+    "jamba": tinygguf.jamba,
+    "lfm2": tinygguf.lfm2,
+}
+
+
+@pytest.fixture(scope="session")
+def target() -> Iterator[Model]:
+    model = Model(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=2))
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="session")
+def draft() -> Iterator[Model]:
+    model = Model(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=2))
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def context() -> Iterator[Callable[..., Context]]:
+    """Makes contexts and closes them."""
+    made: list[Context] = []
+
+    def make(model: Model, n_ctx: int = 512, n_seq_max: int = 1, n_rs_seq: int = 0) -> Context:
+        made.append(Context(model, n_ctx, n_seq_max, n_rs_seq=n_rs_seq))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Model]]:
+    """A tiny random model by kind; noise: how far it is from the noiseless one. Single precision throughout."""
+    directory, models = tmp_path_factory.mktemp("tiny"), {}
+
+    def load(kind: str, noise: float = 0.0, **settings: object) -> Model:
+        key = (kind, noise, *sorted(settings.items()))
+        if key not in models:
+            path = directory / f"{kind}-{noise}.gguf"
+            TINY[kind](path, noise=noise)
+            exact = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
+            models[key] = Model(ModelSettings(path=str(path), **(exact | settings)))
+        return models[key]
+
+    yield load
+    for model in models.values():
+        model.close()
