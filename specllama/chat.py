@@ -135,7 +135,7 @@ class ChatTemplate:
         """The prompt for the next answer, in parts whose concatenated ids are the prompt's ids.
 
         variables: what else the template may ask for (tools, enable_thinking …). Raises UsageError where the template
-        refuses the messages, runs longer than 2 s or writes more than 4 MB.
+        refuses the messages, runs longer than 2 s or writes 4 MB more than they are.
         """
         hidden: list[str] = []
         shown = [self._hide(message, hidden) for message in messages]
@@ -159,12 +159,12 @@ class ChatTemplate:
         return value
 
     def _write(self, values: Mapping[str, Any]) -> str:
-        out, size = [], 0
+        out, size = [], -len(str(values["messages"]))
         try:
             for piece in self._template.generate(values):
                 size += len(piece)
                 if size > MAX_CHARS:
-                    raise UsageError("the chat template writes more than 4 MB", "use --raw")
+                    raise UsageError("the chat template writes 4 MB more than it was given", "use --raw")
                 out.append(piece)
         except UsageError:
             raise

@@ -14,8 +14,8 @@ SpecllamaError                      1   500   anything unexpected that still has
 └── EngineError                     9   500   llama.cpp refused something
     └── EngineDiedError             9   503   the engine process ended or hangs
 
-The first number is the exit code of the command, the second the HTTP status of the server. Foreign exceptions are
-mapped onto this tree where they arise (llama.py, gguf.py, models/hub.py), never in commands or routes.
+The first number is the exit code of the command, the second the HTTP status of the server. Foreign exceptions
+are mapped onto this tree where they arise (llama.py, gguf.py, models/hub.py), never in commands or routes.
 """
 
 from __future__ import annotations

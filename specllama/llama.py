@@ -1,7 +1,8 @@
 """The seam: llama.cpp behind two classes, Model and Context. The only file that imports llama_cpp.
 
-Uses the low-level functions only. What llama.cpp would abort the process on is checked here and raised instead; what it
-answers with codes and null pointers becomes one of our errors. Knows nothing about drafts, requests or text.
+Uses the low-level functions only. What llama.cpp would abort the process on is checked here and raised
+instead; what it answers with codes and null pointers becomes one of our errors. Knows nothing about drafts,
+requests or text.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import ctypes
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +78,9 @@ for _name, _result, _args in (
 
 
 class _Log:
-    """llama.cpp's log: its last lines are kept, since they say why a load failed; `verbose` shows them all."""
+    """llama.cpp's log: its last lines are kept, since they say why a load failed; `verbose` shows them
+    all.
+    """
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=200)
@@ -108,11 +113,7 @@ def show_log(verbose: bool) -> None:
 
 def system_info() -> str:
     """The processor features that this build of llama.cpp uses."""
-    return llama.llama_print_system_info().decode()
-
-
-def supports_gpu() -> bool:
-    return bool(llama.llama_supports_gpu_offload())
+    return str(llama.llama_print_system_info().decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,9 @@ def _buffer_type(name: str) -> int:
 class Model:
     """Weights and vocabulary of one GGUF file.
 
-    progress: called with the share loaded, 0 to 1. vocab_only: no weights. Raises UsageError for settings that this
-    build or model cannot honour, IntegrityError where llama.cpp refuses the file, ResourceError without memory.
+    progress: called with the share loaded, 0 to 1. vocab_only: no weights. Raises UsageError for settings
+    that this build or model cannot honour, IntegrityError where llama.cpp refuses the file, ResourceError
+    without memory.
     """
 
     def __init__(
@@ -183,7 +185,6 @@ class Model:
     ) -> llama.llama_model_params:
         params = llama.llama_model_default_params()
         params.vocab_only = vocab_only
-        # Without a choice llama.cpp maps the file and repacks nothing that it could not; these are its own modes.
         params.load_mode = {
             (True, False): _MMAP,
             (True, True): _MMAP_MLOCK,
@@ -210,9 +211,7 @@ class Model:
             self._kept.append(callback)
         return params
 
-    def _keep(
-        self, array: ctypes.Array[ctypes.c_void_p] | ctypes.Array[llama.llama_model_tensor_buft_override]
-    ) -> int:
+    def _keep(self, array: ctypes.Array[Any]) -> int:
         self._kept.append(array)
         return ctypes.addressof(array)
 
@@ -226,7 +225,7 @@ class Model:
                 )
         return (ctypes.c_void_p * (len(wanted) + 1))(*[known[n] for n in wanted], None)
 
-    def _override_list(self, overrides: Sequence[tuple[str, str]]) -> object:
+    def _override_list(self, overrides: Sequence[tuple[str, str]]) -> ctypes.Array[Any]:
         entry = llama.llama_model_tensor_buft_override
         array = (entry * (len(overrides) + 1))()
         for i, (pattern, buft) in enumerate(overrides):
@@ -237,7 +236,7 @@ class Model:
                     f"--override-tensor pattern {pattern!r} is not a regular expression: {error}"
                 ) from None
             array[i].pattern, array[i].buft = pattern.encode(), _buffer_type(buft)
-        return array
+        return array  # type: ignore[no-any-return]
 
     def _refuse_unfit(self) -> None:
         if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
@@ -395,8 +394,9 @@ def _load_error(path: str) -> Exception:
 class Context:
     """A KV cache over a model for `n_seq_max` sequences; implements core.ports.Context.
 
-    n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence for going back;
-    llama.cpp keeps none for most recurrent models, then cuts need a checkpoint. Raises ResourceError without memory.
+    n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence for going
+    back; llama.cpp keeps none for most recurrent models, then cuts need a checkpoint. Raises ResourceError
+    without memory.
     """
 
     def __init__(
@@ -424,7 +424,7 @@ class Context:
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
         self.decode_seconds = 0.0  # of llama_decode and llama_synchronize alone
         self._n_swa = model.n_swa
-        self._last_rows = [0] * n_seq_max  # of each sequence in its last decode; its states go back no further
+        self._last_rows = [0] * n_seq_max  # of a sequence in its last decode; states go back no further
         self._marks: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
         self._make_batch()
 
@@ -494,12 +494,14 @@ class Context:
             raise ValueError(f"a seq_id outside of the {self.n_seq_max} sequences")
         self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = tokens, positions, seq_ids, outputs
         self._batch.n_tokens = n
+        started = time.perf_counter()
         result = llama.llama_decode(self.handle, self._batch)
         if result == 1:
             raise NoRoomError
         if result != 0:
             raise DecodeError(f"llama_decode answered {result}: {_log.reason()}")
         llama.llama_synchronize(self.handle)
+        self.decode_seconds += time.perf_counter() - started
         if self.model.has_state:
             for seq_id in set(seq_ids):
                 self._last_rows[seq_id] = seq_ids.count(seq_id)
@@ -529,7 +531,8 @@ class Context:
         if n_past <= 0:
             self._clear(seq_id)
             return 0
-        if self._can_remove(seq_id, have - n_past) and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
+        removable = self._can_remove(seq_id, have - n_past)
+        if removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
             # A sliding window never refuses, but rows that have left it are gone.
             first = llama.llama_memory_seq_pos_min(self.memory, seq_id)
             if self.n_past(seq_id) == n_past and (
@@ -539,7 +542,9 @@ class Context:
         return self._go_back(seq_id, n_past)
 
     def _can_remove(self, seq_id: int, n_back: int) -> bool:
-        """Whether the last tokens can be taken out: from states only those that the last decode went through."""
+        """Whether the last tokens can be taken out: from states only those that the last decode went
+        through.
+        """
         if not self.model.has_state:
             return True
         possible = min(self.max_cut, self._last_rows[seq_id] - 1)

@@ -1,4 +1,6 @@
-"""What this machine has: cores that a process may use, GPUs that are there whether or not the build can use them."""
+"""What this machine has: cores that a process may use, GPUs that are there whether or not the build can use
+them.
+"""
 
 from __future__ import annotations
 

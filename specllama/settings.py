@@ -21,10 +21,11 @@ ALL_LAYERS = -2
 class ModelSettings:
     """How one model is loaded and its context made.
 
-    n_ctx: tokens, 0 chooses. n_threads, n_threads_batch: 0 means the physical cores. n_gpu_layers: -1 all that fit,
-    -2 all. devices: names, () means all, ("none",) the CPU alone. n_cpu_moe: layers whose experts stay on the CPU, -1
-    all. swa_full: keep whole rows where a model looks through a sliding window, so that cuts work; False saves memory
-    and replays after cuts. override_tensor: (pattern, buffer type). lora: (path, scale). rope_*, yarn_*: None means the model's own.
+    n_ctx: tokens, 0 chooses. n_threads, n_threads_batch: 0 means the physical cores. n_gpu_layers: -1 all
+    that fit, -2 all. devices: names, () means all, ("none",) the CPU alone. n_cpu_moe: layers whose experts
+    stay on the CPU, -1 all. swa_full: keep whole rows where a model looks through a sliding window, so that
+    cuts work; False saves memory and replays after cuts. override_tensor: (pattern, buffer type). lora:
+    (path, scale). rope_*, yarn_*: None means the model's own.
     """
 
     path: str
@@ -76,10 +77,11 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """A target, perhaps a draft, and how they draft. draft_max: None decides by measured cost; 0 switches drafts off.
+    """A target, perhaps a draft, and how they draft. draft_max: None decides by measured cost; 0 switches
+    drafts off.
 
-    n_slots: sequences at once. exact: decide near-ties on rows decoded alone. calibrate: measure after the first
-    answer what is not known yet. chat_template: overrides the model's own.
+    n_slots: sequences at once. exact: decide near-ties on rows decoded alone. calibrate: measure after the
+    first answer what is not known yet. chat_template: overrides the model's own.
     """
 
     target: ModelSettings

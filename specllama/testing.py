@@ -1,7 +1,7 @@
 """Models without weights, for tests of the engine and for authors of drafters.
 
-`TableContext` answers with logits that are a pure function of the ids before; it checks what llama.cpp would abort on,
-and can behave like each of llama.cpp's memory kinds.
+`TableContext` answers with logits that are a pure function of the ids before; it checks what llama.cpp would
+abort on, and can behave like each of llama.cpp's memory kinds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def table_row(
 class TableContext:
     """A context over a function from ids to logits.
 
-    rows: ids so far to logits, shape (n_vocab,). memory: "window" refuses to go back more than 4 tokens behind the
-    end, "rollback" only into the last decode, "checkpoint" only to the last checkpoint. Asserts positions,
-    sequence ids and batch limits.
+    rows: ids so far to logits, shape (n_vocab,). memory: "window" refuses to go back more than 4 tokens
+    behind the end, "rollback" only into the last decode, "checkpoint" only to the last checkpoint. Asserts
+    positions, sequence ids and batch limits.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class TableContext:
         if back <= 0:
             return len(cells)
         keep = n_past
-        if self.memory == "window" and back > 4 and n_past < len(cells) - 8:
-            keep = 0
-        elif self.memory == "rollback" and back > min(self.max_cut, self.last_rows[seq_id] - 1):
+        gone = self.memory == "window" and back > 8
+        gone = gone or (self.memory == "rollback" and back > min(self.max_cut, self.last_rows[seq_id] - 1))
+        if gone:
             keep = 0
         elif self.memory == "checkpoint":
             mark = self.marks.get(seq_id, [])

@@ -168,7 +168,7 @@ def _cost_notes(target: Header, draft: Header) -> list[str]:
         notes.append(f"the draft reads {ratio:.2f} of the target's weights per token ({sizes})")
         if ratio >= COSTLY_DRAFT:
             notes.append(
-                "warning: the draft is too large for the target to pay; a tenth of its size is usual"
+                "warning: the draft costs too much beside this target to gain anything; a tenth is usual"
             )
     return notes
 

@@ -48,8 +48,9 @@ def root(
 
 
 @app.command(
-    epilog="Examples:  specllama run -p 'What does shutil.copytree do?'   |   specllama run -m main.gguf -md draft.gguf "
-    "-n 128 --temp 0 -f prompt.txt   |   git diff | specllama run -sys 'Summarise this diff.' -m main.gguf"
+    epilog="Examples:\n\nspecllama run -p 'What does shutil.copytree do?'\n\n"
+    "specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt\n\n"
+    "git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json"
 )
 @options.takes(options.RUN)
 def run(given: dict[str, Any]) -> None:
@@ -84,7 +85,7 @@ def run_app(arguments: Sequence[str]) -> int:
         return 0
     except RecursionError:
         raise
-    except Exception as error:  # noqa: BLE001 - no traceback but for --debug
+    except Exception as error:
         if debug:
             raise
         console.error(

@@ -179,7 +179,9 @@ def _template(v: Mapping[str, Any]) -> str | None:
 
 
 def read_text(path: str, flag: str) -> str:
-    """The text of a file that a flag names; bytes that are no UTF-8 become U+FFFD. Raises NotFoundError, UsageError."""
+    """The text of a file that a flag names; bytes that are no UTF-8 become U+FFFD. Raises NotFoundError,
+    UsageError.
+    """
     if "\0" in path:
         raise UsageError(f"{flag}: not a usable path")
     try:

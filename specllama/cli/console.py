@@ -1,4 +1,6 @@
-"""The only place that prints. stdout carries data, stderr everything else; colour and bars on terminals only."""
+"""The only place that prints. stdout carries data, stderr everything else; colour and bars on terminals
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The options of the commands: one table, from which flags, environment variables and TOML keys are made.
 
-Spellings are llama.cpp's. Every default is None: what nobody set is decided in settings.py and params.py alone.
+Spellings are llama.cpp's. Every default is None: what nobody set is decided in settings.py and params.py
+alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. kind: the type of its value; many: may be given several times; stored: allowed in files and environment."""
+    """One option. kind: the type of its value; many: may be given several times; stored: allowed in files and
+    environment.
+    """
 
     name: str
     flags: tuple[str, ...]

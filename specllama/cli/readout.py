@@ -21,7 +21,9 @@ class PlainRate:
 
 
 def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
-    """From the plain rounds of the run; where they are few, the stored t(1) stands in for the missing ones."""
+    """From the plain rounds of the run; where they are few, the stored t(1) stands in for the missing
+    ones.
+    """
     missing = ENOUGH_PLAIN_ROUNDS - stats.plain_rounds
     if missing <= 0 or (stats.plain_rounds and not stored_t1):
         return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
@@ -88,7 +90,9 @@ def as_json(
     info: Mapping[str, Any],
     near_ties_known: bool,
 ) -> dict[str, Any]:
-    """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are null."""
+    """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
+    null.
+    """
     models = {
         name: {key: info[name][key] for key in ("path", "params", "quant", "n_gpu_layers")}
         if info[name]

@@ -45,7 +45,7 @@ def run(given: Mapping[str, Any]) -> int:
         progress.clear()
         console.note(readout.start_line(info))
         for text in info["notes"]:
-            console.note(f"note: {text}")
+            console.note(text if text.startswith("warning:") else f"note: {text}")
         answer = _generate(client, request, streaming=not as_json)
         plain = readout.plain_rate(answer.stats, answer.extra.get("stored_t1"))
         interrupted = answer.reason == "cancel"

@@ -35,9 +35,10 @@ class Slot:
 class Engine:
     """Decodes many requests together over the slots of one target context.
 
-    end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: logits by which a row of
-    a batch may differ from the same row decoded alone (0: bit-equal; None: not measured, near-ties are not looked
-    for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long one chunk may take.
+    end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: logits by which
+    a row of a batch may differ from the same row decoded alone (0: bit-equal; None: not measured, near-ties
+    are not looked for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long one
+    chunk may take.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class Engine:
     def step(self) -> list[Generation]:
         """Admit, prefill one chunk, decode one round; the generations that went on or ended.
 
-        Raises DecodeError where llama.cpp failed; every generation is cancelled then and all caches are emptied.
+        Raises DecodeError where llama.cpp failed; every generation is cancelled then and all caches are
+        emptied.
         """
         self._admit()
         for generation in [*self.active, *self.waiting]:
@@ -162,7 +164,9 @@ class Engine:
         return drafts
 
     def _catch_up(self, generation: Generation) -> None:
-        """Before rows that may have to be taken back from a memory that cannot: all but the last token, then a mark."""
+        """Before rows that may have to be taken back from a memory that cannot: all but the last token, then
+        a mark.
+        """
         missing = generation.history[generation.n_past : -1]
         while missing:
             chunk, missing = missing[: self.target.n_batch], missing[self.target.n_batch :]
@@ -249,7 +253,9 @@ class Engine:
         return min(n, self.target.n_batch)
 
     def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
-        """Decode, giving up idle caches for room; None where a generation had to be put back or ended instead."""
+        """Decode, giving up idle caches for room; None where a generation had to be put back or ended
+        instead.
+        """
         while True:
             try:
                 return self.target.decode(batch)
@@ -262,7 +268,9 @@ class Engine:
                 return None
 
     def _put_back(self) -> None:
-        """Without room the youngest generation waits for a slot again; the only one has filled the context."""
+        """Without room the youngest generation waits for a slot again; the only one has filled the
+        context.
+        """
         youngest = self.active[-1]
         if len(self.active) == 1:
             youngest.finish_reason = "context"
@@ -273,9 +281,12 @@ class Engine:
         self.waiting.insert(0, youngest)
 
     def _has_room(self, generation: Generation) -> bool:
-        """Whether the pool takes the generation and some growth beside what is active; alone it always may try."""
+        """Whether the pool takes the generation and some growth beside what is active; alone it always may
+        try.
+        """
         used = sum(len(g.history) for g in self.active)
-        return not self.active or used + len(generation.history) + self.target.n_ctx // 16 <= self.target.n_ctx
+        needed = len(generation.history) + self.target.n_ctx // 16
+        return not self.active or used + needed <= self.target.n_ctx
 
     def _admit(self) -> None:
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):

@@ -10,6 +10,7 @@ from typing import Any
 from specllama.errors import UsageError
 
 UNTIL_STOP, UNTIL_CONTEXT_FULL = -1, -2  # values of max_tokens
+MAX_BIAS = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +39,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or (isinstance(value, float) and not math.isfinite(value)):
                 raise UsageError(f"{name} must be a number, not {value!r}")
             if not low <= value <= high:
-                raise UsageError(f"{name} must be between {low:g} and {high:g}, not {value:g}")
-        for name in ("top_k", "repeat_last_n", "max_tokens"):
-            if not isinstance(getattr(self, name), int):
-                raise UsageError(f"{name} must be a whole number, not {getattr(self, name)!r}")
+                raise UsageError(f"{name} must be between {low} and {high}, not {value!r}")
+            if name in ("top_k", "repeat_last_n", "max_tokens") and not isinstance(value, int):
+                raise UsageError(f"{name} must be a whole number, not {value!r}")
         if self.max_tokens == 0:
             raise UsageError(
                 "max_tokens must be 1 or more, -1 (until stop) or -2 (until the context is full), not 0"
@@ -54,13 +55,10 @@ class SamplingParams:
             isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64
         ):
             raise UsageError(f"seed must be a whole number from 0 to 2**64 - 1, not {seed!r}")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(s, str) and s for s in stop):
-            raise UsageError("stop strings must not be empty")
-        object.__setattr__(self, "stop", stop)
-        for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or token < 0 or math.isnan(bias):
-                raise UsageError(f"logit_bias must map token ids to numbers, not {token!r} to {bias!r}")
+        if not isinstance(self.ignore_eos, bool):
+            raise UsageError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -89,8 +87,34 @@ class SamplingParams:
         return cls(**values)
 
 
+def _stops(given: Any) -> tuple[str, ...]:
+    stop = (given,) if isinstance(given, str) else given
+    if not isinstance(stop, (list, tuple)) or not all(isinstance(s, str) and s for s in stop):
+        raise UsageError(f"stop must be texts that are not empty, not {given!r}")
+    return tuple(stop)
+
+
+def _biases(given: Any) -> dict[int, float]:
+    """JSON has texts for keys: "5" is token 5."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"logit_bias must map token ids to numbers, not {given!r}")
+    found = {}
+    for key, bias in given.items():
+        digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12
+        token = int(key) if digits else key
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
+            raise UsageError(f"logit_bias must map token ids to numbers, not {key!r}")
+        number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+        if not number or not (bias == -math.inf or -MAX_BIAS <= bias <= MAX_BIAS):
+            raise UsageError(
+                f"logit_bias of token {token} must be between {-MAX_BIAS:g} and {MAX_BIAS:g} or -inf, not {bias!r}"
+            )
+        found[token] = float(bias)
+    return found
+
+
 _RANGES = (
-    ("temperature", 0, 1e4),
+    ("temperature", 0, 10_000),
     ("top_k", 0, 2**31 - 1),
     ("top_p", 0, 1),
     ("min_p", 0, 1),

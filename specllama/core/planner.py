@@ -1,8 +1,8 @@
 """Deciding what to draft: which drafter, how many tokens, for every sequence of a round.
 
-`Fixed` is the classical policy: so many tokens, whatever they bring. `Adaptive` keeps the mean time of a decode per
-width and the acceptance per drafter, takes the length with the best predicted rate and drafts nothing where none beats
-plain decoding. Both know drafters by the interface of ports.py only.
+`Fixed` is the classical policy: so many tokens, whatever they bring. `Adaptive` keeps the mean time of a
+decode per width and the acceptance per drafter, takes the length with the best predicted rate and drafts
+nothing where none beats plain decoding. Both know drafters by the interface of ports.py only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one sequence's draft in a round: it emitted n_emitted tokens, n_accept of them drafted."""
+    """What became of one sequence's draft in a round: it emitted n_emitted tokens, n_accept of them
+    drafted.
+    """
 
     seq_id: int
     draft: Draft
@@ -82,7 +84,8 @@ def run_drafter(
 ) -> dict[int, tuple[list[Proposal], int]]:
     """Step a drafter for all sequences together until each has its limit, runs out, or falls below p_min.
 
-    Returns, for each sequence with at least n_min tokens, its proposals and how many further ones were discarded.
+    Returns, for each sequence with at least n_min tokens, its proposals and how many further ones were
+    discarded.
     """
     drafts: dict[int, list[Proposal]] = {seq: [] for seq, limit in limits.items() if limit > 0}
     discarded = dict.fromkeys(drafts, 0)
@@ -115,10 +118,11 @@ class _Base:
 
 
 class Fixed(_Base):
-    """Always n_max tokens (n_min at least), each with a confidence of p_min at least, as llama.cpp's loop drafts.
+    """Always n_max tokens (n_min at least), each with a confidence of p_min at least, as llama.cpp's loop
+    drafts.
 
-    The drafters are asked in turn and the first with a draft wins; copies with little confidence leave the word to a
-    draft model if there is one. Raises UsageError for impossible settings.
+    The drafters are asked in turn and the first with a draft wins; copies with little confidence leave the
+    word to a draft model if there is one. Raises UsageError for impossible settings.
     """
 
     def __init__(self, drafters: Sequence[Drafter], n_max: int, n_min: int = 0, p_min: float = 0.0) -> None:
@@ -150,10 +154,12 @@ class Fixed(_Base):
 
 
 class Adaptive(_Base):
-    """Drafts by measured time and acceptance; plain rounds first and then one in `every` tokens keep t(1) known.
+    """Drafts by measured time and acceptance; plain rounds first and then one in `every` tokens keep t(1)
+    known.
 
-    A width not yet seen is taken to cost what straight lines through the seen ones say, at first a tenth of t(1) per
-    row. After a spell in which nothing seemed to pay, the best length is tried again, the spells doubling.
+    A width not yet seen is taken to cost what straight lines through the seen ones say, at first a tenth of
+    t(1) per row. After a spell in which nothing seemed to pay, the best length is tried again, the spells
+    doubling.
     """
 
     FIRST, EVERY, RETRY = 2, 128, 16
@@ -200,7 +206,9 @@ class Adaptive(_Base):
         return {}
 
     def _best(self, likely: Sequence[float], active: int, step: float) -> tuple[int, float]:
-        """(length, tokens per second) of the prefix with the best predicted rate; length 0 where plain is best."""
+        """(length, tokens per second) of the prefix with the best predicted rate; length 0 where plain is
+        best.
+        """
         best, rate = 0, active / self._predict(active)
         total = 0.0
         for k, s in enumerate(likely, 1):
@@ -253,8 +261,9 @@ class Adaptive(_Base):
             if "model" in o.draft.sources:
                 for j in range(min(o.n_accept + 1, len(o.draft.tokens))):
                     self.acceptance["model"] += 0.05 * ((j < o.n_accept) - self.acceptance["model"])
-                if o.n_accept:
-                    self.wait = self.RETRY
+        active = len(done.outcomes)
+        if steps and emitted * self._predict(active) > active * done.seconds:  # that paid: try again soon
+            self.wait = self.RETRY
 
 
 def _cumulative(chances: Iterable[float]) -> list[float]:

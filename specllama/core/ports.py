@@ -22,7 +22,9 @@ class NoRoomError(Exception):
 
 
 class DecodeError(Exception):
-    """llama.cpp failed in the middle of a decode; the caches of the batch's sequences must be taken as lost."""
+    """llama.cpp failed in the middle of a decode; the caches of the batch's sequences must be taken as
+    lost.
+    """
 
 
 class BatchRow(NamedTuple):
@@ -43,15 +45,14 @@ class Context(Protocol):
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode
     max_cut: int  # tokens that a cut may take back after a decode; large where the memory can cut anywhere
-    cuts_need_checkpoint: (
-        bool  # the memory cannot take tokens back: `checkpoint` before a decode that may be cut
-    )
+    cuts_need_checkpoint: bool  # the memory takes nothing back: `checkpoint` before a decode that may be cut
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
-        """Evaluate the rows; the logits of the rows with `output`, shape (n_outputs, n_vocab), in batch order.
+        """Evaluate the rows; the logits of the rows with `output`, shape (n_outputs, n_vocab), in batch
+        order.
 
-        The result is a view that dies with the next decode on this context. Raises NoRoomError (nothing decoded),
-        DecodeError (caches lost), ValueError (rows that llama.cpp would abort on).
+        The result is a view that dies with the next decode on this context. Raises NoRoomError (nothing
+        decoded), DecodeError (caches lost), ValueError (rows that llama.cpp would abort on).
         """
         ...
 
@@ -64,7 +65,9 @@ class Context(Protocol):
         ...
 
     def cut(self, seq_id: int, n_past: int) -> int:
-        """Keep at most the first `n_past` tokens; the number really kept (0 where the memory cannot go back)."""
+        """Keep at most the first `n_past` tokens; the number really kept (0 where the memory cannot go
+        back).
+        """
         ...
 
     def copy(self, src: int, dst: int, n_past: int) -> int:
@@ -90,14 +93,17 @@ class Drafter(Protocol):
     name: str
 
     def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser) -> None:
-        """A sequence begins with these ids, its tokens chosen by `chooser`. Real work waits for the first `step`."""
+        """A sequence begins with these ids, its tokens chosen by `chooser`. Real work waits for the first
+        `step`.
+        """
         ...
 
     def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        """One more token for each sequence of `wanted` (seq_id → what this drafter drafted since the last commit).
+        """One more token for each sequence of `wanted` (seq_id → what this drafter drafted since the last
+        commit).
 
-        Sequences with nothing to propose are absent from the answer. The drafts of one sequence grow by what `step`
-        itself proposed, or start anew from empty.
+        Sequences with nothing to propose are absent from the answer. The drafts of one sequence grow by what
+        `step` itself proposed, or start anew from empty.
         """
         ...
 

@@ -7,6 +7,7 @@ the same key agrees with the target as often as their distributions allow (Dalir
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.margin import choice_margin, slack
 from specllama.core.params import SamplingParams
 from specllama.core.ports import DecodeError, Row
 
@@ -22,11 +24,13 @@ Values = NDArray[np.float64]
 
 _BLOCK = 256  # width of the blocks whose maxima find the top k
 _SPARE = 8  # candidates beyond top_k that a margin looks at
+_BAND = 1.0  # without top_k: logits below the last candidate that a margin looks at
+_FAR = 1e30  # beyond any difference of logits
 _CUT = 20.0  # with top_k off, tokens further than _CUT temperatures below the best are never chosen
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULT1, _MULT2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S11 = (np.uint64(n) for n in (30, 27, 31, 11))
+_S30, _S27, _S31, _S12 = (np.uint64(n) for n in (30, 27, 31, 12))
 
 
 def splitmix64(x: int) -> int:
@@ -45,13 +49,22 @@ def nth_seed(seed: int, n: int) -> int:
 def gumbel(seed: int, position: int, ids: Ids) -> Values:
     """Standard Gumbel noise for the tokens `ids` at `position`, shape of `ids`; the same for the same key."""
     key = np.uint64(splitmix64(seed ^ splitmix64(position)))
+    x = ids.astype(np.uint64)
     with np.errstate(over="ignore"):
-        x = key + ids.astype(np.uint64) * np.uint64(_GOLDEN)
-        x = (x ^ (x >> _S30)) * _MULT1
-        x = (x ^ (x >> _S27)) * _MULT2
-        x ^= x >> _S31
-    u = ((x >> _S11).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(u))
+        x *= np.uint64(_GOLDEN)
+        x += key
+        for shift, factor in ((_S30, _MULT1), (_S27, _MULT2)):
+            x ^= x >> shift
+            x *= factor
+    x ^= x >> _S31
+    x >>= _S12  # 52 bits: with 53, adding a half could round up to u = 1
+    u = x.astype(np.float64)
+    u += 0.5
+    u *= 2.0**-52
+    for _ in range(2):
+        np.log(u, out=u)
+        np.negative(u, out=u)
+    return u
 
 
 class Choice(NamedTuple):
@@ -80,6 +93,9 @@ class Chooser:
         self._bias_ids = np.array(sorted(bias), np.int64)
         self._bias = np.array([bias[t] for t in sorted(bias)], np.float32)
         self._as_is = not bias and not params.penalised
+        # A repeat penalty stretches differences: the logits of the model need to change by so much less.
+        repeat = params.repeat_penalty if params.penalised else 1.0
+        self._gain = max(repeat, 1 / repeat)
 
     def limited(self, n_vocab: int) -> Chooser:
         """The same rule for a model that has `n_vocab` tokens only."""
@@ -91,16 +107,16 @@ class Chooser:
     def choose(self, row: Row, history: Sequence[int], margin: bool = False) -> Choice:
         """The token that follows `history` given its logits `row`, shape (at least n_vocab,).
 
-        The position is len(history). With `margin` the distance to another choice is measured too. Raises DecodeError
-        where the row has no finite maximum.
+        The position is len(history). With `margin` the distance to another choice is measured too. Raises
+        DecodeError where the row has no finite maximum.
         """
         row = self._adjusted(row, history)
         best = int(row.argmax())
         top = float(row[best])
-        if not np.isfinite(top):
+        if not math.isfinite(top):
             raise DecodeError(f"the model's logits at position {len(history)} are not finite")
         if self.params.greedy:
-            return Choice(best, top - _second(row, best) if margin else np.inf)
+            return Choice(best, (top - _second(row, best)) / self._gain if margin else math.inf)
         return self._sample(row, top, len(history), margin)
 
     def _adjusted(self, row: Row, history: Sequence[int]) -> Row:
@@ -122,53 +138,69 @@ class Chooser:
         return row
 
     def _sample(self, row: Row, top: float, position: int, margin: bool) -> Choice:
+        """Truncate by top-k, top-p and min-p (llama.cpp's order), then Gumbel-max over what is left."""
         p = self.params
-        ids, values = self._candidates(row, top, _SPARE if margin else 0)
-        kept = self._truncate(row, top, values)
-        n = len(ids) if margin else kept
-        scores = values[:n] / p.temperature + gumbel(self.seed, position, ids[:n])
-        best = int(scores[:kept].argmax())
-        token = int(ids[best])
-        if not margin:
-            return Choice(token, np.inf)
-        others = np.delete(scores[:kept], best)
-        gap = float(scores[best] - others.max()) * p.temperature if len(others) else np.inf
-        # Tokens just outside of the truncation, or the chosen one just inside, can also turn the choice.
-        outside = np.flatnonzero(scores[kept:] > scores[best])
-        if len(outside):
-            gap = min(gap, float(values[kept - 1] - values[kept + outside[0]]))
-        if best == kept - 1 and 0 < kept < len(values):
-            gap = min(gap, float(values[best] - values[kept]))
-        return Choice(token, gap)
-
-    def _candidates(self, row: Row, top: float, spare: int) -> tuple[Ids, Values]:
-        """What truncation starts from, best first, lower ids first among equals: the top k (and `spare` more)."""
-        p = self.params
-        if 0 < p.top_k < len(row):
-            ids = top_ids(row, min(p.top_k + spare, len(row)))
+        top_k = p.top_k if p.top_k < len(row) else 0
+        floor = self._floor(top, top_k)
+        if top_k:
+            whole = None
+            ids = top_ids(row, min(top_k + _SPARE, len(row)) if margin else top_k)
+            below = -math.inf if len(ids) == len(row) else float(row[ids].min())
+            ids = ids[row[ids] > -np.inf]
         else:
-            ids = np.flatnonzero(row >= top - _CUT * max(p.temperature, 1.0))
+            whole, below = self._bounds(row, top, floor)
+            below -= _BAND if margin else 0.0
+            ids = np.flatnonzero(row >= np.float32(below))
+        if top_k or whole is not None or margin:
+            ids = best_first(row, ids)
         values = row[ids].astype(np.float64)
-        finite = np.isfinite(values)
-        if not finite.all():
-            ids, values = ids[finite], values[finite]
-        order = np.lexsort((ids, -values))
-        return ids[order], values[order]
+        kept, whole = self._truncate(values, top, top_k, floor, whole)
+        n = len(ids) if margin else kept
+        with np.errstate(over="ignore"):  # a tiny temperature leaves -inf to all but the best
+            scores = (values[:n] - top) / p.temperature + gumbel(self.seed, position, ids[:n])
+        best = int(scores[:kept].argmax())
+        if not margin:
+            return Choice(int(ids[best]), math.inf)
+        scores *= p.temperature
+        if below > -math.inf:  # what was not looked at counts as one more candidate, with the best of scores
+            values, scores = np.append(values, below), np.append(scores, math.inf)
+        gap = choice_margin(values, scores, slack(values, top_k, floor, p.top_p, whole), kept, best)
+        return Choice(int(ids[best]), gap / self._gain)
 
-    def _truncate(self, row: Row, top: float, values: Values) -> int:
-        """How many of the sorted candidates survive top-k, then top-p, then min-p (llama.cpp's order)."""
+    def _floor(self, top: float, top_k: int) -> float:
+        """Logits below this are never chosen: min-p, and the cut where top-k does not limit; a float32 value."""
         p = self.params
-        limited = 0 < p.top_k < len(row)
-        kept = min(p.top_k, len(values)) if limited else len(values)
-        if not limited:
-            kept = int(np.searchsorted(-values, -(top - _CUT * p.temperature), side="right"))
+        floor = top + math.log(p.min_p) if p.min_p > 0 else -_FAR
+        return float(np.float32(floor if top_k else max(floor, top - _CUT * p.temperature)))
+
+    def _bounds(self, row: Row, top: float, floor: float) -> tuple[float | None, float]:
+        """Without top-k: the mass of the row relative to the best, if top-p asks for it, and a value ≤ all kept ones."""
+        p = self.params
+        if p.top_p == 1:
+            return None, floor
+        weights = np.exp(row - np.float32(top))
+        whole = float(weights.sum(dtype=np.float64))
+        depth = 1.0
+        while top - depth > floor:
+            near = row >= np.float32(top - depth)
+            if weights[near].sum(dtype=np.float64) > p.top_p * whole * (1 + 1e-6):
+                return whole, top - depth
+            depth *= 2
+        return whole, floor
+
+    def _truncate(
+        self, values: Values, top: float, top_k: int, floor: float, whole: float | None
+    ) -> tuple[int, float]:
+        """How many of the candidates survive, and the mass that top-p is a share of (1 if it was not asked)."""
+        p = self.params
+        kept = min(top_k, len(values)) if top_k else len(values)
         if p.top_p < 1:
-            weights = np.exp(values[:kept] - top)
-            whole = weights.sum() if limited else np.exp(row - np.float32(top)).sum(dtype=np.float64)
-            kept = min(kept, int(np.searchsorted(np.cumsum(weights), p.top_p * whole, side="left")) + 1)
-        if p.min_p > 0:
-            kept = int(np.searchsorted(-values[:kept], -(top + np.log(p.min_p)), side="right"))
-        return max(kept, 1)
+            weights = np.cumsum(np.exp(values[:kept] - top))
+            whole = float(weights[-1]) if whole is None else whole
+            kept = min(kept, int(np.searchsorted(weights, p.top_p * whole, side="left")) + 1)
+        if values[kept - 1] < floor:
+            kept = int(np.searchsorted(-values[:kept], -floor, side="right"))
+        return max(kept, 1), 1.0 if whole is None else whole
 
 
 def top_ids(row: Row, k: int) -> Ids:
@@ -189,6 +221,17 @@ def top_ids(row: Row, k: int) -> Ids:
     if whole < n:
         ids = np.concatenate((ids, np.arange(whole, n)))
     return _largest(row[ids], ids, k)
+
+
+def best_first(row: Row, ids: Ids) -> Ids:
+    """`ids` by their value in `row`, the largest first, lower ids first among equals."""
+    bits = (row[ids] + np.float32(0)).view(np.uint32)  # + 0: no negative zeros
+    keys = np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= ids.astype(np.uint64)
+    keys.sort()
+    keys &= np.uint64(0xFFFFFFFF)
+    return keys.astype(np.int64)
 
 
 def _largest(values: Row, ids: Ids, k: int) -> Ids:

@@ -1,4 +1,6 @@
-"""One generation in progress: its ids so far, its limits, its figures. Knows no caches of models and no drafters."""
+"""One generation in progress: its ids so far, its limits, its figures. Knows no caches of models and no
+drafters.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or None."""
+    """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or
+    None.
+    """
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -38,10 +42,11 @@ class Request:
 
 @dataclass(slots=True)
 class Generation:
-    """A request in the engine. history: prompt and output ids; n_past: how many of them the target's cache holds.
+    """A request in the engine. history: prompt and output ids; n_past: how many of them the target's cache
+    holds.
 
-    Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the target's memory
-    can take tokens back one by one.
+    Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
+    target's memory can take tokens back one by one.
     """
 
     request: Request
@@ -104,9 +109,7 @@ class Generation:
         params = self.request.params
         self.history.append(token)
         self.stats.n_predict += 1
-        if token in self.end_ids:
-            self.finish_reason = "stop"
-        elif self.request.writer is not None and self.request.writer.push(token):
+        if token in self.end_ids or (self.request.writer is not None and self.request.writer.push(token)):
             self.finish_reason = "stop"
         elif 0 < params.max_tokens <= self.n_output:
             self.finish_reason = "length"

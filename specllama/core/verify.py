@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from specllama.core.ports import Row
 
@@ -10,7 +10,7 @@ NEAR_TIE = -1  # what `choose` answers where the choice has to be made again on 
 
 
 def verify(
-    rows: Sequence[Row], draft: Sequence[int], choose: Callable[[Row], int], commit: Callable[[int], bool]
+    rows: Iterable[Row], draft: Sequence[int], choose: Callable[[Row], int], commit: Callable[[int], bool]
 ) -> int:
     """Walk the target's rows along the draft; emit what the target chooses, stop at the first that differs.
 

@@ -1,8 +1,9 @@
 """Drafting with a small model: one context for all sequences, its KV cache kept from round to round.
 
-After a round the cache is cut back to the common prefix of what was drafted and what was committed; missing tokens are
-caught up lazily, in one batch with the next draft's first token. The draft model chooses by the sequence's own rule and
-noise, so at a temperature it agrees with the target as often as the two distributions allow.
+After a round the cache is cut back to the common prefix of what was drafted and what was committed; missing
+tokens are caught up lazily, in one batch with the next draft's first token. The draft model chooses by the
+sequence's own rule and noise, so at a temperature it agrees with the target as often as the two distributions
+allow.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from specllama.core.sequence import common_prefix
 
 @dataclass(slots=True)
 class _State:
-    """A sequence being drafted for. good: ids at the start of `history` that the draft's cache is known to hold."""
+    """A sequence being drafted for. good: ids at the start of `history` that the draft's cache is known to
+    hold.
+    """
 
     history: list[int]
     chooser: Chooser
@@ -31,10 +34,10 @@ class _State:
 class ModelDrafter:
     """Drafts with the model behind `context`.
 
-    n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax probability of
-    each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. A sequence that outgrows the draft's context,
-    or holds an id that the draft lacks, gets no more proposals until it is forgotten. Raises DecodeError where the
-    draft model fails; the target is not touched by that.
+    n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
+    probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. A sequence that
+    outgrows the draft's context, or holds an id that the draft lacks, gets no more proposals until it is
+    forgotten. Raises DecodeError where the draft model fails; the target is not touched by that.
     """
 
     name = "model"
@@ -84,7 +87,9 @@ class ModelDrafter:
         return state.usable and len(state.history) + len(draft) <= self.context.n_ctx
 
     def _pending(self, seq: int, draft: Sequence[int]) -> list[int]:
-        """Ids to evaluate for the next token: the last drafted one, or all that the cache lacks of the history."""
+        """Ids to evaluate for the next token: the last drafted one, or all that the cache lacks of the
+        history.
+        """
         state, cells = self.states[seq], self.cells[seq]
         if draft and len(cells) == len(state.history) + len(draft) - 1:
             return [draft[-1]]
@@ -95,7 +100,9 @@ class ModelDrafter:
         return [*state.history[state.good :], *draft]
 
     def _evaluate(self, pending: Mapping[int, list[int]]) -> NDArray[np.float32] | None:
-        """Logits behind the last pending id of each sequence, shape (len(pending), n_vocab); None without room."""
+        """Logits behind the last pending id of each sequence, shape (len(pending), n_vocab); None without
+        room.
+        """
         share = max(1, self.context.n_batch // len(pending))
         batch: list[BatchRow] = []
         try:

@@ -6,6 +6,7 @@ not fit is refused with settings that would, each of them computed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -156,10 +157,13 @@ class _Question:
         return MemoryPlan(usages[0], draft, s.available, host, device, room)
 
     def largest_fitting(self, most: int) -> int | None:
-        """The largest n_ctx up to `most`, in steps of 256 from 512, that fits."""
+        """The largest n_ctx up to `most`, in steps of 256 from 512, that fits; memory grows with n_ctx."""
+        if self.plan(most).fits:
+            return most
         least = min(_least_n_ctx(self.target), most)
-        steps = range((most - 1) // N_CTX_PAD * N_CTX_PAD, least - 1, -N_CTX_PAD)
-        return next((n_ctx for n_ctx in [most, *steps] if self.plan(n_ctx).fits), None)
+        steps = range(least, most, N_CTX_PAD)
+        n_fitting = bisect_left(steps, True, key=lambda n_ctx: not self.plan(n_ctx).fits)
+        return steps[n_fitting - 1] if n_fitting else None
 
 
 def _offloaded(costs: Costs, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:

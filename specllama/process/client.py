@@ -1,6 +1,7 @@
 """The client that every front talks to: starts the engine process, sends requests, hands out what comes back.
 
-Imports no llama.cpp. The process is a session leader of its own, so that a terminal's Ctrl-C reaches the front alone.
+Imports no llama.cpp. The process is a session leader of its own, so that a terminal's Ctrl-C reaches the
+front alone.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _GRACE_SECONDS = 2.0  # that the process has to end by itself
 class EngineClient:
     """An engine process and the pipes to it; a context manager that ends it.
 
-    log: where the process's stderr goes as well (its last lines are kept for error messages anyhow). Threads may
-    share a client. Raises EngineDiedError from any call once the process has ended.
+    log: where the process's stderr goes as well (its last lines are kept for error messages anyhow). Threads
+    may share a client. Raises EngineDiedError from any call once the process has ended.
     """
 
     def __init__(self, log: IO[str] | None = None) -> None:
@@ -162,8 +163,8 @@ class EngineClient:
                 message = m.decode(line)
                 if isinstance(message, m.Beat) and message.busy_for > message.allowed:
                     problem = EngineDiedError(
-                        f"the engine process hangs: a decode runs for {message.busy_for:.0f} s, {message.allowed:.0f} s "
-                        "would be slow; it was ended"
+                        f"the engine process hangs: a decode has run for {message.busy_for:.0f} s, "
+                        f"{message.allowed:.0f} s would be slow; it was ended"
                     )
                     self._process.kill()
                     break

@@ -1,4 +1,5 @@
-"""From settings to a loaded pair: headers read and checked, the pair compared, the memory planned, then llama.cpp.
+"""From settings to a loaded pair: headers read and checked, the pair compared, the memory planned, then
+llama.cpp.
 
 Nothing of llama.cpp touches a file before its header has passed.
 """
@@ -17,7 +18,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import IncompatiblePairError, ResourceError
 from specllama.gguf import Header, check_model, read_model
-from specllama.llama import Context, Model, devices, supports_gpu
+from specllama.llama import Context, Model, devices
 from specllama.machine import gpus_present, physical_cores
 from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
 from specllama.process import messages as m
@@ -53,7 +54,8 @@ class Loaded:
 
 
 def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store) -> Loaded:
-    """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError, NotFoundError.
+    """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
+    NotFoundError.
 
     send: gets Loading and Notice messages.
     """
@@ -107,7 +109,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         "drafters": [d.name for d in drafters],
         "draft_max": settings.draft_max,
         "notes": [*_notes(settings, context), *_verdict_notes(verdict), *plan.warnings],
-        **_speculation(settings, drafters, context, problem),
+        **_speculation(settings, drafters, problem),
         "load_seconds": time.perf_counter() - started,
     }
     return Loaded(
@@ -209,13 +211,13 @@ def _notes(settings: LoadSettings, context: Context) -> list[str]:
     asked = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
     ]
-    present = gpus_present()
-    if not supports_gpu() and present:
+    present, usable = gpus_present(), any(d.gpu for d in devices())
+    if present and not usable:
         notes.append(
-            f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild with "
-            f"SPECLLAMA_BACKEND={present[0]} scripts/specllama"
+            f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild it "
+            f"with SPECLLAMA_BACKEND={present[0]} scripts/specllama"
         )
-    elif asked and not supports_gpu():
+    elif asked and not usable:
         notes.append(
             "no GPU that this build of llama.cpp could use: -ngl has no effect, all layers are on the CPU"
         )
@@ -225,12 +227,11 @@ def _notes(settings: LoadSettings, context: Context) -> list[str]:
 
 
 def _verdict_notes(verdict: PairVerdict | None) -> list[str]:
-    return list(verdict.notes) if verdict else []
+    """Warnings only; `pair-check` tells the rest."""
+    return [note for note in verdict.notes if note.startswith("warning:")] if verdict else []
 
 
-def _speculation(
-    settings: LoadSettings, drafters: Sequence[Drafter], context: Context, problem: str
-) -> dict[str, str]:
+def _speculation(settings: LoadSettings, drafters: Sequence[Drafter], problem: str) -> dict[str, str]:
     if drafters:
         return {"speculation": "on", "reason": ""}
     if settings.draft_max == 0:

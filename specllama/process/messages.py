@@ -1,4 +1,6 @@
-"""What crosses the pipes between a front and its engine process: one JSON object a line. Knows neither end."""
+"""What crosses the pipes between a front and its engine process: one JSON object a line. Knows neither
+end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Load:
 class Generate:
     """To the engine: answer `messages` through the chat template, or go on behind `prompt`, or behind `ids`.
 
-    params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes plainly.
+    params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
+    plainly.
     """
 
     id: int
@@ -121,7 +124,9 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """From the engine, every half second: how long the step at hand has run and how long it may, in seconds."""
+    """From the engine, every half second: how long the step at hand has run and how long it may, in
+    seconds.
+    """
 
     busy_for: float
     allowed: float

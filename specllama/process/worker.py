@@ -1,7 +1,7 @@
 """The engine process: `python -m specllama.process.worker`, messages in on stdin, out on stdout.
 
-The main thread decodes. One thread reads stdin and ends the process when it closes, so that no front, however it dies,
-leaves gigabytes behind; another one says every half second that the process lives.
+The main thread decodes. One thread reads stdin and ends the process when it closes, so that no front, however
+it dies, leaves gigabytes behind; another one says every half second that the process lives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-
 from typing import TYPE_CHECKING
 
 from specllama.errors import EngineError, SpecllamaError

@@ -92,7 +92,9 @@ prompt_strategy = st.lists(st.integers(4, N_VOCAB - 1), min_size=1, max_size=20)
 def test_output_with_any_drafter_is_output_without(prompt, params, seed, n_max, memory, draft_memory, kind):
     request = Request(prompt, params, seed)
     expected = plain(request, 96)
-    model = ModelDrafter(TableContext(N_VOCAB, 96, memory=draft_memory, rows=noisy_draft(seed % 1000)), N_VOCAB)
+    model = ModelDrafter(
+        TableContext(N_VOCAB, 96, memory=draft_memory, rows=noisy_draft(seed % 1000)), N_VOCAB
+    )
     drafters = {
         "model": [model],
         "copy": [CopyDrafter()],
@@ -257,7 +259,12 @@ def test_near_ties_are_decided_alone():
     loose = run(engine_over(Rounding(N_VOCAB, rows=rows), Fixed([drafter()], 4)), request)[0]
     assert loose.output != expected
     engine = Engine(
-        Rounding(N_VOCAB, rows=rows), Fixed([drafter()], 4), end_ids={END}, clock=clock(), epsilon=0.02, exact=True
+        Rounding(N_VOCAB, rows=rows),
+        Fixed([drafter()], 4),
+        end_ids={END},
+        clock=clock(),
+        epsilon=0.02,
+        exact=True,
     )
     exact = run(engine, request)[0]
     assert exact.output == expected

@@ -276,7 +276,7 @@ def test_notes_on_cost() -> None:
     assert len(notes) == 1
     assert f"the draft reads {draft.bytes_per_token / target.bytes_per_token:.2f} of" in notes[0]
     half = verdict(target, model("d.gguf", n_layer=5)).notes
-    assert any(n.startswith("warning: the draft is too large") for n in half)
+    assert any(n.startswith("warning: the draft costs too much") for n in half)
 
 
 def test_same_file_by_two_names(tmp_path: Path) -> None:

@@ -1,0 +1,411 @@
+"""The choice rule: exact samples of the truncated softmax, pure, with margins that can be trusted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from specllama.core import sampling
+from specllama.core.params import SamplingParams
+from specllama.core.ports import DecodeError
+from specllama.core.sampling import (
+    Chooser,
+    best_first,
+    gumbel,
+    log_softmax,
+    nth_seed,
+    probability,
+    splitmix64,
+    top_ids,
+)
+
+PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def random_row(n_vocab: int, seed: int, spread: float = 2.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(n_vocab) * spread).astype(np.float32)
+
+
+def adjusted(row, params: SamplingParams, history, forbidden=()) -> dict[int, float]:
+    """What bias and penalties make of the row, token by token, as llama.cpp's samplers do."""
+    out = {}
+    window = list(history)[-params.repeat_last_n :] if params.repeat_last_n > 0 else list(history)
+    if params.repeat_last_n == 0:
+        window = []
+    for token, value in enumerate(map(float, row)):
+        if token in forbidden:
+            continue
+        x = value + params.logit_bias.get(token, 0.0)
+        count = window.count(token)
+        if count:
+            x = x * params.repeat_penalty if x <= 0 else x / params.repeat_penalty
+            x -= count * params.frequency_penalty + params.presence_penalty
+        if x > -math.inf:
+            out[token] = x
+    return out
+
+
+def truncated_softmax(row, params: SamplingParams, history=(), forbidden=()) -> dict[int, float]:
+    """Token to probability: penalties, top-k, top-p, min-p, and only then the temperature."""
+    kept = sorted(adjusted(row, params, history, forbidden).items(), key=lambda item: (-item[1], item[0]))
+    if params.top_k:
+        kept = kept[: params.top_k]
+    top = kept[0][1]
+    if params.top_p < 1:
+        mass = [math.exp(v - top) for _, v in kept]
+        n, seen = 0, 0.0
+        while n < len(kept) and (n == 0 or seen < params.top_p * sum(mass)):
+            seen += mass[n]
+            n += 1
+        kept = kept[:n]
+    if params.min_p > 0:
+        kept = [(t, v) for t, v in kept if v >= top + math.log(params.min_p)]
+    if params.temperature == 0:
+        return {kept[0][0]: 1.0}
+    weights = [math.exp((v - top) / params.temperature) for _, v in kept]
+    return {t: w / sum(weights) for (t, _), w in zip(kept, weights, strict=True)}
+
+
+def chi_square(observed: dict[int, int], expected: dict[int, float]) -> tuple[float, float]:
+    """The statistic over bins of at least 5 expected, and what it exceeds once in 10,000 times."""
+    n = sum(observed.values())
+    bins, rest_seen, rest_due = [], 0, 0.0
+    for token, share in expected.items():
+        if share * n >= 5:
+            bins.append((observed.get(token, 0), share * n))
+        else:
+            rest_seen, rest_due = rest_seen + observed.get(token, 0), rest_due + share * n
+    if rest_due >= 5:
+        bins.append((rest_seen, rest_due))
+    free = max(1, len(bins) - 1)
+    limit = free * (1 - 2 / (9 * free) + 3.72 * math.sqrt(2 / (9 * free))) ** 3  # Wilson-Hilferty
+    return sum((seen - due) ** 2 / due for seen, due in bins), limit
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.4},
+        {"temperature": 1.7, "top_k": 20},
+        {"top_k": 5},
+        {"top_k": 1, "temperature": 2.0},
+        {"top_p": 0.7},
+        {"top_p": 0.95, "temperature": 2.5},
+        {"min_p": 0.05, "temperature": 3.0},
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+        {"top_k": 12, "top_p": 0.6, "temperature": 1.5},
+        {"top_k": 30, "repeat_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"logit_bias": {3: 4.0, 7: -100.0, 20: 2.5}},
+    ],
+    ids=str,
+)
+def test_choices_are_samples_of_the_truncated_softmax(changes):
+    params = SamplingParams(**{**PLAIN, **changes})
+    row, n = random_row(50, 5), 4000
+    recent = [1, 2, 3, 3, 11, 40] * 11  # 66 ids; penalties look at the last 64
+    observed: dict[int, int] = {}
+    for i in range(n):
+        # Another position each time, or, where the history counts, another seed.
+        seed, history = (i, recent) if params.penalised else (99, range(i))
+        token = Chooser(params, seed, 50).choose(row, history).token
+        observed[token] = observed.get(token, 0) + 1
+    expected = truncated_softmax(row, params, recent if params.penalised else ())
+    assert set(observed) <= set(expected)
+    statistic, limit = chi_square(observed, expected)
+    assert statistic < limit
+
+
+def test_chi_square_sees_a_wrong_distribution():
+    """The temperature applied before truncation, as another order would do it, does not pass."""
+    params = SamplingParams(**{**PLAIN, "top_p": 0.7, "temperature": 2.0})
+    row = random_row(50, 5)
+    chooser = Chooser(params, 1, 50)
+    observed: dict[int, int] = {}
+    for i in range(4000):
+        token = chooser.choose(row, range(i)).token
+        observed[token] = observed.get(token, 0) + 1
+    wrong = truncated_softmax(row / 2, SamplingParams(**{**PLAIN, "top_p": 0.7}))
+    statistic, limit = chi_square(observed, wrong)
+    assert statistic > 3 * limit
+
+
+param_sets = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0, 0.1, 0.8, 1.5, 5.0]),
+    top_k=st.sampled_from([0, 1, 2, 5, 40]),
+    top_p=st.sampled_from([0.0, 0.3, 0.8, 0.95, 1.0]),
+    min_p=st.sampled_from([0, 0.05, 0.5, 1.0]),
+    repeat_penalty=st.sampled_from([1.0, 1.5, 0.5]),
+    repeat_last_n=st.sampled_from([-1, 0, 3, 64]),
+    presence_penalty=st.sampled_from([0, 0.7]),
+    frequency_penalty=st.sampled_from([0, -0.4]),
+    logit_bias=st.sampled_from([{}, {1: 3.0, 2: -math.inf}, {0: -2.0, 500: 9.0}]),
+)
+histories = st.lists(st.integers(0, 60), max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(param_sets, st.integers(4, 60), st.integers(0, 2**32), st.integers(0, 2**64 - 1), histories)
+def test_choice_is_the_noisy_maximum_of_the_reference(params, n_vocab, row_seed, seed, history):
+    """Exactly, token by token: argmax over the reference's survivors of value / T + noise."""
+    row = random_row(n_vocab, row_seed)
+    chooser = Chooser(params, seed, n_vocab, forbidden=[3])
+    got = chooser.choose(row, history)
+    kept = truncated_softmax(row, params, history, forbidden=[3])
+    assert got.token in kept
+    values = adjusted(row, params, history, forbidden=[3])
+    if params.temperature:
+        noise = gumbel(seed, len(history), np.arange(n_vocab))
+        scores = {t: values[t] / params.temperature + noise[t] for t in kept}
+        assert scores[got.token] == pytest.approx(max(scores.values()), abs=1e-4)
+    # The margin costs time, never another choice; the same key gives the same token.
+    assert chooser.choose(row, history, margin=True).token == got.token
+    assert Chooser(params, seed, n_vocab, forbidden=[3]).choose(row.copy(), list(history)) == got
+
+
+@pytest.mark.parametrize("margin", [False, True])
+def test_ties_go_to_the_lowest_id(margin):
+    row = np.array([1, 5, 2, 5, 5, 0], np.float32)
+    assert Chooser(SamplingParams(temperature=0), 1, 6).choose(row, [], margin).token == 1
+    one = Chooser(SamplingParams(top_k=1), 1, 6)
+    assert {one.choose(row, range(i), margin).token for i in range(50)} == {1}
+    three = Chooser(SamplingParams(top_k=2, temperature=9.0), 1, 6)
+    assert {three.choose(row, range(i), margin).token for i in range(50)} == {1, 3}
+    two = Chooser(SamplingParams(top_k=0, top_p=0.6), 1, 6)
+    assert {two.choose(row, range(i), margin).token for i in range(50)} == {1, 3}
+
+
+def test_other_keys_give_other_noise():
+    row = np.zeros(1000, np.float32)
+    params = SamplingParams(**PLAIN)
+    choose = lambda seed, n: Chooser(params, seed, 1000).choose(row, range(n)).token  # noqa: E731
+    assert len({choose(7, n) for n in range(200)}) > 150
+    assert len({choose(s, 7) for s in range(200)}) > 150
+    assert choose(7, 7) == choose(7, 7)
+
+
+def test_noise_depends_on_the_token_not_on_the_company():
+    whole = gumbel(5, 9, np.arange(1000))
+    assert (gumbel(5, 9, np.array([900, 3])) == whole[[900, 3]]).all()
+    assert np.isfinite(gumbel(2**64 - 1, 2**31, np.array([0, 2**31 - 1]))).all()
+    many = np.concatenate([gumbel(1, p, np.arange(2000)) for p in range(100)])
+    assert many.mean() == pytest.approx(0.5772, abs=0.01)
+    assert many.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
+    assert np.corrcoef(gumbel(1, 1, np.arange(20000)), gumbel(1, 2, np.arange(20000)))[0, 1] < 0.03
+
+
+def test_noise_is_finite_for_the_extreme_bits(monkeypatch):
+    """The largest and the smallest hash: u stays strictly between 0 and 1."""
+    for bits in (0, 2**64 - 1):
+        monkeypatch.setattr(sampling, "splitmix64", lambda x, bits=bits: bits)
+        assert np.isfinite(gumbel(0, 0, np.array([0, 1]))).all()
+    u = (np.array([2**52 - 1], np.uint64).astype(np.float64) + 0.5) * 2.0**-52
+    assert u[0] < 1
+
+
+def test_splitmix64_is_the_published_one():
+    """First outputs of the reference implementation from state 0 and from 1234567."""
+    assert splitmix64(0) == 0xE220A8397B1DCDAF
+    assert splitmix64(0x9E3779B97F4A7C15) == 0x6E789E6AA1B965F4
+    assert splitmix64(1234567) == 6457827717110365317
+
+
+def test_seeds_of_the_choices_of_a_request():
+    seeds = [nth_seed(42, n) for n in range(100)]
+    assert seeds[0] == 42
+    assert len(set(seeds)) == 100
+    assert all(0 <= s < 2**64 for s in seeds)
+    assert nth_seed(43, 1) != seeds[1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(10, 130_000),
+    st.integers(1, 60),
+    st.integers(0, 2**32),
+    st.sampled_from([0, 1, 8]),
+    st.booleans(),
+)
+def test_top_ids_are_those_of_a_full_sort(n, k, seed, steps, low):
+    row = random_row(n, seed)
+    if steps:  # coarse values: many ties
+        row = np.round(row * steps) / np.float32(steps)
+    if low:
+        row[n // 3 :] = -np.inf
+    k = min(k, n)
+    expected = np.lexsort((np.arange(n), -row.astype(np.float64)))[:k]
+    assert set(top_ids(row, k).tolist()) == set(expected.tolist())
+    assert (best_first(row, np.sort(expected)) == expected).all()
+
+
+def test_zeros_of_both_signs_are_equal():
+    row = np.array([-0.0, 0.0, -1.0, 1.0], np.float32)
+    assert best_first(row, np.arange(4)).tolist() == [3, 0, 1, 2]
+
+
+margin_rows = st.tuples(
+    st.integers(3, 80), st.integers(0, 2**32), st.sampled_from([0.3, 1.0, 3.0]), st.sampled_from([0, 8])
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(margin_rows, param_sets, st.integers(0, 2**64 - 1), histories, st.integers(0, 2**32))
+def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
+    shape, params, seed, history, noise_seed
+):
+    n_vocab, row_seed, spread, steps = shape
+    row = random_row(n_vocab, row_seed, spread)
+    if steps:  # coarse values put tokens onto the edges of the truncation
+        row = np.round(row * steps) / np.float32(steps)
+    chooser = Chooser(params, seed, n_vocab)
+    token, margin = chooser.choose(row, history, margin=True)
+    assert margin >= 0
+    most = min(margin, 6.0) / 2 * 0.999 - 1e-5  # float32 rounds
+    assume(most > 0)
+    rng = np.random.default_rng(noise_seed)
+    changes = [rng.uniform(-most, most, n_vocab)]
+    changes += [np.where(rng.random(n_vocab) < share, most, -most) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    for change in list(changes[2:4]):
+        change[token] = -most
+    for change in changes:
+        assert chooser.choose((row + change).astype(np.float32), history).token == token
+
+
+def test_margin_at_each_edge_of_the_truncation():
+    """Three tokens, one parameter each: the distance to the edge is the margin."""
+    big = {"temperature": 1e-3}  # noise of no account: the choice is the best, its rivals are outside
+
+    def margin(row, **params):
+        return (
+            Chooser(SamplingParams(**{**PLAIN, **params}), 3, len(row))
+            .choose(np.array(row, np.float32), [], margin=True)
+            .margin
+        )
+
+    assert margin([5, 4.5, 0], temperature=0) == pytest.approx(0.5)
+    assert margin([5, 4.5, 0], **big, top_k=1) == pytest.approx(0.5, abs=0.01)
+    assert margin([5, 4.5, 0], **big) == pytest.approx(0.5, abs=0.02)
+    # A hot sampler that likes token 1 must wait until min-p lets it in: ln 0.5 below the best.
+    hot = [margin([5, 5 - math.log(2) - 0.05, 0], temperature=50.0, min_p=0.5) for _ in range(1)]
+    assert hot[0] == pytest.approx(0.05, abs=1e-4) or hot[0] > 1
+    likes_second = next(
+        s
+        for s in range(99)
+        if Chooser(SamplingParams(**{**PLAIN, "temperature": 50.0}), s, 2)
+        .choose(np.array([5, 4.2], np.float32), [])
+        .token
+    )
+    near = Chooser(SamplingParams(**{**PLAIN, "temperature": 50.0, "min_p": 0.5}), likes_second, 2)
+    choice = near.choose(np.array([5, 5 - math.log(2) - 0.05], np.float32), [], margin=True)
+    assert (choice.token, choice.margin) == (0, pytest.approx(0.05, abs=1e-4))
+
+
+def test_margins_are_not_needlessly_small():
+    """On rows like a language model's, near-ties of sampling are about as rare as those of the argmax."""
+    rng = np.random.default_rng(3)
+    choosers = [Chooser(SamplingParams(temperature=0), 1, 2000), Chooser(SamplingParams(), 1, 2000)]
+    small = np.zeros(2)
+    for i in range(600):
+        row = rng.standard_normal(2000) * 1.5
+        row[rng.permutation(2000)[:20]] += rng.uniform(5, 14, 20)
+        for j, chooser in enumerate(choosers):
+            small[j] += chooser.choose(row.astype(np.float32), range(i), margin=True).margin < 0.04
+    assert small[1] < 2 * small[0] + 6
+
+
+def test_repeat_penalty_counts_in_the_margin():
+    """A penalty of 0.5 doubles differences between positive logits: half the change turns the choice."""
+    params = SamplingParams(temperature=0, repeat_penalty=0.5)
+    choice = Chooser(params, 1, 2).choose(np.array([3.0, 2.0], np.float32), [0, 1], margin=True)
+    assert choice == (0, pytest.approx(1.0))
+
+
+def test_coupled_choices_of_close_distributions_mostly_agree():
+    """The draft model's choice with the same noise: far above independent sampling, near the optimum."""
+    params, n_vocab, n = SamplingParams(**PLAIN), 200, 600
+    rng = np.random.default_rng(0)
+    same, independent, optimum = 0, 0.0, 0.0
+    for i in range(n):
+        target = rng.standard_normal(n_vocab).astype(np.float32) * 2
+        draft = (target + rng.standard_normal(n_vocab) * 0.5).astype(np.float32)
+        chooser = Chooser(params, 5, n_vocab)
+        same += chooser.choose(target, range(i)).token == chooser.choose(draft, range(i)).token
+        p, q = np.exp(log_softmax(target)), np.exp(log_softmax(draft))
+        independent += float(p @ q)
+        optimum += float(np.minimum(p, q).sum())
+    assert same / n > 5 * independent / n
+    assert same / n > 0.8 * optimum / n
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_rows_that_are_not_finite_are_refused(bad, temperature):
+    row = random_row(300, 1)
+    row[17] = bad
+    with pytest.raises(DecodeError, match="position 2 are not finite"):
+        Chooser(SamplingParams(temperature=temperature), 1, 300).choose(row, [4, 5])
+
+
+def test_a_row_without_any_possible_token_is_refused():
+    with pytest.raises(DecodeError):
+        Chooser(SamplingParams(), 1, 5).choose(np.full(5, -np.inf, np.float32), [])
+    with pytest.raises(DecodeError):
+        Chooser(SamplingParams(), 1, 3, forbidden=[0, 1, 2]).choose(np.zeros(3, np.float32), [])
+
+
+def test_impossible_tokens_are_never_chosen():
+    row = np.full(50, -np.inf, np.float32)
+    row[[4, 9]] = 1, 0
+    for params in (SamplingParams(), SamplingParams(**PLAIN), SamplingParams(top_k=0, top_p=0.999)):
+        assert {Chooser(params, 1, 50).choose(row, range(i), margin=i % 2 > 0).token for i in range(99)} <= {
+            4,
+            9,
+        }
+
+
+def test_ids_of_a_larger_draft_vocabulary_are_never_chosen():
+    row = np.zeros(20, np.float32)
+    row[15:] = 50
+    chooser = Chooser(SamplingParams(logit_bias={2: -math.inf, 17: 4.0}), 1, 20, forbidden=[1, 18])
+    small = chooser.limited(10)
+    got = {small.choose(row, [15, 16, *range(i)]).token for i in range(300)}
+    assert got == set(range(10)) - {1, 2}
+    assert chooser.limited(20) is chooser
+    assert chooser.choose(row, []).token in {15, 16, 17, 19}
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5, 1e4])
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_extreme_temperatures(temperature, top_k):
+    row = random_row(500, 2)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=1, min_p=0)
+    got = {Chooser(params, 1, 500).choose(row, range(i), margin=i % 2 > 0).token for i in range(100)}
+    assert got == {int(row.argmax())} if temperature < 1 else len(got) > 20
+
+
+def test_the_row_is_left_as_it_was():
+    row = random_row(100, 1)
+    before = row.copy()
+    Chooser(SamplingParams(repeat_penalty=1.5, logit_bias={3: 2.0}), 1, 100, [5]).choose(row, [1, 2, 3], True)
+    assert (row == before).all()
+
+
+@given(st.integers(2, 400), st.integers(0, 2**32))
+def test_probabilities_are_those_of_the_raw_row(n_vocab, seed):
+    row = random_row(n_vocab, seed, 5.0)
+    logs = log_softmax(row)
+    assert logs.dtype == np.float64
+    assert np.exp(logs).sum() == pytest.approx(1)
+    for token in (0, n_vocab - 1, int(row.argmax())):
+        assert probability(row, token) == pytest.approx(math.exp(logs[token]), rel=1e-4)
+
+
+def test_probability_of_the_impossible_is_nothing():
+    row = np.array([-np.inf, 3, 3], np.float32)
+    assert probability(row, 0) == 0
+    assert log_softmax(row)[0] == -math.inf

@@ -1,0 +1,61 @@
+"""The figures of a generation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.core.stats import RunStats
+
+
+def test_nothing_is_claimed_that_was_not_measured():
+    stats = RunStats()
+    assert stats.acceptance_rate is None
+    assert stats.accept_by_position == []
+    assert (stats.encode_tps, stats.decode_tps, stats.plain_tps) == (None, None, None)
+    assert sum(stats.time_shares.values()) == 0
+    assert RunStats(n_predict=1, decode_seconds=1.0).decode_tps is None
+
+
+def test_rates():
+    stats = RunStats(n_prompt=90, n_reused=30, encode_seconds=2.0, n_predict=101, decode_seconds=4.0)
+    assert stats.encode_tps == 30
+    assert stats.decode_tps == 25
+    stats.plain_rounds, stats.plain_seconds = 10, 2.0
+    assert stats.plain_tps == 5
+
+
+def test_acceptance_by_position_counts_rounds_that_came_so_far():
+    stats = RunStats()
+    stats.drafted(["copy", "copy", "copy"], 2, 0)
+    stats.drafted(["model"], 1, 3)
+    stats.drafted(["model", "model"], 0, 0)
+    assert (stats.n_drafted, stats.n_accept, stats.n_discarded) == (6, 3, 3)
+    assert stats.accept_by_position == pytest.approx([2 / 3, 1 / 2, 0])
+    assert stats.drafted_by == {"copy": 3, "model": 3}
+    assert stats.acceptance_rate == 0.5
+
+
+drafts = st.lists(
+    st.tuples(st.lists(st.sampled_from(["model", "copy"]), max_size=6), st.integers(0, 6), st.integers(0, 3))
+)
+
+
+@given(drafts)
+def test_counters_agree_with_one_another(rounds):
+    stats = RunStats()
+    for sources, n_accept, n_discarded in rounds:
+        stats.drafted(sources, min(n_accept, len(sources)), n_discarded)
+    assert sum(stats.reached) == stats.n_drafted == sum(stats.drafted_by.values())
+    assert sum(stats.accepted_at) == stats.n_accept <= stats.n_drafted
+    assert stats.reached == sorted(stats.reached, reverse=True)
+    assert RunStats.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats
+
+
+def test_shares_of_time_add_up():
+    stats = RunStats(decode_seconds=10.0, verify_seconds=6.0, draft_seconds=2.0, sampling_seconds=0.5)
+    assert stats.time_shares == {"verify": 6.0, "draft": 2.0, "sampling": 0.5, "other": 1.5}
+    assert RunStats(decode_seconds=1.0, verify_seconds=1.1).time_shares["other"] == 0

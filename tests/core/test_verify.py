@@ -1,0 +1,99 @@
+"""verify() against its definition, and the proof that the tests would notice a broken one."""
+
+from __future__ import annotations
+
+import inspect
+import random
+
+import pytest
+
+from specllama.core import verify as module
+from specllama.core.verify import NEAR_TIE, verify
+
+
+def check(function) -> None:
+    """On many random walks: what is committed, in what order, what is counted and which rows are touched.
+
+    Rows stand for themselves: the target chooses row[i] at position i, whatever was drafted.
+    """
+    rng = random.Random(1)
+    for _ in range(600):
+        n = rng.randrange(6)
+        target = [rng.randrange(3) for _ in range(n + 1)]
+        draft = [t if rng.random() < 0.7 else rng.randrange(3) for t in target[:n]]
+        end = rng.choice([None, None, *range(n + 1)])  # the sequence ends with the token at this position
+        tie = rng.choice([None, None, *range(n + 1)])  # this row is a near-tie
+        committed, touched = [], []
+
+        def choose(row, touched=touched, tie=tie):
+            touched.append(row[0])
+            return NEAR_TIE if row[0] == tie else row[1]
+
+        def commit(token, committed=committed, end=end):
+            committed.append(token)
+            return len(committed) - 1 != end
+
+        n_accept = function(list(enumerate(target)), draft, choose, commit)
+
+        same = next((i for i in range(n) if draft[i] != target[i]), n)
+        expected = target[: same + 1]
+        if end is not None:
+            expected = expected[: end + 1]
+        looked = len(expected)
+        if tie is not None and tie < len(expected):
+            expected, looked = expected[:tie], tie + 1
+        assert committed == expected
+        assert touched == list(range(looked)), "rows are chosen once, in order, none behind the end"
+        assert n_accept == min(same, len(expected)), "the draft tokens that were emitted"
+
+
+def test_verify_is_equality():
+    check(verify)
+
+
+def test_the_target_choice_never_depends_on_the_draft():
+    """Whatever is drafted, the tokens of all rounds together are those of plain decoding."""
+    rng = random.Random(2)
+    for _ in range(200):
+        target = [rng.randrange(4) for _ in range(30)]
+        out: list[int] = []
+        while len(out) < len(target):
+            draft = [rng.randrange(4) for _ in range(rng.randrange(5))][: len(target) - len(out) - 1]
+            rows = list(range(len(out), len(out) + len(draft) + 1))
+            verify(rows, draft, lambda row: target[row], lambda token: out.append(token) is None)
+        assert out == target
+
+
+def test_too_few_rows_are_an_error():
+    with pytest.raises(ValueError, match="one row more"):
+        verify([1, 2], [1, 2], lambda row: row, lambda token: True)
+
+
+MUTANTS = {
+    "accepts whatever was drafted": ("token == draft[i]", "True"),
+    "accepts nothing": ("token == draft[i]", "False"),
+    "compares with the token before": ("token == draft[i]", "token == draft[i - 1]"),
+    "accepts one too many": ("return i\n", "return i + 1\n"),
+    "counts one too few": ("return i + expected", "return i"),
+    "counts the end always": ("return i + expected", "return i + 1"),
+    "stops one early": ("if not expected:", "if not expected or i + 1 == len(draft):"),
+    "goes on behind a difference": ("if not expected:", "if i == len(draft):"),
+    "does not commit": ("if not commit(token):", "if False:"),
+    "commits twice": ("if not commit(token):", "if not (commit(token) and commit(token)):"),
+    "goes on behind the end": ("if not commit(token):", "if commit(token) is None:"),
+    "emits the draft's token": ("commit(token)", "commit(draft[i] if i < len(draft) else token)"),
+    "emits near-ties": ("token == NEAR_TIE", "False"),
+    "looks at all rows first": ("token = choose(row)", "token = [choose(r) for r in rows][i]"),
+    "skips the first row": ("enumerate(rows)", "enumerate(rows[1:])"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_verify_is_noticed(name):
+    source = inspect.getsource(module)
+    old, new = MUTANTS[name]
+    assert old in source, "the mutation no longer fits the source"
+    space: dict[str, object] = {}
+    exec(compile(source.replace(old, new), "mutant", "exec"), space)
+    with pytest.raises((AssertionError, IndexError, ValueError)):
+        check(space["verify"])
