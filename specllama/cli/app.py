@@ -83,8 +83,6 @@ def run_app(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         console.drop_stdout()
         return 0
-    except RecursionError:
-        raise
     except Exception as error:
         if debug:
             raise

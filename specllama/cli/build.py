@@ -137,7 +137,7 @@ def _common(v: Mapping[str, Any], suffix: str) -> dict[str, Any]:
 def _layers(text: str, flag: str) -> int:
     if text in ("auto", "all", "-1", "-2"):
         return AUTO if text in ("auto", "-1") else ALL_LAYERS
-    if not text.isdigit() or int(text) >= 2**31:
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise UsageError(f"{flag} must be a number of layers, auto or all, not {text!r}")
     return int(text)
 
@@ -164,7 +164,7 @@ def _drafters(text: str | None) -> tuple[str, ...]:
 def _draft_max(text: str | None) -> int | None:
     if text is None or text == "auto":
         return None
-    if not text.isdigit():
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise UsageError(f"--draft-max must be a whole number from 0 or auto, not {text!r}")
     return int(text)
 

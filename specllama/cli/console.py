@@ -4,23 +4,41 @@ only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from typing import TextIO
 
+from specllama.errors import ResourceError
+
 
 def prepare() -> None:
-    """Make both streams survive any text: what the terminal's encoding lacks is shown as '?'."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    """Make both streams survive any text: what the terminal's encoding lacks is shown as '?'.
+
+    Streams that were closed before we came lead to nowhere, and no pipe of ours takes their numbers.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+                if number:
+                    setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+        elif number and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def data(text: str) -> None:
-    """Write to stdout, at once. Raises BrokenPipeError where the reader has gone."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Write to stdout, at once. Raises BrokenPipeError where the reader has gone, ResourceError on a full disk."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        drop_stdout()
+        raise ResourceError(f"standard output cannot be written: {problem.strerror}") from None
 
 
 def note(text: str) -> None:

@@ -198,9 +198,8 @@ class EngineClient:
         code = self._process.wait()
         self._threads[1].join(timeout=_GRACE_SECONDS)
         self._dead = self._dead or problem or EngineDiedError(self._obituary(code))
-        if not self._closing:
-            for inbox in list(self._inboxes.values()):
-                inbox.put(self._dead)
+        for inbox in list(self._inboxes.values()):
+            inbox.put(self._dead)
 
     def _obituary(self, code: int) -> str:
         if code < 0:
