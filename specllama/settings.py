@@ -5,6 +5,7 @@ One word per thing: these are the names of the flags, of the TOML keys and of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -15,6 +16,11 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 DRAFTERS = ("model", "copy", "grammar")
 AUTO = -1  # n_gpu_layers: all that fit
 ALL_LAYERS = -2
+MAX_THREADS = 512  # GGML_MAX_N_THREADS: beyond it ggml may end the process
+_ROPE_NUMBERS = (
+    "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_slow", "yarn_beta_fast",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +65,12 @@ class ModelSettings:
     yarn_beta_fast: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_threads", "n_threads_batch", "main_gpu"):
+        for name in ("n_ctx", "main_gpu"):
             _at_least(name, getattr(self, name), 0)
+        for name in ("n_threads", "n_threads_batch"):
+            _at_least(name, getattr(self, name), 0)
+            if getattr(self, name) > MAX_THREADS:
+                raise UsageError(f"{name} must be {MAX_THREADS} at most, not {getattr(self, name)}")
         for name in ("n_batch", "n_ubatch"):
             _at_least(name, getattr(self, name), 1)
         _at_least("n_gpu_layers", self.n_gpu_layers, ALL_LAYERS)
@@ -69,6 +79,18 @@ class ModelSettings:
         _one_of("flash_attn", self.flash_attn, ("on", "off", "auto"))
         _one_of("cache_type_k", self.cache_type_k, CACHE_TYPES)
         _one_of("cache_type_v", self.cache_type_v, CACHE_TYPES)
+        if not all(math.isfinite(part) and part >= 0 for part in self.tensor_split):
+            raise UsageError(f"tensor_split must be shares from 0, not {list(self.tensor_split)}")
+        for name in _ROPE_NUMBERS:
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise UsageError(f"{name} must be a number, not {value!r}")
+        for name in ("rope_scale", "rope_freq_base", "rope_freq_scale"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name} must be above 0, not {value:g}")
+        if self.yarn_orig_ctx is not None:
+            _at_least("yarn_orig_ctx", self.yarn_orig_ctx, 0)
         if self.rope_scaling is not None:
             _one_of("rope_scaling", self.rope_scaling, ("none", "linear", "yarn"))
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):

@@ -208,7 +208,7 @@ def _scaled(text: str) -> tuple[str, float]:
 
 
 def _bias(text: str) -> tuple[int, float]:
-    found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text.strip())
+    found = re.fullmatch(r"([0-9]{1,9})(-inf|[+-](?:[0-9]{1,9}\.?[0-9]*|\.[0-9]+))", text.strip())
     if not found:
         raise UsageError(f"--logit-bias must be ID+BIAS or ID-BIAS, as 15043+1 or 2-inf, not {text!r}")
     return int(found[1]), float(found[2])

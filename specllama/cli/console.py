@@ -30,7 +30,7 @@ def prepare() -> None:
 
 
 def data(text: str) -> None:
-    """Write to stdout, at once. Raises BrokenPipeError where the reader has gone, ResourceError on a full disk."""
+    """Write to stdout, at once. Raises BrokenPipeError without a reader, ResourceError on a full disk."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from specllama.cli import build, console, readout
@@ -50,6 +54,8 @@ def run(given: Mapping[str, Any]) -> int:
         plain = readout.plain_rate(answer.stats, answer.extra.get("stored_t1"))
         interrupted = answer.reason == "cancel"
         compared = _compare(client, request, answer) if values.get("compare") and not interrupted else None
+        if compared is not None and compared.reason == "cancel":
+            interrupted, compared = True, None
         if compared is not None:
             plain = readout.PlainRate(compared.stats.decode_tps, "run", compared.stats.rounds)
         _show(answer, compared, plain, info, as_json)
@@ -112,18 +118,32 @@ def _generate(client: EngineClient, request: m.Generate, streaming: bool) -> Ans
     """Run one request, text to stdout as it comes; Ctrl-C ends it and keeps what there is."""
     answer, progress = Answer(), console.Progress()
     events = client.generate(request)
-    cancelled = False
-    while True:
-        try:
-            event = next(events, None)
-            if event is None:
-                return answer
+    _take(answer, next(events), progress, client, streaming)
+    with _first_interrupt(lambda: client.send(m.Cancel(request.id))):
+        for event in events:
             _take(answer, event, progress, client, streaming)
-        except KeyboardInterrupt:
-            if cancelled:
-                raise
-            cancelled = True
-            client.send(m.Cancel(request.id))
+    return answer
+
+
+@contextlib.contextmanager
+def _first_interrupt(action: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C starts `action` (in a thread: this one may hold any lock), the second one interrupts."""
+
+    def act() -> None:
+        with contextlib.suppress(SpecllamaError):
+            action()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, previous)
+        threading.Thread(target=act, daemon=True).start()
+
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _take(

@@ -14,7 +14,7 @@ from specllama.errors import ResourceError, UsageError
 from specllama.ggml_types import TYPE_BY_NAME
 from specllama.gguf import Header
 from specllama.models.host import available_memory
-from specllama.models.memory import N_CTX_PAD, Costs, FlashAttn, LoadSettings, Usage
+from specllama.models.memory import N_CTX_PAD, Costs, CostSettings, FlashAttn, Usage
 
 __all__ = ["Device", "FitSettings", "MemoryPlan", "Usage", "available_memory", "plan_memory"]
 
@@ -65,14 +65,14 @@ class FitSettings:
         self.of_target()
         self.of_draft()
 
-    def of_target(self) -> LoadSettings:
+    def of_target(self) -> CostSettings:
         return self._load(self.cache_type_k, self.cache_type_v)
 
-    def of_draft(self) -> LoadSettings:
+    def of_draft(self) -> CostSettings:
         return self._load(self.cache_type_k_draft, self.cache_type_v_draft)
 
-    def _load(self, cache_type_k: str, cache_type_v: str) -> LoadSettings:
-        return LoadSettings(
+    def _load(self, cache_type_k: str, cache_type_v: str) -> CostSettings:
+        return CostSettings(
             n_slots=self.n_slots,
             n_batch=self.n_batch,
             n_ubatch=self.n_ubatch,
@@ -178,7 +178,7 @@ def _offloaded(costs: Costs, n_ctx: int, n_gpu_layers: int | None, room: int) ->
     return costs.usage(n_ctx, 0)
 
 
-def _check_cache_types(header: Header, load: LoadSettings) -> None:
+def _check_cache_types(header: Header, load: CostSettings) -> None:
     kinds = {"cache_type_k": load.cache_type_k, "cache_type_v": load.cache_type_v}
     for size, (name, kind) in zip(Costs(header, load).head_sizes[0], kinds.items(), strict=True):
         block = TYPE_BY_NAME[kind].block_size
@@ -278,7 +278,7 @@ def _quantised(asked: _Question) -> _Question | None:
     """The same with Q8_0 caches, None where that would not help or rows do not divide into its blocks."""
     headers = [asked.target, *([asked.draft] if asked.draft else [])]
     wide = {"f32", "f16", "bf16"} & {asked.settings.cache_type_k, asked.settings.cache_type_v}
-    sizes = [size for h in headers for pair in Costs(h, LoadSettings()).head_sizes for size in pair]
+    sizes = [size for h in headers for pair in Costs(h, CostSettings()).head_sizes for size in pair]
     if not wide or not any(sizes) or any(size % 32 for size in sizes) or asked.settings.flash_attn == "off":
         return None
     q8 = dict.fromkeys(("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"), "q8_0")

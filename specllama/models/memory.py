@@ -18,8 +18,8 @@ from specllama.archs import HYBRID, INTERVAL, RECURRENT, ROLLBACK
 from specllama.errors import UsageError
 from specllama.ggml_types import row_bytes
 from specllama.gguf import Header
+from specllama.settings import CACHE_TYPES
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to it
 
 _F32 = 4
@@ -32,7 +32,7 @@ FlashAttn = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
-class LoadSettings:
+class CostSettings:
     """How a model and its context are loaded, as far as memory depends on it. Checked at construction."""
 
     n_slots: int = 1
@@ -77,7 +77,7 @@ class Costs:
     """A header with load settings; answers what any n_ctx and n_gpu_layers would cost."""
 
     header: Header
-    settings: LoadSettings
+    settings: CostSettings
 
     def usage(self, n_ctx: int, n_gpu_layers: int = 0) -> Usage:
         """The memory with a context of `n_ctx` and the last `n_gpu_layers` (of n_layer + 1) on devices."""

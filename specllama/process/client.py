@@ -103,7 +103,6 @@ class EngineClient:
             if not ended and self._dead is None:
                 with contextlib.suppress(SpecllamaError):
                     self.send(m.Cancel(request.id))
-            self._inboxes.pop(request.id, None)
 
     def calibrate(self, seconds: float = 1.0) -> dict[str, Any]:
         """Let the idle engine measure what it does not know yet; what it found."""
@@ -148,12 +147,15 @@ class EngineClient:
 
     def _ask(self, message: m.Message, id_: int | None) -> Iterator[m.Message]:
         inbox = self._inboxes[id_] = queue.SimpleQueue()
-        self.send(message)
-        while True:
-            answer = inbox.get()
-            if isinstance(answer, SpecllamaError):
-                raise answer
-            yield answer
+        try:
+            self.send(message)
+            while True:
+                answer = inbox.get()
+                if isinstance(answer, SpecllamaError):
+                    raise answer
+                yield answer
+        finally:
+            self._inboxes.pop(id_, None)
 
     def _read_messages(self) -> None:
         assert self._process.stdout is not None
@@ -197,7 +199,8 @@ class EngineClient:
         """Tell everybody who waits that the process has ended, and why."""
         code = self._process.wait()
         self._threads[1].join(timeout=_GRACE_SECONDS)
-        self._dead = self._dead or problem or EngineDiedError(self._obituary(code))
+        closed = EngineDiedError("the engine process was closed") if self._closing else None
+        self._dead = self._dead or problem or closed or EngineDiedError(self._obituary(code))
         for inbox in list(self._inboxes.values()):
             inbox.put(self._dead)
 

@@ -18,7 +18,7 @@ from ggufbytes import Typed, llama, words
 from specllama.errors import ResourceError, UsageError
 from specllama.gguf import Header, TensorInfo, check_model, read_header, read_source
 from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
-from specllama.models.memory import Costs, LoadSettings
+from specllama.models.memory import Costs, CostSettings
 
 GB = 10**9
 SHARED = Path(__file__).parents[3] / "shared"
@@ -79,7 +79,7 @@ def plan(available: float, draft: Header | None = DRAFT, target: Header = TARGET
 
 
 def kv(header: Header, n_ctx: int, **settings: Any) -> int:
-    return Costs(header, LoadSettings(**settings)).kv(n_ctx)
+    return Costs(header, CostSettings(**settings)).kv(n_ctx)
 
 
 def test_kv_is_exact() -> None:
@@ -116,24 +116,24 @@ SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 1024, "ssm.state_size": 16, "ssm.
 
 def test_recurrent_state() -> None:
     each = (3 * (1024 + 2 * 2 * 16) + 16 * 1024) * 4
-    mamba = Costs(model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), LoadSettings(n_slots=3))
+    mamba = Costs(model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), CostSettings(n_slots=3))
     assert (mamba.kv(8192), mamba.state_layers) == (0, (each * 3,) * 4)
     jamba = model("j", "jamba", n_layer=4, n_head_kv=[0, 8, 0, 0], **SSM)
-    hybrid = Costs(jamba, LoadSettings(n_slots=2, n_rs_seq=5))
+    hybrid = Costs(jamba, CostSettings(n_slots=2, n_rs_seq=5))
     assert hybrid.state_layers == (each * 2, 0, each * 2, each * 2)  # no rollback: n_rs_seq is clamped to 0
     assert hybrid.kv(1024) == 1024 * 8 * 128 * 2 * 2
     qwen = model("q", "qwen35", n_layer=8, **SSM, full_attention_interval=4)
-    rollback = Costs(qwen, LoadSettings(n_slots=2, n_rs_seq=5))
+    rollback = Costs(qwen, CostSettings(n_slots=2, n_rs_seq=5))
     assert rollback.state_layers == ((each * 2 * 6,) * 3 + (0,)) * 2
     assert rollback.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
     assert rollback.usage(1024).state == 6 * each * 2 * 6
-    both = Costs(model("f", "falcon-h1", n_layer=2, **SSM), LoadSettings())
+    both = Costs(model("f", "falcon-h1", n_layer=2, **SSM), CostSettings())
     assert both.state_layers == (each, each)
     assert both.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
 
 
 def test_parts_add_up_and_layers_move() -> None:
-    costs = Costs(TARGET, LoadSettings())
+    costs = Costs(TARGET, CostSettings())
     at_home = costs.usage(8192, 0)
     parts = at_home.weights + at_home.kv + at_home.state + at_home.compute + at_home.outputs + at_home.fixed
     assert (at_home.host, at_home.device) == (parts, 0)
@@ -144,18 +144,18 @@ def test_parts_add_up_and_layers_move() -> None:
     assert away.device == away.weights - embedding + away.kv + away.compute
     assert away.host == embedding + away.compute + away.outputs + away.fixed
     assert costs.usage(8192, 999) == away
-    tied = Costs(DRAFT, LoadSettings()).usage(8192, 17)
+    tied = Costs(DRAFT, CostSettings()).usage(8192, 17)
     assert tied.device == tied.weights + tied.kv + tied.compute  # the embeddings are there twice
 
 
 def test_logits_rows_and_batches_cost() -> None:
-    costs = Costs(TARGET, LoadSettings(n_outputs_max=512))
+    costs = Costs(TARGET, CostSettings(n_outputs_max=512))
     assert costs.usage(8192).outputs == 512 * 128_256 * 4
     assert costs.compute(8192) > 512 * 128_256 * 4
-    assert Costs(TARGET, LoadSettings(n_ubatch=2048)).compute(8192) > 3 * Costs(
-        TARGET, LoadSettings()
+    assert Costs(TARGET, CostSettings(n_ubatch=2048)).compute(8192) > 3 * Costs(
+        TARGET, CostSettings()
     ).compute(8192)
-    off = Costs(TARGET, LoadSettings(flash_attn="off"))
+    off = Costs(TARGET, CostSettings(flash_attn="off"))
     assert off.compute(8192) > 8192 * 512 * 32 * 4
 
 
@@ -177,7 +177,7 @@ MEASURED = {
 @pytest.mark.parametrize(("header", "rows"), MEASURED.values(), ids=MEASURED.keys())
 def test_compute_covers_what_was_measured(header: Header, rows: list[tuple[int, int, Any, float]]) -> None:
     for n_ctx, n_ubatch, flash_attn, mib in rows:
-        settings = LoadSettings(n_batch=n_ubatch, n_ubatch=n_ubatch, flash_attn=flash_attn)
+        settings = CostSettings(n_batch=n_ubatch, n_ubatch=n_ubatch, flash_attn=flash_attn)
         estimate = Costs(header, settings).compute(n_ctx) / (1 << 20)
         assert mib <= estimate <= 1.5 * mib, (n_ctx, n_ubatch, flash_attn)
 
@@ -445,7 +445,7 @@ def test_estimates_against_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: str
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     real = json.loads(done.stdout)
-    settings = LoadSettings(
+    settings = CostSettings(
         n_batch=512, cache_type_k=cache_type, cache_type_v=cache_type, flash_attn=flash_attn
     )
     usage = Costs(header, settings).usage(n_ctx)

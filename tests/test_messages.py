@@ -1,0 +1,86 @@
+"""The lines between a front and its engine process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+
+from specllama.process import messages as m
+from specllama.process.messages import decode, encode
+
+EXAMPLES = [
+    m.Load({"target": {"path": "a b\n.gguf"}, "draft": None}, verbose=True),
+    m.Generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
+    m.Generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
+    m.Generate(5, ids=[1, 2, 3]),
+    m.Cancel(3),
+    m.Calibrate(0.25),
+    m.Loading("draft", 0.5),
+    m.Ready({"n_ctx": 4096}),
+    m.Started(3, 17, {"seed": 9}),
+    m.Prefilled(3, 16, 17),
+    m.Tokens([[3, "é", [5, 6], 4, 1], [4, "", [7], 0, 0]]),
+    m.Done(3, "text", "stop", {"n_predict": 3}, {}),
+    m.Failed({"kind": "UsageError", "message": "no", "hint": ""}, 3),
+    m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
+    m.Notice("slow"),
+    m.Calibrated({"t1": 0.1, "epsilon": None}),
+    m.Beat(0.5, 30.0),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_arrives_as_it_was_sent(message):
+    line = encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+def test_every_kind_has_an_example():
+    assert {type(e) for e in EXAMPLES} == set(get_args(m.Message))
+
+
+def test_every_kind_is_plain_data():
+    for kind in get_args(m.Message):
+        assert dataclasses.is_dataclass(kind)
+        assert kind.__dataclass_params__.frozen
+        assert kind.__doc__.startswith(("To the engine", "From the engine"))
+
+
+@pytest.mark.parametrize("text", ["hi \ud800 there", "\udfff"])
+def test_lone_surrogates_cross_the_pipe(text):
+    """A terminal can deliver them; the other end decides what to do."""
+    assert decode(encode(m.Notice(text))).text == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"hello\n",
+        b"{}\n",
+        b"[]\n",
+        b'["Cancel"]\n',
+        b'["Explode",{}]\n',
+        b'["Message",{}]\n',
+        b'["Cancel",{"id":1,"more":2}]\n',
+        b'["Cancel",{}]\n',
+        b'["Cancel",[1]]\n',
+        b'[["Cancel"],{"id":1}]\n',
+        b"3\n",
+        b"null\n",
+        b"\xff\n",
+    ],
+)
+def test_what_no_end_wrote_is_refused(line):
+    with pytest.raises(ValueError):
+        decode(line)
+
+
+def test_messages_are_compact():
+    assert encode(m.Cancel(3)) == json.dumps(["Cancel", {"id": 3}], separators=(",", ":")).encode() + b"\n"

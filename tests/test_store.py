@@ -1,0 +1,91 @@
+"""What is remembered between runs: a broken file is moved aside, a bad directory is no error."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from specllama.store import Store, cache_dir
+
+KEY = {"model": ["m", 7], "threads": 2}
+
+
+def test_what_was_written_is_read(tmp_path):
+    store = Store(tmp_path / "deep" / "er")
+    assert store.read(KEY) == {}
+    store.write(KEY, {"t1": 0.5})
+    assert store.read({"threads": 2, "model": ["m", 7]})["t1"] == 0.5
+    assert store.read({**KEY, "threads": 3}) == {}
+    store.write(KEY, {"t1": 0.6})
+    assert store.read(KEY)["t1"] == 0.6
+    assert [p.suffix for p in store.root.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"null",
+        b"\xff\xfe",
+        b"\x00" * 100,
+        b'{"schema": 99, "t1": 1}',
+        b'{"t1": 1}',
+        b"[" * 100_000,
+    ],
+    ids=lambda c: repr(c[:10]),
+)
+def test_broken_file_is_moved_aside(tmp_path, content):
+    store = Store(tmp_path)
+    store.path(KEY).write_bytes(content)
+    assert store.read(KEY) == {}
+    assert not store.path(KEY).exists()
+    assert store.path(KEY).with_suffix(".broken").read_bytes() == content
+    store.write(KEY, {"t1": 1})
+    assert store.read(KEY)["t1"] == 1
+
+
+def test_a_directory_in_the_way_is_no_error(tmp_path):
+    store = Store(tmp_path)
+    store.path(KEY).mkdir()
+    assert store.read(KEY) == {}
+    store.write(KEY, {"t1": 1})
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    store = Store(tmp_path / "file" / "cache")
+    store.write(KEY, {"t1": 1})
+    assert store.read(KEY) == {}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_cache_is_no_error(tmp_path):
+    tmp_path.chmod(0o500)
+    Store(tmp_path).write(KEY, {"t1": 1})
+    assert Store(tmp_path).read(KEY) == {}
+
+
+def test_files_say_what_they_are_about(tmp_path):
+    store = Store(tmp_path)
+    store.write(KEY, {"t1": 1})
+    assert json.loads(store.path(KEY).read_text())["key"] == KEY
+
+
+def test_values_that_are_not_json_do_not_leave_half_a_file(tmp_path):
+    store = Store(tmp_path)
+    store.write(KEY, {"path": tmp_path})
+    assert store.read(KEY)["path"] == str(tmp_path)
+
+
+def test_cache_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path))
+    assert cache_dir() == tmp_path
+    assert Store().root == tmp_path / "calibration"
+    monkeypatch.delenv("SPECLLAMA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir().name == "specllama"

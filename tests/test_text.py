@@ -1,0 +1,127 @@
+"""From bytes of tokens to text: any split into pieces gives the same text, cut before the first complete stop."""
+
+from __future__ import annotations
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from specllama.text import TokenWriter
+
+
+def cut_short(data: bytes) -> int:
+    """Length of the unfinished character at the end."""
+    for n in (3, 2, 1):
+        tail = data[-n:]
+        if len(tail) == n and not tail[0] & 0x80 == 0 and tail[0] & 0xC0 != 0x80:
+            for fill in (b"\x80", b"\xbf"):
+                for more in (1, 2, 3):
+                    try:
+                        if len((tail + fill * more).decode()) == 1:
+                            return n
+                    except UnicodeDecodeError:
+                        pass
+    return 0
+
+
+def reference(data: bytes, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """The text up to the stop that is complete first, the longer one of two that end together."""
+    text = data[: len(data) - cut_short(data)].decode("utf-8", "replace")
+    for end in range(1, len(text) + 1):
+        complete = [s for s in stops if text[:end].endswith(s)]
+        if complete:
+            stop = max(complete, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+def write(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[str, str | None, list[str]]:
+    writer = TokenWriter(lambda token: pieces[token], stops)
+    shown = []
+    for i in range(len(pieces)):
+        ended = writer.push(i)
+        shown.append(writer.take())
+        if ended:
+            break
+    shown.append(writer.finish())
+    assert writer.finish() == writer.take() == ""
+    return "".join(shown), writer.stopped_by, shown
+
+
+def split(data: bytes, cuts: list[int]) -> list[bytes]:
+    at = sorted({min(c, len(data)) for c in cuts} | {0, len(data)})
+    return [data[a:b] for a, b in zip(at, at[1:], strict=False)] or [b""]
+
+
+alphabet = st.text(st.sampled_from("aab\n<|é€😀"), max_size=40)
+any_bytes = st.one_of(
+    alphabet.map(str.encode),
+    st.text(max_size=30).map(lambda t: t.encode("utf-8", "replace")),
+    st.binary(max_size=30),
+    st.lists(
+        st.sampled_from(
+            [b"a", b"b", b"\xe2\x82\xac", b"\xe2", b"\x82", b"\xf0\x9f", b"\xff", b"\xed\xa0\x80"]
+        )
+    ).map(b"".join),
+)
+stop_lists = st.lists(st.text(st.sampled_from("ab\n<|é�"), min_size=1, max_size=5), max_size=4).map(tuple)
+
+
+@settings(max_examples=600, deadline=None)
+@given(any_bytes, st.lists(st.integers(0, 60), max_size=20), stop_lists)
+@example(b"xabcx", [1, 2, 3, 4], ("abc", "b"))
+@example(b"xabcx", [], ("abc", "b"))
+@example(b"aab", [1, 2], ("ab", "b"))
+@example("ab€".encode()[:-1], [3], ("b\ufffd",))
+def test_text_is_what_stands_before_the_first_complete_stop(data, cuts, stops):
+    text, stopped_by, shown = write(split(data, cuts), stops)
+    assert (text, stopped_by) == reference(data, stops)
+    assert all(len(t.encode()) for t in shown if t), "only whole characters leave"
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_bytes, stop_lists)
+def test_nothing_is_taken_back(data, stops):
+    """What was shown after each byte is the beginning of what stands in the end, and stops are never shown in part."""
+    expected, _ = reference(data, stops)
+    writer = TokenWriter(lambda token: bytes([token]), stops)
+    shown = ""
+    for byte in data:
+        ended = writer.push(byte)
+        shown += writer.take()
+        assert expected.startswith(shown)
+        if ended:
+            break
+    assert shown + writer.finish() == expected
+
+
+def test_held_text_is_shown_once_it_cannot_become_a_stop():
+    pieces = [b"he", b"llo <", b"|e", b"nd", b"ed"]
+    writer = TokenWriter(lambda token: pieces[token], ["<|end|>"])
+    shown = []
+    for i in range(5):
+        assert not writer.push(i)
+        shown.append(writer.take())
+    assert shown == ["he", "llo ", "", "", "<|ended"]
+
+
+def test_text_without_stops_is_not_held():
+    writer = TokenWriter(lambda token: b"abc")
+    assert not writer.push(0)
+    assert writer.take() == "abc"
+
+
+def test_rest_of_a_half_stop_is_part_of_the_text():
+    assert write([b"one<|en"], ("<|end|>",))[0] == "one<|en"
+
+
+def test_unfinished_character_at_the_end_is_left_out():
+    assert write(["ab😀".encode()[:-1]], ())[0] == "ab"
+    assert write(["ab😀".encode()[:-1], b"c"], ())[0] == "ab\ufffdc"
+
+
+def test_invalid_bytes_are_replaced():
+    assert write([b"a\xff", b"b\xc3", b"\x28"], ())[0] == "a\ufffdb\ufffd("
+
+
+def test_control_tokens_have_no_text():
+    assert write([b"a", b"", b"b"], ("ab",))[:2] == ("", "ab")
