@@ -1,7 +1,7 @@
 """Measures on a context what later runs need to know: t(1), and how far batched rows differ from single ones.
 
-epsilon is the 99.9 % quantile of the change of the margin between the two best scores when a row is decoded in a batch
-instead of alone; 0 where the backend is bit-equal.
+epsilon is the 99.9 % quantile of the change of the margin between the two best scores when a row is decoded
+in a batch instead of alone; 0 where the backend is bit-equal.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Calibration:
 def measure(
     context: Context, seq_id: int, ids: Sequence[int], seconds: float, clock: Callable[[], float]
 ) -> Calibration:
-    """Decode stretches of `ids` (the sequence's cache holds them), from their end backwards, in batches and one by one.
+    """Decode stretches of `ids`, which the cache holds, from their end backwards: in batches and one by one.
 
-    Takes about `seconds` and leaves the cache shorter or empty. Memories that cannot go back freely are left alone.
+    Takes about `seconds` and leaves the cache shorter or empty. Memories that cannot go back freely are
+    left alone.
     """
     found, n, started = Calibration(), len(ids), clock()
     if context.cuts_need_checkpoint or context.n_past(seq_id) != n:

@@ -1,29 +1,26 @@
 """Chat templates: messages to the text a model was trained on, in a sandbox, with a deadline and a cap.
 
-What a user writes stays text: where a message contains the text of a control token, that occurrence is replaced by a
-private-use sentinel before rendering, and `Rendered.parts` says which stretches may be parsed for control tokens.
+What a user writes stays text: where a message contains the text of a control token, that occurrence is
+replaced by a private-use sentinel before rendering, and `Rendered.parts` says which stretches may be parsed
+for control tokens.
 """
 
 from __future__ import annotations
 
 import ctypes
-import datetime
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-from jinja2 import ext, nodes, parser, sandbox
-
+from specllama.chat_sandbox import Sandbox
 from specllama.errors import IntegrityError, UsageError
 
 Message = Mapping[str, Any]
 SECONDS, MAX_CHARS = 2.0, 4 * 1024 * 1024
 _SENTINELS = range(0xF0000, 0xFFFFE)  # a private-use plane
-_MAX_RANGE, _MAX_REPEAT = 100_000, 1_000_000
+_OWN = re.compile(f"[{chr(_SENTINELS[0])}-{chr(_SENTINELS[-1])}]")
 
 
 class _Stop(BaseException):
@@ -38,83 +35,11 @@ class Part:
     parse_special: bool
 
 
-class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
-    """Without powers, and without repeats that would fill the memory in one operation."""
-
-    intercepted_binops = frozenset(["**", "*", "%"])
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise sandbox.SecurityError("templates may not compute powers")
-        if operator == "*":
-            for a, b in ((left, right), (right, left)):
-                if (
-                    isinstance(a, (str, bytes, list, tuple))
-                    and isinstance(b, int)
-                    and len(a) * b > _MAX_REPEAT
-                ):
-                    raise sandbox.SecurityError("the template repeats a text too often")
-            if (
-                isinstance(left, int)
-                and isinstance(right, int)
-                and left.bit_length() + right.bit_length() > 4096
-            ):
-                raise sandbox.SecurityError("the template computes too large a number")
-        if operator == "%" and isinstance(left, str) and re.search(r"\*|\d{5}", left):
-            raise sandbox.SecurityError("the template formats too wide a field")
-        return super().call_binop(context, operator, left, right)
-
-
-def _environment() -> _Sandbox:
-    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-    env.filters["tojson"] = _tojson
-    for name in ("center", "indent", "format", "wordwrap"):
-        env.filters[name] = _narrow(env.filters[name])
-    env.globals.update(raise_exception=_raise, strftime_now=lambda f: datetime.datetime.now().strftime(f))
-    env.globals["range"] = lambda *a: (
-        sandbox.safe_range(*a) if len(range(*a)) <= _MAX_RANGE else _raise("range too long")
-    )
-    return env
-
-
-class _Generation(ext.Extension):
-    """`{% generation %}…{% endgeneration %}`, a mark for training that some templates carry."""
-
-    tags = frozenset({"generation"})
-
-    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
-    def limited(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(a, int) and a > 10_000 for a in [*args, *kwargs.values()]):
-            raise sandbox.SecurityError("the template formats too wide a field")
-        return function(*args, **kwargs)
-
-    for mark in ("jinja_pass_arg",):
-        if hasattr(function, mark):
-            setattr(limited, mark, getattr(function, mark))
-    return limited
-
-
-def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
-    allowed = {k: v for k, v in kwargs.items() if k in ("separators", "sort_keys")}
-    return json.dumps(
-        value, indent=min(indent, 16) if indent else indent, ensure_ascii=ensure_ascii, **allowed
-    )
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
 class ChatTemplate:
     """A compiled template. Raises IntegrityError where the model's own does not compile.
 
-    control_texts: texts of the model's control tokens. own: False for a template that the user gave, whose faults are
-    the user's (UsageError).
+    control_texts: texts of the model's control tokens. own: False for a template that the user gave, whose
+    faults are the user's (UsageError).
     """
 
     def __init__(
@@ -125,8 +50,8 @@ class ChatTemplate:
         texts = sorted({t for t in control_texts if len(t) > 1}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, texts))) if texts else None
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template = Sandbox().from_string(source)
+        except Exception as error:  # noqa: BLE001 - constants are computed while compiling
             raise self._error(
                 f"the chat template does not compile: {_one_line(error)}", "use --raw"
             ) from None
@@ -134,26 +59,31 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], **variables: Any) -> list[Part]:
         """The prompt for the next answer, in parts whose concatenated ids are the prompt's ids.
 
-        variables: what else the template may ask for (tools, enable_thinking …). Raises UsageError where the template
-        refuses the messages, runs longer than 2 s or writes 4 MB more than they are.
+        variables: what else the template may ask for (tools, enable_thinking …). Raises UsageError where
+        the template refuses the messages, runs longer than 2 s or writes 4 MB more than they are.
         """
         hidden: list[str] = []
         shown = [self._hide(message, hidden) for message in messages]
-        values = {"add_generation_prompt": True, **self._names, **variables, "messages": shown}
+        given = {name: self._hide(value, hidden) for name, value in variables.items()}
+        values = {"add_generation_prompt": True, **self._names, **given, "messages": shown}
         text = _with_deadline(lambda: self._write(values))
         return list(_parts(text, hidden))
 
     def _hide(self, value: Any, hidden: list[str]) -> Any:
         """A copy of the value in which texts of control tokens are sentinels."""
         if isinstance(value, str):
-            clean = (
-                "".join("�" if ord(c) in _SENTINELS else c for c in value) if not value.isascii() else value
-            )
-            return (
-                self._control.sub(lambda m: _sentinel(m.group(), hidden), clean) if self._control else clean
-            )
+            if self._control is None:
+                return value
+            clean = value if value.isascii() else _OWN.sub("\ufffd", value)
+            return self._control.sub(lambda m: _sentinel(m.group(), hidden), clean)
         if isinstance(value, Mapping):
-            return {k: v if k == "role" else self._hide(v, hidden) for k, v in value.items()}
+            # Roles and keys are compared with words of the template, which a vocabulary may have as tokens.
+            return {
+                k if _is_word(k) else self._hide(k, hidden): v
+                if k == "role" and _is_word(v)
+                else self._hide(v, hidden)
+                for k, v in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self._hide(v, hidden) for v in value]
         return value
@@ -168,13 +98,15 @@ class ChatTemplate:
                 out.append(piece)
         except UsageError:
             raise
-        except _Stop:
-            raise UsageError(f"the chat template ran for more than {SECONDS:g} s", "use --raw") from None
         except Exception as error:  # noqa: BLE001 - a template can raise whatever Python can
             raise UsageError(
                 f"the chat template refuses these messages: {_one_line(error)}", "use --raw"
             ) from None
         return "".join(out)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
 
 
 def _sentinel(text: str, hidden: list[str]) -> str:
@@ -188,15 +120,16 @@ def _parts(text: str, hidden: Sequence[str]) -> Iterator[Part]:
     if not hidden:
         yield Part(text, True)
         return
-    for i, piece in enumerate(re.split(f"([{chr(_SENTINELS[0])}-{chr(_SENTINELS[-1])}])", text)):
+    for i, piece in enumerate(re.split(f"({_OWN.pattern})", text)):
         if i % 2:
-            yield Part(hidden[ord(piece) - _SENTINELS[0]], False)
+            n = ord(piece) - _SENTINELS[0]
+            yield Part(hidden[n], False) if n < len(hidden) else Part("\ufffd", False)
         elif piece:
             yield Part(piece, True)
 
 
 def _with_deadline(work: Callable[[], str]) -> str:
-    """Run in this thread; another one raises _Stop in it when the time is up. Loops of a template are Python code."""
+    """Run in this thread; another raises _Stop in it when the time is up. Template loops are Python code."""
     thread, done, lock = threading.get_ident(), False, threading.Lock()
 
     def stop() -> None:
@@ -208,11 +141,14 @@ def _with_deadline(work: Callable[[], str]) -> str:
     timer.daemon = True
     timer.start()
     try:
-        return work()
-    finally:
-        with lock:
-            done = True
-        timer.cancel()
+        try:
+            return work()
+        finally:
+            with lock:
+                done = True
+            timer.cancel()
+    except _Stop:  # it may also arrive when the work is just done
+        raise UsageError(f"the chat template ran for more than {SECONDS:g} s", "use --raw") from None
 
 
 def _one_line(error: BaseException) -> str:
@@ -222,7 +158,7 @@ def _one_line(error: BaseException) -> str:
 def encode(
     parts: Sequence[Part], tokenize: Callable[[str, bool, bool], list[int]], bos_text: str, adds_bos: bool
 ) -> list[int]:
-    """Ids of rendered parts: control tokens as the template meant them, BOS only if the text does not begin with it.
+    """Ids of rendered parts: control tokens as the template meant them, BOS only if not written already.
 
     tokenize: (text, add_special, parse_special) to ids.
     """

@@ -45,7 +45,7 @@ def user_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def project_file(cwd: Path) -> Path | None:
-    """specllama.toml in this directory or the nearest above it, not above a repository's root or the home directory."""
+    """specllama.toml here or in the nearest directory above, up to the repository's root or the home."""
     for directory in (cwd, *cwd.parents):
         if (directory / "specllama.toml").is_file():
             return directory / "specllama.toml"
@@ -60,15 +60,18 @@ def read_file(path: Path, kinds: Kinds) -> dict[str, Any]:
         text = path.read_text("utf-8")
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
+        end = f"at the end, line {len(text.splitlines())}"
+        raise ConfigError(f"{path} is not TOML: {error}".replace("at end of document", end)) from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
         where = f"{path}, line {_line_of(text, key)}"
         if name not in kinds:
             raise ConfigError(f"{where}: unknown key {key!r}", _similar(name, kinds))
+        if name in values:
+            raise ConfigError(f"{where}: {key} is there twice, in two spellings")
         values[name] = _checked(value, *kinds[name], where=f"{where}: {key}")
     return values
 
@@ -84,7 +87,7 @@ def read_environment(environ: Mapping[str, str], kinds: Kinds) -> dict[str, Any]
             raise ConfigError(f"unknown environment variable {variable}", _similar(name, kinds))
         kind, many = kinds[name]
         if many:
-            values[name] = [part for part in text.split(",") if part]
+            values[name] = [_parsed(part.strip(), kind, variable) for part in text.split(",") if part.strip()]
         else:
             values[name] = _parsed(text, kind, variable)
     return values

@@ -37,14 +37,14 @@ def _quota(root: Path) -> int:
         limit, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         if limit != "max":
             return max(1, int(limit) // int(period))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         pass
     try:
         limit = (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
         period = (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
         if int(limit) > 0:
             return max(1, int(limit) // int(period))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         pass
     return 1 << 16
 

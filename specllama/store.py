@@ -1,4 +1,4 @@
-"""What is remembered between runs, in the user's cache directory. A broken file is moved aside, never fatal."""
+"""What is remembered between runs, in the cache directory. A broken file is moved aside, never fatal."""
 
 from __future__ import annotations
 
@@ -36,18 +36,16 @@ class Store:
         return self.root / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def read(self, key: Mapping[str, Any]) -> dict[str, Any]:
-        """What is stored under the key, empty if nothing is or the file is broken (it is moved aside then)."""
+        """What is stored under the key; empty if nothing is, or the file is broken (then moved aside)."""
         path = self.path(key)
         try:
             data = json.loads(path.read_bytes())
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 raise ValueError("not a calibration file of this version")
             return data
-        except FileNotFoundError:
-            return {}
         except OSError:
             return {}
-        except ValueError:
+        except (ValueError, RecursionError):
             with contextlib.suppress(OSError):
                 path.replace(path.with_suffix(".broken"))
             return {}

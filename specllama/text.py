@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 class TokenWriter:
     """Collects the text of one generation.
 
-    piece: token id to its bytes (empty for control tokens). Bytes that begin a character wait for its end; bytes that
-    cannot be UTF-8 become U+FFFD; text that may be the beginning of a stop string waits until that is decided.
+    piece: token id to its bytes (empty for control tokens). Bytes that begin a character wait for its end;
+    bytes that cannot be UTF-8 become U+FFFD; text that may begin a stop string waits until that is decided.
+    Of several stop strings the one that is complete first counts, the longest of those that end together.
     """
 
     def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
@@ -26,9 +27,10 @@ class TokenWriter:
             self._ready += text
             return False
         text = self._held + text
-        found = [(text.find(s), s) for s in self._stops if s in text]
-        if found:
-            at, self.stopped_by = min(found)
+        found = [(text.find(s) + len(s), -len(s), s) for s in self._stops if s in text]
+        if found:  # the first that is complete, so that the split into tokens does not matter
+            end, _, self.stopped_by = min(found)
+            at = end - len(self.stopped_by)
             self._ready += text[:at]
             self._held = ""
             return True

@@ -80,8 +80,7 @@ def run_app(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except Terminated:
         return TERMINATED
-    except BrokenPipeError:
-        console.drop_stdout()
+    except console.ReaderGoneError:
         return 0
     except Exception as error:
         if debug:

@@ -13,6 +13,10 @@ from typing import TextIO
 from specllama.errors import ResourceError
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads stdout any more. No OSError, since Typer has an exit code of its own for a broken pipe."""
+
+
 def prepare() -> None:
     """Make both streams survive any text: what the terminal's encoding lacks is shown as '?'.
 
@@ -30,12 +34,13 @@ def prepare() -> None:
 
 
 def data(text: str) -> None:
-    """Write to stdout, at once. Raises BrokenPipeError without a reader, ResourceError on a full disk."""
+    """Write to stdout, at once. Raises ReaderGoneError without a reader, ResourceError on a full disk."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        raise
+        drop_stdout()
+        raise ReaderGoneError from None
     except OSError as problem:
         drop_stdout()
         raise ResourceError(f"standard output cannot be written: {problem.strerror}") from None

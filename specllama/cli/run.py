@@ -127,7 +127,7 @@ def _generate(client: EngineClient, request: m.Generate, streaming: bool) -> Ans
 
 @contextlib.contextmanager
 def _first_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C starts `action` (in a thread: this one may hold any lock), the second one interrupts."""
+    """The first Ctrl-C starts `action`, in a thread as this one may hold any lock; the second interrupts."""
 
     def act() -> None:
         with contextlib.suppress(SpecllamaError):

@@ -17,9 +17,10 @@ MAX_BIAS = 1e6
 class SamplingParams:
     """The parameters of one generation; the defaults are the one table of the project.
 
-    temperature: 0 chooses the likeliest token. top_k: 0 switches it off. max_tokens: -1 until an end token or stop
-    string, -2 until the context is full (end tokens are not chosen). repeat_last_n: tokens of history that penalties
-    look at, -1 for all. seed: None for a random one, which is reported. Raises UsageError naming the field.
+    temperature: 0 chooses the likeliest token. top_k: 0 switches it off. max_tokens: -1 until an end token
+    or stop string, -2 until the context is full (end tokens are not chosen). repeat_last_n: tokens of
+    history that penalties look at, -1 for all. seed: None for a random one, which is reported. Raises
+    UsageError naming the field.
     """
 
     temperature: float = 0.8
@@ -73,7 +74,7 @@ class SamplingParams:
 
     @classmethod
     def merge(cls, *layers: Mapping[str, Any]) -> SamplingParams:
-        """Build from mappings, the first that has a field (and not None) wins; unknown fields raise UsageError."""
+        """Build from mappings; the first that has a field (not None) wins. Raises for unknown ones."""
         known = {f.name for f in fields(cls)}
         values: dict[str, Any] = {}
         for layer in reversed(layers):
@@ -107,7 +108,7 @@ def _biases(given: Any) -> dict[int, float]:
         number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
         if not number or not (bias == -math.inf or -MAX_BIAS <= bias <= MAX_BIAS):
             raise UsageError(
-                f"logit_bias of token {token} must be between {-MAX_BIAS:g} and {MAX_BIAS:g} or -inf, not {bias!r}"
+                f"logit_bias of token {token} must be -inf or within ±{MAX_BIAS:g}, not {bias!r}"
             )
         found[token] = float(bias)
     return found

@@ -1,8 +1,9 @@
 """Choosing a token: a pure function of (logits row, parameters, seed, position, history). No RNG state.
 
-Sampling is Gumbel-max with keyed noise: noise = -log(-log(u)), u from a counter-based hash of (seed, position, token),
-so the same request chooses the same token at the same place whatever was drafted, and a draft model that chooses with
-the same key agrees with the target as often as their distributions allow (Daliri, Musco, Suresh, arXiv 2408.07978).
+Sampling is Gumbel-max with keyed noise: noise = -log(-log(u)), u from a counter-based hash of (seed,
+position, token), so the same request chooses the same token at the same place whatever was drafted, and a
+draft model that chooses with the same key agrees with the target as often as their distributions allow
+(Daliri, Musco, Suresh, arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def gumbel(seed: int, position: int, ids: Ids) -> Values:
 
 
 class Choice(NamedTuple):
-    """A chosen token; margin: logits by which the row would have to change for another choice (inf: not asked)."""
+    """A chosen token; margin: logits by which the row must change for another choice (inf: not asked)."""
 
     token: int
     margin: float
@@ -78,8 +79,8 @@ class Chooser:
     """The choice rule with the parameters and seed of one sequence.
 
     params: what the request asked for. seed: the sequence's own. forbidden: ids never chosen (the model's
-    suppress_tokens, the end tokens under ignore_eos). n_vocab: ids at or above it are never chosen, which is how a
-    draft model with a larger vocabulary is held to the target's.
+    suppress_tokens, the end tokens under ignore_eos). n_vocab: ids at or above it are never chosen, which
+    is how a draft model with a larger vocabulary is held to the target's.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Chooser:
         return self._sample(row, top, len(history), margin)
 
     def _adjusted(self, row: Row, history: Sequence[int]) -> Row:
-        """Bias and penalties (the repeat penalty as llama.cpp: divide what is positive, multiply the rest)."""
+        """Bias and penalties (repeat penalty as llama.cpp: divide what is positive, multiply the rest)."""
         if len(row) > self.n_vocab:
             row = row[: self.n_vocab]
         if self._as_is:
@@ -168,13 +169,13 @@ class Chooser:
         return Choice(int(ids[best]), gap / self._gain)
 
     def _floor(self, top: float, top_k: int) -> float:
-        """Logits below this are never chosen: min-p, and the cut where top-k does not limit; a float32 value."""
+        """Logits below this are never chosen: min-p, and the cut where there is no top-k; a float32 value."""
         p = self.params
         floor = top + math.log(p.min_p) if p.min_p > 0 else -_FAR
         return float(np.float32(floor if top_k else max(floor, top - _CUT * p.temperature)))
 
     def _bounds(self, row: Row, top: float, floor: float) -> tuple[float | None, float]:
-        """Without top-k: the mass of the row relative to the best, if top-p asks for it, and a value ≤ all kept ones."""
+        """Without top-k: the row's mass relative to the best if top-p needs it, and a bound of the kept."""
         p = self.params
         if p.top_p == 1:
             return None, floor
@@ -191,7 +192,7 @@ class Chooser:
     def _truncate(
         self, values: Values, top: float, top_k: int, floor: float, whole: float | None
     ) -> tuple[int, float]:
-        """How many of the candidates survive, and the mass that top-p is a share of (1 if it was not asked)."""
+        """How many candidates survive, and the mass that top-p is a share of (1 if not needed)."""
         p = self.params
         kept = min(top_k, len(values)) if top_k else len(values)
         if p.top_p < 1:
@@ -206,8 +207,8 @@ class Chooser:
 def top_ids(row: Row, k: int) -> Ids:
     """Ids of the k largest values of `row`, in no order; among equals at the edge the lowest ids. Exact.
 
-    Finds the k blocks of 256 with the largest maxima and looks at those only: the k-th largest value cannot be
-    smaller than the k-th largest maximum.
+    Finds the k blocks of 256 with the largest maxima and looks at those only: the k-th largest value cannot
+    be smaller than the k-th largest maximum.
     """
     n = len(row)
     n_blocks = n // _BLOCK

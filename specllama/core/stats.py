@@ -1,4 +1,4 @@
-"""What a generation did and what that took: the figures that every front prints. Knows no units but seconds."""
+"""What a generation did and what it took: the figures that every front prints, times in seconds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 class RunStats:
     """Counters of one sequence; times in seconds by the engine's clock.
 
-    n_drafted: draft tokens that entered a verify batch, of these n_accept were emitted; n_discarded: drafted and not
-    verified. reached[j] / accepted_at[j]: rounds whose draft had more than j tokens / whose token j was emitted.
-    decode_seconds: from the first token to the end, n_predict - 1 tokens. plain_seconds: the plain rounds among that.
+    n_drafted: draft tokens that entered a verify batch, of these n_accept were emitted; n_discarded:
+    drafted and not verified. reached[j] / accepted_at[j]: rounds whose draft had more than j tokens / whose
+    token j was emitted. decode_seconds: from the first token to the end, n_predict - 1 tokens.
+    plain_seconds: the plain rounds among that.
     """
 
     n_prompt: int = 0

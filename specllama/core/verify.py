@@ -14,10 +14,10 @@ def verify(
 ) -> int:
     """Walk the target's rows along the draft; emit what the target chooses, stop at the first that differs.
 
-    rows: logits behind the last token and behind every draft token, len(draft) + 1. choose: a row to a token (it sees
-    the history that `commit` extends). commit: appends the token, False ends the sequence. Rows behind the end are not
-    touched. Returns n_accept, the draft tokens that were emitted; 1 to len(draft) + 1 tokens are committed, none where
-    the first row is a near-tie.
+    rows: logits behind the last token and behind every draft token, len(draft) + 1. choose: a row to a
+    token (it sees the history that `commit` extends). commit: appends the token, False ends the sequence.
+    Rows behind the end are not touched. Returns n_accept, the draft tokens that were emitted; 1 to
+    len(draft) + 1 tokens are committed, none where the first row is a near-tie.
     """
     for i, row in enumerate(rows):
         token = choose(row)

@@ -167,9 +167,9 @@ class Host:
         if self.engine is None or self.loaded is None:
             raise EngineError("no model is loaded")
         params = SamplingParams.merge(message.params, self._model_defaults())
-        n_vocab = self.loaded.model.n_vocab
-        if params.logit_bias and max(params.logit_bias) >= n_vocab:
-            raise UsageError(f"logit_bias: token ids are from 0 to {n_vocab - 1}, not {max(params.logit_bias)}")
+        last, highest = self.loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
+        if highest > last:
+            raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         writer = TokenWriter(self.loaded.model.piece, params.stop)
         ids = self._ids(message)

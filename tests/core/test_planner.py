@@ -1,5 +1,6 @@
-"""What is drafted: the classical policy to the letter, the adaptive one by what it wins in a simulated world."""
+"""What is drafted: the classical policy to the letter, the adaptive one by what it wins in a simulation."""
 
+# ruff: noqa: ARG005
 from __future__ import annotations
 
 import random

@@ -1,5 +1,6 @@
 """The choice rule: exact samples of the truncated softmax, pure, with margins that can be trusted."""
 
+# ruff: noqa: ARG005
 from __future__ import annotations
 
 import math
@@ -276,33 +277,42 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
         assert chooser.choose((row + change).astype(np.float32), history).token == token
 
 
+def margin_of(values: list[float], seed: int = 3, **changes) -> tuple[int, float]:
+    params = SamplingParams(**{**PLAIN, **changes})
+    return Chooser(params, seed, len(values)).choose(np.array(values, np.float32), [], margin=True)
+
+
+def seed_that_prefers(token: int, n_vocab: int) -> int:
+    """A seed whose noise at position 0 makes a hot sampler choose the token among equals."""
+    return next(s for s in range(999) if gumbel(s, 0, np.arange(n_vocab)).argmax() == token)
+
+
+def test_margin_of_the_argmax_is_the_distance_to_the_second():
+    assert margin_of([5, 4.5, 0], temperature=0) == (0, pytest.approx(0.5))
+    assert margin_of([0, 0, 0], temperature=0) == (0, 0)
+    assert margin_of([7], temperature=0) == (0, math.inf)
+
+
 def test_margin_at_each_edge_of_the_truncation():
-    """Three tokens, one parameter each: the distance to the edge is the margin."""
-    big = {"temperature": 1e-3}  # noise of no account: the choice is the best, its rivals are outside
+    """Noise that likes another token: the margin is how far that is from being let in."""
+    hot, likes_1 = {"temperature": 50.0}, seed_that_prefers(1, 2)
+    assert margin_of([5, 4.2], likes_1, **hot).token == 1
+    assert margin_of([5, 4.2], likes_1, **hot, top_k=1) == (0, pytest.approx(0.8))
+    assert margin_of([5, 4.2], likes_1, **hot, min_p=0.5) == (0, pytest.approx(0.8 - math.log(2), abs=1e-5))
+    odds = math.log(0.6 / 0.4)  # of the first of the two against top_p
+    assert margin_of([5, 4.2], likes_1, **hot, top_p=0.6) == (0, pytest.approx(0.8 - odds, abs=1e-5))
 
-    def margin(row, **params):
-        return (
-            Chooser(SamplingParams(**{**PLAIN, **params}), 3, len(row))
-            .choose(np.array(row, np.float32), [], margin=True)
-            .margin
-        )
 
-    assert margin([5, 4.5, 0], temperature=0) == pytest.approx(0.5)
-    assert margin([5, 4.5, 0], **big, top_k=1) == pytest.approx(0.5, abs=0.01)
-    assert margin([5, 4.5, 0], **big) == pytest.approx(0.5, abs=0.02)
-    # A hot sampler that likes token 1 must wait until min-p lets it in: ln 0.5 below the best.
-    hot = [margin([5, 5 - math.log(2) - 0.05, 0], temperature=50.0, min_p=0.5) for _ in range(1)]
-    assert hot[0] == pytest.approx(0.05, abs=1e-4) or hot[0] > 1
-    likes_second = next(
-        s
-        for s in range(99)
-        if Chooser(SamplingParams(**{**PLAIN, "temperature": 50.0}), s, 2)
-        .choose(np.array([5, 4.2], np.float32), [])
-        .token
+def test_margin_of_a_token_that_is_just_inside():
+    """The same edges from the other side: how far the chosen one is from being put out."""
+    hot, likes_1 = {"temperature": 50.0}, seed_that_prefers(1, 3)
+    assert margin_of([5, 4.2, 4.1], likes_1, **hot, top_k=2) == (1, pytest.approx(0.1, abs=1e-5))
+    assert margin_of([5, 4.2, -99], likes_1, **hot, min_p=0.4) == (
+        1,
+        pytest.approx(math.log(1 / 0.4) - 0.8, abs=1e-5),
     )
-    near = Chooser(SamplingParams(**{**PLAIN, "temperature": 50.0, "min_p": 0.5}), likes_second, 2)
-    choice = near.choose(np.array([5, 5 - math.log(2) - 0.05], np.float32), [], margin=True)
-    assert (choice.token, choice.margin) == (0, pytest.approx(0.05, abs=1e-4))
+    odds = math.log(0.8 / 0.2)
+    assert margin_of([5, 4.2, -99], likes_1, **hot, top_p=0.8) == (1, pytest.approx(odds - 0.8, abs=1e-5))
 
 
 def test_margins_are_not_needlessly_small():

@@ -1,0 +1,209 @@
+"""The Jinja environment of chat templates: no way out, and no single operation that fills the memory.
+
+Loops are ended from outside (chat.py); what is refused here would run in C, where nothing can interrupt it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import string
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jinja2
+from jinja2 import compiler, ext, nodes, parser, runtime, sandbox
+from jinja2.exceptions import SecurityError
+
+_MAX_RANGE, _MAX_REPEAT, _MAX_WIDTH = 100_000, 1_000_000, 10_000
+_MAX_SIZE = 64 * 1024 * 1024  # characters of one value
+_WIDE = re.compile(r"\*|\d{5}")
+_PADDING = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes"})
+_PADDING_FILTERS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "round", "filesizeformat")
+_WRITING_FILTERS = (
+    "string",
+    "pprint",
+    "escape",
+    "e",
+    "forceescape",
+    "urlize",
+    "striptags",
+    "title",
+    "upper",
+    "lower",
+)
+Value = TypeVar("Value")
+
+
+class _Code(compiler.CodeGenerator):
+    def visit_Concat(self, node: nodes.Concat, frame: compiler.Frame) -> None:
+        """`a ~ b` goes through the environment, which looks at the sizes."""
+        self.write("environment.joined((")
+        for child in node.nodes:
+            self.visit(child, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+    """A sandbox with limits on sizes. Raises SecurityError (a TemplateError) where one is passed."""
+
+    intercepted_binops = frozenset(["**", "*", "%", "+"])
+    code_generator_class = _Code
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            finalize=_bounded,
+        )
+        self.globals.pop("lipsum")
+        self.globals.update(raise_exception=_raise, strftime_now=_now, range=_range)
+        self.filters["tojson"] = _tojson
+        for name in _PADDING_FILTERS:
+            self.filters[name] = _guarded(self.filters[name], _check_widths)
+        for name in _WRITING_FILTERS:
+            self.filters[name] = _guarded(self.filters[name], lambda value, *_: _bounded(value))
+        for name, check in (("format", _check_percent), ("replace", _check_replace), ("join", _check_join)):
+            self.filters[name] = _guarded(self.filters[name], check)
+
+    def joined(self, values: tuple[Any, ...]) -> str:
+        """The texts of the values behind one another."""
+        _bounded(values)
+        return "".join(map(str, values))
+
+    def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("templates may not compute powers")
+        if operator == "*":
+            _check_product(left, right)
+        if operator == "+":
+            _bounded((left, right))
+        if operator == "%" and isinstance(left, str):
+            _check_percent(left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_format(str(value.__self__))
+            _bounded((args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return checked
+
+    def call(self, context: runtime.Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, (str, bytes, int)):
+            if name in _PADDING:
+                _check_widths(*args, *kwargs.values())
+            if name == "join" and args:
+                _check_join(args[0], owner)
+            if name == "replace" and len(args) > 1:
+                _check_replace(owner, *args)
+        return super().call(context, obj, *args, **kwargs)
+
+
+class _Generation(ext.Extension):
+    """`{% generation %}…{% endgeneration %}`, a mark for training that some templates carry."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own annotation
+
+    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _bounded(value: Value) -> Value:
+    """The value itself if its text is not too long. Shared parts count each time they would be written."""
+    if isinstance(value, (list, tuple, Mapping)) and _size(value, {}) > _MAX_SIZE:
+        raise SecurityError("the template makes too large a value")
+    return value
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    if isinstance(value, (str, bytes)):
+        return len(value) + 2
+    if not isinstance(value, (list, tuple, Mapping)):
+        return 8
+    if id(value) not in known:
+        items = [*value, *value.values()] if isinstance(value, Mapping) else value
+        known[id(value)] = 2 + sum(_size(item, known) for item in items)
+    return known[id(value)]
+
+
+def _check_product(left: Any, right: Any) -> None:
+    for a, b in ((left, right), (right, left)):
+        if isinstance(a, (str, bytes, list, tuple)) and isinstance(b, int) and len(a) * b > _MAX_REPEAT:
+            raise SecurityError("the template repeats a text too often")
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > 4096:
+        raise SecurityError("the template computes too large a number")
+
+
+def _check_percent(text: Any, *values: Any) -> None:
+    if _WIDE.search(str(text)):
+        raise SecurityError("the template formats too wide a field")
+    _bounded(values)
+
+
+def _check_format(text: str) -> None:
+    for _, _, spec, _ in string.Formatter().parse(text):
+        if spec and ("{" in spec or _WIDE.search(spec)):
+            raise SecurityError("the template formats too wide a field")
+
+
+def _check_widths(*args: Any) -> None:
+    if any(isinstance(a, int) and abs(a) > _MAX_WIDTH for a in args):
+        raise SecurityError("the template formats too wide a field")
+
+
+def _check_replace(text: Any, old: Any, new: Any, *_: Any) -> None:
+    text, old, new = (x if isinstance(x, (str, bytes)) else str(x) for x in (text, old, new))
+    if len(text) + text.count(old) * len(new) > _MAX_SIZE:
+        raise SecurityError("the template makes too large a value")
+
+
+def _check_join(values: Any, separator: Any = "", *_: Any) -> None:
+    if isinstance(values, (str, bytes, list, tuple, Mapping)):
+        _bounded(values)
+        if len(str(separator)) * len(values) > _MAX_SIZE:
+            raise SecurityError("the template makes too large a value")
+
+
+def _guarded(function: Callable[..., Any], check: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter with a check of its arguments in front (Jinja passes some filters its context first)."""
+    mark = getattr(function, "jinja_pass_arg", None)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        check(*args[mark is not None :], *kwargs.values())
+        return function(*args, **kwargs)
+
+    if mark is not None:
+        guarded.jinja_pass_arg = mark  # type: ignore[attr-defined]
+    return guarded
+
+
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
+    allowed = {k: v for k, v in kwargs.items() if k in ("separators", "sort_keys")}
+    width = min(indent, 16) if indent else indent
+    return json.dumps(_bounded(value), indent=width, ensure_ascii=ensure_ascii, **allowed)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _range(*args: int) -> range:
+    found = range(*args)
+    if len(found) > _MAX_RANGE:
+        raise SecurityError("range too long")
+    return found

@@ -1,0 +1,422 @@
+"""`specllama run` as users type it: the text on stdout, the read-out on stderr, one object for `--json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+
+import pytest
+
+from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.cli.options import RUN
+from tests.command import Command, Result
+
+CODE = (
+    "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n"
+)
+RENAME = f"Rename `result` to `payload` in this code:\n{CODE}"
+ARGS = ("-p", RENAME, "--seed", "3", "--ignore-eos", "-n", "60")
+LINE = (  # of product.md, as it stands
+    "specllama run -m main.gguf -md draft.gguf -c 4096 -cd 4096 -ngl 99 -ngld 99 --draft-max 16 "
+    '--draft-min 4 -n 128 -p "Who was the first prime minister of Britain?"'
+)
+RATE = r"(encoded|decoded) +(\d+) tokens in +\d+\.\d{3} s(, speed: +\d+\.\d t/s)?"
+READ_OUT = [
+    r"speculation on: draft pydoc-draft Q4_0 \(vocabulary identical\) \+ copy, length up to 4",
+    r"",
+    rf"{RATE}",
+    rf"{RATE}( {{8}}\d+\.\d\dx plain \(\d+\.\d t/s(, stored)?\))?",
+    r"",
+    r"n_predict = 60",
+    r"n_drafted = \d{1,7} +((model|copy) \d+)( · (model|copy) \d+)?",
+    r"n_accept  = \d+",
+    r"accept    = \d+\.\d %   by position( \d+ %){4}",
+    r"time      = verify \d+ % · draft \d+ % · sampling \d+ % · other \d+ %",
+]
+NUMBER = (int, float)
+OBJECT = {
+    "schema": str, "text": str, "tokens": list, "finish_reason": str, "seed": int,
+    "n_prompt": int, "n_predict": int,
+    "n_drafted": int, "n_accept": int, "n_discarded": int, "accept_by_position": list, "drafted_by": dict,
+    "load_ms": NUMBER, "ttft_ms": NUMBER, "encode_tps": NUMBER, "decode_tps": NUMBER,
+    "plain_tps": (int, float, type(None)), "plain_source": str, "plain_rounds": int,
+    "speedup": (int, float, type(None)), "time": dict, "rounds": int, "near_ties": (int, type(None)),
+    "redecided": int, "target": dict, "draft": (dict, type(None)), "speculation": str, "reason": str,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answer(shared: Command) -> Result:
+    return shared.generate(*ARGS, "--draft-max", "4")
+
+
+@pytest.fixture(scope="module")
+def answer_json(shared: Command) -> Result:
+    return shared.generate(*ARGS, "--draft-max", "4", "--json")
+
+
+@pytest.fixture(scope="module")
+def plain(shared: Command) -> Result:
+    return shared.generate(*ARGS, "-md", "none", "--drafters", "none", "--json")
+
+
+def test_the_read_out_has_the_lines_that_users_know(answer: Result) -> None:
+    assert len(answer.lines) == len(READ_OUT), answer.err
+    for line, pattern in zip(answer.lines, READ_OUT, strict=True):
+        assert re.fullmatch(pattern, line), (line, pattern)
+    assert "\x1b" not in answer.err
+
+
+def test_stdout_is_the_text_alone_and_the_same_in_every_form(
+    answer: Result, answer_json: Result, plain: Result
+) -> None:
+    text = answer_json.json["text"]
+    assert len(text) > 40
+    assert answer.out == (text if text.endswith("\n") else text + "\n")
+    assert plain.json["text"] == text
+    assert plain.json["tokens"] == answer_json.json["tokens"]
+
+
+def test_json_is_one_object_with_the_documented_keys(answer_json: Result) -> None:
+    assert answer_json.raw.count(b"\n") == 1
+    found = answer_json.json
+    assert list(found) == list(OBJECT)
+    for name, kind in OBJECT.items():
+        assert isinstance(found[name], kind), name
+        assert not isinstance(found[name], bool), name
+    assert found["schema"] == "specllama.run/1"
+    assert found["finish_reason"] == "length"
+    assert set(found["time"]) == {"verify", "draft", "sampling", "other"}
+    assert set(found["target"]) == set(found["draft"]) == {"path", "params", "quant", "n_gpu_layers"}
+    assert found["target"]["path"] == str(EMBEDDED_TARGET)
+    assert (found["target"]["quant"], found["draft"]["quant"]) == ("Q8_0", "Q4_0")
+    assert len(answer_json.lines) == 1
+    assert re.fullmatch(READ_OUT[0], answer_json.lines[0])
+
+
+def test_the_figures_agree_with_each_other(answer_json: Result) -> None:
+    found = answer_json.json
+    assert found["seed"] == 3
+    assert found["n_predict"] == len(found["tokens"]) == 60
+    assert 0 < found["n_accept"] <= found["n_drafted"] == sum(found["drafted_by"].values())
+    assert found["n_predict"] == 1 + found["rounds"] + found["n_accept"]
+    assert len(found["accept_by_position"]) == 4
+    assert all(0 <= share <= 1 for share in found["accept_by_position"])
+    seconds = sum(found["time"].values())
+    assert seconds == pytest.approx(59 / found["decode_tps"], rel=0.01)
+    if found["speedup"] is not None:
+        assert found["speedup"] == pytest.approx(found["decode_tps"] / found["plain_tps"], rel=0.01)
+    else:
+        assert found["plain_source"] == "none"
+
+
+def test_plain_decoding_reports_no_drafts(plain: Result, shared: Command) -> None:
+    found = plain.json
+    assert (found["n_drafted"], found["n_accept"], found["drafted_by"], found["draft"]) == (0, 0, {}, None)
+    assert (found["speculation"], found["speedup"]) == ("off", None)
+    assert found["plain_rounds"] == found["rounds"] == 59
+    assert plain.lines[0].startswith("speculation off: ")
+    zero = shared.generate(*ARGS, "--draft-max", "0", "--json")
+    assert zero.json["reason"] == "--draft-max 0"
+    assert zero.json["tokens"] == found["tokens"]
+    shown = shared.generate(*ARGS, "--draft-max", "0")
+    assert not re.search("n_drafted|accept|plain", shown.err)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sources"),
+    [
+        (["--temp", "0"], {"model", "copy"}),
+        (
+            ["--temp", "1.3", "--seed", "11", "--top-k", "0", "--top-p", "1", "--min-p", "0"],
+            {"model", "copy"},
+        ),
+        (["--drafters", "copy", "--seed", "5"], {"copy"}),
+        (["--drafters", "model", "--draft-max", "7", "--seed", "6"], {"model"}),
+        (["--draft-max", "1", "--repeat-penalty", "1.3", "--seed", "7"], {"model", "copy"}),
+        (["--draft-max", "16", "--draft-min", "2", "--draft-p-min", "0.5", "--exact"], {"model", "copy"}),
+    ],
+)
+def test_speculative_text_is_plain_text(shared: Command, flags: list[str], sources: set[str]) -> None:
+    result = shared.generate(*ARGS, *flags, "--compare", "--json")
+    assert result.json["compare"]["identical"] is True
+    assert result.json["n_drafted"] > 0
+    assert set(result.json["drafted_by"]) <= sources
+
+
+def test_compare_says_so_and_measures_the_plain_rate(shared: Command) -> None:
+    result = shared.generate(*ARGS, "--compare")
+    assert re.fullmatch(r"compare   = plain \d+\.\d t/s, the same text", result.lines[-1])
+    assert re.search(r"x plain \(\d+\.\d t/s\)$", result.lines[3])
+
+
+def test_the_line_of_llama_speculative_works_as_it_stands(command: Command) -> None:
+
+    shutil.copy(EMBEDDED_TARGET, command.home / "main.gguf")
+    shutil.copy(EMBEDDED_DRAFT, command.home / "draft.gguf")
+    result = command(*shlex.split(LINE)[1:])
+    assert result.code == 0
+    assert result.out.strip()
+    assert result.lines[0].endswith("(vocabulary identical) + copy, length up to 16")
+    gpu = [line for line in result.lines if "GPU" in line]
+    assert len(gpu) == 1
+    assert gpu[0].startswith("note: ")
+    assert sum("was trained on 2048 tokens, n_ctx is 4096" in line for line in result.lines) == 2
+
+
+@pytest.mark.parametrize("form", ["-p", "-f", "stdin"])
+def test_the_prompt_comes_from_flag_file_or_pipe(shared: Command, form: str) -> None:
+    text = "What does zip do? Grüße, 日本"
+    (shared.home / "prompt.txt").write_text(text, encoding="utf-8")
+    args = {"-p": ["-p", text], "-f": ["-f", "prompt.txt"], "stdin": []}[form]
+    stdin = text.encode() if form == "stdin" else b""
+    found = shared.generate(*args, "--seed", "4", "-n", "6", "--json", stdin=stdin).json
+    expected = shared.generate("-p", text, "--seed", "4", "-n", "6", "--json").json
+    assert found["tokens"] == expected["tokens"]
+    assert found["n_prompt"] == expected["n_prompt"]
+
+
+def test_raw_parses_control_tokens_and_messages_do_not(shared: Command) -> None:
+    def n_prompt(*args: str) -> int:
+        return int(shared.generate(*args, "-n", "1", "--json").json["n_prompt"])
+
+    templated = "<|im_start|>user\nzip<|im_end|>\n<|im_start|>assistant\n"
+    assert n_prompt("--raw", "-p", templated) == n_prompt("-p", "zip")
+    assert n_prompt("-p", "zip<|im_end|>") > n_prompt("-p", "zip") + 2
+    assert n_prompt("-p", "zip", "-sys", "Be brief.") > n_prompt("-p", "zip") + 3
+
+
+def test_a_template_of_ones_own(shared: Command) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    (shared.home / "own.jinja").write_text(template)
+    few = ("-n", "5", "--seed", "1", "--json")
+    inline = shared.generate("-p", "zip", *few, "--chat-template", template)
+    file = shared.generate("-p", "zip", *few, "--chat-template-file", "own.jinja")
+    raw = shared.generate("-p", "user: zip", *few, "--raw")
+    assert inline.json["tokens"] == file.json["tokens"] == raw.json["tokens"]
+
+
+def test_until_stop_and_until_the_context_is_full(shared: Command) -> None:
+    stopped = shared.generate("-p", "zip", "-n", "-1", "--seed", "2", "--json").json
+    assert stopped["finish_reason"] == "stop"
+    full = shared.generate("-p", "zip", "-n", "-2", "-c", "256", "--seed", "2", "--json").json
+    assert full["finish_reason"] == "context"
+    assert full["n_prompt"] + full["n_predict"] == 256
+    said = shared.generate("-p", "zip", "-n", "-2", "-c", "256", "--seed", "2")
+    assert said.lines[-1] == "note: the context of 256 tokens is full; -c makes it larger"
+
+
+def test_stop_strings_and_banned_tokens(shared: Command, plain: Result) -> None:
+    text = plain.json["text"]
+    stop = text[12:17]
+    cut = shared.generate(*ARGS, "--stop", stop, "--json").json
+    assert (cut["text"], cut["finish_reason"]) == (text[: text.index(stop)], "stop")
+    several = shared.generate(*ARGS, "-r", "never there", "-r", stop, "--json").json
+    assert several["text"] == cut["text"]
+    banned = plain.json["tokens"][5]
+    free = shared.generate(*ARGS, "--logit-bias", f"{banned}-inf", "--json").json
+    assert free["tokens"][:5] == plain.json["tokens"][:5]
+    assert banned not in free["tokens"]
+    forced = shared.generate(*ARGS, "-l", f"{banned}+200", "--json").json
+    assert set(forced["tokens"]) == {banned}
+
+
+def test_seeds(shared: Command) -> None:
+    args = ("-p", "zip", "-n", "24", "--ignore-eos", "--json")
+    first, second = (shared.generate(*args).json for _ in range(2))
+    assert first["seed"] != second["seed"]
+    assert shared.generate(*args, "-s", str(first["seed"])).json["tokens"] == first["tokens"]
+    assert shared.generate(*args, "--seed", "-1").json["seed"] not in (-1, first["seed"])
+
+
+def test_steps_left_out_of_the_sampling_sequence_are_off(shared: Command) -> None:
+    def tokens(*args: str) -> list[int]:
+        found: list[int] = shared.generate(*ARGS, "--draft-max", "0", "--json", *args).json["tokens"]
+        return found
+
+    hot = ("--temp", "1.5", "--top-k", "5", "--top-p", "0.7", "--min-p", "0.1", "--repeat-penalty", "1.5")
+    off = ("--temp", "1.5", "--top-k", "0", "--top-p", "0.7", "--min-p", "0", "--repeat-penalty", "1")
+    assert tokens(*hot, "--sampling-seq", "pt") == tokens(*off)
+    assert tokens(*hot, "--sampling-seq", "ekpmt") == tokens(*hot) != tokens(*off)
+    assert tokens("--temp", "0", "--sampling-seq", "kpm") == tokens("--temp", "1")
+
+
+def test_cache_types_and_flash_attention_reach_the_engine(shared: Command, plain: Result) -> None:
+    wide = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
+    assert len(shared.generate(*ARGS, *wide, "--json").json["tokens"]) == 60
+    log = shared.home / "llama.log"
+    result = shared.generate(
+        *ARGS, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on", "-c", "512", "--log-file", log.name
+    )
+    text = log.read_text()
+    assert "q8_0" in text
+    assert re.search(r"n_ctx += 512", text)
+    assert len(result.lines) >= 5
+    assert "llama_context" not in result.err
+    assert "llama_context" in shared.generate(*ARGS[:2], "-n", "1", "--verbose").err
+    assert plain.json["n_predict"] == 60
+
+
+VALUES = {
+    "prompt": "zip", "system_prompt": "Be brief.", "chat_template": "{{ messages[0].content }}",
+    "reasoning": "off", "model": str(EMBEDDED_TARGET), "n_ctx": "512", "n_batch": "256", "n_ubatch": "128",
+    "n_threads": "1", "n_threads_batch": "1", "n_gpu_layers": "0", "devices": "none", "tensor_split": "1,1",
+    "split_mode": "layer", "main_gpu": "0", "n_cpu_moe": "0", "cache_type_k": "q8_0",
+    "cache_type_v": "q8_0", "flash_attn": "on", "rope_scaling": "none", "rope_scale": "1",
+    "rope_freq_base": "10000", "rope_freq_scale": "1", "yarn_orig_ctx": "2048", "yarn_ext_factor": "-1",
+    "yarn_attn_factor": "1", "yarn_beta_slow": "1", "yarn_beta_fast": "32",
+    "draft_model": str(EMBEDDED_DRAFT), "drafters": "model,copy", "draft_max": "4", "draft_min": "1",
+    "draft_p_min": "0.1", "n_ctx_draft": "512", "n_threads_draft": "1", "n_threads_batch_draft": "1",
+    "n_gpu_layers_draft": "all", "devices_draft": "none", "n_cpu_moe_draft": "0",
+    "cache_type_k_draft": "f16", "cache_type_v_draft": "f16", "max_tokens": "3", "seed": "1",
+    "temperature": "0.5", "top_k": "20", "top_p": "0.9", "min_p": "0.1", "repeat_penalty": "1.1",
+    "repeat_last_n": "32", "presence_penalty": "0.1", "frequency_penalty": "0.1", "logit_bias": "5-1",
+    "sampling_seq": "ekpmt", "stop": "xyzzy", "log_file": "all.log",
+}  # fmt: skip
+ALONE = {  # in tests of their own
+    "file", "raw", "chat_template_file", "lora", "lora_scaled", "cpu_moe", "cpu_moe_draft", "override_tensor",
+    "override_tensor_draft", "compare", "json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", range(max(len(o.flags) for o in RUN)))
+def test_every_spelling_of_every_flag_is_taken(shared: Command, spelling: int) -> None:
+    args: list[str] = []
+    for option in RUN:
+        if option.name in ALONE:
+            continue
+        flag = option.flags[min(spelling, len(option.flags) - 1)]
+        args += [flag] if option.kind is bool else [flag, VALUES[option.name]]
+    result = shared("run", "--json", *args)
+    assert result.code == 0, result.err
+    assert result.json["n_predict"] <= 3
+    assert result.json["seed"] == 1
+
+
+@pytest.mark.parametrize("flag", ["-ot", "-otd"])
+def test_tensors_are_put_where_a_pattern_says(shared: Command, flag: str) -> None:
+    few = ("-p", "zip", "-n", "3", "--seed", "1", "--json")
+    result = shared("run", *few, flag, r"blk\.0\.ffn=CPU,blk\.1=CPU")
+    assert result.code == 0, result.err
+    assert result.json["tokens"] == shared.generate(*few).json["tokens"]
+
+
+def test_experts_on_the_cpu(shared: Command) -> None:
+    result = shared("run", "-p", "zip", "-n", "3", "-cmoe", "-ncmoed", "1", "--json")
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--mirostat 2", "--no-such", "--draft-p-split 0.1", "--typical 0.9", "--grp-attn-n 4"],
+)
+def test_what_llama_cpp_has_and_we_do_not_is_refused_by_name(shared: Command, flags: str) -> None:
+    result = shared("run", "-p", "zip", *flags.split())
+    assert (result.code, result.out) == (2, "")
+    assert flags.split()[0].lstrip("-")[:2] in result.lines[0]
+    assert result.lines[0].startswith("error: No such option")
+
+
+def test_measured_figures_are_kept_and_used_by_the_next_run(command: Command) -> None:
+    few = (
+        "-p",
+        "zip",
+        "-n",
+        "4",
+        "--ignore-eos",
+        "--draft-max",
+        "4",
+        "--draft-min",
+        "0",
+        "--json",
+        "--seed",
+        "3",
+    )
+    assert command.generate(*few).json["plain_source"] in ("none", "run")
+    assert not command.cache.exists()
+    assert command("run", "-p", "zip", "-n", "40", "--seed", "3").code == 0
+    files = list((command.cache / "calibration").iterdir())
+    assert [f.suffix for f in files] == [".json"]
+    stored = json.loads(files[0].read_text())
+    assert stored["t1"] > 0
+    assert stored["epsilon"] >= 0
+    second = command.generate(*few)
+    assert second.json["plain_source"] == "stored"
+    assert second.json["near_ties"] is not None
+    before = files[0].read_bytes()
+    assert command("run", "-p", "zip", "-n", "4").code == 0
+    assert files[0].read_bytes() == before
+
+
+def test_environment_and_files_set_what_flags_would(command: Command) -> None:
+    (command.home / "config" / "specllama").mkdir(parents=True)
+    user, project = command.home / "config" / "specllama" / "config.toml", command.home / "specllama.toml"
+    user.write_text("seed = 1\nmax_tokens = 7\ntop-k = 3\n")
+    assert command.generate("-p", "zip", "--ignore-eos", "--json").json["n_predict"] == 7
+    project.write_text('seed = 2\nmax_tokens = 6\nignore_eos = true\ndrafters = "copy"\n')
+    found = command.generate("-p", "zip", "--json").json
+    assert (found["seed"], found["n_predict"], found["draft"]) == (2, 6, None)
+    env = {"SPECLLAMA_SEED": "3", "SPECLLAMA_DRAFT_MAX": "0"}
+    found = command.generate("-p", "zip", "--json", env=env).json
+    assert (found["seed"], found["n_predict"], found["reason"]) == (3, 6, "--draft-max 0")
+    found = command.generate("-p", "zip", "--json", "-s", "4", "-n", "5", env=env).json
+    assert (found["seed"], found["n_predict"]) == (4, 5)
+
+
+def test_help_has_examples_and_fits_narrow_terminals(shared: Command) -> None:
+    text = shared("run", "--help").out
+    assert "specllama run -p" in text
+    assert "--draft-max" in text
+    assert "\x1b" not in text
+    narrow = shared("run", "--help", env={"COLUMNS": "20", "TERM": "dumb"})
+    assert narrow.code == 0
+    assert "--draft-max" in "".join(narrow.out.split())
+    assert "specllama run" in shared("--help").out
+    assert re.fullmatch(r"specllama \d+\.\d+\.\d+\n", shared("--version").out)
+    assert "Usage" in shared().out + shared().err
+
+
+def test_text_survives_locales_without_unicode(shared: Command) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    args = ("-p", "Repeat: Grüße, 日本", "--seed", "4", "-n", "12", "-l", "200+100", "--draft-max", "4")
+    result = shared.generate(*args, env=ascii_only)
+    assert result.raw.isascii()
+    assert "time      = verify" in result.err
+    as_json = shared.generate(*args, "--json", env=ascii_only)
+    assert as_json.raw.isascii()
+    assert as_json.json["tokens"] == [200] * 12
+    expected = shared.generate(*args, "--json")
+    assert as_json.json["text"] == expected.json["text"]
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+@pytest.mark.parametrize(
+    ("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colour_on_terminals_only(shared: Command, env: dict[str, str], coloured: bool) -> None:
+    ours, theirs = os.openpty()
+    process = shared.start("run", "-p", "zip", "-m", "nope.gguf", env={"TERM": "xterm", **env}, stderr=theirs)
+    os.close(theirs)
+    assert process.stdout is not None
+    assert process.stdout.read() == b""
+    assert process.wait(60) == 3
+    process.stdout.close()
+    said = os.read(ours, 4096)
+    os.close(ours)
+    assert b"there is no file nope.gguf" in said
+    assert (b"\x1b[" in said) is coloured
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+def test_without_a_prompt_a_terminal_is_not_waited_for(shared: Command) -> None:
+    ours, theirs = os.openpty()
+    process = shared.start("run", stdin=theirs)
+    out, err = process.communicate(timeout=60)
+    os.close(theirs)
+    os.close(ours)
+    assert (process.returncode, out) == (2, b"")
+    assert b"there is no prompt" in err
+    assert b'specllama run -p "' in err

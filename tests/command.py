@@ -1,0 +1,96 @@
+"""The installed command in a subprocess, kept away from the user's files, with deadlines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+MAIN = [sys.executable, "-m", "specllama"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished command left: exit code, stdout as bytes, stderr as text."""
+
+    code: int
+    raw: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.raw.decode("utf-8")
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.raw)
+        return found
+
+    @property
+    def lines(self) -> list[str]:
+        return self.err.splitlines()
+
+
+class Command:
+    """Runs specllama with a home of its own; `home` is also the working directory.
+
+    One thread, unless a test says otherwise: two wait for each other at every operation, and a busy machine
+    makes that hundreds of times slower.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.cache = home, home / "cache"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("SPECLLAMA_")}
+        for name in ("NO_COLOR", "COLUMNS", "PYTHONIOENCODING", "LC_ALL"):
+            kept.pop(name, None)
+        self.env = kept | {
+            "SPECLLAMA_CACHE": str(self.cache),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            "SPECLLAMA_N_THREADS": "1",
+            "LC_ALL": "C.UTF-8",
+        }
+
+    def environment(self, changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+        """The command's environment with changes; None takes a variable out."""
+        merged = {**self.env, **(changes or {})}
+        return {k: v for k, v in merged.items() if v is not None}
+
+    def __call__(
+        self,
+        *args: str | bytes,
+        stdin: bytes | None = b"",
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = 60,
+    ) -> Result:
+        done = subprocess.run(
+            [*MAIN, *args],
+            input=stdin,
+            capture_output=True,
+            env=self.environment(env),
+            cwd=self.home,
+            timeout=timeout,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
+
+    def generate(self, *args: str | bytes, **more: Any) -> Result:
+        """`specllama run` without the measuring afterwards; it must succeed."""
+        result = self("run", "--no-calibrate", *args, **more)
+        assert result.code == 0, result.err
+        assert "Traceback" not in result.err
+        return result
+
+    def start(
+        self, *args: str, env: Mapping[str, str | None] | None = None, **more: Any
+    ) -> subprocess.Popen[bytes]:
+        """The command, running; whoever starts it ends it."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*MAIN, *args], env=self.environment(env), cwd=self.home, **(pipes | more))

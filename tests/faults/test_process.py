@@ -1,0 +1,424 @@
+"""The two processes: whichever dies or hangs, the other one knows at once and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings, ModelSettings
+from tests.command import Command
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+LONG = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--seed", "1", "--no-calibrate")
+SOON = 5.0  # seconds; it takes some hundredths
+SETTINGS = LoadSettings(
+    target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=2048),
+    draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=2048),
+    calibrate=False,
+)
+
+
+def engine_of(front: subprocess.Popen[bytes]) -> psutil.Process:
+    """The engine process of a front, as soon as there is one."""
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline:
+        if children := psutil.Process(front.pid).children():
+            return children[0]
+        time.sleep(0.005)
+    raise AssertionError("no engine process")
+
+
+def writing(front: subprocess.Popen[bytes]) -> bytes:
+    """The beginning of the answer, once it comes."""
+    assert front.stdout is not None
+    return front.stdout.read1(1)  # type: ignore[union-attr, no-any-return]
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Soon, at least; an orphan may wait as a zombie for the system to take note."""
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+class TestSignals:
+    def test_killed_engine_is_one_line_and_exit_code_9(self, command: Command) -> None:
+        front = command.start(*LONG)
+        first = writing(front)
+        engine_of(front).kill()
+        out, err = front.communicate(timeout=SOON)
+        assert front.returncode == 9
+        assert len(first + out) > 0
+        said = [
+            line for line in err.decode().splitlines() if not line.startswith(("speculation on", "note: "))
+        ]
+        assert len(said) == 1
+        assert said[0].startswith("error: the engine process was ended by SIGKILL")
+
+    def test_engine_killed_while_it_loads(self, command: Command) -> None:
+        front = command.start(*LONG)
+        engine_of(front).kill()
+        out, err = front.communicate(timeout=SOON)
+        assert (front.returncode, out) == (9, b"")
+        assert err.decode().startswith("error: the engine process was ended by SIGKILL")
+        assert b"Traceback" not in err
+
+    @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.25, None])
+    def test_killed_front_leaves_no_engine(self, command: Command, delay: float | None) -> None:
+        front = command.start(*LONG)
+        engine = engine_of(front)
+        if delay is None:
+            writing(front)
+        else:
+            time.sleep(delay)
+        front.kill()
+        front.communicate(timeout=SOON)
+        assert is_gone(engine)
+
+    def test_first_ctrl_c_keeps_the_text_and_prints_the_figures(self, command: Command) -> None:
+        front = command.start(*LONG)
+        first = writing(front)
+        engine = engine_of(front)
+        front.send_signal(signal.SIGINT)
+        out, err = front.communicate(timeout=SOON)
+        text, said = (first + out).decode(), err.decode()
+        assert front.returncode == 130
+        assert text.endswith("\n")
+        n_predict = int(said.split("n_predict = ")[1].split()[0])
+        assert 0 < n_predict < 200_000
+        assert "decoded" in said
+        assert "Traceback" not in said
+        assert is_gone(engine)
+        plain = command.generate(
+            "-p", "zip", "--ignore-eos", "-n", str(n_predict), "--seed", "1", "-c", "65536"
+        )
+        assert plain.out == text
+
+    def test_ctrl_c_with_json_is_still_one_object(self, command: Command) -> None:
+        front = command.start(*LONG, "--json")
+        assert front.stderr is not None
+        front.stderr.readline()
+        time.sleep(0.3)
+        front.send_signal(signal.SIGINT)
+        out, _ = front.communicate(timeout=SOON)
+        assert front.returncode == 130
+        found = json.loads(out)
+        assert found["finish_reason"] == "cancel"
+        assert found["n_predict"] == len(found["tokens"]) > 0
+
+    def test_second_ctrl_c_ends_at_once(self, command: Command) -> None:
+        front = command.start(*LONG)
+        writing(front)
+        engine = engine_of(front)
+        engine.suspend()  # so that the first one cannot be answered
+        front.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert front.poll() is None
+        front.send_signal(signal.SIGINT)
+        _, err = front.communicate(timeout=SOON)
+        assert front.returncode == 130
+        assert b"Traceback" not in err
+        assert is_gone(engine)
+
+    @pytest.mark.parametrize("loading", [True, False])
+    def test_sigterm(self, command: Command, loading: bool) -> None:
+        front = command.start(*LONG)
+        engine = engine_of(front)
+        if not loading:
+            writing(front)
+        front.terminate()
+        _, err = front.communicate(timeout=SOON)
+        assert front.returncode == 143
+        assert b"Traceback" not in err
+        assert is_gone(engine)
+
+    def test_ctrl_c_while_loading(self, command: Command) -> None:
+        front = command.start(*LONG)
+        engine = engine_of(front)
+        front.send_signal(signal.SIGINT)
+        out, err = front.communicate(timeout=SOON)
+        assert (front.returncode, out, err) == (130, b"", b"")
+        assert is_gone(engine)
+
+    def test_a_terminals_ctrl_c_does_not_reach_the_engine(self, command: Command) -> None:
+        """It goes to the whole foreground group; the engine has a session of its own and ignores it too."""
+        front = command.start(*LONG)
+        writing(front)
+        engine = engine_of(front)
+        engine.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert engine.is_running()
+        assert front.poll() is None
+        front.kill()
+        front.communicate(timeout=SOON)
+        assert is_gone(engine)
+
+
+class TestWorker:
+    def start(self, **streams: object) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "specllama.process.worker"]
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
+
+    def test_without_a_front_it_ends(self) -> None:
+        worker = self.start(stdin=subprocess.DEVNULL)
+        out, _ = worker.communicate(timeout=SOON)
+        assert worker.returncode == 0
+        assert all(json.loads(line)[0] == "Beat" for line in out.splitlines())
+
+    def test_it_reports_that_it_lives(self) -> None:
+        worker = self.start(stdin=subprocess.PIPE)
+        assert worker.stdout is not None
+        message = m.decode(worker.stdout.readline())
+        assert isinstance(message, m.Beat)
+        assert message.busy_for == 0
+        assert message.allowed >= 30
+        worker.communicate(timeout=SOON)
+        assert worker.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[EngineClient]:
+    with EngineClient() as one:
+        one.load(SETTINGS)
+        yield one
+
+
+def ask(client: EngineClient, n: int = 20, **more: object) -> m.Generate:
+    params = {"max_tokens": n, "ignore_eos": True, "seed": 1, **more}
+    return m.Generate(client.next_id(), messages=[{"role": "user", "content": "zip"}], params=params)
+
+
+def finished(client: EngineClient, request: m.Generate) -> tuple[str, list[int], m.Done]:
+    """All events of a request: its text, its ids, its end."""
+    text, ids, done = "", [], None
+    for event in client.generate(request):
+        if isinstance(event, m.Tokens):
+            ((_, piece, new, *_),) = event.items
+            text, ids = text + piece, ids + new
+        elif isinstance(event, m.Done):
+            text, done = text + event.text, event
+    assert done is not None
+    return text, ids, done
+
+
+class TestClient:
+    def test_load_says_what_there_is(self) -> None:
+        seen: list[tuple[str, float]] = []
+        with EngineClient() as client:
+            info = client.load(SETTINGS, lambda name, share: seen.append((name, share)))
+            engine = psutil.Process(client.pid)
+        assert info["n_ctx"] == 2048
+        assert info["speculation"] == "on"
+        assert {name for name, _ in seen} == {"target", "draft"}
+        assert ("target", 1.0) in seen
+        assert is_gone(engine)
+
+    def test_generate_and_again(self, client: EngineClient) -> None:
+        events = list(client.generate(ask(client)))
+        assert isinstance(events[0], m.Started)
+        assert events[0].params["seed"] == 1
+        assert isinstance(events[-1], m.Done)
+        text, ids, done = finished(client, ask(client))
+        assert (len(ids), done.reason) == (20, "length")
+        assert finished(client, ask(client))[:2] == (text, ids)
+        assert finished(client, ask(client))[2].stats["n_reused"] > 0
+
+    def test_leaving_the_iterator_cancels(self, client: EngineClient) -> None:
+        events = client.generate(ask(client, 2000))
+        for event in events:
+            if isinstance(event, m.Tokens):
+                break
+        events.close()
+        started = time.monotonic()
+        _, ids, done = finished(client, ask(client, 5))
+        assert (len(ids), done.reason) == (5, "length")
+        assert time.monotonic() - started < SOON
+
+    def test_two_requests_take_turns(self, client: EngineClient) -> None:
+        """There is one slot: the second one waits, both are what they are alone."""
+        first, second = ask(client, 60), ask(client, 30, seed=2)
+        expected = [finished(client, ask(client, 60))[1], finished(client, ask(client, 30, seed=2))[1]]
+        found: dict[int, list[int]] = {}
+        threads = [
+            threading.Thread(target=lambda r=r: found.update({r.id: finished(client, r)[1]}))
+            for r in (first, second)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        assert [found[first.id], found[second.id]] == expected
+
+    def test_cancelling_what_waits(self, client: EngineClient) -> None:
+        running = client.generate(ask(client, 2000))
+        next(running)
+        waiting = client.generate(ask(client, 5))
+        next(waiting)
+        waiting.close()
+        running.close()
+        assert finished(client, ask(client, 5))[2].reason == "length"
+
+    def test_bad_requests_fail_alone(self, client: EngineClient) -> None:
+        cases = (
+            ({"nonsense": 1}, "nonsense"),
+            ({"temperature": -1}, "temperature"),
+            ({"stop": 5}, "stop"),
+            ({"logit_bias": {"9999": 1}}, "0 to 4095"),
+        )
+        for params, needle in cases:
+            with pytest.raises(UsageError, match=needle):
+                list(client.generate(m.Generate(client.next_id(), prompt="zip", params=params)))
+        for request in (m.Generate(client.next_id(), ids=[4096]), m.Generate(client.next_id(), ids=[])):
+            with pytest.raises(UsageError):
+                list(client.generate(request))
+        assert finished(client, ask(client, 3))[2].reason == "length"
+
+    def test_calibrate_when_idle(self, client: EngineClient) -> None:
+        finished(client, ask(client, 40))
+        found = client.calibrate(0.05)
+        assert found["t1"] > 0
+        assert finished(client, ask(client, 5))[2].extra["stored_t1"] == found["t1"]
+
+    def test_before_and_after_a_load(self, tmp_path: Path) -> None:
+        (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+        with EngineClient() as client:
+            with pytest.raises(EngineError, match="no model is loaded"):
+                list(client.generate(ask(client)))
+            with pytest.raises(IntegrityError):
+                client.load(LoadSettings(target=ModelSettings(path=str(tmp_path / "bad.gguf"))))
+            assert client.load(SETTINGS)["n_ctx"] == 2048
+            with pytest.raises(EngineError, match="already"):
+                client.load(SETTINGS)
+            assert finished(client, ask(client, 3))[2].reason == "length"
+
+    def test_two_clients_at_once(self) -> None:
+        with EngineClient() as one, EngineClient() as other:
+            assert one.pid != other.pid
+            for client in (one, other):
+                client.load(SETTINGS)
+            a, b = (finished(client, ask(client)) for client in (one, other))
+            assert a[:2] == b[:2]
+
+    def test_death_reaches_everybody_who_waits(self) -> None:
+        with EngineClient() as client:
+            client.load(SETTINGS)
+            events = client.generate(ask(client, 100_000))
+            next(events)
+            psutil.Process(client.pid).kill()
+            with pytest.raises(EngineDiedError, match="SIGKILL"):
+                list(events)
+            with pytest.raises(EngineDiedError, match="SIGKILL"):
+                list(client.generate(ask(client)))
+            with pytest.raises(EngineDiedError, match="SIGKILL"):
+                client.calibrate()
+
+    def test_close_wakes_who_waits_and_leaves_nothing(self) -> None:
+        client = EngineClient()
+        client.load(SETTINGS)
+        events, errors = client.generate(ask(client, 100_000)), []
+        next(events)
+
+        def wait() -> None:
+            try:
+                list(events)
+            except EngineDiedError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        engine = psutil.Process(client.pid)
+        client.close()
+        thread.join(SOON)
+        assert len(errors) == 1
+        assert is_gone(engine)
+        client.close()
+
+    def test_a_stopped_engine_can_be_closed(self) -> None:
+        client = EngineClient()
+        engine = psutil.Process(client.pid)
+        engine.suspend()
+        client.close()
+        assert is_gone(engine)
+
+
+FAKE = """#!{python}
+import json, sys, time
+def send(kind, **body):
+    sys.stdout.write(json.dumps([kind, body]) + "\\n")
+    sys.stdout.flush()
+for line in sys.stdin:
+    kind, body = json.loads(line)
+    if kind == "Load":
+        send("Ready", info={{}})
+    else:
+        send("Started", id=body["id"], n_prompt=1, params={{}})
+        {act}
+"""
+
+
+class TestHangs:
+    """A stand-in for the engine process misbehaves; the client is the real one."""
+
+    def client(self, path: Path, act: str, monkeypatch: pytest.MonkeyPatch) -> EngineClient:
+        fake = path / "worker"
+        fake.write_text(FAKE.format(python=sys.executable, act=act))
+        fake.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(fake))
+        client = EngineClient()
+        monkeypatch.undo()
+        return client
+
+    @pytest.mark.parametrize(
+        ("act", "needle"),
+        [
+            ('send("Beat", busy_for=31.5, allowed=31.0); time.sleep(60)', "hangs"),
+            ('print("llama.cpp says hello", flush=True); time.sleep(60)', "no message"),
+            ('send("Nonsense"); time.sleep(60)', "unknown message"),
+            ('send("Done", wrong=1); time.sleep(60)', "no message"),
+            ('sys.stderr.write("GGML_ASSERT(n > 0) failed\\\\n"); sys.exit(3)', "code 3: GGML_ASSERT"),
+            ("import os; os.abort()", "SIGABRT"),
+        ],
+    )
+    def test_what_it_does_wrong_is_said(
+        self, tmp_path: Path, act: str, needle: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.client(tmp_path, act, monkeypatch) as client:
+            client.load(SETTINGS)
+            with pytest.raises(EngineDiedError, match=needle.replace("(", r"\(")):
+                list(client.generate(ask(client)))
+            assert not psutil.pid_exists(client.pid) or is_gone(psutil.Process(client.pid))
+
+    def test_its_last_word_is_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        act = 'send("Failed", error={{"kind": "EngineError", "message": "so it is"}}); sys.exit(1)'
+        with self.client(tmp_path, act.replace("{{", "{").replace("}}", "}"), monkeypatch) as client:
+            client.load(SETTINGS)
+            with pytest.raises(EngineError, match="so it is"):
+                list(client.generate(ask(client)))
+
+    def test_a_slow_decode_is_no_hang(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        act = (
+            'send("Beat", busy_for=30.9, allowed=31.0); send("Done", id=body["id"], text="", reason="stop", '
+        )
+        act += "stats={}, extra={})"
+        with self.client(tmp_path, act, monkeypatch) as client:
+            client.load(SETTINGS)
+            assert isinstance(list(client.generate(ask(client)))[-1], m.Done)

@@ -1,0 +1,432 @@
+"""Bad files, bad input, bad surroundings, as a user of `run` meets them: one clear line and the exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.errors import ResourceError
+from specllama.gguf import read_model
+from specllama.models.fit import FitSettings, plan_memory
+from tests import tinygguf
+from tests.command import Command, Result
+from tests.models import ggufbytes as g
+
+GOOD = EMBEDDED_TARGET.read_bytes()
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 4212345678\n"
+
+
+def refused(result: Result, code: int, *needles: str) -> None:
+    """One error for people: the code, what the needles say, no traceback, nothing on stdout."""
+    assert result.code == code, result.err
+    assert result.raw == b""
+    assert "Traceback" not in result.err
+    assert sum(line.startswith("error: ") for line in result.lines) == 1
+    assert len(result.err) < 3000
+    for needle in needles:
+        assert needle in result.err, (needle, result.err)
+
+
+def meta(key: str, value: object) -> bytes:
+    return g.llama(metadata={key: value}).build()
+
+
+def tensors(change: Callable[[list[g.Tensor]], list[g.Tensor]]) -> bytes:
+    model = g.llama()
+    model.tensors = change(list(model.tensors))
+    return model.build()
+
+
+DAMAGED = {  # rows 15 to 18: content, words of the message
+    "empty": (b"", "empty"),
+    "html": (b"<!DOCTYPE html><html><body>404</body></html>" * 9, "HTML"),
+    "json": (b'{"error": "Repository not found"}' * 9, "JSON"),
+    "lfs": (LFS, "LFS"),
+    "magic": (b"GGML" + GOOD[4:4096], "magic"),
+    "version 0": (g.GGUF(version=0).build(), "version"),
+    "version 1": (g.GGUF(version=1).build(), "version"),
+    "version 99": (g.GGUF(version=99).build(), "version"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 1, 1) + bytes(64), "big-endian"),
+    "cut in the header": (GOOD[:5000], "tokenizer.ggml.tokens"),
+    "cut in the weights": (GOOD[: len(GOOD) // 2], "end"),
+    "one byte short": (GOOD[:-1], "end"),
+    "tensor count": (g.GGUF(n_tensors=2**62).build(), "tensor"),
+    "key count": (g.GGUF(n_kv=2**63).build(), "count"),
+    "string length": (g.GGUF([("a", g.Typed("raw", struct.pack("<IQ", 8, 2**60)))]).build(), "a"),
+    "array length": (g.GGUF([("a", g.Typed("raw", struct.pack("<IIQ", 9, 4, 2**61)))]).build(), "a"),
+    "nested arrays": (g.GGUF([("a", g.Typed("raw", struct.pack("<II", 9, 9) * 2000))]).build(), "a"),
+    "value type": (g.GGUF([("a", g.Typed("raw", struct.pack("<I", 77)))]).build(), "a"),
+    "alignment": (meta("general.alignment", 3), "alignment"),
+    "tensor type": (tensors(lambda t: [g.Tensor("x", (32,), 4711, n_bytes=64), *t]), "x"),
+    "dimensions": (tensors(lambda t: [g.Tensor("x", (2**40, 2**40), 0, n_bytes=64), *t]), "x"),
+    "beyond the end": (
+        tensors(lambda t: [*t, g.Tensor("x", (32,), 0, offset=1 << 40, n_bytes=0)])[:60000],
+        "x",
+    ),
+    "no layers": (meta("llama.block_count", 0), "block_count"),
+    "a million layers": (meta("llama.block_count", 1_000_000), "block_count"),
+    "no tokenizer": (meta("tokenizer.ggml.model", None), "tokenizer"),
+    "unknown architecture": (meta("general.architecture", "llamma"), "llamma"),
+    "a key of another type": (meta("llama.context_length", "long"), "context_length"),
+    "vocabulary only": (tensors(lambda _: []), "tensor_count"),
+    "no embedding": (tensors(lambda t: t[1:]), "token_embd"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DAMAGED))
+def test_damaged_files_are_refused_with_the_field(shared: Command, name: str) -> None:
+    content, needle = DAMAGED[name]
+    (shared.home / "bad.gguf").write_bytes(content)
+    refused(shared("run", "-p", "zip", "-m", "bad.gguf"), 6, "bad.gguf", needle)
+
+
+@pytest.mark.parametrize(
+    ("change", "needle"),
+    [
+        (lambda t: [x for x in t if x.name != "blk.1.ffn_up.weight"], "blk.1.ffn_up.weight"),
+        (lambda t: [x for x in t if x.name != "output_norm.weight"], "output_norm"),
+        (lambda t: [g.Tensor(x.name, (64,), x.type_id) if "attn_q" in x.name else x for x in t], "attn_q"),
+    ],
+)
+def test_what_llama_cpp_refuses_is_one_line_too(
+    shared: Command, change: Callable[[list[g.Tensor]], list[g.Tensor]], needle: str
+) -> None:
+    (shared.home / "bad.gguf").write_bytes(tensors(change))
+    refused(shared("run", "-p", "zip", "-m", "bad.gguf"), 6, "bad.gguf", needle)
+
+
+def test_a_bad_draft_is_named(shared: Command) -> None:
+    (shared.home / "bad-draft.gguf").write_bytes(EMBEDDED_DRAFT.read_bytes()[:-5])
+    refused(shared("run", "-p", "zip", "-md", "bad-draft.gguf"), 6, "bad-draft.gguf")
+    refused(shared("run", "-p", "zip", "-md", "none.gguf"), 3, "-md", "none.gguf")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_what_is_no_file_is_refused_without_waiting(shared: Command) -> None:
+    os.mkfifo(shared.home / "fifo.gguf")
+    refused(shared("run", "-p", "zip", "-m", "fifo.gguf", timeout=20), 6, "a named pipe")
+    refused(shared("run", "-p", "zip", "-m", "."), 6, "a directory")
+    refused(shared("run", "-p", "zip", "-m", "/dev/zero", timeout=20), 6, "/dev/zero")
+    refused(shared("run", "-p", "zip", "-m", ""), 2, "-m")
+    refused(shared("run", "-p", "zip", "-m", "x" * 5000), 2, "-m")
+    (shared.home / "loop.gguf").symlink_to("loop.gguf")
+    refused(shared("run", "-p", "zip", "-m", "loop.gguf"), 3, "loop.gguf")
+
+
+def test_vocabularies_that_differ(shared: Command) -> None:
+    tinygguf.llama(shared.home / "tiny.gguf")
+    tinygguf.llama(shared.home / "other.gguf", n_vocab=600)
+    refused(shared("run", "-p", "zip", "-md", "tiny.gguf"), 7, "do not fit together", "-md none")
+    refused(shared("run", "-p", "zip", "-m", "tiny.gguf", "-md", "other.gguf"), 7, "do not fit")
+    same = shared.generate("-p", "zip", "-n", "2", "-m", str(EMBEDDED_TARGET), "-md", str(EMBEDDED_TARGET))
+    assert "warning: target and draft are the same file" in same.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "needle"),
+    [
+        ("-n 0", 2, "max_tokens"),
+        ("-n -3", 2, "max_tokens"),
+        ("-n 99999999999", 2, "max_tokens"),
+        ("-n many", 2, "-n"),
+        ("--temp -1", 2, "temperature"),
+        ("--temp nan", 2, "temperature"),
+        ("--top-p 1.5", 2, "top_p"),
+        ("--seed -7", 2, "seed"),
+        ("--seed 18446744073709551616", 2, "seed"),
+        ("--sampling-seq tk", 2, "--sampling-seq"),
+        ("--sampling-seq kx", 2, "--sampling-seq"),
+        ("--logit-bias 5", 2, "--logit-bias"),
+        ("--logit-bias 5+inf", 2, "--logit-bias"),
+        ("--logit-bias 4096+1", 2, "0 to 4095"),
+        ("--drafters model,parrot", 2, "parrot"),
+        ("--draft-max 513", 2, "draft_max"),
+        ("--draft-max ²", 2, "--draft-max"),
+        ("--draft-max -1", 2, "--draft-max"),
+        ("--draft-max 3 --draft-min 4", 2, "draft_min"),
+        ("--draft-p-min 2", 2, "draft_p_min"),
+        ("-ngl ²", 2, "-ngl"),
+        ("-ngld some", 2, "-ngld"),
+        ("-t -1", 2, "n_threads"),
+        ("-t 100000", 2, "n_threads"),
+        ("-b 0", 2, "n_batch"),
+        ("-c -1", 2, "n_ctx"),
+        ("-ctk f17", 2, "cache_type_k"),
+        ("-ctv q8_0 -fa off", 2, "flash attention"),
+        ("-fa maybe", 2, "flash_attn"),
+        ("-sm diagonal", 2, "split_mode"),
+        ("-ts 1,x", 2, "-ts"),
+        ("-ts nan", 2, "tensor_split"),
+        ("-dev CUDA9", 2, "CUDA9"),
+        ("-devd CUDA9", 2, "CUDA9"),
+        ("-ot nothing", 2, "-ot"),
+        ("-ot (=CPU", 2, "regular expression"),
+        ("-ot blk=NOPE", 2, "NOPE"),
+        ("--lora none.gguf", 3, "none.gguf"),
+        (f"--lora {EMBEDDED_DRAFT}", 6, "LoRA"),
+        ("--lora-scaled x:y", 2, "FILE:SCALE"),
+        ("--rope-scaling round", 2, "rope_scaling"),
+        ("--rope-scale 0", 2, "rope_scale"),
+        ("--rope-freq-base nan", 2, "rope_freq_base"),
+        ("--yarn-orig-ctx -5", 2, "yarn_orig_ctx"),
+        ("--reasoning maybe", 2, "--reasoning"),
+        ("--raw -sys x", 2, "-sys"),
+        ("-f zip.txt", 2, "-p and -f"),
+        ("--chat-template a --chat-template-file b", 2, "--chat-template-file"),
+        ("--chat-template-file none.jinja", 3, "none.jinja"),
+        ("--log-file /nowhere/x.log", 2, "--log-file"),
+        ("--stop=", 2, "stop"),
+        ("unexpected", 2, "unexpected"),
+    ],
+)
+def test_flags_that_cannot_be_used(shared: Command, flags: str, code: int, needle: str) -> None:
+    refused(shared("run", "-p", "zip", *flags.split()), code, needle)
+
+
+def test_prompts_that_cannot_be_used(shared: Command) -> None:
+    refused(shared("run", "-p", " \n"), 2, "the prompt is empty")
+    refused(shared("run", stdin=b""), 2, "the prompt is empty")
+    refused(shared("run", "-f", "none.txt"), 3, "none.txt")
+    refused(shared("run", "-f", "."), 2, "-f")
+    refused(shared("run", "-c", "256", "-p", "word " * 400), 2, "and the context 256", "use -c ")
+
+
+def test_a_line_of_ten_megabytes(shared: Command) -> None:
+    result = shared("run", stdin=b"w" * 10_000_000)
+    refused(result, 2, "the prompt has 100000", "the context 2048")
+
+
+@pytest.mark.parametrize(
+    ("stdin", "warned"), [(b"zip\0 zap", False), (b"zip \xff\xfe zap", True), (b"\xed\xa0\x80", True)]
+)
+def test_bytes_on_stdin_that_are_no_text(shared: Command, stdin: bytes, warned: bool) -> None:
+    result = shared.generate("-n", "3", stdin=stdin)
+    assert ("not all UTF-8" in result.err) is warned
+
+
+def test_arguments_that_are_no_unicode(shared: Command) -> None:
+    for args in (
+        (b"-p", b"zip \xff\xfe \xed\xa0\x80"),
+        (b"-p", b"zip", b"-sys", b"\x80"),
+        (b"--raw", b"-p", b"\xff"),
+    ):
+        assert shared.generate("-n", "3", "--ignore-eos", *args, "--json").json["n_predict"] == 3
+    refused(shared("run", b"-p", b"zip", b"-m", b"\xff.gguf"), 3, "there is no file")
+    refused(shared("run", b"-p", b"zip", b"--no-\xff"), 2, "No such option")
+
+
+def test_a_context_that_does_not_fit_is_refused_with_one_that_does(shared: Command) -> None:
+    result = shared("run", "-p", "zip", "-c", "2000000000")
+    refused(result, 8, "not enough memory", "n_ctx 2000000000", "It would fit with -c ")
+    suggested = int(re.findall(r"with -c (\d+)", result.err)[0])
+    target, draft = read_model(str(EMBEDDED_TARGET)), read_model(str(EMBEDDED_DRAFT))
+    available = float(re.findall(r"([\d.]+) GB available", result.err)[0])
+    room = FitSettings(available=int(available * 1e9), n_ctx=suggested, n_outputs_max=65, n_rs_seq=16)
+    plan_memory(target, draft, room)
+    with pytest.raises(ResourceError):
+        plan_memory(target, draft, FitSettings(available=int(available * 1e9), n_ctx=2 * suggested))
+
+
+def test_a_context_beyond_training_is_a_warning_with_the_setting(shared: Command) -> None:
+    result = shared.generate("-p", "zip", "-n", "2", "-c", "2304")
+    assert "was trained on 2048 tokens, n_ctx is 2304" in result.err
+    assert "-c 2048 avoids it" in result.err
+    assert "was trained" not in shared.generate("-p", "zip", "-n", "2", "-c", "2048").err
+
+
+TEMPLATES = {
+    "raises": ("{{ raise_exception('system role not supported') }}", "system role not supported"),
+    "loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s"),
+    "prints": ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "4 MB"),
+    "escapes": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    "fails": ("{{ 1 / 0 }}", "division"),
+    "is cut": ("{% if messages %}", "does not compile"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_templates_of_ones_own_that_fail(shared: Command, name: str) -> None:
+    source, needle = TEMPLATES[name]
+    refused(shared("run", "-p", "zip", "--chat-template", source, timeout=30), 2, "chat template", needle)
+
+
+@pytest.mark.parametrize("name", ["raises", "loops", "is cut"])
+def test_templates_of_the_model_that_fail(
+    shared: Command, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, needle = TEMPLATES[name]
+    monkeypatch.setattr(tinygguf, "CHATML", source)
+    tinygguf.llama(shared.home / "template.gguf")
+    result = shared("run", "-p", "zip", "-m", "template.gguf", timeout=30)
+    assert result.code in (2, 6)
+    refused(result, result.code, "chat template", needle, "--raw")
+    assert shared.generate("-p", "zip", "-m", "template.gguf", "--raw", "-n", "3").raw
+
+
+def test_a_model_without_a_template(shared: Command) -> None:
+    content = g.llama(tokens=tinygguf.vocabulary(280)[0], metadata={"tokenizer.ggml.merges": ["a b"]}).build()
+    (shared.home / "plain.gguf").write_bytes(content)
+    refused(shared("run", "-p", "zip", "-m", "plain.gguf"), 2, "no chat template", "--raw")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell's redirections")
+class TestStreams:
+    """Row 36."""
+
+    def shell(self, command: Command, line: str) -> Result:
+        import subprocess
+        import sys
+
+        run = f"{sys.executable} -m specllama run -p zip --ignore-eos --no-calibrate"
+        done = subprocess.run(
+            ["bash", "-c", line.replace("RUN", run)],
+            capture_output=True,
+            env=command.env,
+            cwd=command.home,
+            timeout=60,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr.decode())
+
+    def test_a_reader_that_leaves_ends_the_run(self, shared: Command) -> None:
+        result = self.shell(shared, "RUN -n 1500 | head -c 1; exit ${PIPESTATUS[0]}")
+        assert (result.code, len(result.raw)) == (0, 1)
+        assert len(result.lines) == 1
+        as_json = self.shell(shared, "RUN -n 5 --json | true; exit ${PIPESTATUS[0]}")
+        assert (as_json.code, len(as_json.lines)) == (0, 1)
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+    def test_closed_streams(self, shared: Command, closed: str) -> None:
+        result = self.shell(shared, f"RUN -n 5 {closed}")
+        assert result.code == 0
+        assert bool(result.raw) == (">&-" not in closed.replace("2>&-", ""))
+        assert ("n_predict = 5" in result.err) == ("2>&-" not in closed)
+        assert "rror" not in result.err
+
+    def test_no_prompt_and_no_stdin(self, shared: Command) -> None:
+        result = self.shell(shared, "RUN_ <&-".replace("RUN_", "RUN").replace("-p zip", ""))
+        assert result.code == 0
+        import sys
+
+        result = self.shell(shared, f"{sys.executable} -m specllama run <&-")
+        refused(result, 2, "there is no prompt")
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_full_disk_behind_stdout(self, shared: Command) -> None:
+        result = self.shell(shared, "RUN -n 5 > /dev/full")
+        refused(result, 8, "standard output cannot be written")
+        assert "Exception ignored" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "needles"),
+    [
+        ("temperature = 1\n\nno_such = 3\n", ("line 3", "no_such")),
+        ("# x\ntop_k = 'many'\n", ("line 2", "top_k", "a whole number")),
+        ("seed = = 1\n", ("line 1", "TOML")),
+        ("draft_maximum = 4\n", ("draft_max",)),
+        ("prompt = 'x'\n", ("prompt",)),
+        ("[run]\nseed = 1\n", ("line 1", "run")),
+    ],
+)
+def test_broken_configuration_names_file_and_line(
+    shared: Command, text: str, needles: tuple[str, ...]
+) -> None:
+    project = shared.home / "specllama.toml"
+    project.write_text(text)
+    try:
+        refused(shared("run", "-p", "zip"), 2, "specllama.toml", *needles)
+    finally:
+        project.unlink()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "needle"),
+    [
+        ("SPECLLAMA_TOP_K", "many", "a whole number"),
+        ("SPECLLAMA_EXACT", "perhaps", "true or false"),
+        ("SPECLLAMA_TEMPERATUR", "1", "temperature"),
+        ("SPECLLAMA_TEMPERATURE", "-1", "temperature"),
+        ("SPECLLAMA_CONFIG", "/nowhere.toml", "/nowhere.toml"),
+    ],
+)
+def test_broken_environment_names_the_variable(
+    shared: Command, variable: str, value: str, needle: str
+) -> None:
+    result = shared("run", "-p", "zip", env={variable: value})
+    refused(result, 2, needle)
+    assert variable in result.err or needle == "temperature"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"schema": 99, "t1": 1}'])
+def test_a_corrupt_calibration_file_is_moved_aside_and_measured_again(
+    command: Command, content: bytes
+) -> None:
+    args = ("run", "-p", "zip", "-n", "24", "--ignore-eos", "--seed", "1")
+    if content == b"":
+        assert command(*args).code == 0
+    else:
+        command(*args)
+    (file,) = (command.cache / "calibration").iterdir()
+    file.write_bytes(content)
+    assert command(*args).code == 0
+    assert sorted(f.suffix for f in file.parent.iterdir()) == [".broken", ".json"]
+    assert b'"t1"' in file.read_bytes()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(command: Command) -> None:
+    command.cache.write_text("a file where the directory should be")
+    result = command("run", "-p", "zip", "-n", "5")
+    assert (result.code, "rror" in result.err) == (0, False)
+
+
+class TestLlamaCpp:
+    """Row 40: missing, broken or of another version."""
+
+    def path(self, home: Path, *more: str) -> dict[str, str]:
+        from tests.command import ROOT
+
+        return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(home), *more])}
+
+    def test_another_version(self, command: Command) -> None:
+        info = command.home / "llama_cpp_python-0.0.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: 0.0.1\n")
+        result = command("run", "-p", "zip", env=self.path(command.home))
+        refused(result, 9, "llama-cpp-python 0.0.1 is installed", "pip install llama-cpp-python==")
+
+    def test_missing(self, command: Command) -> None:
+        (command.home / "sitecustomize.py").write_text(
+            "from importlib import metadata\n"
+            "def version(name):\n"
+            "    raise metadata.PackageNotFoundError(name)\n"
+            "metadata.version = version\n"
+        )
+        result = command("run", "-p", "zip", env=self.path(command.home))
+        refused(result, 9, "llama-cpp-python is not installed", "pip install llama-cpp-python==")
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "raise ImportError('libllama.so: cannot open shared object file')",
+            "raise RuntimeError(\"Failed to load shared library 'libllama.so'\")",
+            "raise OSError('libcudart.so.12: cannot open shared object file')",
+            "import not_there_at_all",
+        ],
+    )
+    def test_broken(self, command: Command, source: str) -> None:
+        (command.home / "llama_cpp").mkdir()
+        (command.home / "llama_cpp" / "__init__.py").write_text(source + "\n")
+        result = command("run", "-p", "zip", env=self.path(command.home))
+        refused(result, 9, "cannot be loaded", "pip install llama-cpp-python==")
+
+    def test_help_needs_none_of_it(self, command: Command) -> None:
+        (command.home / "llama_cpp").mkdir()
+        (command.home / "llama_cpp" / "__init__.py").write_text("raise ImportError('no')\n")
+        assert command("run", "--help", env=self.path(command.home)).code == 0

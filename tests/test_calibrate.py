@@ -1,0 +1,128 @@
+"""Calibration over table models with a clock of their own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from specllama.calibrate import Calibration, margin_change, measure
+from specllama.core.ports import BatchRow
+from specllama.testing import TableContext
+
+N_VOCAB = 16
+
+
+class Timed(TableContext):
+    """A decode of n rows takes t1 · (1 + (n - 1) / 4) seconds; rows of a batch are off by `rounding`."""
+
+    def __init__(self, t1: float = 0.01, rounding: float = 0.0, **kwargs) -> None:
+        super().__init__(N_VOCAB, **kwargs)
+        self.t1, self.rounding, self.now = t1, rounding, 0.0
+
+    def decode(self, batch):
+        self.now += self.t1 * (1 + (len(batch) - 1) / 4)
+        rows = super().decode(batch)
+        if len(batch) > 1:
+            rows = rows + np.float32(self.rounding) * np.where(np.arange(N_VOCAB) % 2, 1, -1).astype(
+                np.float32
+            )
+        return rows
+
+    def clock(self) -> float:
+        return self.now
+
+
+def filled(context: TableContext, n: int) -> list[int]:
+    ids = [i * 7 % N_VOCAB for i in range(n)]
+    for begin in range(0, n, context.n_batch):
+        part = ids[begin : begin + context.n_batch]
+        context.decode([BatchRow(t, begin + i, 0, False) for i, t in enumerate(part)])
+    return ids
+
+
+def test_single_decodes_are_timed():
+    context = Timed(t1=0.02)
+    ids = filled(context, 200)
+    context.widths.clear()
+    found = measure(context, 0, ids, 5.0, context.clock)
+    assert found.t1 == pytest.approx(0.02)
+    assert found.epsilon == 0
+    assert found.n_rows == context.widths.count(1) > 30
+    assert set(context.widths) == {1, 2, 4, 8, 16}
+    assert context.cells[0] == ids[: len(context.cells[0])], "the cache is a beginning of what it was"
+
+
+def test_rounding_of_batches_is_found():
+    context = Timed(rounding=0.01)
+    found = measure(context, 0, filled(context, 200), 5.0, context.clock)
+    # Pairs of best ids of one kind move together, the others apart by twice the rounding.
+    assert found.epsilon == pytest.approx(0.02, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.0])
+def test_it_takes_about_as_long_as_allowed(seconds):
+    context = Timed(t1=0.01, n_ctx=2048)
+    ids = filled(context, 2000)
+    begin = context.now
+    measure(context, 0, ids, seconds, context.clock)
+    assert context.now - begin <= seconds * 1.1 + 0.1
+
+
+def test_a_slow_machine_is_not_held_up():
+    """The first stretch tells how slow it is: two batched rows and two single ones."""
+    context = Timed(t1=3.0)
+    ids = filled(context, 200)
+    begin = context.now
+    found = measure(context, 0, ids, 1.0, context.clock)
+    assert context.now - begin < 12
+    assert found.n_rows == 2
+
+
+def test_short_texts():
+    for n in (1, 2, 3, 5):
+        context = Timed()
+        found = measure(context, 0, filled(context, n), 1.0, context.clock)
+        assert (found.t1 is None) == (found.n_rows == 0)
+        assert found.n_rows <= n
+
+
+def test_nothing_is_measured_where_the_cache_is_another():
+    context = Timed()
+    ids = filled(context, 50)
+    assert measure(context, 0, [*ids, 1], 1.0, context.clock) == Calibration()
+    assert len(context.cells[0]) == 50
+
+
+@pytest.mark.parametrize("memory", ["checkpoint", "rollback", "window"])
+def test_memories_that_cannot_go_back_freely_are_left_alone(memory):
+    """Whatever the memory refuses, nothing wrong is reported and the cache stays a beginning of the text."""
+    context = Timed(memory=memory, rounding=0.0)
+    ids = filled(context, 100)
+    found = measure(context, 0, ids, 1.0, context.clock)
+    assert found.epsilon in (None, 0)
+    assert context.cells[0] == ids[: len(context.cells[0])]
+    if memory == "checkpoint":
+        assert found == Calibration()
+        assert len(context.cells[0]) == 100
+
+
+def test_batches_stay_within_the_limits_of_the_context():
+    context = Timed(n_batch=4)
+    found = measure(context, 0, filled(context, 100), 1.0, context.clock)
+    assert max(context.widths) <= 4
+    assert found.n_rows > 0
+
+
+def test_margin_change():
+    alone = np.array([0.0, 5.0, 4.0, 1.0], np.float32)
+    assert margin_change(alone, alone) == 0
+    assert margin_change(alone, np.array([9.0, 5.0, 4.5, 1.0], np.float32)) == pytest.approx(0.5)
+    assert margin_change(alone, np.array([0.0, 4.0, 5.0, 1.0], np.float32)) == pytest.approx(2.0)
+    assert margin_change(alone, alone + 3) == pytest.approx(0)
+
+
+def test_what_is_stored_is_small_plain_data():
+    found = Calibration(0.01, 0.02, 3, [0.01] * 3, [0.0] * 3)
+    assert json.loads(json.dumps(found.to_dict())) == {"t1": 0.01, "epsilon": 0.02, "n_rows": 3}
