@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measure what the engine promises: lossless text, the fixed policy against llama.cpp's tool, first token, own
-time, start-up, memory. Figures are medians; what is compared runs in turn. Run nothing beside it.
+"""Measure what the engine promises: lossless text, the fixed policy against llama.cpp's tool, first token,
+own time, start-up, memory. Figures are medians; what is compared runs in turn. Run nothing beside it.
 
 usage: bench_engine.py lossless  -m TARGET -md DRAFT [--prompts FILE] [--per-workload N] [--draft-max 1-16]
        bench_engine.py peer      --peer LLAMA-SPECULATIVE-SIMPLE --pairs DIR [--types ...] [--costs ...]
@@ -32,8 +32,8 @@ from typing import Any
 from specllama.calibrate import margin_change
 from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Fixed
 from specllama.core.ports import BatchRow, Drafter
 from specllama.core.sampling import Chooser
 from specllama.core.sequence import Generation, Request
@@ -72,13 +72,14 @@ class Pair:
     context: Context
     draft: Model
     drafting: Context
+    ends: frozenset[int]
     own: Context | None = None
 
     @classmethod
     def load(cls, target: str, draft: str, threads: int, n_ctx: int = 2048) -> Pair:
         t = Model(ModelSettings(path=target, n_threads=threads))
         d = Model(ModelSettings(path=draft, n_threads=threads))
-        return cls(t, Context(t, n_ctx), d, Context(d, n_ctx))
+        return cls(t, Context(t, n_ctx), d, Context(d, n_ctx), t.end_ids)
 
     def generate(self, request: Request, kind: str, n_max: int) -> Generation:
         self.context.cut(0, 0)
@@ -87,15 +88,13 @@ class Pair:
             drafters.append(CopyDrafter())
         if kind in ("model", "both"):
             self.drafting.cut(0, 0)
-            drafters.append(ModelDrafter(self.drafting, self.target.n_vocab, confident=False))
+            drafters.append(ModelDrafter(self.drafting, self.target.n_vocab, False, self.ends))
         if kind == "target":
             if self.own is None:
                 self.own = Context(self.target, self.context.n_ctx)
             self.own.cut(0, 0)
-            drafters.append(ModelDrafter(self.own, self.target.n_vocab, confident=False))
-        engine = Engine(
-            self.context, Fixed(drafters, n_max), end_ids=self.target.end_ids, clock=time.perf_counter
-        )
+            drafters.append(ModelDrafter(self.own, self.target.n_vocab, False, self.ends))
+        engine = Engine(self.context, Fixed(drafters, n_max), end_ids=self.ends, clock=time.perf_counter)
         generation = engine.submit(request)
         while engine.busy:
             engine.step()
@@ -353,9 +352,9 @@ def memory(args: argparse.Namespace) -> None:
     """Peak resident memory of the engine process and of llama.cpp's tool, same files and sizes."""
     prompt = load_prompts(args.prompts, 1)[0][1]
     ours = [
-        sys.executable, "-m", "specllama", "run", "--raw", "--json", "-m", args.model, "-md", args.draft, "-c",
-        "2048", "-t", str(args.threads), "-n", "64", "--temp", "0", "--draft-max", "3", "--no-calibrate",
-        "-p", prompt,
+        sys.executable, "-m", "specllama", "run", "--raw", "--json", "-m", args.model, "-md", args.draft,
+        "-c", "2048", "-t", str(args.threads), "-n", "64", "--temp", "0", "--draft-max", "3",
+        "--no-calibrate", "-p", prompt,
     ]  # fmt: skip
     theirs = [
         args.peer, "-m", args.model, "-md", args.draft, "--spec-type", "draft-simple", "-c", "2048",

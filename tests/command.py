@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ class Command:
         assert result.code == 0, result.err
         assert "Traceback" not in result.err
         return result
+
+    def many(self, *lines: Sequence[str | bytes], **more: Any) -> list[Result]:
+        """Results of several command lines, as many at a time as there are cores."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda line: self(*line, **more), lines))
 
     def start(
         self, *args: str, env: Mapping[str, str | None] | None = None, **more: Any

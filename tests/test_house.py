@@ -276,7 +276,6 @@ def test_files_are_short():
     assert set(LONGER_THAN_300) <= set(lengths)
 
 
-@pytest.mark.xfail(reason="the median grew to 131 lines while parts were still to be split", strict=False)
 def test_the_median_file_is_short():
     assert statistics.median(len(p.read_text("utf-8").splitlines()) for p in FILES) < 120
 

@@ -13,6 +13,7 @@ import typer
 
 import specllama
 from specllama.cli import console, options
+from specllama.cli.command import takes
 from specllama.errors import SpecllamaError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -52,7 +53,7 @@ def root(
     "specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt\n\n"
     "git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json"
 )
-@options.takes(options.RUN)
+@takes(options.RUN)
 def run(given: dict[str, Any]) -> None:
     """Generate: a prompt in, the answer on stdout, what drafting gained on stderr."""
     from specllama.cli.run import run as command

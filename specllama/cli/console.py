@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from typing import TextIO
 
 from specllama.errors import ResourceError
@@ -48,17 +47,17 @@ def data(text: str) -> None:
 
 def note(text: str) -> None:
     """A line to stderr."""
-    _write(sys.stderr, text + "\n")
+    write(sys.stderr, text + "\n")
 
 
 def warning(text: str) -> None:
     """A line to stderr that the user should act on."""
-    _write(sys.stderr, _styled("warning: ", "33") + text + "\n")
+    write(sys.stderr, _styled("warning: ", "33") + text + "\n")
 
 
 def error(message: str, hint: str = "") -> None:
     """What happened and why; what to do next."""
-    _write(sys.stderr, _styled("error: ", "31") + message + "\n" + (f"{hint}\n" if hint else ""))
+    write(sys.stderr, _styled("error: ", "31") + message + "\n" + (f"{hint}\n" if hint else ""))
 
 
 def dim(text: str) -> str:
@@ -83,41 +82,9 @@ def _styled(text: str, code: str) -> str:
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"
 
 
-def _write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
     except (BrokenPipeError, ValueError):
         pass  # nobody listens
-
-
-class Progress:
-    """A line on stderr that says how far something is: redrawn on a terminal, else a line now and then.
-
-    delay: seconds before anything is shown. every: seconds between two lines where lines cannot be redrawn.
-    """
-
-    def __init__(self, delay: float = 2.0, every: float = 5.0) -> None:
-        self._started, self._shown, self._delay, self._every = time.monotonic(), 0.0, delay, every
-        self._open = False
-
-    def show(self, label: str, share: float, detail: str = "") -> None:
-        """`share` from 0 to 1."""
-        now = time.monotonic()
-        redraw = fancy(sys.stderr)
-        if now - self._started < self._delay or now - self._shown < (0.1 if redraw else self._every):
-            return
-        self._shown = now
-        text = f"{label} {share:4.0%}" + (f" {detail}" if detail else "")
-        if redraw:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            _write(sys.stderr, f"\r\x1b[2K{text[: width - 1]}")
-            self._open = True
-        else:
-            _write(sys.stderr, text + "\n")
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._open:
-            _write(sys.stderr, "\r\x1b[2K")
-            self._open = False

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import IO, Any
 
 from specllama.cli import build, console, readout
+from specllama.cli.progress import Progress
 from specllama.core.stats import RunStats
 from specllama.errors import SpecllamaError, UsageError
 from specllama.process import messages as m
@@ -44,7 +45,7 @@ def run(given: Mapping[str, Any]) -> int:
     as_json, log = values.get("json", False), _log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(log or (sys.stderr if verbose else None)) as client:
-        progress = console.Progress(delay=1.0)
+        progress = Progress(delay=1.0)
         info = client.load(settings, lambda name, share: progress.show(f"loading the {name}", share), verbose)
         progress.clear()
         console.note(readout.start_line(info))
@@ -116,7 +117,7 @@ def _log_file(values: Mapping[str, Any]) -> IO[str] | None:
 
 def _generate(client: EngineClient, request: m.Generate, streaming: bool) -> Answer:
     """Run one request, text to stdout as it comes; Ctrl-C ends it and keeps what there is."""
-    answer, progress = Answer(), console.Progress()
+    answer, progress = Answer(), Progress()
     events = client.generate(request)
     _take(answer, next(events), progress, client, streaming)
     with _first_interrupt(lambda: client.send(m.Cancel(request.id))):
@@ -147,7 +148,7 @@ def _first_interrupt(action: Callable[[], None]) -> Iterator[None]:
 
 
 def _take(
-    answer: Answer, event: m.Message, progress: console.Progress, client: EngineClient, streaming: bool
+    answer: Answer, event: m.Message, progress: Progress, client: EngineClient, streaming: bool
 ) -> None:
     text = ""
     if isinstance(event, m.Started):

@@ -6,30 +6,20 @@ Knows contexts, drafters and policies by their interfaces; no files, no threads;
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.planner import Draft, Outcome, Policy, Round
+from specllama.core.drafting import Draft, Outcome, Policy, Round
 from specllama.core.ports import BatchRow, Context, DecodeError, NoRoomError
 from specllama.core.sampling import Chooser
-from specllama.core.sequence import FinishReason, Generation, Request, common_prefix, ends_ignored
+from specllama.core.sequence import FinishReason, Generation, Request, ends_ignored
+from specllama.core.slots import Slot, empty, take_slot
 from specllama.core.verify import verify
 from specllama.errors import ContextLengthError, EngineError
 
 NO_DRAFT = Draft()
 MOST_PENDING = 16  # rows that a memory may have lost in a cut before they are prefilled in chunks again
-
-
-@dataclass(slots=True)
-class Slot:
-    """A sequence of the target's cache. ids: what the cache holds while nobody uses it."""
-
-    seq_id: int
-    ids: list[int] = field(default_factory=list)
-    last_used: float = 0.0
-    owner: Generation | None = None
 
 
 class Engine:
@@ -262,7 +252,7 @@ class Engine:
             except NoRoomError:
                 idle = [s for s in self.slots if s.owner is None and s.ids]
                 if idle:
-                    self._empty(min(idle, key=lambda s: s.last_used))
+                    empty(self.target, min(idle, key=lambda s: s.last_used))
                     continue
                 self._put_back()
                 return None
@@ -293,25 +283,11 @@ class Engine:
             if not self._has_room(self.waiting[0]):
                 return
             generation = self.waiting.pop(0)
-            slot, n_past = self._choose_slot(idle, generation.history)
+            slot, n_past = take_slot(self.target, idle, generation.history)
             slot.owner, slot.ids = generation, []
             generation.seq_id, generation.n_past = slot.seq_id, n_past
             generation.stats.n_reused = min(n_past, generation.n_prompt)
             self.active.append(generation)
-
-    def _choose_slot(self, idle: list[Slot], ids: list[int]) -> tuple[Slot, int]:
-        """The slot for these ids and how many of them its cache holds already."""
-        best = max(idle, key=lambda s: (common_prefix(s.ids, ids), s.last_used))
-        common = min(common_prefix(best.ids, ids), len(ids) - 1)
-        oldest = min(idle, key=lambda s: s.last_used)
-        if common and (2 * common >= len(best.ids) or best is oldest):
-            return best, self.target.cut(best.seq_id, common)
-        self._empty(oldest)
-        return oldest, self.target.copy(best.seq_id, oldest.seq_id, common) if common else 0
-
-    def _empty(self, slot: Slot) -> None:
-        self.target.cut(slot.seq_id, 0)
-        slot.ids = []
 
     def _release(self, generation: Generation, keep: bool = False) -> None:
         slot = self.slots[generation.seq_id]
@@ -336,4 +312,4 @@ class Engine:
             self._release(generation)
         self.active.clear()
         for slot in self.slots:
-            self._empty(slot)
+            empty(self.target, slot)

@@ -1,159 +1,22 @@
-"""Deciding what to draft: which drafter, how many tokens, for every sequence of a round.
+"""Deciding what to draft by measured time and learnt acceptance.
 
-`Fixed` is the classical policy: so many tokens, whatever they bring. `Adaptive` keeps the mean time of a
-decode per width and the acceptance per drafter, takes the length with the best predicted rate and drafts
-nothing where none beats plain decoding. Both know drafters by the interface of ports.py only.
+`Adaptive` keeps the mean time of a decode per width and the acceptance of the draft model, takes the length
+with the best predicted rate and drafts nothing where none beats plain decoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
 
+from specllama.core.drafting import Draft, Drafting, Round, run_drafter
 from specllama.core.ports import Drafter, Proposal
-from specllama.errors import UsageError
 
-COPY_FLOOR = 0.5  # a copy that is less likely than this does not keep the draft model from being asked
-MOST = 16  # draft tokens of one sequence that Adaptive considers
+MOST = 16  # draft tokens of one sequence that are considered
 
 
-@dataclass(slots=True)
-class Draft:
-    """Tokens to verify and the drafter of each; n_discarded: drafted and left out again."""
-
-    tokens: list[int] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    n_discarded: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one sequence's draft in a round: it emitted n_emitted tokens, n_accept of them
-    drafted.
-    """
-
-    seq_id: int
-    draft: Draft
-    n_accept: int
-    n_emitted: int
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One round as it was: rows decoded, seconds of the target's decode, of drafting, and of all."""
-
-    n_rows: int
-    verify_seconds: float
-    draft_seconds: float
-    seconds: float
-    outcomes: Sequence[Outcome]
-
-    @property
-    def plain(self) -> bool:
-        return self.n_rows == len(self.outcomes) and self.draft_seconds_per_sequence == 0
-
-    @property
-    def draft_seconds_per_sequence(self) -> float:
-        spent = any(o.draft.tokens or o.draft.n_discarded for o in self.outcomes)
-        return self.draft_seconds / len(self.outcomes) if spent else 0.0
-
-
-class Policy(Protocol):
-    """Drives the drafters before each decode and learns from what came of it."""
-
-    drafters: list[Drafter]
-
-    def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        """A draft for each sequence (seq_id → most tokens that may be drafted for it); absent means none."""
-        ...
-
-    def observe(self, done: Round) -> None:
-        """The round that the last `draft` led to."""
-        ...
-
-    def drop(self, name: str) -> None:
-        """The drafter of this name failed; go on without it."""
-        ...
-
-
-def run_drafter(
-    drafter: Drafter, limits: Mapping[int, int], p_min: float, n_min: int = 0
-) -> dict[int, tuple[list[Proposal], int]]:
-    """Step a drafter for all sequences together until each has its limit, runs out, or falls below p_min.
-
-    Returns, for each sequence with at least n_min tokens, its proposals and how many further ones were
-    discarded.
-    """
-    drafts: dict[int, list[Proposal]] = {seq: [] for seq, limit in limits.items() if limit > 0}
-    discarded = dict.fromkeys(drafts, 0)
-    wanted: dict[int, list[int]] = {seq: [] for seq in drafts}
-    while wanted:
-        proposals = drafter.step(wanted)
-        for seq in list(wanted):
-            got = proposals.get(seq)
-            if got is not None and got.confidence >= p_min:
-                drafts[seq].append(got)
-                wanted[seq].append(got.token)
-                if len(drafts[seq]) < limits[seq]:
-                    continue
-            elif got is not None:
-                discarded[seq] += 1
-            del wanted[seq]
-    for seq, proposed in drafts.items():
-        if 0 < len(proposed) < n_min:
-            discarded[seq] += len(proposed)
-            proposed.clear()
-    return {seq: (proposed, discarded[seq]) for seq, proposed in drafts.items()}
-
-
-class _Base:
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self.drafters = list(drafters)
-
-    def drop(self, name: str) -> None:
-        self.drafters = [d for d in self.drafters if d.name != name]
-
-
-class Fixed(_Base):
-    """Always n_max tokens (n_min at least), each with a confidence of p_min at least, as llama.cpp's loop
-    drafts.
-
-    The drafters are asked in turn and the first with a draft wins; copies with little confidence leave the
-    word to a draft model if there is one. Raises UsageError for impossible settings.
-    """
-
-    def __init__(self, drafters: Sequence[Drafter], n_max: int, n_min: int = 0, p_min: float = 0.0) -> None:
-        super().__init__(drafters)
-        if n_max < 0 or n_min < 0:
-            raise UsageError("draft_max and draft_min must not be negative")
-        if n_min > n_max:
-            raise UsageError(f"draft_min {n_min} is more than draft_max {n_max}")
-        if not 0 <= p_min <= 1:
-            raise UsageError(f"draft_p_min must be between 0 and 1, not {p_min:g}")
-        self.n_max, self.n_min, self.p_min = n_max, n_min, p_min
-
-    def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        limits = {seq: min(room, self.n_max) for seq, room in rooms.items() if min(room, self.n_max) > 0}
-        drafts: dict[int, Draft] = {}
-        for i, drafter in enumerate(self.drafters):
-            todo = {seq: n for seq, n in limits.items() if not (seq in drafts and drafts[seq].tokens)}
-            last = i == len(self.drafters) - 1
-            p_min = self.p_min if last or drafter.name == "model" else max(self.p_min, COPY_FLOOR)
-            for seq, (got, discarded) in run_drafter(drafter, todo, p_min, self.n_min).items():
-                draft = drafts.setdefault(seq, Draft())
-                draft.tokens = [p.token for p in got]
-                draft.sources = [drafter.name] * len(got)
-                draft.n_discarded += discarded if drafter.name == "model" else 0
-        return drafts
-
-    def observe(self, done: Round) -> None:
-        pass
-
-
-class Adaptive(_Base):
+class Adaptive(Drafting):
     """Drafts by measured time and acceptance; plain rounds first and then one in `every` tokens keep t(1)
     known.
 

@@ -8,7 +8,7 @@ allow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,15 +35,18 @@ class ModelDrafter:
     """Drafts with the model behind `context`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
-    probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. A sequence that
-    outgrows the draft's context, or holds an id that the draft lacks, gets no more proposals until it is
-    forgotten. Raises DecodeError where the draft model fails; the target is not touched by that.
+    probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. end_ids: nothing is
+    drafted behind one. A sequence that outgrows the draft's context, or holds an id that the draft lacks,
+    gets no more proposals until it is forgotten. Raises DecodeError where the draft model fails; the target
+    is not touched by that.
     """
 
     name = "model"
 
-    def __init__(self, context: Context, n_vocab: int, confident: bool = True) -> None:
-        self.context, self.confident = context, confident
+    def __init__(
+        self, context: Context, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
+    ) -> None:
+        self.context, self.confident, self.end_ids = context, confident, frozenset(end_ids)
         self.n_vocab = min(n_vocab, context.n_vocab)
         self.states: dict[int, _State] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
@@ -84,7 +87,8 @@ class ModelDrafter:
 
     def _fits(self, seq: int, draft: Sequence[int]) -> bool:
         state = self.states[seq]
-        return state.usable and len(state.history) + len(draft) <= self.context.n_ctx
+        ended = bool(draft) and draft[-1] in self.end_ids
+        return state.usable and not ended and len(state.history) + len(draft) <= self.context.n_ctx
 
     def _pending(self, seq: int, draft: Sequence[int]) -> list[int]:
         """Ids to evaluate for the next token: the last drafted one, or all that the cache lacks of the

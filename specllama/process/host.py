@@ -13,9 +13,11 @@ from typing import Any
 
 from specllama import chat
 from specllama.calibrate import measure
+from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Adaptive, Fixed, Policy
+from specllama.core.planner import Adaptive
 from specllama.core.ports import DecodeError, Drafter
 from specllama.core.sequence import Generation, Request
 from specllama.errors import EngineError, SpecllamaError, UsageError
@@ -59,13 +61,16 @@ class Host:
         self._template_error: SpecllamaError | None = None
         self._last: list[int] = []  # ids of the last generation, whose cache is slot _last_slot's
         self._last_slot = 0
-        self.step_started: float | None = None
+        self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
 
     def handle(self, message: m.Message) -> None:
         """Act on a message from the front; what goes wrong with it is answered, not raised."""
         id_ = message.id if isinstance(message, (m.Generate, m.Cancel)) else None
+        self.busy_since = (
+            None if isinstance(message, m.Load) else time.perf_counter()
+        )  # a load says how far it is
         try:
             if isinstance(message, m.Load):
                 show_log(message.verbose)
@@ -80,6 +85,8 @@ class Host:
                 raise EngineError(f"the engine process takes no {type(message).__name__}")
         except SpecllamaError as error:
             self.send(m.Failed(error.to_dict(), id_))
+        finally:
+            self.busy_since = None
 
     @property
     def busy(self) -> bool:
@@ -93,16 +100,15 @@ class Host:
     def step(self) -> None:
         """One step of the engine; one message with everybody's tokens."""
         assert self.engine is not None
-        self.step_started = time.perf_counter()
+        started = self.busy_since = time.perf_counter()
         try:
             self.engine.step()
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
             return
         finally:
-            took = time.perf_counter() - self.step_started
-            self._step_seconds = max(took, 0.9 * self._step_seconds)
-            self.step_started = None
+            self._step_seconds = max(time.perf_counter() - started, 0.9 * self._step_seconds)
+            self.busy_since = None
         for notice in self.engine.notices:
             self.send(m.Notice(notice))
         self.engine.notices.clear()

@@ -6,10 +6,9 @@ Nothing of llama.cpp touches a file before its header has passed.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,12 +18,12 @@ from specllama.drafters.model import ModelDrafter
 from specllama.errors import IncompatiblePairError, ResourceError
 from specllama.gguf import Header, check_model, read_model
 from specllama.llama import Context, Model, devices
-from specllama.machine import gpus_present, physical_cores
 from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
+from specllama.process import describe
 from specllama.process import messages as m
 from specllama.settings import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.store import Store
-from specllama.vocab import PairVerdict, check_pair
+from specllama.vocab import check_pair
 
 DRAFT_BUDGET = 64  # rows of logits kept beyond one per slot
 ROLLBACK = 16  # recurrent states kept per sequence where drafts have no fixed length
@@ -86,7 +85,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         try:
             draft_context = Context(draft_model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
             confident = settings.draft_max is None or settings.draft_p_min > 0
-            drafters.append(ModelDrafter(draft_context, model.n_vocab, confident))
+            drafters.append(ModelDrafter(draft_context, model.n_vocab, confident, model.end_ids))
         except ResourceError as error:
             problem = f"the draft cannot be used: {error.message}"
             send(m.Notice(problem))
@@ -95,10 +94,10 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     for one in (context, draft_context):
         if one is not None:
             _warm_up(one)
-    key = _store_key(target_header, target_settings, context, plan.n_ctx)
+    key = describe.store_key(target_header, target_settings, context, plan.n_ctx)
     info = {
-        "target": _about(target_settings.path, target_header, plan.target.n_gpu_layers),
-        "draft": _about(settings.draft.path, draft_header, plan.draft.n_gpu_layers)
+        "target": describe.about(target_settings.path, target_header, plan.target.n_gpu_layers),
+        "draft": describe.about(settings.draft.path, draft_header, plan.draft.n_gpu_layers)
         if settings.draft and draft_header and plan.draft and draft_context
         else None,
         "verdict": verdict.verdict if verdict else None,
@@ -108,8 +107,8 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         "n_threads": context.n_threads,
         "drafters": [d.name for d in drafters],
         "draft_max": settings.draft_max,
-        "notes": [*_notes(settings, context), *_verdict_notes(verdict), *plan.warnings],
-        **_speculation(settings, drafters, problem),
+        "notes": [*describe.notes(settings, context), *describe.verdict_notes(verdict), *plan.warnings],
+        **describe.speculation(settings, drafters, problem),
         "load_seconds": time.perf_counter() - started,
     }
     return Loaded(
@@ -194,61 +193,3 @@ def _warm_up(context: Context) -> None:
     token = max(0, context.model.bos_id)
     context.decode([BatchRow(token, 0, 0, True)])
     context.cut(0, 0)
-
-
-def _about(path: str, header: Header, n_gpu_layers: int) -> dict[str, Any]:
-    return {
-        "path": path,
-        "name": header.name or os.path.basename(path),
-        "params": header.n_params,
-        "quant": header.quant,
-        "n_gpu_layers": n_gpu_layers,
-    }
-
-
-def _notes(settings: LoadSettings, context: Context) -> list[str]:
-    notes = []
-    asked = [
-        s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
-    ]
-    present, usable = gpus_present(), any(d.gpu for d in devices())
-    if present and not usable:
-        notes.append(
-            f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild it "
-            f"with SPECLLAMA_BACKEND={present[0]} scripts/specllama"
-        )
-    elif asked and not usable:
-        notes.append(
-            "no GPU that this build of llama.cpp could use: -ngl has no effect, all layers are on the CPU"
-        )
-    if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
-        notes.append("this model's memory cannot go back: a draft that is not accepted whole costs a replay")
-    return notes
-
-
-def _verdict_notes(verdict: PairVerdict | None) -> list[str]:
-    """Warnings only; `pair-check` tells the rest."""
-    return [note for note in verdict.notes if note.startswith("warning:")] if verdict else []
-
-
-def _speculation(settings: LoadSettings, drafters: Sequence[Drafter], problem: str) -> dict[str, str]:
-    if drafters:
-        return {"speculation": "on", "reason": ""}
-    if settings.draft_max == 0:
-        return {"speculation": "off", "reason": "--draft-max 0"}
-    if problem:
-        return {"speculation": "off", "reason": problem}
-    return {"speculation": "off", "reason": "no drafter: --drafters names none that can be used"}
-
-
-def _store_key(header: Header, s: ModelSettings, context: Context, n_ctx: int) -> dict[str, Any]:
-    """What measured times and differences depend on."""
-    return {
-        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
-        "machine": [platform.machine(), platform.processor(), physical_cores()],
-        "devices": [d.name for d in devices()],
-        "n_gpu_layers": s.n_gpu_layers,
-        "threads": [context.n_threads, context.n_threads_batch],
-        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn],
-        "n_ctx": n_ctx,
-    }

@@ -166,7 +166,8 @@ def encode(message: Message) -> bytes:
 
 def decode(line: bytes) -> Message:
     """The inverse of `encode`. Raises ValueError for what no end of the pipe wrote."""
-    kind, body = json.loads(line)
-    if kind not in _KINDS:
-        raise ValueError(f"unknown message {kind!r}")
-    return _KINDS[kind](**body)
+    try:
+        kind, body = json.loads(line)
+        return _KINDS[kind](**body)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no message: {error}") from None

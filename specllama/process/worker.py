@@ -87,7 +87,7 @@ def _serve(pipes: _Pipes) -> None:
 def _beat(pipes: _Pipes, host: Host) -> None:
     while True:
         time.sleep(_BEAT_SECONDS)
-        started = host.step_started
+        started = host.busy_since
         busy = time.perf_counter() - started if started is not None else 0.0
         pipes.send(m.Beat(busy, host.allowed_seconds()))
 

@@ -180,13 +180,18 @@ def test_the_prompt_comes_from_flag_file_or_pipe(shared: Command, form: str) -> 
 
 
 def test_raw_parses_control_tokens_and_messages_do_not(shared: Command) -> None:
-    def n_prompt(*args: str) -> int:
-        return int(shared.generate(*args, "-n", "1", "--json").json["n_prompt"])
-
     templated = "<|im_start|>user\nzip<|im_end|>\n<|im_start|>assistant\n"
-    assert n_prompt("--raw", "-p", templated) == n_prompt("-p", "zip")
-    assert n_prompt("-p", "zip<|im_end|>") > n_prompt("-p", "zip") + 2
-    assert n_prompt("-p", "zip", "-sys", "Be brief.") > n_prompt("-p", "zip") + 3
+    prompts = (
+        ("--raw", "-p", templated),
+        ("-p", "zip"),
+        ("-p", "zip<|im_end|>"),
+        ("-p", "zip", "-sys", "Be brief."),
+    )
+    results = shared.many(*(("run", "--no-calibrate", "-n", "1", "--json", *prompt) for prompt in prompts))
+    raw, message, attack, system = (result.json["n_prompt"] for result in results)
+    assert raw == message
+    assert attack > message + 2
+    assert system > message + 3
 
 
 def test_a_template_of_ones_own(shared: Command) -> None:
@@ -233,15 +238,20 @@ def test_seeds(shared: Command) -> None:
 
 
 def test_steps_left_out_of_the_sampling_sequence_are_off(shared: Command) -> None:
-    def tokens(*args: str) -> list[int]:
-        found: list[int] = shared.generate(*ARGS, "--draft-max", "0", "--json", *args).json["tokens"]
-        return found
-
-    hot = ("--temp", "1.5", "--top-k", "5", "--top-p", "0.7", "--min-p", "0.1", "--repeat-penalty", "1.5")
-    off = ("--temp", "1.5", "--top-k", "0", "--top-p", "0.7", "--min-p", "0", "--repeat-penalty", "1")
-    assert tokens(*hot, "--sampling-seq", "pt") == tokens(*off)
-    assert tokens(*hot, "--sampling-seq", "ekpmt") == tokens(*hot) != tokens(*off)
-    assert tokens("--temp", "0", "--sampling-seq", "kpm") == tokens("--temp", "1")
+    hot = "--temp 1.5 --top-k 5 --top-p 0.7 --min-p 0.1 --repeat-penalty 1.5"
+    cases = (
+        f"{hot} --sampling-seq pt",
+        "--temp 1.5 --top-k 0 --top-p 0.7 --min-p 0",
+        f"{hot} --sampling-seq ekpmt",
+        hot,
+        "--temp 0 --sampling-seq kpm",
+        "--temp 1",
+    )
+    common = ("run", *ARGS, "--no-calibrate", "--draft-max", "0", "--json")
+    found = [result.json["tokens"] for result in shared.many(*((*common, *case.split()) for case in cases))]
+    assert found[0] == found[1] != found[3]
+    assert found[2] == found[3]
+    assert found[4] == found[5]
 
 
 def test_cache_types_and_flash_attention_reach_the_engine(shared: Command, plain: Result) -> None:

@@ -1,4 +1,4 @@
-"""Property tests of the engine over table models: whatever is drafted, the output is what plain decoding gives."""
+"""Property tests of the engine over table models: whatever is drafted, the output is the plain one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Adaptive, Fixed, Policy
+from specllama.core.planner import Adaptive
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
@@ -141,7 +143,7 @@ def test_target_as_its_own_draft_is_accepted_whole(temperature):
 
 
 def test_draft_cache_is_kept_not_evaluated_again():
-    """All draft tokens accepted: two rows to catch up per round (the last drafted one and the target's own)."""
+    """All draft tokens accepted: two rows to catch up a round, the last drafted and the target's own."""
     context = TableContext(N_VOCAB)
     request = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=41, ignore_eos=True), 1)
     run(engine_over(TableContext(N_VOCAB), Fixed([ModelDrafter(context, N_VOCAB)], 3)), request)
@@ -176,7 +178,7 @@ def test_limit_is_exact_and_no_draft_reaches_beyond_it():
 
 
 def test_context_full_is_said_and_never_shifted():
-    engine = engine_over(TableContext(N_VOCAB, 20), Fixed([ScriptedDrafter(lambda h, d: 9)], 4))
+    engine = engine_over(TableContext(N_VOCAB, 20), Fixed([ScriptedDrafter(lambda _h, _d: 9)], 4))
     got = run(engine, Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=-2), 1))[0]
     assert (got.finish_reason, len(got.history)) == ("context", 20)
     assert END not in got.output
@@ -188,7 +190,7 @@ def test_prompt_that_fills_the_context_is_refused():
 
 
 def test_cancel_frees_the_slot_and_keeps_the_text():
-    engine = engine_over(TableContext(N_VOCAB), Fixed([ScriptedDrafter(lambda h, d: 9)], 4))
+    engine = engine_over(TableContext(N_VOCAB), Fixed([ScriptedDrafter(lambda _h, _d: 9)], 4))
     g = engine.submit(Request([5, 6, 7], SamplingParams(max_tokens=-2), 1))
     for _ in range(5):
         engine.step()
@@ -211,13 +213,13 @@ def test_prefix_is_reused_from_an_idle_slot():
     prompt = list(range(4, 30)) * 3
     first = run(engine, Request(prompt, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), 1))[0]
     target.widths.clear()
-    longer = first.history + [7, 8, 9]
+    longer = [*first.history, 7, 8, 9]
     second = run(engine, Request(longer, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), 1))[0]
     assert second.seq_id == first.seq_id
     assert second.stats.n_reused == len(first.history) - 1
     assert target.widths[0] == 4
     # A short common beginning is shared with the least recently used slot instead; the long cache survives.
-    third = run(engine, Request(prompt[:20] + [9], SamplingParams(temperature=0, max_tokens=2), 1))[0]
+    third = run(engine, Request([*prompt[:20], 9], SamplingParams(temperature=0, max_tokens=2), 1))[0]
     assert third.seq_id != second.seq_id
     assert third.stats.n_reused == 20
 
@@ -227,7 +229,7 @@ def test_failed_decode_cancels_and_the_engine_goes_on():
     engine = engine_over(target, Fixed([], 0))
     g = engine.submit(Request([5, 6], SamplingParams(max_tokens=-2), 1))
     engine.step()
-    rows, target.rows = target.rows, lambda ids: np.full(N_VOCAB, np.nan, np.float32)
+    rows, target.rows = target.rows, lambda _ids: np.full(N_VOCAB, np.nan, np.float32)
     with pytest.raises(Exception, match="not finite"):
         engine.step()
     assert g.finish_reason == "cancel"
@@ -236,7 +238,7 @@ def test_failed_decode_cancels_and_the_engine_goes_on():
 
 
 def test_near_ties_are_decided_alone():
-    """Rows of a batch differ from single rows by less than epsilon: with the guard the text is that of single rows."""
+    """Rows of a batch differ from single ones by less than epsilon: the guard keeps the text."""
 
     class Rounding(TableContext):
         def decode(self, batch):

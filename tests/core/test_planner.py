@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from specllama.core.planner import Adaptive, Draft, Fixed, Outcome, Policy, Round, run_drafter
+from specllama.core.drafting import Draft, Outcome, Policy, Round, run_drafter
+from specllama.core.fixed import Fixed
+from specllama.core.planner import Adaptive
 from specllama.core.ports import Proposal
 from specllama.errors import UsageError
 from specllama.testing import ScriptedDrafter

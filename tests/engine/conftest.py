@@ -50,7 +50,7 @@ def context() -> Iterator[Callable[..., Context]]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Model]]:
-    """A tiny random model by kind; noise: how far it is from the noiseless one. Single precision throughout."""
+    """A tiny random model by kind; noise: how far it is from the noiseless one. Single precision."""
     directory, models = tmp_path_factory.mktemp("tiny"), {}
 
     def load(kind: str, noise: float = 0.0, **settings: object) -> Model:

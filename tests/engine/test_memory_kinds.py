@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Adaptive, Fixed
+from specllama.core.planner import Adaptive
 from specllama.core.ports import BatchRow, NoRoomError
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
@@ -25,7 +26,13 @@ def generate(context, policy, request, kind="llama") -> Generation:
     context.cut(0, 0)
     epsilon = EPSILON.get(kind, 0.002)
     engine = Engine(
-        context, policy, end_ids={2}, clock=time.perf_counter, epsilon=epsilon, exact=True, prefill_seconds=0.001
+        context,
+        policy,
+        end_ids={2},
+        clock=time.perf_counter,
+        epsilon=epsilon,
+        exact=True,
+        prefill_seconds=0.001,
     )
     generation = engine.submit(request)
     while engine.busy:

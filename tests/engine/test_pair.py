@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Adaptive, Fixed, Policy
+from specllama.core.planner import Adaptive
 from specllama.core.ports import DecodeError
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
@@ -119,7 +121,7 @@ def test_speculative_text_is_plain_text(
     wanted = request(target, name, temperature=temperature)
     main, small = context(target), context(draft)
     accepted = 0
-    for n_max in (1, 2, 3, 5, 8, 13, 16):
+    for n_max in (1, 3, 7, 16):
         for drafters in (
             [CopyDrafter()],
             [ModelDrafter(small, target.n_vocab)],
@@ -132,7 +134,7 @@ def test_speculative_text_is_plain_text(
             assert max(got.stats.reached, default=0) <= got.stats.rounds
             assert len(got.stats.reached) <= n_max
             accepted += got.stats.n_accept
-    assert accepted > 100
+    assert accepted > 50
 
 
 def test_the_guard_changes_nothing_either(

@@ -1,0 +1,42 @@
+"""Sequences of the target's cache: who uses them, what they hold while nobody does, which one a request
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specllama.core.ports import Context
+from specllama.core.sequence import Generation, common_prefix
+
+
+@dataclass(slots=True)
+class Slot:
+    """A sequence of the target's cache. ids: what the cache holds while nobody uses it."""
+
+    seq_id: int
+    ids: list[int] = field(default_factory=list)
+    last_used: float = 0.0
+    owner: Generation | None = None
+
+
+def take_slot(target: Context, idle: Sequence[Slot], ids: Sequence[int]) -> tuple[Slot, int]:
+    """The idle slot for these ids, and how many of them its cache holds already.
+
+    A cache is taken over where at least half of it is of use; else the common beginning is shared with the
+    slot that was not used for longest, so that a long cache outlives a short request that begins alike.
+    """
+    best = max(idle, key=lambda s: (common_prefix(s.ids, ids), s.last_used))
+    common = min(common_prefix(best.ids, ids), len(ids) - 1)
+    oldest = min(idle, key=lambda s: s.last_used)
+    if common and (2 * common >= len(best.ids) or best is oldest):
+        return best, target.cut(best.seq_id, common)
+    empty(target, oldest)
+    return oldest, target.copy(best.seq_id, oldest.seq_id, common) if common else 0
+
+
+def empty(target: Context, slot: Slot) -> None:
+    """Give the slot's cells back to the pool."""
+    target.cut(slot.seq_id, 0)
+    slot.ids = []

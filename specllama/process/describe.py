@@ -1,0 +1,76 @@
+"""What a front is told of a load, and the key under which its measurements are stored."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.core.ports import Drafter
+from specllama.gguf import Header
+from specllama.llama import Context, devices
+from specllama.machine import gpus_present, physical_cores
+from specllama.settings import AUTO, LoadSettings, ModelSettings
+from specllama.vocab import PairVerdict
+
+
+def about(path: str, header: Header, n_gpu_layers: int) -> dict[str, Any]:
+    """A model, for the read-out and `--json`."""
+    return {
+        "path": path,
+        "name": header.name or os.path.basename(path),
+        "params": header.n_params,
+        "quant": header.quant,
+        "n_gpu_layers": n_gpu_layers,
+    }
+
+
+def notes(settings: LoadSettings, context: Context) -> list[str]:
+    """What the user should know of how the models were loaded."""
+    notes = []
+    asked = [
+        s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
+    ]
+    present, usable = gpus_present(), any(d.gpu for d in devices())
+    if present and not usable:
+        notes.append(
+            f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild it "
+            f"with SPECLLAMA_BACKEND={present[0]} scripts/specllama"
+        )
+    elif asked and not usable:
+        notes.append(
+            "no GPU that this build of llama.cpp could use: -ngl has no effect, all layers are on the CPU"
+        )
+    if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
+        notes.append("this model's memory cannot go back: a draft that is not accepted whole costs a replay")
+    return notes
+
+
+def verdict_notes(verdict: PairVerdict | None) -> list[str]:
+    """Warnings only; `pair-check` tells the rest."""
+    return [note for note in verdict.notes if note.startswith("warning:")] if verdict else []
+
+
+def speculation(settings: LoadSettings, drafters: Sequence[Drafter], problem: str) -> dict[str, str]:
+    """On, or off and why."""
+    if drafters:
+        return {"speculation": "on", "reason": ""}
+    if settings.draft_max == 0:
+        return {"speculation": "off", "reason": "--draft-max 0"}
+    if problem:
+        return {"speculation": "off", "reason": problem}
+    return {"speculation": "off", "reason": "no drafter: --drafters names none that can be used"}
+
+
+def store_key(header: Header, s: ModelSettings, context: Context, n_ctx: int) -> dict[str, Any]:
+    """What measured times and differences depend on."""
+    return {
+        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
+        "machine": [platform.machine(), platform.processor(), physical_cores()],
+        "devices": [d.name for d in devices()],
+        "n_gpu_layers": s.n_gpu_layers,
+        "threads": [context.n_threads, context.n_threads_batch],
+        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn],
+        "n_ctx": n_ctx,
+    }
