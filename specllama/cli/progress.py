@@ -1,4 +1,4 @@
-"""How far something is: a line redrawn on a terminal, lines now and then elsewhere. Prints through console."""
+"""How far something is: a line redrawn on a terminal, lines now and then elsewhere. Uses console to print."""
 
 from __future__ import annotations
 

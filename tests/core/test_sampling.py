@@ -11,18 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specllama.core import sampling
+from specllama.core.noise import gumbel, nth_seed, splitmix64
 from specllama.core.params import SamplingParams
 from specllama.core.ports import DecodeError
-from specllama.core.sampling import (
-    Chooser,
-    best_first,
-    gumbel,
-    log_softmax,
-    nth_seed,
-    probability,
-    splitmix64,
-    top_ids,
-)
+from specllama.core.sampling import Chooser, best_first, log_softmax, probability, top_ids
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
