@@ -126,25 +126,23 @@ def test_plain_decoding_reports_no_drafts(plain: Result, shared: Command) -> Non
     assert not re.search("n_drafted|accept|plain", shown.err)
 
 
-@pytest.mark.parametrize(
-    ("flags", "sources"),
-    [
-        (["--temp", "0"], {"model", "copy"}),
-        (
-            ["--temp", "1.3", "--seed", "11", "--top-k", "0", "--top-p", "1", "--min-p", "0"],
-            {"model", "copy"},
-        ),
-        (["--drafters", "copy", "--seed", "5"], {"copy"}),
-        (["--drafters", "model", "--draft-max", "7", "--seed", "6"], {"model"}),
-        (["--draft-max", "1", "--repeat-penalty", "1.3", "--seed", "7"], {"model", "copy"}),
-        (["--draft-max", "16", "--draft-min", "2", "--draft-p-min", "0.5", "--exact"], {"model", "copy"}),
-    ],
-)
-def test_speculative_text_is_plain_text(shared: Command, flags: list[str], sources: set[str]) -> None:
-    result = shared.generate(*ARGS, *flags, "--compare", "--json")
-    assert result.json["compare"]["identical"] is True
-    assert result.json["n_drafted"] > 0
-    assert set(result.json["drafted_by"]) <= sources
+DRAFTING = {  # flags, and who may have drafted
+    "--temp 0": {"model", "copy"},
+    "--temp 1.3 --seed 11 --top-k 0 --top-p 1 --min-p 0": {"model", "copy"},
+    "--drafters copy --seed 5": {"copy"},
+    "--drafters model --draft-max 7 --seed 6": {"model"},
+    "--draft-max 1 --repeat-penalty 1.3 --seed 7": {"model", "copy"},
+    "--draft-max 16 --draft-min 2 --draft-p-min 0.5 --exact": {"model", "copy"},
+}
+
+
+def test_speculative_text_is_plain_text(shared: Command) -> None:
+    common = ("run", "--no-calibrate", *ARGS, "--compare", "--json")
+    results = shared.many(*((*common, *flags.split()) for flags in DRAFTING))
+    for result, (flags, sources) in zip(results, DRAFTING.items(), strict=True):
+        assert result.json["compare"]["identical"] is True, flags
+        assert result.json["n_drafted"] > 0, flags
+        assert set(result.json["drafted_by"]) <= sources, flags
 
 
 def test_compare_says_so_and_measures_the_plain_rate(shared: Command) -> None:
@@ -292,18 +290,18 @@ ALONE = {  # in tests of their own
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("spelling", range(max(len(o.flags) for o in RUN)))
-def test_every_spelling_of_every_flag_is_taken(shared: Command, spelling: int) -> None:
-    args: list[str] = []
-    for option in RUN:
-        if option.name in ALONE:
-            continue
-        flag = option.flags[min(spelling, len(option.flags) - 1)]
-        args += [flag] if option.kind is bool else [flag, VALUES[option.name]]
-    result = shared("run", "--json", *args)
-    assert result.code == 0, result.err
-    assert result.json["n_predict"] <= 3
-    assert result.json["seed"] == 1
+def test_every_spelling_of_every_flag_is_taken(shared: Command) -> None:
+    lines = []
+    for spelling in range(max(len(o.flags) for o in RUN)):
+        lines.append(["run", "--json"])
+        for option in RUN:
+            if option.name not in ALONE:
+                flag = option.flags[min(spelling, len(option.flags) - 1)]
+                lines[-1] += [flag] if option.kind is bool else [flag, VALUES[option.name]]
+    for result in shared.many(*lines):
+        assert result.code == 0, result.err
+        assert result.json["n_predict"] <= 3
+        assert result.json["seed"] == 1
 
 
 @pytest.mark.parametrize("flag", ["-ot", "-otd"])
@@ -319,15 +317,12 @@ def test_experts_on_the_cpu(shared: Command) -> None:
     assert result.code == 0, result.err
 
 
-@pytest.mark.parametrize(
-    "flags",
-    ["--mirostat 2", "--no-such", "--draft-p-split 0.1", "--typical 0.9", "--grp-attn-n 4"],
-)
-def test_what_llama_cpp_has_and_we_do_not_is_refused_by_name(shared: Command, flags: str) -> None:
-    result = shared("run", "-p", "zip", *flags.split())
-    assert (result.code, result.out) == (2, "")
-    assert flags.split()[0].lstrip("-")[:2] in result.lines[0]
-    assert result.lines[0].startswith("error: No such option")
+def test_what_llama_cpp_has_and_we_do_not_is_refused_by_name(shared: Command) -> None:
+    flags = ("--mirostat 2", "--no-such", "--draft-p-split 0.1", "--typical 0.9", "--grp-attn-n 4")
+    results = shared.many(*(("run", "-p", "zip", *flag.split()) for flag in flags))
+    for result, flag in zip(results, flags, strict=True):
+        assert (result.code, result.out) == (2, "")
+        assert result.lines[0] == f"error: No such option: {flag.split()[0]}"
 
 
 def test_measured_figures_are_kept_and_used_by_the_next_run(command: Command) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from specllama.core import sampling
+from specllama.core import noise
 from specllama.core.noise import gumbel, nth_seed, splitmix64
 from specllama.core.params import SamplingParams
 from specllama.core.ports import DecodeError
@@ -195,7 +195,7 @@ def test_noise_depends_on_the_token_not_on_the_company():
 def test_noise_is_finite_for_the_extreme_bits(monkeypatch):
     """The largest and the smallest hash: u stays strictly between 0 and 1."""
     for bits in (0, 2**64 - 1):
-        monkeypatch.setattr(sampling, "splitmix64", lambda x, bits=bits: bits)
+        monkeypatch.setattr(noise, "splitmix64", lambda x, bits=bits: bits)
         assert np.isfinite(gumbel(0, 0, np.array([0, 1]))).all()
     u = (np.array([2**52 - 1], np.uint64).astype(np.float64) + 0.5) * 2.0**-52
     assert u[0] < 1

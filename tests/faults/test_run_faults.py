@@ -357,33 +357,23 @@ def test_broken_configuration_names_file_and_line(
         project.unlink()
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "needle"),
-    [
-        ("SPECLLAMA_TOP_K", "many", "a whole number"),
-        ("SPECLLAMA_EXACT", "perhaps", "true or false"),
-        ("SPECLLAMA_TEMPERATUR", "1", "temperature"),
+def test_broken_environment_names_the_variable(shared: Command) -> None:
+    for variable, value, needle in (
+        ("SPECLLAMA_TOP_K", "many", "SPECLLAMA_TOP_K must be a whole number"),
+        ("SPECLLAMA_EXACT", "perhaps", "SPECLLAMA_EXACT must be true or false"),
+        ("SPECLLAMA_TEMPERATUR", "1", "did you mean temperature"),
         ("SPECLLAMA_TEMPERATURE", "-1", "temperature"),
-        ("SPECLLAMA_CONFIG", "/nowhere.toml", "/nowhere.toml"),
-    ],
-)
-def test_broken_environment_names_the_variable(
-    shared: Command, variable: str, value: str, needle: str
-) -> None:
-    result = shared("run", "-p", "zip", env={variable: value})
-    refused(result, 2, needle)
-    assert variable in result.err or needle == "temperature"
+        ("SPECLLAMA_CONFIG", "/nowhere.toml", "SPECLLAMA_CONFIG names /nowhere.toml"),
+    ):
+        refused(shared("run", "-p", "zip", env={variable: value}), 2, needle)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"schema": 99, "t1": 1}'])
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"schema": 99, "t1": 1}'])
 def test_a_corrupt_calibration_file_is_moved_aside_and_measured_again(
     command: Command, content: bytes
 ) -> None:
     args = ("run", "-p", "zip", "-n", "24", "--ignore-eos", "--seed", "1")
-    if content == b"":
-        assert command(*args).code == 0
-    else:
-        command(*args)
+    assert command(*args).code == 0
     (file,) = (command.cache / "calibration").iterdir()
     file.write_bytes(content)
     assert command(*args).code == 0
@@ -425,8 +415,6 @@ class TestLlamaCpp:
         [
             "raise ImportError('libllama.so: cannot open shared object file')",
             "raise RuntimeError(\"Failed to load shared library 'libllama.so'\")",
-            "raise OSError('libcudart.so.12: cannot open shared object file')",
-            "import not_there_at_all",
         ],
     )
     def test_broken(self, command: Command, source: str) -> None:
