@@ -322,7 +322,7 @@ def test_what_llama_cpp_has_and_we_do_not_is_refused_by_name(shared: Command) ->
     results = shared.many(*(("run", "-p", "zip", *flag.split()) for flag in flags))
     for result, flag in zip(results, flags, strict=True):
         assert (result.code, result.out) == (2, "")
-        assert result.lines[0] == f"error: No such option: {flag.split()[0]}"
+        assert result.lines[0].startswith(f"error: No such option: {flag.split()[0]}")
 
 
 def test_measured_figures_are_kept_and_used_by_the_next_run(command: Command) -> None:
