@@ -76,9 +76,9 @@ class Pair:
     own: Context | None = None
 
     @classmethod
-    def load(cls, target: str, draft: str, threads: int, n_ctx: int = 2048) -> Pair:
-        t = Model(ModelSettings(path=target, n_threads=threads))
-        d = Model(ModelSettings(path=draft, n_threads=threads))
+    def load(cls, args: argparse.Namespace, n_ctx: int = 2048) -> Pair:
+        t = Model(ModelSettings(path=args.model, n_threads=args.threads, flash_attn=args.flash_attn))
+        d = Model(ModelSettings(path=args.draft, n_threads=args.threads, flash_attn=args.flash_attn))
         return cls(t, Context(t, n_ctx), d, Context(d, n_ctx), t.end_ids)
 
     def generate(self, request: Request, kind: str, n_max: int) -> Generation:
@@ -103,7 +103,7 @@ class Pair:
 
 def lossless(args: argparse.Namespace) -> None:
     """Speculative against plain text, token for token; each divergence with its margin; and the control."""
-    pair = Pair.load(args.model, args.draft, args.threads)
+    pair = Pair.load(args)
     prompts = load_prompts(args.prompts, args.per_workload)
     settings = [(0.0, 1), *((0.8, seed) for seed in (1, 2, 3))]
     n_tokens = n_runs = n_control = control_flips = 0
@@ -417,6 +417,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=64, help="tokens of a generation")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--show", type=int, default=20, help="divergences to list")
+    parser.add_argument("-fa", "--flash-attn", default="off", help="off, as run has it on a CPU")
     parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
     if args.draft_max is None:

@@ -7,9 +7,13 @@ import sys
 
 def main() -> None:
     """Run the command line; every error of ours becomes one message and its exit code."""
-    from specllama.cli.app import run_app
+    try:
+        from specllama.cli.app import run_app
 
-    sys.exit(run_app(sys.argv[1:]))
+        code = run_app(sys.argv[1:])
+    except KeyboardInterrupt:  # before the command could take care of it
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

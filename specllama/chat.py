@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.chat_sandbox import Sandbox
-from specllama.errors import IntegrityError, UsageError
+from specllama.errors import SpecllamaError, TemplateError, UsageError
 
 Message = Mapping[str, Any]
 SECONDS, MAX_CHARS = 2.0, 4 * 1024 * 1024
@@ -36,7 +36,7 @@ class Part:
 
 
 class ChatTemplate:
-    """A compiled template. Raises IntegrityError where the model's own does not compile.
+    """A compiled template. Raises TemplateError where the model's own does not compile.
 
     control_texts: texts of the model's control tokens. own: False for a template that the user gave, whose
     faults are the user's (UsageError).
@@ -45,7 +45,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, control_texts: Sequence[str] = (), bos: str = "", eos: str = "", own: bool = True
     ) -> None:
-        self._error = IntegrityError if own else UsageError
+        self._error: type[SpecllamaError] = TemplateError if own else UsageError
         self._names = {"bos_token": bos, "eos_token": eos}
         texts = sorted({t for t in control_texts if len(t) > 1}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, texts))) if texts else None
@@ -59,14 +59,15 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], **variables: Any) -> list[Part]:
         """The prompt for the next answer, in parts whose concatenated ids are the prompt's ids.
 
-        variables: what else the template may ask for (tools, enable_thinking …). Raises UsageError where
-        the template refuses the messages, runs longer than 2 s or writes 4 MB more than they are.
+        variables: what else the template may ask for (tools, enable_thinking …). Raises
+        TemplateError (UsageError where the user gave the template) where it refuses the messages, runs longer
+        than 2 s or writes 4 MB more than they are.
         """
         hidden: list[str] = []
         shown = [self._hide(message, hidden) for message in messages]
         given = {name: self._hide(value, hidden) for name, value in variables.items()}
         values = {"add_generation_prompt": True, **self._names, **given, "messages": shown}
-        text = _with_deadline(lambda: self._write(values))
+        text = _with_deadline(lambda: self._write(values), self._error)
         return list(_parts(text, hidden))
 
     def _hide(self, value: Any, hidden: list[str]) -> Any:
@@ -94,12 +95,12 @@ class ChatTemplate:
             for piece in self._template.generate(values):
                 size += len(piece)
                 if size > MAX_CHARS:
-                    raise UsageError("the chat template writes 4 MB more than it was given", "use --raw")
+                    raise self._error("the chat template writes 4 MB more than it was given", "use --raw")
                 out.append(piece)
-        except UsageError:
+        except SpecllamaError:
             raise
         except Exception as error:  # noqa: BLE001 - a template can raise whatever Python can
-            raise UsageError(
+            raise self._error(
                 f"the chat template refuses these messages: {_one_line(error)}", "use --raw"
             ) from None
         return "".join(out)
@@ -128,7 +129,7 @@ def _parts(text: str, hidden: Sequence[str]) -> Iterator[Part]:
             yield Part(piece, True)
 
 
-def _with_deadline(work: Callable[[], str]) -> str:
+def _with_deadline(work: Callable[[], str], error: type[SpecllamaError]) -> str:
     """Run in this thread; another raises _Stop in it when the time is up. Template loops are Python code."""
     thread, done, lock = threading.get_ident(), False, threading.Lock()
 
@@ -148,7 +149,7 @@ def _with_deadline(work: Callable[[], str]) -> str:
                 done = True
             timer.cancel()
     except _Stop:  # it may also arrive when the work is just done
-        raise UsageError(f"the chat template ran for more than {SECONDS:g} s", "use --raw") from None
+        raise error(f"the chat template ran for more than {SECONDS:g} s", "use --raw") from None
 
 
 def _one_line(error: BaseException) -> str:

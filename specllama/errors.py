@@ -8,7 +8,8 @@ SpecllamaError                      1   500   anything unexpected that still has
 ├── AccessError                     4   401   gated, private or unauthorised
 ├── NetworkError                    5   502   the hub or an RPC worker cannot be reached
 ├── IntegrityError                  6   500   a wrong hash, a damaged or foreign file
-│   └── GGUFError                   6   500   names the field and the offset in the header
+│   ├── GGUFError                   6   500   names the field and the offset in the header
+│   └── TemplateError               6   400   the model's chat template, or what it makes of the messages
 ├── IncompatiblePairError           7   400   target and draft do not share a vocabulary
 ├── ResourceError                   8   503   memory, disk or port
 └── EngineError                     9   500   llama.cpp refused something
@@ -81,6 +82,10 @@ class IntegrityError(SpecllamaError):
 
 class GGUFError(IntegrityError):
     pass
+
+
+class TemplateError(IntegrityError):
+    http_status = 400
 
 
 class IncompatiblePairError(SpecllamaError):

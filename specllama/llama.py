@@ -37,6 +37,10 @@ if _found != TESTED:
     raise EngineError(
         f"llama-cpp-python {_found} is installed, specllama needs {TESTED}", f"install it: {INSTALL}"
     )
+# OpenMP threads spin at every barrier, by default for milliseconds: where another program keeps a core busy,
+# a decode then takes hundreds of times as long. With this bound it takes three times as long.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 try:
     import llama_cpp as llama
     from llama_cpp._ggml import libggml
@@ -75,6 +79,12 @@ for _name, _result, _args in (
 ):
     _function = getattr(libggml, _name)
     _function.restype, _function.argtypes = _result, _args
+
+
+class _TensorOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override, which llama-cpp-python does not declare."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 class _Log:
@@ -192,6 +202,8 @@ class Model:
             (False, False): _NO_MMAP,
         }[s.use_mmap, s.use_mlock]
         params.n_gpu_layers = -1 if s.n_gpu_layers in (AUTO, ALL_LAYERS) else s.n_gpu_layers
+        if s.split_mode == "tensor" and not any(d.gpu for d in devices()):
+            raise UsageError("-sm tensor needs a GPU that this build of llama.cpp can use")
         params.split_mode, params.main_gpu = _SPLIT[s.split_mode], s.main_gpu
         if s.devices:
             params.devices = self._keep(self._device_list(s.devices))
@@ -226,8 +238,7 @@ class Model:
         return (ctypes.c_void_p * (len(wanted) + 1))(*[known[n] for n in wanted], None)
 
     def _override_list(self, overrides: Sequence[tuple[str, str]]) -> ctypes.Array[Any]:
-        entry = llama.llama_model_tensor_buft_override
-        array = (entry * (len(overrides) + 1))()
+        array = (_TensorOverride * (len(overrides) + 1))()
         for i, (pattern, buft) in enumerate(overrides):
             try:
                 re.compile(pattern)
@@ -236,7 +247,7 @@ class Model:
                     f"--override-tensor pattern {pattern!r} is not a regular expression: {error}"
                 ) from None
             array[i].pattern, array[i].buft = pattern.encode(), _buffer_type(buft)
-        return array  # type: ignore[no-any-return]
+        return array
 
     def _refuse_unfit(self) -> None:
         if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):

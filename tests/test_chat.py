@@ -12,7 +12,7 @@ import pytest
 
 from specllama import chat
 from specllama.chat import ChatTemplate, Part, encode
-from specllama.errors import IntegrityError, UsageError
+from specllama.errors import IntegrityError, TemplateError, UsageError
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -227,7 +227,7 @@ def test_escapes_and_bombs_are_refused(source):
 
 def test_the_messages_are_left_as_they_were():
     messages = [{"role": "user", "content": "a<s>b", "more": [1]}]
-    with pytest.raises(UsageError):
+    with pytest.raises(TemplateError):
         of("{% set _ = messages[0].update({'role': 'system'}) %}", messages)
     assert messages == [{"role": "user", "content": "a<s>b", "more": [1]}]
 
@@ -242,7 +242,7 @@ def test_the_messages_are_left_as_they_were():
 )
 def test_endless_loops_end(source):
     begin = time.monotonic()
-    with pytest.raises(UsageError, match="more than 2 s"):
+    with pytest.raises(TemplateError, match="more than 2 s"):
         of(source)
     assert time.monotonic() - begin < 10
     # Nothing of the deadline is left behind.
@@ -252,14 +252,14 @@ def test_endless_loops_end(source):
 
 
 def test_endless_recursion_ends():
-    with pytest.raises(UsageError):
+    with pytest.raises(TemplateError):
         of("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
 
 
 def test_300_megabytes_are_not_written():
-    with pytest.raises(UsageError, match="4 MB"):
+    with pytest.raises(TemplateError, match="4 MB"):
         of("{% for a in range(3000) %}{{ 'x' * 100000 }}{% endfor %}")
-    with pytest.raises(UsageError, match="4 MB"):
+    with pytest.raises(TemplateError, match="4 MB"):
         of("{% for a in range(60) %}{{ 'x' * 100000 }}{% endfor %}")
 
 
@@ -275,7 +275,7 @@ def test_the_deadline_stays_inside_its_thread():
     def slow() -> None:
         try:
             of("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-        except UsageError as error:
+        except TemplateError as error:
             results.append(error)
 
     thread = threading.Thread(target=slow)
@@ -290,14 +290,14 @@ def test_the_deadline_stays_inside_its_thread():
 
 
 def test_templates_that_refuse_the_messages():
-    with pytest.raises(UsageError, match="roles must alternate") as caught:
+    with pytest.raises(TemplateError, match="roles must alternate") as caught:
         of("{{ raise_exception('roles must alternate') }}")
     assert caught.value.hint
-    with pytest.raises(UsageError, match="refuses these messages"):
+    with pytest.raises(TemplateError, match="refuses these messages"):
         of("{{ 1 / 0 }}")
-    with pytest.raises(UsageError, match="refuses these messages"):
+    with pytest.raises(TemplateError, match="refuses these messages"):
         of("{{ messages[7].content.text }}")
-    with pytest.raises(UsageError, match="refuses these messages"):
+    with pytest.raises(TemplateError, match="refuses these messages"):
         ChatTemplate(CHATML).render([{"role": "user"}])
 
 

@@ -13,8 +13,8 @@ import typer
 
 import specllama
 from specllama.cli import console, options
-from specllama.cli.command import takes
-from specllama.errors import SpecllamaError
+from specllama.cli.command import misread, takes
+from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -67,6 +67,8 @@ def run_app(arguments: Sequence[str]) -> int:
     console.prepare()
     signal.signal(signal.SIGTERM, _terminated)
     try:
+        if arguments[:1] == ["run"] and (flag := misread(arguments[1:], options.RUN)):
+            raise UsageError(f"no such option: {flag}", "see specllama run --help")
         result = app(list(arguments), prog_name="specllama", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except SpecllamaError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -38,3 +38,23 @@ def _annotation(o: Option) -> Any:
     kind: Any = list[o.kind] if o.many else o.kind  # type: ignore[name-defined]
     info = typer.Option(*o.flags, help=o.help, metavar=o.metavar, rich_help_panel=o.panel, show_default=False)
     return Annotated[kind | None, info]
+
+
+def misread(arguments: Sequence[str], options: Iterable[Option]) -> str | None:
+    """The first argument that looks like one of llama.cpp's short flags and is none of ours, None without
+    one.
+
+    Typer would take `-pps` for `-p ps`, and so drop a flag silently.
+    """
+    takes_value = {flag: o.kind is not bool for o in options for flag in o.flags} | {"-h": False}
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            return None
+        if takes_value.get(argument):
+            next(rest, None)
+        elif (
+            argument[:1] == "-" and argument[1:2] != "-" and len(argument) > 2 and argument not in takes_value
+        ):
+            return argument
+    return None

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from specllama.process import messages as m
 from specllama.settings import LoadSettings
 
 _GRACE_SECONDS = 2.0  # that the process has to end by itself
+_SILENCE_SECONDS = 30.0  # between two messages of a living process; it sends one every half second
 
 
 class EngineClient:
@@ -41,7 +43,9 @@ class EngineClient:
         self._inboxes: dict[int | None, queue.SimpleQueue[m.Message | SpecllamaError]] = {}
         self._lock = threading.Lock()
         self._dead: SpecllamaError | None = None
-        self._closing = False
+        self._closing = threading.Event()
+        self._heard: float | None = None  # when the last message came
+        self._problem: SpecllamaError | None = None
         self.notices: list[str] = []
         package = str(Path(specllama.__file__).parent.parent)
         path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -55,7 +59,7 @@ class EngineClient:
         )
         self._threads = [
             threading.Thread(target=target, daemon=True)
-            for target in (self._read_messages, self._read_stderr)
+            for target in (self._read_messages, self._read_stderr, self._watch)
         ]
         for thread in self._threads:
             thread.start()
@@ -130,7 +134,7 @@ class EngineClient:
 
     def close(self) -> None:
         """End the process: it exits when its stdin closes, and is killed if it does not."""
-        self._closing = True
+        self._closing.set()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -159,22 +163,31 @@ class EngineClient:
 
     def _read_messages(self) -> None:
         assert self._process.stdout is not None
-        problem: SpecllamaError | None = None
         try:
             for line in self._process.stdout:
+                self._heard = time.monotonic()
                 message = m.decode(line)
                 if isinstance(message, m.Beat) and message.busy_for > message.allowed:
-                    problem = EngineDiedError(
+                    self._kill(
                         f"the engine process hangs: a decode has run for {message.busy_for:.0f} s, "
                         f"{message.allowed:.0f} s would be slow; it was ended"
                     )
-                    self._process.kill()
                     break
                 self._dispatch(message)
         except (ValueError, TypeError) as error:
-            problem = EngineDiedError(f"the engine process sent what is no message: {error}")
-            self._process.kill()
-        self._die(problem)
+            self._kill(f"the engine process sent what is no message: {error}")
+        self._die()
+
+    def _watch(self) -> None:
+        """A process that does not even beat is stopped or deadlocked; waiting for it would last for ever."""
+        while not self._closing.wait(1.0) and self._dead is None:
+            if self._heard is not None and time.monotonic() - self._heard > _SILENCE_SECONDS:
+                self._kill(f"the engine process has said nothing for {_SILENCE_SECONDS:.0f} s; it was ended")
+                return
+
+    def _kill(self, why: str) -> None:
+        self._problem = self._problem or EngineDiedError(why)
+        self._process.kill()
 
     def _dispatch(self, message: m.Message) -> None:
         if isinstance(message, m.Tokens):
@@ -195,12 +208,12 @@ class EngineClient:
         if inbox is not None:
             inbox.put(message)
 
-    def _die(self, problem: SpecllamaError | None) -> None:
+    def _die(self) -> None:
         """Tell everybody who waits that the process has ended, and why."""
         code = self._process.wait()
         self._threads[1].join(timeout=_GRACE_SECONDS)
-        closed = EngineDiedError("the engine process was closed") if self._closing else None
-        self._dead = self._dead or problem or closed or EngineDiedError(self._obituary(code))
+        closed = EngineDiedError("the engine process was closed") if self._closing.is_set() else None
+        self._dead = self._dead or self._problem or closed or EngineDiedError(self._obituary(code))
         for inbox in list(self._inboxes.values()):
             inbox.put(self._dead)
 

@@ -128,22 +128,27 @@ class Host:
             epsilon=loaded.stored.get("epsilon"),
             exact=settings.exact,
         )
-        source = settings.chat_template or loaded.header.chat_template
-        if source:
-            model = loaded.model
-            try:
-                self._template = chat.ChatTemplate(
-                    source,
-                    model.control_texts,
-                    bos=model.token_text(model.bos_id),
-                    eos=model.token_text(model.eos_id),
-                    own=settings.chat_template is None,
-                )
-            except SpecllamaError as error:
-                self._template_error = error
+        self._compile_template(loaded)
         if settings.exact and loaded.stored.get("epsilon") is None:
             self._measure_epsilon()
-        self.send(m.Ready({**loaded.info, "chat_template": self._template is not None}))
+        usable = self._template is not None and self._template_error is None
+        self.send(m.Ready({**loaded.info, "chat_template": usable}))
+
+    def _compile_template(self, loaded: Loaded) -> None:
+        """Compile the chat template and try it once; what is wrong with it is a note now, an error when
+        used.
+        """
+        model, given = loaded.model, loaded.settings.chat_template
+        source = given or loaded.header.chat_template
+        if not source:
+            return
+        bos, eos = model.token_text(model.bos_id), model.token_text(model.eos_id)
+        try:
+            self._template = chat.ChatTemplate(source, model.control_texts, bos, eos, own=given is None)
+            self._template.render([{"role": "user", "content": "Hello"}])
+        except SpecllamaError as error:
+            self._template_error = error
+            loaded.info["notes"].append(f"warning: {error.message}; --raw does without it")
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
@@ -209,12 +214,9 @@ class Host:
             if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
                 del ids[0]  # the prompt brought its own BOS
         else:
-            if self._template_error is not None:
-                raise self._template_error
             if self._template is None:
-                raise UsageError(
-                    "the model has no chat template", "use --raw, or give one with --chat-template"
-                )
+                hint = "use --raw, or give one with --chat-template"
+                raise self._template_error or UsageError("the model has no chat template", hint)
             parts = self._template.render(message.messages or [], **message.variables)
             ids = chat.encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
         if not ids:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,10 +246,10 @@ def test_a_context_that_does_not_fit_is_refused_with_one_that_does(shared: Comma
     suggested = int(re.findall(r"with -c (\d+)", result.err)[0])
     target, draft = read_model(str(EMBEDDED_TARGET)), read_model(str(EMBEDDED_DRAFT))
     available = float(re.findall(r"([\d.]+) GB available", result.err)[0])
-    room = FitSettings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65, n_rs_seq=16)
+    room = FitSettings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65, flash_attn="off")
     plan_memory(target, draft, room)
     with pytest.raises(ResourceError):
-        plan_memory(target, draft, FitSettings(available=int(available * 1e9), n_ctx=2 * suggested))
+        plan_memory(target, draft, replace(room, n_ctx=2 * suggested))
 
 
 def test_a_context_beyond_training_is_a_warning_with_the_setting(shared: Command) -> None:
