@@ -417,7 +417,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=64, help="tokens of a generation")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--show", type=int, default=20, help="divergences to list")
-    parser.add_argument("-fa", "--flash-attn", default="off", help="off, as run has it on a CPU")
+    parser.add_argument("-fa", "--flash-attn", default="auto")
     parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
     if args.draft_max is None:

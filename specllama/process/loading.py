@@ -59,7 +59,6 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     send: gets Loading and Notice messages.
     """
     started = time.perf_counter()
-    settings = _exact_attention(settings)
     target_header = _checked_header(settings.target)
     draft_header, verdict = None, None
     wants_draft = settings.draft is not None and "model" in settings.drafters and settings.draft_max != 0
@@ -124,27 +123,6 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         draft_model,
         draft_context,
     )
-
-
-def _exact_attention(settings: LoadSettings) -> LoadSettings:
-    """Flash attention stays off on the CPU unless asked for.
-
-    There rows of a batch differ from single rows by up to 0.1 logits with it, and by nothing (Q8_0, Q4_0) or
-    nearly nothing without; it is up to 7 % faster at some hundred tokens of context and slower beyond a
-    thousand. Quantised V caches need it.
-    """
-    models = [s for s in (settings.target, settings.draft) if s is not None]
-    changed = [
-        replace(s, flash_attn="off")
-        if s.flash_attn == "auto" and s.cache_type_v in ("f32", "f16", "bf16") and not _offloads(s)
-        else s
-        for s in models
-    ]
-    return replace(settings, target=changed[0], draft=changed[1] if len(changed) > 1 else None)
-
-
-def _offloads(s: ModelSettings) -> bool:
-    return s.n_gpu_layers != 0 and bool(_fit_devices(s))
 
 
 def _checked_header(settings: ModelSettings) -> Header:

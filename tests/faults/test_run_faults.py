@@ -246,7 +246,7 @@ def test_a_context_that_does_not_fit_is_refused_with_one_that_does(shared: Comma
     suggested = int(re.findall(r"with -c (\d+)", result.err)[0])
     target, draft = read_model(str(EMBEDDED_TARGET)), read_model(str(EMBEDDED_DRAFT))
     available = float(re.findall(r"([\d.]+) GB available", result.err)[0])
-    room = FitSettings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65, flash_attn="off")
+    room = FitSettings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65)
     plan_memory(target, draft, room)
     with pytest.raises(ResourceError):
         plan_memory(target, draft, replace(room, n_ctx=2 * suggested))
