@@ -4,6 +4,7 @@ own time, start-up, memory. Figures are medians; what is compared runs in turn. 
 
 usage: bench_engine.py lossless  -m TARGET -md DRAFT [--prompts FILE] [--per-workload N] [--draft-max 1-16]
        bench_engine.py peer      --peer LLAMA-SPECULATIVE-SIMPLE --pairs DIR [--types ...] [--costs ...]
+       bench_engine.py gain      -m TARGET -md DRAFT     (run's default against plain decoding, by workload)
        bench_engine.py ttft      -m TARGET -md DRAFT
        bench_engine.py own-time  -m TARGET -md DRAFT     (with a 128k vocabulary, of make_bench_pair.py)
        bench_engine.py startup
@@ -246,6 +247,35 @@ def run_peer(
     return float(speed[1]), float(accept[1]) / 100 if accept else 0.0
 
 
+def gain(args: argparse.Namespace) -> None:
+    """Decode rate of `run` as it is by default over plain decoding of the same request, runs in turn."""
+    from specllama.process.client import EngineClient
+
+    rates: dict[str, list[tuple[float, float]]] = {}
+    target = ModelSettings(path=args.model, n_ctx=2048, n_threads=args.threads)
+    draft = ModelSettings(path=args.draft, n_ctx=2048, n_threads=args.threads)
+    with EngineClient() as client:
+        client.load(LoadSettings(target=target, draft=draft))
+        for _ in range(args.runs):
+            for workload, prompt in load_prompts(args.prompts, args.per_workload):
+                both = [decode(client, prompt, speculate, args) for speculate in (True, False)]
+                rates.setdefault(workload, []).append((both[0], both[1]))
+    for workload, pairs in rates.items():
+        ratio = statistics.median(a / b for a, b in pairs)
+        plain = statistics.median(b for _, b in pairs)
+        print(f"{workload:8} {ratio:5.2f} x plain ({plain:.1f} t/s)")
+    every = [a / b for pairs in rates.values() for a, b in pairs]
+    print(f"geometric mean {math.exp(statistics.mean(map(math.log, every))):.2f}, worst {min(every):.2f}")
+
+
+def decode(client: Any, prompt: str, speculate: bool, args: argparse.Namespace) -> float:
+    """Decode rate of one request, tokens/s."""
+    params = {"max_tokens": args.n, "temperature": 0, "ignore_eos": True}
+    request = m.Generate(client.next_id(), prompt=prompt, params=params, speculate=speculate)
+    stats = [event.stats for event in client.generate(request) if isinstance(event, m.Done)][-1]
+    return (stats["n_predict"] - 1) / stats["decode_seconds"]
+
+
 def ttft(args: argparse.Namespace) -> None:
     """Request to first token with and without a draft, both loaded, in turn, in one engine process each."""
     from specllama.process.client import EngineClient
@@ -404,7 +434,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["lossless", "peer", "ttft", "own-time", "startup", "memory"])
+    parser.add_argument("what", choices=["lossless", "peer", "gain", "ttft", "own-time", "startup", "memory"])
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))
     parser.add_argument("--prompts")
@@ -427,8 +457,8 @@ def main() -> None:
     if args.what == "peer" and not args.pairs:
         parser.error("peer needs --pairs")
     {
-        "lossless": lossless, "peer": peer, "ttft": ttft, "own-time": own_time, "startup": startup,
-        "memory": memory,
+        "lossless": lossless, "peer": peer, "gain": gain, "ttft": ttft, "own-time": own_time,
+        "startup": startup, "memory": memory,
     }[args.what](args)  # fmt: skip
 
 

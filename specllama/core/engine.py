@@ -140,7 +140,7 @@ class Engine:
         budget = (self.target.n_outputs_max - len(active)) // len(active)
         pending = max(len(g.history) - g.n_past for g in active)
         budget = min(budget, self.target.n_batch // len(active) - pending, self.target.max_cut)
-        rooms = {g.seq_id: min(g.room, budget) for g in active}
+        rooms = {g.seq_id: max(0, min(g.room, budget)) for g in active}
         try:
             drafts = self.policy.draft(rooms)
         except DecodeError as error:
@@ -148,9 +148,12 @@ class Engine:
             self.notices.append(f"the draft model failed ({error}); going on without it")
             return {}
         if self.target.cuts_need_checkpoint:
-            for generation in active:
-                if drafts.get(generation.seq_id, NO_DRAFT).tokens:
-                    self._catch_up(generation)
+            try:
+                for generation in active:
+                    if drafts.get(generation.seq_id, NO_DRAFT).tokens:
+                        self._catch_up(generation)
+            except NoRoomError:  # the round itself makes room
+                return {}
         return drafts
 
     def _catch_up(self, generation: Generation) -> None:
