@@ -289,7 +289,8 @@ def ttft(args: argparse.Namespace) -> None:
         two.load(LoadSettings(target=target, drafters=()))
         for i in range(args.runs):
             words = f"{i} " * 40 + prompt  # no prefix of an earlier request
-            for name, client in (("with", one), ("without", two)):
+            turns = (("with", one), ("without", two))
+            for name, client in turns if i % 2 else reversed(turns):
                 request = m.Generate(
                     client.next_id(), prompt=words, params={"max_tokens": 24, "temperature": 0}
                 )

@@ -24,9 +24,10 @@ from specllama.core.ports import DecodeError, Row
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
 
-_BLOCK = 256  # width of the blocks whose maxima find the top k
+_BLOCK = 64  # size of the blocks whose maxima find the top k
 _SPARE = 8  # candidates beyond top_k that a margin looks at
 _BAND = 1.0  # without top_k: logits below the last candidate that a margin looks at
+_FEW = 512  # values up to which numpy's sort by two keys is the quicker one
 _FAR = 1e30  # beyond any difference of logits
 _CUT = 20.0  # with top_k off, tokens further than _CUT temperatures below the best are never chosen
 
@@ -75,13 +76,11 @@ class Chooser:
         DecodeError where the row has no finite maximum.
         """
         row = self._adjusted(row, history)
+        if not self.params.greedy:
+            return self._sample(row, len(history), margin)
         best = int(row.argmax())
-        top = float(row[best])
-        if not math.isfinite(top):
-            raise DecodeError(f"the model's logits at position {len(history)} are not finite")
-        if self.params.greedy:
-            return Choice(best, (top - _second(row, best)) / self._gain if margin else math.inf)
-        return self._sample(row, top, len(history), margin)
+        top = _finite(float(row[best]), len(history))
+        return Choice(best, (top - _second(row, best)) / self._gain if margin else math.inf)
 
     def _adjusted(self, row: Row, history: Sequence[int]) -> Row:
         """Bias and penalties (repeat penalty as llama.cpp: divide what is positive, multiply the rest)."""
@@ -101,17 +100,23 @@ class Chooser:
             row[ids] = x - n * p.frequency_penalty - p.presence_penalty
         return row
 
-    def _sample(self, row: Row, top: float, position: int, margin: bool) -> Choice:
+    def _sample(self, row: Row, position: int, margin: bool) -> Choice:
         """Truncate by top-k, top-p and min-p (llama.cpp's order), then Gumbel-max over what is left."""
         p = self.params
         top_k = p.top_k if p.top_k < len(row) else 0
-        floor = self._floor(top, top_k)
         if top_k:
             whole = None
             ids = top_ids(row, min(top_k + _SPARE, len(row)) if margin else top_k)
-            below = -math.inf if len(ids) == len(row) else float(row[ids].min())
-            ids = ids[row[ids] > -np.inf]
+            found = row[ids]
+            top = _finite(float(found.max()), position)
+            lowest = float(found.min())
+            below = -math.inf if len(ids) == len(row) else lowest
+            if lowest == -math.inf:
+                ids = ids[found > -np.inf]
+            floor = self._floor(top, top_k)
         else:
+            top = _finite(float(row.max()), position)
+            floor = self._floor(top, top_k)
             whole, below = self._bounds(row, top, floor)
             below -= _BAND if margin else 0.0
             ids = np.flatnonzero(row >= np.float32(below))
@@ -168,20 +173,25 @@ class Chooser:
 
 
 def top_ids(row: Row, k: int) -> Ids:
-    """Ids of the k largest values of `row`, in no order; among equals at the edge the lowest ids. Exact.
+    """Ids of the k largest values of `row`, in no order; among equals at the edge the lowest ids. Exact;
+    the ids of what is not a number where there is such.
 
-    Finds the k blocks of 256 with the largest maxima and looks at those only: the k-th largest value cannot
-    be smaller than the k-th largest maximum.
+    Deals the row out to blocks, finds the k blocks with the largest maxima and looks at those only: the k-th
+    largest value cannot be smaller than the k-th largest maximum. Block b holds the ids b, b + n_blocks,
+    b + 2 n_blocks ..., so that all maxima are taken together in memory order.
     """
     n = len(row)
     n_blocks = n // _BLOCK
     if n_blocks <= 2 * k:
-        return _largest(row, np.arange(n), k)
+        return _largest(row, np.arange(n), k) if not np.isnan(row.max()) else np.flatnonzero(np.isnan(row))
     whole = n_blocks * _BLOCK
-    maxima = row[:whole].reshape(n_blocks, _BLOCK).max(axis=1)
-    edge = np.partition(maxima, n_blocks - k)[n_blocks - k]
+    maxima = row[:whole].reshape(_BLOCK, n_blocks).max(axis=0)
+    edges = np.partition(maxima, n_blocks - k)
+    if np.isnan(edges[-1]):  # they sort last; whoever asked for the best shall see them
+        return np.flatnonzero(np.isnan(row))
+    edge = edges[n_blocks - k]
     blocks = np.flatnonzero(maxima >= edge)
-    ids = (blocks[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
+    ids = (np.arange(_BLOCK)[:, None] * n_blocks + blocks).ravel()
     if whole < n:
         ids = np.concatenate((ids, np.arange(whole, n)))
     return _largest(row[ids], ids, k)
@@ -189,6 +199,8 @@ def top_ids(row: Row, k: int) -> Ids:
 
 def best_first(row: Row, ids: Ids) -> Ids:
     """`ids` by their value in `row`, the largest first, lower ids first among equals."""
+    if len(ids) < _FEW:
+        return ids[np.lexsort((ids, -row[ids]))]
     bits = (row[ids] + np.float32(0)).view(np.uint32)  # + 0: no negative zeros
     keys = np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
     keys <<= np.uint64(32)
@@ -204,6 +216,12 @@ def _largest(values: Row, ids: Ids, k: int) -> Ids:
     edge = np.partition(values, len(values) - k)[len(values) - k]
     above = ids[values > edge]
     return np.concatenate((above, ids[values == edge][: k - len(above)]))
+
+
+def _finite(top: float, position: int) -> float:
+    if not math.isfinite(top):
+        raise DecodeError(f"the model's logits at position {position} are not finite")
+    return top
 
 
 def _second(row: Row, best: int) -> float:
