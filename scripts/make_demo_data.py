@@ -217,7 +217,7 @@ def main() -> None:
     p.add_argument(
         "draft", type=Path, metavar="DRAFT_F16", help="draft model, GGUF in f16, the same vocabulary"
     )
-    p.add_argument("--target-type", choices=FTYPES, default="q8_0", help="type of the target's weights")
+    p.add_argument("--target-type", choices=FTYPES, default="q4_0", help="type of the target's weights")
     p.add_argument("--draft-type", choices=FTYPES, default="q4_0_pure", help="type of the draft's weights")
     p.add_argument("--out", type=Path, default=DATA, metavar="DIR", help="folder that the files go to")
     p.add_argument(

@@ -28,7 +28,11 @@ def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
     if missing <= 0 or (stats.plain_rounds and not stored_t1):
         return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
     if stored_t1:
-        seconds = stats.plain_seconds + missing * stored_t1
+        # A plain round is more than its decode: a row is sampled, and there is the rest of what a round does.
+        own = stats.sampling_seconds / max(1, stats.n_predict - 1) + stats.time_shares["other"] / max(
+            1, stats.rounds
+        )
+        seconds = stats.plain_seconds + missing * (stored_t1 + own)
         return PlainRate(ENOUGH_PLAIN_ROUNDS / seconds, "stored", stats.plain_rounds)
     return PlainRate(None, "none", 0)
 

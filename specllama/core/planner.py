@@ -31,7 +31,7 @@ class Adaptive(Drafting):
         super().__init__(drafters)
         self.seconds: dict[int, float] = {}  # mean time of a round by rows
         self.step_seconds: float | None = None  # mean time of one drafted model token, catching up included
-        self.acceptance = {"model": 0.6}
+        self.acceptance, self.has_drafted = {"model": 0.6}, False
         self.plain_left, self.since_plain = self.FIRST, 0
         self.idle, self.wait = 0, self.RETRY
 
@@ -108,7 +108,11 @@ class Adaptive(Drafting):
         mean = self.seconds.get(done.n_rows)
         took = done.seconds - done.draft_seconds
         # A round far above its mean was disturbed from outside; it moves the mean no further than a slow one.
-        self.seconds[done.n_rows] = took if mean is None else mean + 0.2 * (min(took, 3 * mean) - mean)
+        # The very first rounds also pay for what is prepared only once, so that the quickest of them counts.
+        if mean is None or (self.plain_left > 0 and took < mean):
+            self.seconds[done.n_rows] = took
+        elif self.plain_left == 0:
+            self.seconds[done.n_rows] = mean + 0.2 * (min(took, 3 * mean) - mean)
         emitted = sum(o.n_emitted for o in done.outcomes)
         self.plain_left = max(0, self.plain_left - 1)
         self.since_plain = 0 if done.plain else self.since_plain + emitted
@@ -116,10 +120,12 @@ class Adaptive(Drafting):
             self.plain_left = 1
         steps = max((len(o.draft.tokens) for o in done.outcomes if "model" in o.draft.sources), default=0)
         if steps:
-            cost = done.draft_seconds / steps
-            self.step_seconds = (
-                cost if self.step_seconds is None else self.step_seconds + 0.2 * (cost - self.step_seconds)
-            )
+            cost, mean = done.draft_seconds / steps, self.step_seconds
+            if mean is not None:
+                self.step_seconds = mean + 0.2 * (cost - mean)
+            elif self.has_drafted:  # the first draft catches up with the prompt, which says nothing
+                self.step_seconds = cost
+            self.has_drafted = True
         for o in done.outcomes:
             if "model" in o.draft.sources:
                 for j in range(min(o.n_accept + 1, len(o.draft.tokens))):
