@@ -121,11 +121,6 @@ def show_log(verbose: bool) -> None:
     _log.verbose = verbose
 
 
-def system_info() -> str:
-    """The processor features that this build of llama.cpp uses."""
-    return str(llama.llama_print_system_info().decode())
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device that this build of llama.cpp can use. free, total: bytes of its memory."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any
@@ -96,9 +94,3 @@ def run_app(arguments: Sequence[str]) -> int:
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise Terminated
-
-
-def leave(code: int) -> None:
-    """End at once, without waiting for anything."""
-    sys.stdout.flush()
-    os._exit(code)

@@ -60,11 +60,6 @@ def error(message: str, hint: str = "") -> None:
     write(sys.stderr, _styled("error: ", "31") + message + "\n" + (f"{hint}\n" if hint else ""))
 
 
-def dim(text: str) -> str:
-    """The text, paler where that can be shown."""
-    return _styled(text, "2")
-
-
 def drop_stdout() -> None:
     """After a broken pipe: nothing more goes to stdout, not even at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
