@@ -58,10 +58,11 @@ install_log() { # run a command with its output in the log; show the end of it w
 }
 
 ensure_venv() { # $1: "" or "dev", which adds what the tests need
-  local kind="${1:-}" device args stamp python
+  local kind="${1:-}" device args stamp plain python
   device=$(backend)
   args=$(cmake_args "$device") # also refuses an unknown backend
-  stamp="$venv/.installed${kind:+-$kind}-$(echo "$device" | checksum)"
+  plain="$venv/.installed-$(echo "$device" | checksum)"
+  stamp="$plain${kind:+-$kind}"
   [ ! -e "$stamp" ] || return 0
   python=$(find_python)
   command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 ||
@@ -85,7 +86,7 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
   fi
   say "installing Python packages"
   install_log "${pip[@]}" -e "$root${kind:+[$kind]}"
-  touch "$stamp"
+  touch "$plain" "$stamp"
   unlock
 }
 
