@@ -189,6 +189,7 @@ def peer(args: argparse.Namespace) -> None:
     """
     prompts = load_prompts(args.prompts, args.per_workload)
     ratios: list[float] = []
+    speeds: list[float] = []
     print("type    cost  n_max  specllama t/s  llama.cpp t/s  ratio   accept ours, theirs")
     for kind in args.types:
         for cost in args.costs:
@@ -205,6 +206,7 @@ def peer(args: argparse.Namespace) -> None:
                 ratio = statistics.median(each)
                 ratios.append(ratio)
                 a, b = (statistics.median(x[0] for x in rows) for rows in (ours, theirs))
+                speeds.append(a / b)
                 rates = [sum(x[1] for x in rows) / len(rows) for rows in (ours, theirs)]
                 print(
                     f"{kind:7} {cost}  {n_max:5}  {a:13.1f}  {b:13.1f}  {ratio:5.3f}"
@@ -212,6 +214,8 @@ def peer(args: argparse.Namespace) -> None:
                     flush=True,
                 )
     print(f"geometric mean {math.exp(statistics.mean(map(math.log, ratios))):.3f}, worst {min(ratios):.3f}")
+    below = sum(x < 1 for x in speeds)
+    print(f"by the ratio of median speeds: worst {min(speeds):.3f}, {below} of {len(speeds)} cells below 1")
 
 
 def run_ours(
