@@ -59,7 +59,7 @@ class EngineClient:
         )
         self._threads = [
             threading.Thread(target=target, daemon=True)
-            for target in (self._read_messages, self._read_stderr, self._watch)
+            for target in (self._read_stderr, self._read_messages, self._watch)  # joined in this order
         ]
         for thread in self._threads:
             thread.start()
@@ -129,7 +129,7 @@ class EngineClient:
                 self._process.stdin.write(m.encode(message))
                 self._process.stdin.flush()
         except OSError:
-            self._threads[0].join(timeout=_GRACE_SECONDS)
+            self._threads[1].join(timeout=_GRACE_SECONDS)
             raise self._dead or EngineDiedError("the engine process has closed its pipe") from None
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class EngineClient:
     def _die(self) -> None:
         """Tell everybody who waits that the process has ended, and why."""
         code = self._process.wait()
-        self._threads[1].join(timeout=_GRACE_SECONDS)
+        self._threads[0].join(timeout=_GRACE_SECONDS)
         closed = EngineDiedError("the engine process was closed") if self._closing.is_set() else None
         self._dead = self._dead or self._problem or closed or EngineDiedError(self._obituary(code))
         for inbox in list(self._inboxes.values()):

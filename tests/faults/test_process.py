@@ -422,3 +422,17 @@ class TestHangs:
         with self.client(tmp_path, act, monkeypatch) as client:
             client.load(SETTINGS)
             assert isinstance(list(client.generate(ask(client)))[-1], m.Done)
+
+
+def test_an_engine_that_dies_before_the_client_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late the client's threads start, the death is an error of ours and no thread fails."""
+    start = threading.Thread.start
+
+    def slowly(thread: threading.Thread) -> None:
+        start(thread)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with EngineClient() as client, pytest.raises(EngineDiedError, match="ended with exit code 1"):
+        client.calibrate()
