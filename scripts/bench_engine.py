@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -190,7 +191,7 @@ def peer(args: argparse.Namespace) -> None:
     prompts = load_prompts(args.prompts, args.per_workload)
     ratios: list[float] = []
     speeds: list[float] = []
-    print("type    cost  n_max  specllama t/s  llama.cpp t/s  ratio   accept ours, theirs")
+    print("type    cost  n_max  specllama t/s  llama.cpp t/s  ratio  95 % interval  accept ours, theirs")
     for kind in args.types:
         for cost in args.costs:
             target = f"{args.pairs}/bench-target-{kind}.gguf"
@@ -198,24 +199,33 @@ def peer(args: argparse.Namespace) -> None:
             for n_max in args.draft_max:
                 ours: list[tuple[float, float]] = []
                 theirs: list[tuple[float, float]] = []
-                for _ in range(args.runs):
-                    for _, prompt in prompts:
-                        ours.append(run_ours(target, draft, prompt, n_max, args))
-                        theirs.append(run_peer(target, draft, prompt, n_max, args))
+                for turn in range(args.runs):
+                    for number, (_, prompt) in enumerate(prompts):
+                        both = [(ours, run_ours), (theirs, run_peer)]
+                        for rows, once in both if (turn + number) % 2 == 0 else reversed(both):
+                            rows.append(once(target, draft, prompt, n_max, args))
                 each = [a[0] / b[0] for a, b in zip(ours, theirs, strict=True)]
                 ratio = statistics.median(each)
                 ratios.append(ratio)
+                low, high = interval(each)
                 a, b = (statistics.median(x[0] for x in rows) for rows in (ours, theirs))
                 speeds.append(a / b)
                 rates = [sum(x[1] for x in rows) / len(rows) for rows in (ours, theirs)]
                 print(
                     f"{kind:7} {cost}  {n_max:5}  {a:13.1f}  {b:13.1f}  {ratio:5.3f}"
-                    f"   {rates[0]:.2f}, {rates[1]:.2f}",
+                    f"  {low:.3f} - {high:.3f}  {rates[0]:.2f}, {rates[1]:.2f}",
                     flush=True,
                 )
     print(f"geometric mean {math.exp(statistics.mean(map(math.log, ratios))):.3f}, worst {min(ratios):.3f}")
     below = sum(x < 1 for x in speeds)
     print(f"by the ratio of median speeds: worst {min(speeds):.3f}, {below} of {len(speeds)} cells below 1")
+
+
+def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % interval of the median, by the bootstrap (Efron 1979, percentiles)."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(draws))
+    return medians[round(draws * 0.025)], medians[round(draws * 0.975) - 1]
 
 
 def run_ours(
