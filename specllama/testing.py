@@ -7,13 +7,13 @@ abort on, and can behave like each of llama.cpp's memory kinds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import BatchRow, NoRoomError, Proposal
+from specllama.core.ports import BatchRow, Mask, NoRoomError, Proposal
 from specllama.core.sampling import Chooser
 
 Memory = Literal["full", "window", "rollback", "checkpoint"]
@@ -103,6 +103,43 @@ class TableContext:
         return n_past
 
 
+class TableMask:
+    """A grammar that is a function; see `ports.Mask`.
+
+    legal_after: output so far to the ids that may come next. forced runs are those with one such id each, at
+    most 8.
+    """
+
+    def __init__(self, n_vocab: int, legal_after: Callable[[Sequence[int]], Collection[int]]) -> None:
+        self.n_vocab, self.legal_after = n_vocab, legal_after
+        self.output: list[int] = []
+
+    def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:
+        return self.legal(ahead) == len(ahead) and token in self.legal_after([*self.output, *ahead])
+
+    def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
+        found = np.zeros(self.n_vocab, np.bool_)
+        if self.legal(ahead) == len(ahead):
+            found[list(self.legal_after([*self.output, *ahead]))] = True
+        return found
+
+    def legal(self, tokens: Sequence[int]) -> int:
+        for i, token in enumerate(tokens):
+            if token not in self.legal_after([*self.output, *tokens[:i]]):
+                return i
+        return len(tokens)
+
+    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
+        run: list[int] = []
+        while len(run) < 8 and len(only := list(self.legal_after([*self.output, *ahead, *run]))) == 1:
+            run += only
+        return run
+
+    def accept(self, token: int) -> None:
+        assert token in self.legal_after(self.output), f"token {token} is not legal behind {self.output}"
+        self.output.append(token)
+
+
 class ScriptedDrafter:
     """Proposes what a function says; the simplest drafter there is.
 
@@ -114,11 +151,13 @@ class ScriptedDrafter:
         guess: Callable[[Sequence[int], Sequence[int]], int | None],
         name: str = "model",
         confidence: float = 0.9,
+        continues: bool = True,
     ) -> None:
+        self.continues = continues
         self.guess, self.name, self.confidence = guess, name, confidence
         self.histories: dict[int, list[int]] = {}
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser) -> None:  # noqa: ARG002
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.histories[seq_id] = list(prompt)
 
     def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:

@@ -18,11 +18,17 @@ class TokenWriter:
         self._piece, self._stops = piece, tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ready, self._held = "", ""
+        self._sources: list[tuple[int, str]] = []  # (characters, source) of what was not taken yet
         self.stopped_by: str | None = None
 
-    def push(self, token: int) -> bool:
-        """Take one token; True where it completes a stop string, whose text and what follows is left out."""
+    def push(self, token: int, source: str = "target") -> bool:
+        """Take one token; True where it completes a stop string, whose text and what follows is left out.
+
+        source: whose token it is, for `take_runs`.
+        """
         text = self._decoder.decode(self._piece(token))
+        if text:
+            self._sources.append((len(text), source))
         if not self._stops:
             self._ready += text
             return False
@@ -41,14 +47,37 @@ class TokenWriter:
 
     def take(self) -> str:
         """The text that is certain by now and was not taken before."""
+        return self.take_runs()[0]
+
+    def take_runs(self) -> tuple[str, list[tuple[int, str]]]:
+        """As `take`, with (characters, source) of each stretch of the text."""
         text, self._ready = self._ready, ""
-        return text
+        return text, self._runs(len(text))
+
+    def _runs(self, n: int) -> list[tuple[int, str]]:
+        """The sources of the next n characters, neighbours of one source joined."""
+        runs: list[tuple[int, str]] = []
+        while n > 0:
+            size, source = self._sources.pop(0)
+            if size > n:
+                self._sources.insert(0, (size - n, source))
+            size = min(size, n)
+            n -= size
+            if runs and runs[-1][1] == source:
+                runs[-1] = (runs[-1][0] + size, source)
+            else:
+                runs.append((size, source))
+        return runs
 
     def finish(self) -> str:
         """The rest at the end of the generation; a character that was cut short is left out."""
+        return self.finish_runs()[0]
+
+    def finish_runs(self) -> tuple[str, list[tuple[int, str]]]:
+        """As `finish`, with (characters, source) of each stretch of the text."""
         self._ready += self._held
         self._held = ""
-        return self.take()
+        return self.take_runs()
 
     def _open_stop(self, text: str) -> int:
         """Length of the longest end of `text` that a stop string begins with."""

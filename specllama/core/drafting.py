@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specllama.core.ports import Drafter, Proposal
 
@@ -71,34 +71,51 @@ class Policy(Protocol):
         ...
 
 
+class Run(NamedTuple):
+    """What was drafted for a sequence: proposals, the drafter of each, and how many more were discarded."""
+
+    proposals: list[Proposal]
+    sources: list[str]
+    n_discarded: int
+
+    @property
+    def tokens(self) -> list[int]:
+        return [p.token for p in self.proposals]
+
+
 def run_drafter(
-    drafter: Drafter, limits: Mapping[int, int], p_min: float, n_min: int = 0
-) -> dict[int, tuple[list[Proposal], int]]:
+    drafter: Drafter,
+    limits: Mapping[int, int],
+    p_min: float,
+    n_min: int = 0,
+    forced: Drafter | None = None,
+) -> dict[int, Run]:
     """Step a drafter for all sequences together until each has its limit, runs out, or falls below p_min.
 
-    Returns, for each sequence with at least n_min tokens, its proposals and how many further ones were
-    discarded.
+    forced: asked first for every token (what a grammar forces needs no guess); `drafter` must then be one
+    that continues. A run shorter than n_min becomes empty.
     """
-    drafts: dict[int, list[Proposal]] = {seq: [] for seq, limit in limits.items() if limit > 0}
-    discarded = dict.fromkeys(drafts, 0)
-    wanted: dict[int, list[int]] = {seq: [] for seq in drafts}
+    runs = {seq: Run([], [], 0) for seq, limit in limits.items() if limit > 0}
+    wanted: dict[int, list[int]] = {seq: [] for seq in runs}
     while wanted:
-        proposals = drafter.step(wanted)
+        certain = forced.step(wanted) if forced is not None else {}
+        open_ = {seq: draft for seq, draft in wanted.items() if seq not in certain}
+        proposals = drafter.step(open_) if open_ else {}
         for seq in list(wanted):
-            got = proposals.get(seq)
+            run, got = runs[seq], certain.get(seq) or proposals.get(seq)
             if got is not None and got.confidence >= p_min:
-                drafts[seq].append(got)
+                run.proposals.append(got)
+                run.sources.append(forced.name if forced is not None and seq in certain else drafter.name)
                 wanted[seq].append(got.token)
-                if len(drafts[seq]) < limits[seq]:
+                if len(run.proposals) < limits[seq]:
                     continue
             elif got is not None:
-                discarded[seq] += 1
+                runs[seq] = run._replace(n_discarded=1)
             del wanted[seq]
-    for seq, proposed in drafts.items():
-        if 0 < len(proposed) < n_min:
-            discarded[seq] += len(proposed)
-            proposed.clear()
-    return {seq: (proposed, discarded[seq]) for seq, proposed in drafts.items()}
+    for seq, run in runs.items():
+        if 0 < len(run.proposals) < n_min:
+            runs[seq] = Run([], [], run.n_discarded + len(run.proposals))
+    return runs
 
 
 class Drafting:
@@ -109,3 +126,7 @@ class Drafting:
 
     def drop(self, name: str) -> None:
         self.drafters = [d for d in self.drafters if d.name != name]
+
+    def named(self, name: str) -> Drafter | None:
+        """The drafter of this name, if there is one."""
+        return next((d for d in self.drafters if d.name == name), None)

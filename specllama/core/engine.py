@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.drafting import Draft, Outcome, Policy, Round
-from specllama.core.ports import BatchRow, Context, DecodeError, NoRoomError
+from specllama.core.ports import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.sampling import Chooser
 from specllama.core.sequence import FinishReason, Generation, Request, ends_ignored
 from specllama.core.slots import Slot, empty, take_slot
-from specllama.core.verify import verify
+from specllama.core.verify import NO_CHOICE, verify
 from specllama.errors import ContextLengthError, EngineError
 
 NO_DRAFT = Draft()
@@ -125,6 +125,7 @@ class Engine:
         for generation, (begin, end) in zip(active, spans, strict=True):
             draft, before = drafts.get(generation.seq_id, NO_DRAFT), len(generation.history)
             generation.shared = len(batch) > 1 and not alone
+            generation.drafted, generation.sources = draft.tokens, draft.sources
             n_accept = verify(rows[begin:end], draft.tokens, generation.choose, generation.commit)
             generation.alone = generation.alone and len(generation.history) == before
             generation.stats.drafted(draft.sources, n_accept, draft.n_discarded)
@@ -143,10 +144,14 @@ class Engine:
         rooms = {g.seq_id: max(0, min(g.room, budget)) for g in active}
         try:
             drafts = self.policy.draft(rooms)
+        except MaskError:
+            return {}
         except DecodeError as error:
             self.policy.drop("model")
             self.notices.append(f"the draft model failed ({error}); going on without it")
             return {}
+        for generation in active:
+            self._keep_legal(generation, drafts.get(generation.seq_id, NO_DRAFT))
         if self.target.cuts_need_checkpoint:
             try:
                 for generation in active:
@@ -155,6 +160,18 @@ class Engine:
             except NoRoomError:  # the round itself makes room
                 return {}
         return drafts
+
+    def _keep_legal(self, generation: Generation, draft: Draft) -> None:
+        """Leave out what the generation's grammar would refuse."""
+        mask = generation.request.mask
+        if mask is None or not draft.tokens:
+            return
+        try:
+            n = mask.legal(draft.tokens)
+        except MaskError:  # the choice that follows says so
+            n = 0
+        draft.n_discarded += len(draft.tokens) - n
+        del draft.tokens[n:], draft.sources[n:]
 
     def _catch_up(self, generation: Generation) -> None:
         """Before rows that may have to be taken back from a memory that cannot: all but the last token, then
@@ -225,13 +242,17 @@ class Engine:
         generation.n_past += n
         if last:
             generation.shared = False
-            generation.commit(generation.chooser.choose(rows[0], history).token)
+            generation.drafted = ()
+            token = generation.choose(rows[0])
+            if token == NO_CHOICE:  # a grammar that has ended
+                return
+            generation.commit(token)
             generation.prefilled = True
             if generation.first_token == 0:
                 generation.first_token = self.clock()
                 generation.stats.ttft_seconds = generation.first_token - generation.submitted
             for drafter in self.policy.drafters:
-                drafter.start(generation.seq_id, history, generation.chooser)
+                drafter.start(generation.seq_id, history, generation.chooser, generation.request.mask)
         took = self.clock() - started
         self._row_seconds = took / n
         generation.stats.encode_seconds += took

@@ -31,16 +31,24 @@ class Fixed(Drafting):
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         limits = {seq: min(room, self.n_max) for seq, room in rooms.items() if min(room, self.n_max) > 0}
-        drafts: dict[int, Draft] = {}
-        for i, drafter in enumerate(self.drafters):
-            todo = {seq: n for seq, n in limits.items() if not (seq in drafts and drafts[seq].tokens)}
-            last = i == len(self.drafters) - 1
+        drafts = {seq: Draft() for seq in limits}
+        grammar = self.named("grammar")
+        others = [d for d in self.drafters if d is not grammar]
+        sure = grammar.step(dict.fromkeys(limits, ())) if grammar is not None else {}
+        if grammar is not None and not any(d.continues for d in others):
+            others.append(grammar)  # then nobody drafts behind what is forced
+        for i, drafter in enumerate(others):
+            todo = {
+                seq: n for seq, n in limits.items()
+                if not drafts[seq].tokens and (drafter.continues or seq not in sure)
+            }  # fmt: skip
+            last = i == len(others) - 1
             p_min = self.p_min if last or drafter.name == "model" else max(self.p_min, COPY_FLOOR)
-            for seq, (got, discarded) in run_drafter(drafter, todo, p_min, self.n_min).items():
-                draft = drafts.setdefault(seq, Draft())
-                draft.tokens = [p.token for p in got]
-                draft.sources = [drafter.name] * len(got)
-                draft.n_discarded += discarded if drafter.name == "model" else 0
+            forced = grammar if drafter.continues and drafter is not grammar else None
+            for seq, run in run_drafter(drafter, todo, p_min, self.n_min, forced).items():
+                draft = drafts[seq]
+                draft.tokens, draft.sources = run.tokens, run.sources
+                draft.n_discarded += run.n_discarded if drafter.name == "model" else 0
         return drafts
 
     def observe(self, done: Round) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,7 @@ from specllama.errors import UsageError
 
 UNTIL_STOP, UNTIL_CONTEXT_FULL = -1, -2  # values of max_tokens
 MAX_BIAS = 1e6
+MAX_LOGPROBS = 20  # of the likeliest tokens, beside the emitted one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +21,10 @@ class SamplingParams:
 
     temperature: 0 chooses the likeliest token. top_k: 0 switches it off. max_tokens: -1 until an end token
     or stop string, -2 until the context is full (end tokens are not chosen). repeat_last_n: tokens of
-    history that penalties look at, -1 for all. seed: None for a random one, which is reported. Raises
-    UsageError naming the field.
+    history that penalties look at, -1 for all. seed: None for a random one, which is reported. json_schema:
+    only JSON of this schema is written, a JSON text or what json.loads makes of one. grammar: only text of
+    this grammar, GBNF or Lark. logprobs: how many of the likeliest tokens are reported beside each emitted
+    one, 0 for that one alone, None for nothing. Raises UsageError naming the field.
     """
 
     temperature: float = 0.8
@@ -36,6 +40,9 @@ class SamplingParams:
     max_tokens: int = UNTIL_STOP
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    json_schema: str | Mapping[str, Any] | bool | None = None
+    grammar: str | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
@@ -58,6 +65,14 @@ class SamplingParams:
             raise UsageError(f"seed must be a whole number from 0 to 2**64 - 1, not {seed!r}")
         if not isinstance(self.ignore_eos, bool):
             raise UsageError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        n = self.logprobs
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= MAX_LOGPROBS):
+            raise UsageError(f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, not {n!r}")
+        if self.json_schema is not None and self.grammar is not None:
+            raise UsageError("json_schema and grammar are both given")
+        object.__setattr__(self, "json_schema", _schema(self.json_schema))
+        if self.grammar is not None and (not isinstance(self.grammar, str) or not self.grammar.strip()):
+            raise UsageError("grammar must be a text that is not empty")
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
@@ -86,6 +101,18 @@ class SamplingParams:
                 if value is not None:
                     values[name] = value
         return cls(**values)
+
+
+def _schema(given: Any) -> str | None:
+    """The schema as one JSON text; whether it can be obeyed is for grammar.py to say."""
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, (Mapping, bool)):
+        raise UsageError(f"json_schema must be a JSON object, true or false, not {type(given).__name__}")
+    try:
+        return json.dumps(dict(given) if isinstance(given, Mapping) else given)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"json_schema is no JSON: {error}") from None
 
 
 def _stops(given: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
-from specllama.core.drafting import Draft, Drafting, Round, run_drafter
+from specllama.core.drafting import Draft, Drafting, Round, Run, run_drafter
 from specllama.core.ports import Drafter, Proposal
 
 MOST = 16  # draft tokens of one sequence that are considered
@@ -31,42 +31,49 @@ class Adaptive(Drafting):
         super().__init__(drafters)
         self.seconds: dict[int, float] = {}  # mean time of a round by rows
         self.step_seconds: float | None = None  # mean time of one drafted model token, catching up included
-        self.acceptance, self.has_drafted = {"model": 0.6}, False
+        self.acceptance, self.has_drafted = {"model": 0.6, "grammar": 0.95}, False
         self.plain_left, self.since_plain = self.FIRST, 0
         self.idle, self.wait = 0, self.RETRY
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         if self.plain_left > 0 or not self.seconds:
             return {}
-        active, drafts = len(rooms), {}
-        copies = self._copies(rooms)
+        drafts, active = {}, len(rooms)
+        grammar, model = self.named("grammar"), self.named("model")
+        runs = self._runs("grammar", rooms)
+        sure = {seq for seq, run in runs.items() if run.proposals}
+        runs |= self._runs("copy", {seq: room for seq, room in rooms.items() if seq not in sure})
         limits = {}
         for seq, room in rooms.items():
-            proposed = copies.get(seq, [])[: min(room, MOST)]
-            likely = _cumulative(p.confidence for p in proposed)
-            n_copy, copy_rate = self._best(likely, active, 0.0)
+            run = runs.get(seq)
+            given = run.proposals[: min(room, MOST)] if run else []
+            likely = _cumulative(self._chance(p, seq in sure) for p in given)
+            n_given, given_rate = self._best(likely, active, 0.0)
             n_model, model_rate = 0, 0.0
-            if "model" in (d.name for d in self.drafters):
+            if model is not None:
                 chain = _cumulative([self.acceptance["model"]] * min(room, MOST))
                 n_model, model_rate = self._best(chain, active, self._step_cost(active))
-                if n_model == 0 and n_copy == 0 and chain and self._retry():
-                    n_model, model_rate = min(2, len(chain)), copy_rate + 1
-            if n_model and model_rate > copy_rate:
+                if n_model == 0 and n_given == 0 and chain and self._retry():
+                    n_model, model_rate = min(2, len(chain)), given_rate + 1
+            if seq in sure and model is not None and n_given:
+                limits[seq] = min(room, max(n_given, n_model))
+            elif n_model and model_rate > given_rate:
                 limits[seq] = n_model
-            elif n_copy:
-                drafts[seq] = Draft([p.token for p in proposed[:n_copy]], ["copy"] * n_copy)
-        for drafter in self.drafters:
-            if drafter.name == "model" and limits:
-                for seq, (got, discarded) in run_drafter(drafter, limits, 0.0).items():
-                    drafts[seq] = Draft([p.token for p in got], ["model"] * len(got), discarded)
+            elif n_given and run is not None:
+                drafts[seq] = Draft(run.tokens[:n_given], run.sources[:n_given])
+        if model is not None and limits:
+            for seq, run in run_drafter(model, limits, 0.0, forced=grammar).items():
+                drafts[seq] = Draft(run.tokens, run.sources, run.n_discarded)
         return drafts
 
-    def _copies(self, rooms: Mapping[int, int]) -> dict[int, list[Proposal]]:
-        for drafter in self.drafters:
-            if drafter.name == "copy":
-                limits = {seq: min(room, MOST) for seq, room in rooms.items()}
-                return {seq: got for seq, (got, _) in run_drafter(drafter, limits, 0.05).items()}
-        return {}
+    def _runs(self, name: str, rooms: Mapping[int, int]) -> dict[int, Run]:
+        """What a drafter that costs nothing offers."""
+        drafter = self.named(name)
+        limits = {seq: min(room, MOST) for seq, room in rooms.items()}
+        return run_drafter(drafter, limits, 0.05) if drafter is not None else {}
+
+    def _chance(self, proposal: Proposal, sure: bool) -> float:
+        return self.acceptance["grammar"] if sure else proposal.confidence
 
     def _best(self, likely: Sequence[float], active: int, step: float) -> tuple[int, float]:
         """(length, tokens per second) of the prefix with the best predicted rate; length 0 where plain is
@@ -127,9 +134,9 @@ class Adaptive(Drafting):
                 self.step_seconds = cost
             self.has_drafted = True
         for o in done.outcomes:
-            if "model" in o.draft.sources:
-                for j in range(min(o.n_accept + 1, len(o.draft.tokens))):
-                    self.acceptance["model"] += 0.05 * ((j < o.n_accept) - self.acceptance["model"])
+            for j, source in enumerate(o.draft.sources[: o.n_accept + 1]):
+                if source in self.acceptance:
+                    self.acceptance[source] += 0.05 * ((j < o.n_accept) - self.acceptance[source])
         active = len(done.outcomes)
         if steps and emitted * self._predict(active) > active * done.seconds:  # that paid: try again soon
             self.wait = self.RETRY

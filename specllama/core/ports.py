@@ -27,6 +27,10 @@ class DecodeError(Exception):
     """
 
 
+class MaskError(Exception):
+    """A grammar proved too complex while it was followed."""
+
+
 class BatchRow(NamedTuple):
     """One token of a decode: its id, its position in its sequence, and whether its logits are wanted."""
 
@@ -88,13 +92,17 @@ class Proposal(NamedTuple):
 
 
 class Drafter(Protocol):
-    """A source of draft tokens for all sequences at once. It proposes; it never decides."""
+    """A source of draft tokens for all sequences at once. It proposes; it never decides.
+
+    continues: whether it can draft behind tokens that another drafter proposed.
+    """
 
     name: str
+    continues: bool
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser) -> None:
-        """A sequence begins with these ids, its tokens chosen by `chooser`. Real work waits for the first
-        `step`.
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
+        """A sequence begins with these ids, its tokens chosen by `chooser` among what `mask` allows. Real
+        work waits for the first `step`. The engine keeps `mask` up to date.
         """
         ...
 
@@ -103,7 +111,8 @@ class Drafter(Protocol):
         commit).
 
         Sequences with nothing to propose are absent from the answer. The drafts of one sequence grow by what
-        `step` itself proposed, or start anew from empty.
+        `step` itself proposed, or start anew: from empty, or, asked of drafters with `continues`, from what
+        another drafter proposed.
         """
         ...
 
@@ -117,20 +126,30 @@ class Drafter(Protocol):
 
 
 class Mask(Protocol):
-    """A grammar's view of what may come next in one sequence."""
+    """A grammar's view of what may come next in one sequence. Every call may raise MaskError.
 
-    def allows(self, token: int) -> bool:
+    ahead: tokens behind the sequence's last one, legal themselves as far as `legal` says, that the question
+    supposes; asking changes nothing.
+    """
+
+    def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:
         """Whether the token may come next."""
         ...
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """All that may come next, shape (n_vocab,)."""
+    def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """All that may come next, shape (n_vocab,); nothing where `ahead` is not legal."""
+        ...
+
+    def legal(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens, from the first on, may follow one another."""
+        ...
+
+    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
+        """Tokens that spell what the grammar forces next, in the vocabulary's usual way; others may spell
+        the same.
+        """
         ...
 
     def accept(self, token: int) -> None:
-        """The sequence went on with this token."""
-        ...
-
-    def rollback(self, n_tokens: int) -> None:
-        """Take back the last `n_tokens` accepted."""
+        """The sequence went on with this token, which is legal."""
         ...

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from specllama.core.margin import choice_margin, slack
 from specllama.core.noise import gumbel
 from specllama.core.params import SamplingParams
-from specllama.core.ports import DecodeError, Row
+from specllama.core.ports import DecodeError, Mask, Row
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
 
+NOTHING_LEGAL = -1  # a choice where the grammar and what is forbidden leave nothing
 _BLOCK = 64  # size of the blocks whose maxima find the top k
 _SPARE = 8  # candidates beyond top_k that a margin looks at
 _BAND = 1.0  # without top_k: logits below the last candidate that a margin looks at
@@ -69,18 +70,48 @@ class Chooser:
         forbidden = [int(t) for t, b in zip(self._bias_ids, self._bias, strict=True) if b == -np.inf]
         return Chooser(self.params, self.seed, n_vocab, forbidden)
 
-    def choose(self, row: Row, history: Sequence[int], margin: bool = False) -> Choice:
+    def choose(
+        self,
+        row: Row,
+        history: Sequence[int],
+        margin: bool = False,
+        mask: Mask | None = None,
+        ahead: Sequence[int] = (),
+    ) -> Choice:
         """The token that follows `history` given its logits `row`, shape (at least n_vocab,).
 
-        The position is len(history). With `margin` the distance to another choice is measured too. Raises
-        DecodeError where the row has no finite maximum.
+        The position is len(history). With `margin` the distance to another choice is measured too. mask:
+        what a grammar allows behind `ahead`, the end of the history that it has not accepted yet. Truncation
+        comes first, so that a choice that happens to be legal is the choice; only where truncation leaves
+        nothing legal, it is made again among all that is. The choice is NOTHING_LEGAL where there is none.
+        Raises DecodeError where the row has no finite maximum.
         """
         row = self._adjusted(row, history)
+        choice = self._choose(row, len(history), margin)
+        if mask is None or mask.allows(choice.token, ahead):
+            return choice
+        return self._choose_legal(row, len(history), margin, mask.allowed(ahead)[: len(row)])
+
+    def _choose(self, row: Row, position: int, margin: bool) -> Choice:
         if not self.params.greedy:
-            return self._sample(row, len(history), margin)
+            choice = self._sample(row, position, margin)
+            assert choice is not None
+            return choice
         best = int(row.argmax())
-        top = _finite(float(row[best]), len(history))
+        top = _finite(float(row[best]), position)
         return Choice(best, (top - _second(row, best)) / self._gain if margin else math.inf)
+
+    def _choose_legal(self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_]) -> Choice:
+        """Truncate, then choose among what is legal; where that is nothing, the other way round."""
+        rest = np.full_like(row, -np.inf)
+        rest[: len(legal)] = np.where(legal, row[: len(legal)], -np.inf)
+        if rest.max() == -np.inf:
+            return Choice(NOTHING_LEGAL, math.inf)
+        if not self.params.greedy:
+            choice = self._sample(row, position, margin, legal)
+            if choice is not None:
+                return choice
+        return self._choose(rest, position, margin)
 
     def _adjusted(self, row: Row, history: Sequence[int]) -> Row:
         """Bias and penalties (repeat penalty as llama.cpp: divide what is positive, multiply the rest)."""
@@ -100,8 +131,12 @@ class Chooser:
             row[ids] = x - n * p.frequency_penalty - p.presence_penalty
         return row
 
-    def _sample(self, row: Row, position: int, margin: bool) -> Choice:
-        """Truncate by top-k, top-p and min-p (llama.cpp's order), then Gumbel-max over what is left."""
+    def _sample(
+        self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_] | None = None
+    ) -> Choice | None:
+        """Truncate by top-k, top-p and min-p (llama.cpp's order), then Gumbel-max over what is left and
+        legal; None where that is nothing.
+        """
         p = self.params
         top_k = p.top_k if p.top_k < len(row) else 0
         if top_k:
@@ -127,7 +162,12 @@ class Chooser:
         n = len(ids) if margin else kept
         with np.errstate(over="ignore"):  # a tiny temperature leaves -inf to all but the best
             scores = (values[:n] - top) / p.temperature + gumbel(self.seed, position, ids[:n])
+        if legal is not None:
+            known = ids[:n] < len(legal)
+            scores[~known | ~legal[np.where(known, ids[:n], 0)]] = -math.inf
         best = int(scores[:kept].argmax())
+        if legal is not None and scores[best] == -math.inf:
+            return None
         if not margin:
             return Choice(int(ids[best]), math.inf)
         scores *= p.temperature
@@ -235,6 +275,16 @@ def probability(row: Row, token: int) -> float:
     """The token's probability in the softmax of the raw row."""
     top = row.max()
     return float(np.exp(row[token] - top) / np.exp(row - top).sum())
+
+
+def top_logprobs(row: Row, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
+    """Natural-log probability of the token in the softmax of the raw row, and the n likeliest ids with
+    theirs, best first.
+    """
+    top = float(row.max())
+    log_sum = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
+    ids = best_first(row, top_ids(row, min(n, len(row)))) if n else ()
+    return float(row[token]) - log_sum, [(int(i), float(row[i]) - log_sum) for i in ids]
 
 
 def log_softmax(row: Row) -> NDArray[np.float64]:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.params import UNTIL_CONTEXT_FULL, SamplingParams
-from specllama.core.ports import Row
-from specllama.core.sampling import Chooser
+from specllama.core.ports import Mask, MaskError, Row
+from specllama.core.sampling import NOTHING_LEGAL, Chooser, top_logprobs
 from specllama.core.stats import RunStats
-from specllama.core.verify import NEAR_TIE
+from specllama.core.verify import NO_CHOICE
 
 FinishReason = Literal["stop", "length", "context", "cancel"]
 _GUARD_SHARE = 0.01  # near-ties are decided again only where they are rarer than this
@@ -21,15 +21,22 @@ _GUARD_SHARE = 0.01  # near-ties are decided again only where they are rarer tha
 class Writer(Protocol):
     """Turns tokens into text; says when a stop string is complete."""
 
-    def push(self, token: int) -> bool:
-        """Take one token; True where it completes a stop string."""
+    def push(self, token: int, source: str) -> bool:
+        """Take one token and who drafted it ("target": nobody); True where it completes a stop string."""
         ...
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural-log probability of an emitted token in the softmax of the raw row, and of the likeliest ids."""
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or
-    None.
+    None. mask: a grammar's, at its beginning; not shared with another request.
     """
 
     prompt: Sequence[int]
@@ -38,6 +45,7 @@ class Request:
     writer: Writer | None = None
     deadline: float | None = None
     speculate: bool = True
+    mask: Mask | None = None
 
 
 @dataclass(slots=True)
@@ -62,9 +70,14 @@ class Generation:
     alone: bool = False  # the next token is to be decided on a row decoded by itself
     shared: bool = False  # the row at hand was decoded with others
     finish_reason: FinishReason | None = None
+    problem: str = ""  # why it was ended, where its grammar could not go on
     submitted: float = 0.0
     first_token: float = 0.0
     stats: RunStats = field(default_factory=RunStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where they were asked for
+    drafted: Sequence[int] = ()  # of the round at hand, not yet verified, with the drafter of each
+    sources: Sequence[str] = ()
+    _logprobs: TokenLogprobs | None = None  # of the token chosen last
 
     @property
     def n_prompt(self) -> int:
@@ -90,14 +103,26 @@ class Generation:
         return max(0, room)
 
     def choose(self, row: Row) -> int:
-        """The token that follows by `row`; NEAR_TIE where it must be decided again on a row decoded alone."""
-        choice = self.chooser.choose(row, self.history, margin=self.epsilon > 0)
+        """The token that follows by `row`; NO_CHOICE where it must be decided again on a row decoded alone,
+        or where nothing legal is left and the generation ends.
+        """
+        params, margin = self.request.params, self.epsilon > 0
+        try:
+            choice = self.chooser.choose(row, self.history, margin, self.request.mask)
+        except MaskError as error:
+            self.finish_reason, self.problem = "cancel", str(error)
+            return NO_CHOICE
+        if choice.token == NOTHING_LEGAL:
+            self.finish_reason = "stop"
+            return NO_CHOICE
         if choice.margin < 2 * self.epsilon:
             if self.shared and self._guarded():
                 self.stats.redecided += 1
                 self.alone = True
-                return NEAR_TIE
+                return NO_CHOICE
             self.stats.near_ties += 1
+        if params.logprobs is not None:
+            self._logprobs = TokenLogprobs(*top_logprobs(row, choice.token, params.logprobs))
         return choice.token
 
     def _guarded(self) -> bool:
@@ -106,16 +131,28 @@ class Generation:
 
     def commit(self, token: int) -> bool:
         """Append the token; False where the generation ends with it (`finish_reason` says why)."""
-        params = self.request.params
+        params, writer, mask = self.request.params, self.request.writer, self.request.mask
         self.history.append(token)
         self.stats.n_predict += 1
-        if token in self.end_ids or (self.request.writer is not None and self.request.writer.push(token)):
+        if self._logprobs is not None:
+            self.logprobs.append(self._logprobs)
+        if mask is not None and token not in self.end_ids:
+            mask.accept(token)
+        if token in self.end_ids or (writer is not None and writer.push(token, self._source(token))):
             self.finish_reason = "stop"
         elif 0 < params.max_tokens <= self.n_output:
             self.finish_reason = "length"
         elif len(self.history) >= self.n_ctx:
             self.finish_reason = "context"
         return self.finish_reason is None
+
+    def _source(self, token: int) -> str:
+        """Who drafted the token that was just committed."""
+        if self.drafted and self.drafted[0] == token:
+            source, self.drafted, self.sources = self.sources[0], self.drafted[1:], self.sources[1:]
+            return source
+        self.drafted = ()
+        return "target"
 
 
 def ends_ignored(params: SamplingParams) -> bool:

@@ -13,9 +13,10 @@ class RunStats:
     """Counters of one sequence; times in seconds by the engine's clock.
 
     n_drafted: draft tokens that entered a verify batch, of these n_accept were emitted; n_discarded:
-    drafted and not verified. reached[j] / accepted_at[j]: rounds whose draft had more than j tokens / whose
-    token j was emitted. decode_seconds: from the first token to the end, n_predict - 1 tokens.
-    plain_seconds: the plain rounds among that.
+    drafted and not verified. n_forced, n_forced_accept: the same for tokens that a grammar forces, which are
+    in no other figure but drafted_by. reached[j] / accepted_at[j]: rounds whose draft had more than j tokens
+    that were not forced / whose token j of those was emitted. decode_seconds: from the first token to the
+    end, n_predict - 1 tokens. plain_seconds: the plain rounds among that.
     """
 
     n_prompt: int = 0
@@ -24,6 +25,8 @@ class RunStats:
     n_drafted: int = 0
     n_accept: int = 0
     n_discarded: int = 0
+    n_forced: int = 0
+    n_forced_accept: int = 0
     drafted_by: Counter[str] = field(default_factory=Counter)
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -41,16 +44,19 @@ class RunStats:
 
     def drafted(self, sources: Sequence[str], n_accept: int, n_discarded: int) -> None:
         """Count one verified draft: the source of each of its tokens, and how many of them were emitted."""
-        self.n_drafted += len(sources)
-        self.n_accept += n_accept
+        guessed = [j < n_accept for j, source in enumerate(sources) if source != "grammar"]
+        self.n_drafted += len(guessed)
+        self.n_accept += sum(guessed)
+        self.n_forced += len(sources) - len(guessed)
+        self.n_forced_accept += min(n_accept, len(sources)) - sum(guessed)
         self.n_discarded += n_discarded
         self.drafted_by.update(sources)
-        while len(self.reached) < len(sources):
+        while len(self.reached) < len(guessed):
             self.reached.append(0)
             self.accepted_at.append(0)
-        for j in range(len(sources)):
+        for j, accepted in enumerate(guessed):
             self.reached[j] += 1
-            self.accepted_at[j] += j < n_accept
+            self.accepted_at[j] += accepted
 
     @property
     def acceptance_rate(self) -> float | None:

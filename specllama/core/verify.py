@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from specllama.core.ports import Row
 
-NEAR_TIE = -1  # what `choose` answers where the choice has to be made again on rows decoded alone
+NO_CHOICE = -1  # `choose` answers this where nothing may be emitted from the row: a near-tie, or the end
 
 
 def verify(
@@ -17,11 +17,11 @@ def verify(
     rows: logits behind the last token and behind every draft token, len(draft) + 1. choose: a row to a
     token (it sees the history that `commit` extends). commit: appends the token, False ends the sequence.
     Rows behind the end are not touched. Returns n_accept, the draft tokens that were emitted; 1 to
-    len(draft) + 1 tokens are committed, none where the first row is a near-tie.
+    len(draft) + 1 tokens are committed, none where the first row gives NO_CHOICE.
     """
     for i, row in enumerate(rows):
         token = choose(row)
-        if token == NEAR_TIE:
+        if token == NO_CHOICE:
             return i
         expected = i < len(draft) and token == draft[i]
         if not commit(token):

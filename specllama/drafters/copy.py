@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp
 from typing import NamedTuple
 
-from specllama.core.ports import Proposal
+from specllama.core.ports import Mask, Proposal
 from specllama.core.sampling import Chooser
 from specllama.drafters.token_index import TokenIndex
 
@@ -281,12 +281,21 @@ class CopyDrafter:
     """
 
     name = "copy"
+    continues = False
 
     def __init__(self) -> None:
         self._texts: dict[int, CopiedText] = {}
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser | None = None) -> None:  # noqa: ARG002
-        """A sequence begins with these ids; they are indexed by `index` or at the first `step`."""
+    def start(
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        chooser: Chooser | None = None,  # noqa: ARG002
+        mask: Mask | None = None,  # noqa: ARG002
+    ) -> None:
+        """A sequence begins with these ids; they are indexed by `index` or at the first `step`. What a
+        grammar would refuse of a copy is left out by the engine.
+        """
         self._texts[seq_id] = CopiedText(prompt)
 
     def index(self, seq_id: int, n_tokens: int) -> int:

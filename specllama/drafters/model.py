@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import BatchRow, Context, DecodeError, NoRoomError, Proposal
-from specllama.core.sampling import Chooser, probability
+from specllama.core.ports import BatchRow, Context, DecodeError, Mask, NoRoomError, Proposal
+from specllama.core.sampling import NOTHING_LEGAL, Chooser, probability
 from specllama.core.sequence import common_prefix
 
 
@@ -27,6 +27,7 @@ class _State:
 
     history: list[int]
     chooser: Chooser
+    mask: Mask | None
     good: int
     usable: bool
 
@@ -42,6 +43,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    continues = True
 
     def __init__(
         self, context: Context, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
@@ -51,9 +53,9 @@ class ModelDrafter:
         self.states: dict[int, _State] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser) -> None:
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
         good = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
-        state = _State(list(prompt), chooser.limited(self.n_vocab), good, True)
+        state = _State(list(prompt), chooser.limited(self.n_vocab), mask, good, True)
         state.usable = all(t < self.context.n_vocab for t in prompt)
         self.states[seq_id] = state
 
@@ -67,7 +69,9 @@ class ModelDrafter:
         for row, (seq, draft) in zip(rows, asked.items(), strict=True):
             state = self.states[seq]
             history = [*state.history, *draft] if draft else state.history
-            token = state.chooser.choose(row, history).token
+            token = state.chooser.choose(row, history, mask=state.mask, ahead=draft).token
+            if token == NOTHING_LEGAL:
+                continue
             proposals[seq] = Proposal(token, probability(row, token) if self.confident else 1.0)
             if not draft and self.context.cuts_need_checkpoint:
                 self.context.checkpoint(seq)
@@ -88,20 +92,25 @@ class ModelDrafter:
     def _fits(self, seq: int, draft: Sequence[int]) -> bool:
         state = self.states[seq]
         ended = bool(draft) and draft[-1] in self.end_ids
-        return state.usable and not ended and len(state.history) + len(draft) <= self.context.n_ctx
+        known = all(t < self.context.n_vocab for t in draft)  # others draft for the target's vocabulary
+        room = len(state.history) + len(draft) <= self.context.n_ctx
+        return state.usable and not ended and known and room
 
     def _pending(self, seq: int, draft: Sequence[int]) -> list[int]:
-        """Ids to evaluate for the next token: the last drafted one, or all that the cache lacks of the
-        history.
+        """Ids to evaluate for the next token: of history and draft, what the cache lacks, the last id at
+        least.
         """
         state, cells = self.states[seq], self.cells[seq]
-        if draft and len(cells) == len(state.history) + len(draft) - 1:
-            return [draft[-1]]
-        state.good = min(state.good, len(state.history) - 1)
-        if len(cells) > state.good:
-            state.good = self.context.cut(seq, state.good)
-            del cells[state.good :]
-        return [*state.history[state.good :], *draft]
+        n = len(state.history)
+        if not draft or state.good < n:
+            keep = state.good = min(state.good, n - 1)
+        else:
+            keep = n + min(common_prefix(cells[n:], draft), len(draft) - 1)
+        if len(cells) > keep:
+            keep = self.context.cut(seq, keep)
+            state.good = min(state.good, keep)
+            del cells[keep:]
+        return [*state.history[keep:], *draft[max(0, keep - n) :]]
 
     def _evaluate(self, pending: Mapping[int, list[int]]) -> NDArray[np.float32] | None:
         """Logits behind the last pending id of each sequence, shape (len(pending), n_vocab); None without

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from specllama.core import verify as module
-from specllama.core.verify import NEAR_TIE, verify
+from specllama.core.verify import NO_CHOICE, verify
 
 
 def check(function) -> None:
@@ -28,7 +28,7 @@ def check(function) -> None:
 
         def choose(row, touched=touched, tie=tie):
             touched.append(row[0])
-            return NEAR_TIE if row[0] == tie else row[1]
+            return NO_CHOICE if row[0] == tie else row[1]
 
         def commit(token, committed=committed, end=end):
             committed.append(token)
@@ -88,7 +88,7 @@ MUTANTS = {
     "commits twice": ("if not commit(token):", "if not (commit(token) and commit(token)):"),
     "goes on behind the end": ("if not commit(token):", "if commit(token) is None:"),
     "emits the draft's token": ("commit(token)", "commit(draft[i] if i < len(draft) else token)"),
-    "emits near-ties": ("token == NEAR_TIE", "False"),
+    "emits near-ties": ("token == NO_CHOICE", "False"),
     "looks at all rows first": ("token = choose(row)", "token = [choose(r) for r in rows][i]"),
     "skips the first row": ("enumerate(rows)", "enumerate(rows[1:])"),
 }

@@ -1,0 +1,49 @@
+"""Drafting what a grammar forces: brackets, keys, separators. No model; the target has the last word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specllama.core.ports import Mask, Proposal
+from specllama.core.sampling import Chooser
+
+
+class GrammarDrafter:
+    """Proposes the tokens that spell what the sequence's grammar forces, behind whatever was drafted before.
+
+    The text is certain, its split into tokens is the usual one; where the target prefers another legal split
+    it says so when it verifies. Sequences without a grammar get nothing.
+    """
+
+    name = "grammar"
+    continues = True
+
+    def __init__(self) -> None:
+        self.masks: dict[int, Mask] = {}
+        self._runs: dict[int, list[int]] = {}  # drafted tokens, what was forced behind some of them included
+
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:  # noqa: ARG002
+        self.forget(seq_id)
+        if mask is not None:
+            self.masks[seq_id] = mask
+
+    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        found = {}
+        for seq_id, draft in wanted.items():
+            mask = self.masks.get(seq_id)
+            if mask is None:
+                continue
+            run = self._runs.get(seq_id, [])
+            if len(run) <= len(draft) or run[: len(draft)] != list(draft):
+                run = self._runs[seq_id] = [*draft, *mask.forced(draft)]
+            if len(run) > len(draft):
+                found[seq_id] = Proposal(run[len(draft)], 1.0)
+        return found
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:  # noqa: ARG002
+        """The engine tells the mask; what was forced is asked for anew."""
+        self._runs.pop(seq_id, None)
+
+    def forget(self, seq_id: int) -> None:
+        self.masks.pop(seq_id, None)
+        self._runs.pop(seq_id, None)

@@ -1,0 +1,248 @@
+"""Grammars: what is chosen under a mask, and that drafts change nothing of it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.core.drafting import Policy
+from specllama.core.fixed import Fixed
+from specllama.core.noise import gumbel
+from specllama.core.params import SamplingParams
+from specllama.core.planner import Adaptive
+from specllama.core.ports import MaskError
+from specllama.core.sampling import NOTHING_LEGAL, Chooser, top_logprobs
+from specllama.core.sequence import Request
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.grammar import GrammarDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.testing import ScriptedDrafter, TableContext, TableMask, table_row
+from tests.core.test_engine_table import END, N_VOCAB, engine_over, run
+from tests.core.test_sampling import adjusted, random_row, truncated_softmax
+
+
+def legal_after(seed: int, order: int = 2, most: int = 6):
+    """A random grammar: behind the last ids one to `most` ids are legal, in places the end too."""
+
+    def legal(output) -> set[int]:
+        rng = random.Random(f"{seed}:{list(output[-order:])}")
+        found = set(rng.sample(range(4, N_VOCAB), rng.choice([1, 1, most])))
+        return found | {END} if rng.random() < 0.1 else found
+
+    return legal
+
+
+params_strategy = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 1, 3, 40]),
+    top_p=st.sampled_from([0.6, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
+    max_tokens=st.integers(1, 30),
+)
+
+
+def reference(row, params: SamplingParams, seed: int, history, legal) -> int:
+    """Truncate, then the noisy maximum of what is legal; where that is nothing, the other way round."""
+    values = adjusted(row, params, history)
+    if params.greedy:
+        return max((t for t in values if t in legal), key=lambda t: (values[t], -t))
+    kept = set(truncated_softmax(row, params, history)) & legal
+    if not kept:
+        kept = set(truncated_softmax(row, params, history, set(range(len(row))) - legal))
+    ids = np.array(sorted(kept))
+    scores = np.array([values[t] for t in sorted(kept)]) / params.temperature
+    return int(ids[(scores + gumbel(seed, len(history), ids)).argmax()])
+
+
+@given(
+    params_strategy,
+    st.integers(2, 60),
+    st.integers(0, 999),
+    st.integers(0, 2**64 - 1),
+    st.sets(st.integers(0, 59), min_size=1),
+    st.lists(st.integers(0, 9), max_size=8),
+)
+@settings(max_examples=300)
+def test_the_shortcut_is_the_rule(params, n_vocab, row_seed, seed, legal, history):
+    legal = {t for t in legal if t < n_vocab} or {0}
+    row, mask = random_row(n_vocab, row_seed), TableMask(n_vocab, lambda _: legal)
+    chooser = Chooser(params, seed, n_vocab)
+    got = chooser.choose(row, history, mask=mask).token
+    assert got == reference(row, params, seed, history, legal)
+    assert chooser.choose(row, history, margin=True, mask=mask).token == got
+
+
+@given(
+    params_strategy,
+    st.integers(0, 999),
+    st.integers(0, 2**32),
+    st.sets(st.integers(0, 39), min_size=1, max_size=12),
+)
+@settings(max_examples=200)
+def test_margins_hold_under_a_mask(params, row_seed, seed, legal):
+    """A change of less than half of the margin never changes a legal choice made among the truncated."""
+    row, mask = random_row(40, row_seed, 1.0), TableMask(40, lambda _: legal)
+    chooser = Chooser(params, seed, 40)
+    plain = chooser.choose(row, [])
+    token, margin = chooser.choose(row, [], margin=True, mask=mask)
+    if plain.token not in legal and not params.greedy and not set(truncated_softmax(row, params)) & legal:
+        return  # what truncation lets in may then matter as well
+    most = min(margin, 4.0) / 2 * 0.999 - 1e-5
+    if most <= 0:
+        return
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        other = row + rng.choice([-most, most], 40).astype(np.float32)
+        assert chooser.choose(other, [], mask=mask).token == token
+
+
+def test_what_is_forbidden_stays_forbidden():
+    """A grammar that leaves only such tokens leaves nothing."""
+    mask = TableMask(8, lambda _: {3})
+    for temperature in (0, 1):
+        params = SamplingParams(temperature=temperature)
+        assert (
+            Chooser(params, 1, 8, forbidden=[3]).choose(random_row(8, 1), [], mask=mask).token
+            == NOTHING_LEGAL
+        )
+        assert Chooser(params, 1, 8).choose(random_row(8, 1), [], mask=mask).token == 3
+
+
+def test_a_draft_model_with_another_vocabulary():
+    mask = TableMask(40, lambda _: {5, 35})
+    chooser = Chooser(SamplingParams(temperature=0.7), 1, 40)
+    assert chooser.limited(30).choose(random_row(30, 1), [], mask=mask).token == 5
+    assert chooser.limited(30).choose(random_row(64, 1), [], mask=mask).token == 5
+    longer = TableMask(40, lambda _: {35})
+    assert chooser.limited(30).choose(random_row(30, 1), [], mask=longer).token == NOTHING_LEGAL
+
+
+def drafters(kind: str):
+    grammar, copy = GrammarDrafter(), CopyDrafter()
+    model = ModelDrafter(TableContext(N_VOCAB, rows=lambda ids: table_row(ids, N_VOCAB, order=2)), N_VOCAB)
+    blind = ScriptedDrafter(lambda h, d: (h[-1] + len(d)) % N_VOCAB)
+    return {
+        "grammar": [grammar],
+        "model": [model],
+        "all": [grammar, copy, model],
+        "blind": [grammar, blind],
+        "copy": [grammar, copy],
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["grammar", "model", "all", "blind", "copy"])
+@given(
+    params_strategy,
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 99),
+    st.integers(1, 9),
+    st.booleans(),
+    st.sampled_from(["full", "checkpoint"]),
+)
+@settings(max_examples=60)
+def test_output_with_any_drafter_is_output_without(kind, params, seed, rule, n_max, adaptive, memory):
+    legal = legal_after(rule)
+
+    def generate(policy: Policy):
+        request = Request([5, 6, 7], params, seed, mask=TableMask(N_VOCAB, legal))
+        engine = engine_over(TableContext(N_VOCAB, memory=memory), policy)
+        return run(engine, request)[0]
+
+    expected = generate(Fixed([], 0))
+    output = expected.output
+    assert all(token in legal(output[:i]) for i, token in enumerate(output))
+    given_ = drafters(kind)
+    got = generate(Adaptive(given_) if adaptive else Fixed(given_, n_max))
+    assert (got.output, got.finish_reason) == (expected.output, expected.finish_reason)
+
+
+def test_what_is_forced_comes_free():
+    """A text with one legal token in three of four places takes a fourth of the decodes."""
+    legal = lambda out: {8, 9} if len(out) % 4 == 0 else {10 + len(out) % 4}  # noqa: E731
+    target = TableContext(N_VOCAB)
+    request = Request([5, 6], SamplingParams(max_tokens=41), 1, mask=TableMask(N_VOCAB, legal))
+    got = run(engine_over(target, Fixed([GrammarDrafter()], 8)), request)[0]
+    assert (got.stats.n_forced, got.stats.n_forced_accept) == (30, 30)
+    assert (got.stats.n_drafted, got.stats.n_accept, got.stats.drafted_by["grammar"]) == (0, 0, 30)
+    assert got.stats.rounds == 10
+
+
+def test_forced_tokens_and_guesses_make_one_draft():
+    """The model drafts where there is a choice, behind what is forced and before what is forced next."""
+    legal = lambda out: {8, 9} if len(out) % 3 == 0 else {10 + len(out) % 3}  # noqa: E731
+    model = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)  # the target itself
+    request = Request([5, 6], SamplingParams(max_tokens=37), 1, mask=TableMask(N_VOCAB, legal))
+    got = run(engine_over(TableContext(N_VOCAB), Fixed([GrammarDrafter(), model], 8)), request)[0]
+    assert got.stats.rounds == 4
+    assert got.stats.drafted_by == {"grammar": 24, "model": 8}
+    assert got.stats.n_accept == got.stats.n_drafted == 8
+
+
+def test_a_grammar_that_has_ended_ends_the_generation():
+    mask = TableMask(N_VOCAB, lambda out: {7} if len(out) < 3 else {END})
+    params = SamplingParams(ignore_eos=True, max_tokens=50)
+    for policy in (Fixed([], 0), Fixed([GrammarDrafter()], 4)):
+        got = run(engine_over(TableContext(N_VOCAB), policy), Request([5], params, 1, mask=mask))[0]
+        assert (got.output, got.finish_reason) == ([7, 7, 7], "stop")
+        mask = TableMask(N_VOCAB, mask.legal_after)
+    nothing = TableMask(N_VOCAB, lambda _: set())
+    got = run(engine_over(TableContext(N_VOCAB), Fixed([], 0)), Request([5], params, 1, mask=nothing))[0]
+    assert (got.output, got.finish_reason, got.problem) == ([], "stop", "")
+
+
+def test_a_grammar_that_gives_up_ends_its_generation_alone():
+    class Tired(TableMask):
+        def allows(self, token, ahead=()):
+            if len(self.output) == 4:
+                raise MaskError("too many items")
+            return super().allows(token, ahead)
+
+    tired = Request([5], SamplingParams(max_tokens=9), 1, mask=Tired(N_VOCAB, lambda _: {7, 8}))
+    other = Request([5], SamplingParams(max_tokens=9, ignore_eos=True), 1)
+    first, second = run(
+        engine_over(TableContext(N_VOCAB, n_seq_max=2), Fixed([GrammarDrafter()], 4)), tired, other
+    )
+    assert (first.finish_reason, first.problem, first.n_output) == ("cancel", "too many items", 4)
+    assert (second.finish_reason, second.n_output) == ("length", 9)
+
+
+@given(st.integers(0, 99), st.integers(0, 5), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=40)
+def test_logprobs_are_those_of_plain_decoding(rule, n, seed, masked):
+    def generate(policy: Policy):
+        mask = TableMask(N_VOCAB, legal_after(rule)) if masked else None
+        params = SamplingParams(temperature=1.0, max_tokens=25, logprobs=n, logit_bias={4: 3.0})
+        return run(engine_over(TableContext(N_VOCAB), policy), Request([5, 6, 7], params, seed, mask=mask))[0]
+
+    expected, got = generate(Fixed([], 0)), generate(Fixed(drafters("all"), 5))
+    assert got.logprobs == expected.logprobs
+    assert len(got.logprobs) == got.n_output
+    for i, (token, found) in enumerate(zip(got.output, got.logprobs, strict=True)):
+        row = table_row(got.history[: 3 + i], N_VOCAB).astype(np.float64)
+        logs = row - math.log(np.exp(row).sum())
+        assert found.logprob == pytest.approx(logs[token], abs=1e-5)
+        best = sorted(range(N_VOCAB), key=lambda t: -row[t])[:n]
+        assert [t for t, _ in found.top] == best
+        assert [v for _, v in found.top] == pytest.approx([logs[t] for t in best], abs=1e-5)
+
+
+def test_logprobs_of_extreme_rows():
+    row = np.array([-np.inf, 100.0, -1e30, 100.0], np.float32)
+    logprob, top = top_logprobs(row, 0, 4)
+    assert logprob == -math.inf
+    assert [t for t, _ in top] == [1, 3, 2, 0]
+    assert top[0][1] == pytest.approx(math.log(0.5))
+
+
+def test_nobody_asked_for_logprobs():
+    got = run(
+        engine_over(TableContext(N_VOCAB), Fixed([], 0)), Request([5], SamplingParams(max_tokens=5), 1)
+    )[0]
+    assert got.logprobs == []
