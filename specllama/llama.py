@@ -8,6 +8,7 @@ requests or text.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import sys
@@ -301,7 +302,7 @@ class Model:
     def adds_bos(self) -> bool:
         return bool(llama.llama_vocab_get_add_bos(self.vocab))
 
-    @property
+    @functools.cached_property
     def end_ids(self) -> frozenset[int]:
         """All tokens that end a generation."""
         return frozenset(i for i in range(self.n_vocab) if llama.llama_vocab_is_eog(self.vocab, i))

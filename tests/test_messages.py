@@ -22,12 +22,16 @@ EXAMPLES = [
     m.Ready({"n_ctx": 4096}),
     m.Started(3, 17, {"seed": 9}),
     m.Prefilled(3, 16, 17),
-    m.Tokens([[3, "é", [5, 6], 4, 1], [4, "", [7], 0, 0]]),
-    m.Done(3, "text", "stop", {"n_predict": 3}, {}),
+    m.Tokens(
+        [m.Item(3, "é", [5, 6], [[1, "copy"]], 4, 1), m.Item(4, "", [7], [], 0, 0, [{"logprob": -0.5}])]
+    ),
+    m.Done(3, "text", "stop", {"n_predict": 3}, {}, [[4, "target"]]),
     m.Failed({"kind": "UsageError", "message": "no", "hint": ""}, 3),
     m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
     m.Notice("slow"),
     m.Calibrated({"t1": 0.1, "epsilon": None}),
+    m.Inspect(),
+    m.Inspected({"version": "1"}),
     m.Beat(0.5, 30.0),
 ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from specllama import chat
@@ -19,11 +19,14 @@ from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
 from specllama.core.planner import Adaptive
 from specllama.core.ports import DecodeError, Drafter
-from specllama.core.sequence import Generation, Request
+from specllama.core.sequence import Request
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
 from specllama.process import messages as m
+from specllama.process.inspection import inspect_build
 from specllama.process.loading import Loaded, load
+from specllama.process.running import Running
+from specllama.process.turns import Turns
 from specllama.settings import LoadSettings
 from specllama.store import Store
 from specllama.text import TokenWriter
@@ -39,16 +42,6 @@ _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 _PREFILL_NOTICE_SECONDS = 0.5  # of silence between two reports of a prefill
 
 
-@dataclass(slots=True)
-class _Running:
-    id: int
-    generation: Generation
-    writer: TokenWriter
-    n_sent: int = 0
-    n_drafted: int = 0
-    n_accept: int = 0
-
-
 class Host:
     """One loaded pair and its engine. send: where messages to the front go."""
 
@@ -56,11 +49,12 @@ class Host:
         self.send, self.store = send, store if store is not None else Store()
         self.loaded: Loaded | None = None
         self.engine: Engine | None = None
-        self.running: list[_Running] = []
+        self.running: list[Running] = []
         self._template: chat.ChatTemplate | None = None
         self._template_error: SpecllamaError | None = None
         self._last: list[int] = []  # ids of the last generation, whose cache is slot _last_slot's
         self._last_slot = 0
+        self._turns = Turns()
         self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
@@ -79,6 +73,8 @@ class Host:
                 self._generate(message)
             elif isinstance(message, m.Cancel):
                 self._cancel(message.id)
+            elif isinstance(message, m.Inspect):
+                self.send(m.Inspected(inspect_build()))
             elif isinstance(message, m.Calibrate):
                 self.send(m.Calibrated(self._calibrate(message.seconds)))
             else:
@@ -184,9 +180,11 @@ class Host:
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         writer = TokenWriter(self.loaded.model.piece, params.stop)
         ids = self._ids(message)
-        request = Request(ids, params, seed, writer, speculate=message.speculate)
+        schema = params.json_schema if isinstance(params.json_schema, str) else None
+        mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar)
+        request = Request(ids, params, seed, writer, speculate=message.speculate, mask=mask)
         generation = self.engine.submit(request)
-        self.running.append(_Running(message.id, generation, writer))
+        self.running.append(Running(message.id, generation, writer, message.messages))
         used = asdict(params) | {"seed": seed, "logit_bias": dict(params.logit_bias)}
         self.send(m.Started(message.id, len(ids), used))
 
@@ -217,8 +215,7 @@ class Host:
             if self._template is None:
                 hint = "use --raw, or give one with --chat-template"
                 raise self._template_error or UsageError("the model has no chat template", hint)
-            parts = self._template.render(message.messages or [], **message.variables)
-            ids = chat.encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
+            ids = self._turns.ids(self._template, model, message)
         if not ids:
             raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
         return ids
@@ -230,16 +227,14 @@ class Host:
         self._report()
 
     def _report(self) -> None:
+        if self.loaded is None:
+            return
         items = []
         now = time.perf_counter()
         for r in self.running:
-            g = r.generation
-            text, ids = r.writer.take(), g.history[g.n_prompt + r.n_sent :]
-            if ids:
-                r.n_sent += len(ids)
-                drafted, accepted = g.stats.n_drafted - r.n_drafted, g.stats.n_accept - r.n_accept
-                r.n_drafted, r.n_accept = g.stats.n_drafted, g.stats.n_accept
-                items.append([r.id, text, ids, drafted, accepted])
+            g, item = r.generation, r.news(self.loaded.model)
+            if item is not None:
+                items.append(item)
             elif not g.prefilled and now - self._reported > _PREFILL_NOTICE_SECONDS:
                 self._reported = now
                 self.send(m.Prefilled(r.id, g.n_past, g.n_prompt))
@@ -247,11 +242,21 @@ class Host:
             self.send(m.Tokens(items))
         for r in [r for r in self.running if r.generation.finish_reason is not None]:
             self.running.remove(r)
-            g = r.generation
-            self._last, self._last_slot = g.history[: g.n_past], g.seq_id
-            self.send(
-                m.Done(r.id, r.writer.finish(), g.finish_reason or "cancel", g.stats.to_dict(), self._extra())
-            )
+            self._finish(r)
+
+    def _finish(self, r: Running) -> None:
+        """Say that a generation has ended, and remember its ids for what may follow on it."""
+        g = r.generation
+        self._last, self._last_slot = g.history[: g.n_past], g.seq_id
+        if g.problem:
+            error = UsageError(f"the grammar is too complex to be followed: {g.problem}")
+            self.send(m.Failed(error.to_dict(), r.id))
+            return
+        text, runs = r.writer.finish_runs()
+        if r.messages is not None:
+            self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
+        extra = {**self._extra(), "stop_string": r.writer.stopped_by}
+        self.send(m.Done(r.id, text, g.finish_reason or "cancel", g.stats.to_dict(), extra, runs))
 
     def _extra(self) -> dict[str, Any]:
         assert self.loaded is not None

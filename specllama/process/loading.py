@@ -14,9 +14,11 @@ from typing import Any
 
 from specllama.core.ports import BatchRow, Drafter
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import IncompatiblePairError, ResourceError
 from specllama.gguf import Header, check_model, read_model
+from specllama.grammar import Grammars
 from specllama.llama import Context, Model, devices
 from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
 from specllama.process import describe
@@ -40,6 +42,7 @@ class Loaded:
     model: Model
     context: Context
     drafters: list[Drafter]
+    grammars: Grammars
     info: dict[str, Any]
     store_key: dict[str, Any]
     stored: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +94,8 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
             send(m.Notice(problem))
     if "copy" in settings.drafters and settings.draft_max != 0:
         drafters.insert(0, CopyDrafter())
+    if "grammar" in settings.drafters and settings.draft_max != 0:
+        drafters.insert(0, GrammarDrafter())
     for one in (context, draft_context):
         if one is not None:
             _warm_up(one)
@@ -117,6 +122,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         model,
         context,
         drafters,
+        Grammars(model),
         info,
         key,
         store.read(key),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Generate:
     """To the engine: answer `messages` through the chat template, or go on behind `prompt`, or behind `ids`.
 
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
-    plainly.
+    plainly. follows: id of an earlier generation of `messages` whose prompt and answer these messages begin
+    with; its ids are kept where the template writes the same text for them.
     """
 
     id: int
@@ -33,6 +34,7 @@ class Generate:
     params: dict[str, Any] = field(default_factory=dict)
     speculate: bool = True
     variables: dict[str, Any] = field(default_factory=dict)
+    follows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class Calibrate:
     """To the engine, when idle: measure for at most `seconds` what is not known yet."""
 
     seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """To the engine: say what this build of llama.cpp is and can use; no model is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +89,44 @@ class Prefilled:
     n_prompt: int
 
 
+class Item(NamedTuple):
+    """What a sequence went on by in a round.
+
+    text: what is certain of it; it may come later than the ids. runs: (characters, source) of `text`, the
+    source "target" or the name of the drafter whose token it was. drafted, accepted: draft tokens verified
+    and emitted. logprobs: for each id {"id", "token", "bytes", "logprob", "top_logprobs": [the same]}, None
+    where nobody asked.
+    """
+
+    id: int
+    text: str
+    ids: list[int]
+    runs: list[tuple[int, str]]
+    drafted: int
+    accepted: int
+    logprobs: list[dict[str, Any]] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """From the engine, once a round: for each sequence that went on [id, text, ids, drafted, accepted]."""
+    """From the engine, once a round: what each sequence went on by."""
 
-    items: list[list[Any]]
+    items: list[Item]
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """From the engine: a generation ended. stats: RunStats as a dict; extra: what else the read-out needs."""
+    """From the engine: a generation ended. text: what was still held back, runs as in Item. stats: RunStats
+    as a dict; extra: what else the read-out needs, stop_string among it (None: ended by an end token or a
+    limit).
+    """
 
     id: int
     text: str
     reason: str
     stats: dict[str, Any]
     extra: dict[str, Any]
+    runs: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +152,13 @@ class Calibrated:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspected:
+    """From the engine: what an Inspect found; see inspection.py."""
+
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """From the engine, every half second: how long the step at hand has run and how long it may, in
     seconds.
@@ -137,6 +173,7 @@ Message = (
     | Generate
     | Cancel
     | Calibrate
+    | Inspect
     | Loading
     | Ready
     | Started
@@ -146,13 +183,14 @@ Message = (
     | Failed
     | Notice
     | Calibrated
+    | Inspected
     | Beat
 )
 _KINDS: Mapping[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Load, Generate, Cancel, Calibrate, Loading, Ready, Started, Prefilled, Tokens, Done, Failed, Notice,
-        Calibrated, Beat,
+        Load, Generate, Cancel, Calibrate, Inspect, Loading, Ready, Started, Prefilled, Tokens, Done, Failed,
+        Notice, Calibrated, Inspected, Beat,
     )
 }  # fmt: skip
 
@@ -168,6 +206,8 @@ def decode(line: bytes) -> Message:
     """The inverse of `encode`. Raises ValueError for what no end of the pipe wrote."""
     try:
         kind, body = json.loads(line)
+        if kind == "Tokens":
+            return Tokens([Item(*item) for item in body["items"]])
         return _KINDS[kind](**body)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no message: {error}") from None

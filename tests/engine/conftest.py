@@ -8,8 +8,11 @@ import pytest
 
 from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama import Context, Model
-from specllama.settings import ModelSettings
+from specllama.process import messages as m
+from specllama.settings import LoadSettings, ModelSettings
+from specllama.store import Store
 from tests import tinygguf
+from tests.engine.front import Front
 
 TINY = {
     "llama": tinygguf.llama,
@@ -65,3 +68,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mod
     yield load
     for model in models.values():
         model.close()
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A host that has loaded the embedded pair."""
+    front = Front(
+        LoadSettings(
+            target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512),
+            draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512),
+        ),
+        Store(tmp_path_factory.mktemp("store")),
+    )
+    assert isinstance(front.said[-1], m.Ready)
+    yield front
+    front.close()

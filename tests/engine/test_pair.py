@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,11 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import Context, Model
 from specllama.process import messages as m
-from specllama.process.host import Host
 from specllama.settings import LoadSettings, ModelSettings
 from specllama.store import Store
 from specllama.text import TokenWriter
 from tests import tinygguf
+from tests.engine.front import Front
 
 Make = Callable[..., Context]
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
@@ -291,56 +291,6 @@ def test_a_draft_that_fails_is_dropped(
     assert len(engine.notices) == 1
 
 
-class Front:
-    """A host in this process, and what it said."""
-
-    def __init__(self, settings: LoadSettings, store: Store) -> None:
-        self.said: list[m.Message] = []
-        self.settings = settings
-        self.host = Host(self.said.append, store)
-        self.host.handle(m.Load(settings.to_dict()))
-
-    def ask(self, **request: object) -> list[m.Message]:
-        """All messages about one request."""
-        self.said.clear()
-        self.host.handle(m.Generate(1, **request))  # type: ignore[arg-type]
-        while self.host.busy:
-            self.host.step()
-        return list(self.said)
-
-    def ids(self, **request: object) -> list[int]:
-        messages = self.ask(**request)
-        assert isinstance(messages[-1], m.Done), messages
-        return [i for message in messages if isinstance(message, m.Tokens) for i in message.items[0][2]]
-
-    def prompt_ids(self, **request: object) -> Sequence[int]:
-        """The ids that a request is made of."""
-        return self.host._ids(m.Generate(1, **request))  # type: ignore[arg-type]
-
-    def fails(self, **request: object) -> str:
-        (only,) = self.ask(**request)
-        assert isinstance(only, m.Failed)
-        assert only.id == 1
-        return str(only.error["message"])
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    settings = LoadSettings(
-        target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512),
-        draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512),
-    )
-    front = Front(settings, Store(tmp_path_factory.mktemp("store")))
-    assert isinstance(front.said[-1], m.Ready)
-    yield front
-    loaded = front.host.loaded
-    assert loaded is not None
-    assert loaded.draft_context is not None
-    assert loaded.draft_model is not None
-    for one in (loaded.context, loaded.draft_context, loaded.model, loaded.draft_model):
-        one.close()
-
-
 FEW = {"max_tokens": 12, "ignore_eos": True, "seed": 5}
 ZIP = [{"role": "user", "content": "zip"}]
 TEMPLATED = "<|im_start|>user\nzip<|im_end|>\n<|im_start|>assistant\n"
@@ -365,8 +315,8 @@ class TestHost:
         assert isinstance(done, m.Done)
         assert (done.reason, done.stats["n_predict"]) == ("length", 12)
         items = [message.items[0] for message in middle if isinstance(message, m.Tokens)]
-        assert sum(item[3] for item in items) == done.stats["n_drafted"]
-        assert sum(item[4] for item in items) == done.stats["n_accept"]
+        assert sum(item.drafted for item in items) == done.stats["n_drafted"]
+        assert sum(item.accepted for item in items) == done.stats["n_accept"]
 
     def test_text_of_control_tokens_in_a_message_stays_text(self, front: Front) -> None:
         assert front.host.loaded is not None

@@ -1,0 +1,243 @@
+"""From a JSON schema or a grammar to masks over a model's tokens, by llguidance.
+
+Knows nothing of logits and of how tokens are chosen. Errors of a grammar are UsageError when it is compiled,
+MaskError when it proves too complex on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.ports import MaskError
+from specllama.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from specllama.llama import Model
+
+MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of a schema or grammar as it is given
+_KEPT = 16  # compiled grammars
+_KEYS = (
+    20_000  # alternatives that a place in a grammar may have, as the keys of a large object; default 2,000
+)
+# As models were trained to write JSON; free blanks could go on for ever and are never forced. llguidance
+# knows no oneOf: what fulfils one of its schemas is taken.
+_JSON_STYLE: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+
+
+class Grammars:
+    """The grammars of one model. The first mask builds llguidance's tokenizer, 0.5 s at 128k tokens."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def mask(self, *, json_schema: str | None = None, grammar: str | None = None) -> GrammarMask | None:
+        """A mask at the beginning of what is asked for; None where nothing is. Raises UsageError."""
+        if json_schema is not None:
+            what, source = "JSON schema", _from_schema(json_schema)
+        elif grammar is not None:
+            what, source = "grammar", _from_grammar(grammar)
+        else:
+            return None
+        matcher = self._compiled.get(source)
+        if matcher is None:
+            matcher = self._compile(source, what)
+            self._compiled[source] = matcher
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(source)
+        return GrammarMask(matcher.deep_copy(), self._model.n_vocab, self._model.end_ids)
+
+    def _compile(self, source: str, what: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+        from llguidance.llamacpp import lltokenizer_from_vocab
+
+        limits = LLParserLimits(max_items_in_row=_KEYS)
+        if problem := LLMatcher.validate_grammar(source, None, limits=limits):
+            raise _refused(what, problem)
+        if self._tokenizer is None:
+            end_ids = sorted(self._model.end_ids) or [max(0, self._model.eos_id)]
+            with warnings.catch_warnings():  # it calls what llama-cpp-python has renamed
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._tokenizer = lltokenizer_from_vocab(
+                    self._model.vocab, self._model.n_vocab, eos_token=end_ids
+                )
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        probe = matcher.deep_copy()  # what it says of the first choice, it says before anything is decoded
+        for _ in range(2):
+            if not probe.is_stopped() and not any(probe.compute_bitmask()) and not probe.is_accepting():
+                raise _refused(what, probe.get_error() or "no text fulfils it")
+            probe.consume_tokens(probe.compute_ff_tokens())
+            if probe.is_error():
+                raise _refused(what, probe.get_error())
+        return matcher
+
+
+class GrammarMask:
+    """One sequence's place in a grammar; see `ports.Mask`. end_ids: legal where the text may end.
+
+    What is supposed ahead is tried on a copy of the matcher: one that gives up does not come back, and what
+    drafts look at must not end a text that goes on without them.
+    """
+
+    def __init__(self, matcher: LLMatcher, n_vocab: int, end_ids: Collection[int]) -> None:
+        self._matcher, self._n_vocab = matcher, n_vocab
+        self._end_ids = frozenset(end_ids)
+        self._ends = np.array(sorted(self._end_ids), np.int64)
+        self._scout: LLMatcher | None = None
+        self._lead: list[int] = []  # what the scout has consumed behind the accepted tokens
+        self._lag: list[int] = []  # accepted tokens that the scout has not consumed
+
+    def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:
+        matcher = self._behind(ahead) if ahead else self._sound()
+        if matcher is None:
+            return False
+        if token in self._end_ids:
+            return matcher.is_accepting()
+        n = matcher.validate_tokens([token])
+        return n == 1 and not matcher.is_error()
+
+    def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
+        found = np.zeros(self._n_vocab, np.bool_)
+        matcher = self._behind(ahead) if ahead else self._sound()
+        if matcher is not None:
+            if not matcher.is_stopped():
+                bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+                found[:] = np.unpackbits(bits, count=self._n_vocab, bitorder="little")
+            found[self._ends] = matcher.is_accepting()
+        if not ahead:
+            self._sound()
+        return found
+
+    def legal(self, tokens: Sequence[int]) -> int:
+        scout = self._behind(())
+        end = next((i for i, t in enumerate(tokens) if t in self._end_ids), len(tokens))
+        if scout is None or not tokens:
+            return 0
+        n = scout.validate_tokens(list(tokens[:end])) if end else 0
+        if n == end < len(tokens):
+            last = self._behind(tokens[:end])
+            n += last is not None and last.is_accepting()
+        return n
+
+    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
+        scout = self._behind(ahead)
+        if scout is None or scout.is_stopped():
+            return []
+        return [t for t in scout.compute_ff_tokens() if t not in self._end_ids]
+
+    def accept(self, token: int) -> None:
+        if self._sound().try_consume_tokens([token]) != 1:
+            self._sound()
+            raise MaskError(f"token {token} is not legal here")
+        if self._lead[:1] == [token]:
+            del self._lead[0]
+        else:
+            self._go_back(0)
+            self._lag.append(token)
+
+    def _sound(self) -> LLMatcher:
+        """The matcher behind the accepted tokens. Raises MaskError where it has given up."""
+        if self._matcher.is_error():
+            raise MaskError(_first_line(self._matcher.get_error()))
+        return self._matcher
+
+    def _behind(self, ahead: Sequence[int]) -> LLMatcher | None:
+        """A matcher behind `ahead`; None where that is not legal."""
+        if self._scout is None or self._scout.is_error():
+            self._scout, self._lead, self._lag = self._sound().deep_copy(), [], []
+        elif self._lag:
+            self._scout.consume_tokens(self._lag)
+            self._lag = []
+        common = 0
+        while common < min(len(ahead), len(self._lead)) and ahead[common] == self._lead[common]:
+            common += 1
+        self._go_back(common)
+        if rest := list(ahead[common:]):
+            self._lead += rest[: self._scout.try_consume_tokens(rest)]
+        return self._scout if len(self._lead) == len(ahead) and not self._scout.is_error() else None
+
+    def _go_back(self, n: int) -> None:
+        """Keep n of the tokens that the scout is ahead."""
+        if self._scout is not None and n < len(self._lead):
+            self._scout.rollback(len(self._lead) - n)
+            del self._lead[n:]
+
+
+def _from_schema(text: str) -> str:
+    from llguidance import LLMatcher
+
+    _check_size(text, "JSON schema")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the JSON schema is no JSON: {error}") from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')
+    if _depth(schema) > MAX_DEPTH:
+        raise UsageError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
+    except ValueError as error:
+        raise _refused("JSON schema", str(error)) from None
+
+
+def _from_grammar(text: str) -> str:
+    """GBNF has `::=`; anything else is taken for Lark."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    _check_size(text, "grammar")
+    if "::=" not in text:
+        return LLMatcher.grammar_from_lark(text)
+    try:
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+    except RecursionError:
+        raise UsageError("the grammar is nested too deeply") from None
+    except Exception as error:  # noqa: BLE001 - the converter raises whatever its parser meets
+        raise _refused("grammar", str(error) or type(error).__name__) from None
+
+
+def _check_size(text: str, what: str) -> None:
+    size = len(text.encode("utf-8", "replace"))
+    if size > MAX_BYTES:
+        raise UsageError(f"the {what} has {size} bytes, {MAX_BYTES} are the most")
+    if "\0" in text:
+        raise UsageError(f"the {what} contains a NUL character")
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting; not recursive, as what is measured may be deep."""
+    deepest, todo = 0, [(value, 1)]
+    while todo:
+        item, level = todo.pop()
+        deepest = max(deepest, level)
+        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        todo += [(child, level + 1) for child in children if isinstance(child, (dict, list))]
+    return deepest
+
+
+def _refused(what: str, problem: str) -> UsageError:
+    return UsageError(f"the {what} cannot be used: {_first_line(problem)}")
+
+
+def _first_line(text: str) -> str:
+    """llguidance adds the state of its parser behind what happened."""
+    return " ".join(text.partition("<state>")[0].split())[:300]

@@ -1,0 +1,51 @@
+"""One generation as the front sees it: what it went on by since the front last heard of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from specllama.core.sequence import Generation, TokenLogprobs
+from specllama.llama import Model
+from specllama.process import messages as m
+from specllama.text import TokenWriter
+
+
+@dataclass(slots=True)
+class Running:
+    """A generation, and how much of it was told. messages: what it answers, None for a bare prompt."""
+
+    id: int
+    generation: Generation
+    writer: TokenWriter
+    messages: list[dict[str, Any]] | None = None
+    n_sent: int = 0
+    n_drafted: int = 0
+    n_accept: int = 0
+
+    def news(self, model: Model) -> m.Item | None:
+        """What came since the last call; None where nothing did."""
+        g = self.generation
+        text, runs = self.writer.take_runs()
+        ids = g.history[g.n_prompt + self.n_sent :]
+        if not ids:
+            return None
+        found = zip(ids, g.logprobs[self.n_sent :], strict=False)
+        logprobs = [_logprobs(model, token, logprob) for token, logprob in found]
+        drafted, accepted = g.stats.n_drafted - self.n_drafted, g.stats.n_accept - self.n_accept
+        self.n_sent += len(ids)
+        self.n_drafted, self.n_accept = g.stats.n_drafted, g.stats.n_accept
+        return m.Item(self.id, text, ids, runs, drafted, accepted, logprobs or None)
+
+
+def _logprobs(model: Model, token: int, found: TokenLogprobs) -> dict[str, Any]:
+    top = [_entry(model, i, logprob) for i, logprob in found.top]
+    return {**_entry(model, token, found.logprob), "top_logprobs": top}
+
+
+def _entry(model: Model, token: int, logprob: float) -> dict[str, Any]:
+    """A token with its logprob, null where that is minus infinity, which JSON does not have."""
+    piece = model.piece(token) or model.token_text(token).encode()
+    value = logprob if logprob > -math.inf else None
+    return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": value}

@@ -1,0 +1,60 @@
+"""A host in this process, and what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specllama.process import messages as m
+from specllama.process.host import Host
+from specllama.settings import LoadSettings
+from specllama.store import Store
+
+
+class Front:
+    """Speaks to a host as a client does, without pipes."""
+
+    def __init__(self, settings: LoadSettings, store: Store) -> None:
+        self.said: list[m.Message] = []
+        self.settings = settings
+        self.host = Host(self.said.append, store)
+        self.host.handle(m.Load(settings.to_dict()))
+
+    def ask(self, id_: int = 1, **request: object) -> list[m.Message]:
+        """All messages about one request."""
+        self.said.clear()
+        self.host.handle(m.Generate(id_, **request))  # type: ignore[arg-type]
+        while self.host.busy:
+            self.host.step()
+        return list(self.said)
+
+    def items(self, **request: object) -> list[m.Item]:
+        """What a request went on by, round by round."""
+        messages = self.ask(**request)  # type: ignore[arg-type]
+        assert isinstance(messages[-1], m.Done), messages
+        return [message.items[0] for message in messages if isinstance(message, m.Tokens)]
+
+    def ids(self, **request: object) -> list[int]:
+        return [i for item in self.items(**request) for i in item.ids]
+
+    def text(self, **request: object) -> str:
+        text = "".join(item.text for item in self.items(**request))
+        done = self.said[-1]
+        assert isinstance(done, m.Done)
+        return text + done.text
+
+    def prompt_ids(self, **request: object) -> Sequence[int]:
+        """The ids that a request is made of."""
+        return self.host._ids(m.Generate(1, **request))  # type: ignore[arg-type]
+
+    def fails(self, **request: object) -> str:
+        (only,) = self.ask(**request)  # type: ignore[arg-type]
+        assert isinstance(only, m.Failed)
+        assert only.id == 1
+        return str(only.error["message"])
+
+    def close(self) -> None:
+        loaded = self.host.loaded
+        if loaded is not None:
+            for one in (loaded.context, loaded.draft_context, loaded.model, loaded.draft_model):
+                if one is not None:
+                    one.close()

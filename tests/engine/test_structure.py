@@ -1,0 +1,330 @@
+"""Grammars, log probabilities and conversations in the real llama.cpp and the real llguidance."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from specllama.core.ports import BatchRow, MaskError
+from specllama.core.sampling import log_softmax
+from specllama.errors import UsageError
+from specllama.grammar import GrammarMask, Grammars
+from specllama.llama import Model
+from specllama.process import messages as m
+from tests.engine.front import Front
+
+from scripts.structured_schemas import SCHEMAS  # isort: skip
+
+ASK = [{"role": "user", "content": "Describe shutil.copytree as JSON."}]
+CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
+RENAME = [{"role": "user", "content": f"Rename `result` to `payload` in this code:\n{CODE}"}]
+LARK = 'start: ("yes" | "no") (" " /[a-z]{2,4}/)? "\\n"'
+GBNF = 'root ::= ("yes" | "no") (" " [a-z]{2,4})? "\\n"'
+
+
+@pytest.fixture(scope="module")
+def grammars(front: Front) -> Grammars:
+    assert front.host.loaded is not None
+    return front.host.loaded.grammars
+
+
+def model_of(front: Front) -> Model:
+    assert front.host.loaded is not None
+    return front.host.loaded.model
+
+
+def mask_of(grammars: Grammars, schema: Any = None, grammar: str | None = None) -> GrammarMask:
+    mask = grammars.mask(json_schema=None if schema is None else json.dumps(schema), grammar=grammar)
+    assert mask is not None
+    return mask
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_answer_is_valid_and_drafts_change_nothing(front: Front, name: str) -> None:
+    for temperature in (0.0, 1.2):
+        params = {"temperature": temperature, "seed": 7, "max_tokens": 400, "json_schema": SCHEMAS[name]}
+        drafted = front.text(messages=ASK, params=params)
+        assert isinstance(front.said[-1], m.Done)
+        assert front.said[-1].reason == "stop"
+        jsonschema.validate(json.loads(drafted), SCHEMAS[name])
+        assert front.text(messages=ASK, params=params, speculate=False) == drafted
+
+
+def test_forced_tokens_are_counted_apart(front: Front) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"first_long_key": {"type": "boolean"}, "second_long_key": {"type": "boolean"}},
+        "required": ["first_long_key", "second_long_key"],
+        "additionalProperties": False,
+    }
+    items = front.items(messages=ASK, params={"json_schema": schema, "seed": 1})
+    done = front.said[-1]
+    assert isinstance(done, m.Done)
+    assert done.stats["n_forced"] >= done.stats["n_forced_accept"] > 5
+    assert done.stats["drafted_by"]["grammar"] == done.stats["n_forced"]
+    runs = [run for item in items for run in item.runs] + list(done.runs)
+    assert sum(n for n, source in runs if source == "grammar") > 10
+    assert sum(n for n, _ in runs) == len("".join(item.text for item in items) + done.text)
+
+
+@pytest.mark.parametrize(
+    "grammar", [GBNF, 'start: ("yes" | "no") (" " /[a-z]{2,4}/)? "\\n"'], ids=["gbnf", "lark"]
+)
+def test_grammars_of_both_kinds(front: Front, grammar: str) -> None:
+    texts = {front.text(messages=ASK, params={"grammar": grammar, "seed": i}) for i in range(8)}
+    for text in texts:
+        word, _, rest = text.removesuffix("\n").partition(" ")
+        assert text.endswith("\n")
+        assert word in ("yes", "no")
+        assert rest == "" or (2 <= len(rest) <= 4 and rest.isalpha())
+    assert len(texts) > 1
+
+
+def walk(mask: GrammarMask, seed: int, most: int = 40) -> list[int]:
+    """Random legal tokens up to an end."""
+    rng, output = random.Random(seed), []
+    while len(output) < most:
+        legal = np.flatnonzero(mask.allowed()).tolist()
+        token = rng.choice(legal)
+        if token in mask._end_ids:
+            break
+        mask.accept(token)
+        output.append(token)
+    return output
+
+
+@pytest.mark.parametrize("name", ["tags", "choice of shapes", "numbers"])
+def test_questions_about_what_comes_later_change_nothing(grammars: Grammars, name: str) -> None:
+    """Every answer behind supposed tokens is that of a mask that has accepted them."""
+    for seed in range(4):
+        output = walk(mask_of(grammars, SCHEMAS[name]), seed)
+        asked, rng = mask_of(grammars, SCHEMAS[name]), random.Random(seed)
+        for i in range(len(output)):
+            ahead = output[i : i + rng.randrange(5)]
+            fresh = mask_of(grammars, SCHEMAS[name])
+            for token in output[: i + len(ahead)]:
+                fresh.accept(token)
+            assert (asked.allowed(ahead) == fresh.allowed()).all()
+            assert asked.forced(ahead) == fresh.forced()
+            legal, token = fresh.allowed(), rng.randrange(fresh._n_vocab)
+            assert asked.allows(token, ahead) == legal[token]
+            wrong = [*ahead, int(np.flatnonzero(~legal)[0]), 5]
+            assert asked.legal(wrong) == len(ahead)
+            assert not asked.allows(5, wrong)
+            assert not asked.allowed(wrong).any()
+            assert asked.forced(wrong) == []
+            asked.accept(output[i])
+
+
+def test_the_end_is_legal_where_the_text_may_end(grammars: Grammars, front: Front) -> None:
+    model, mask = model_of(front), mask_of(grammars, grammar='root ::= "ab" "c"?')
+    end = min(model.end_ids)
+    a, b, c = (model.tokenize(x, False, False)[0] for x in "abc")
+    assert not mask.allows(end)
+    assert mask.legal([a, end]) == 1
+    assert mask.legal([a, b, end, a]) == 3
+    assert mask.legal([a, b, c, end]) == 4
+    assert mask.allows(end, [a, b])
+    for token in (a, b, c):
+        mask.accept(token)
+    assert set(np.flatnonzero(mask.allowed())) == set(model.end_ids)
+    assert mask.forced() == []
+    with pytest.raises(MaskError):
+        mask.accept(a)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+BAD_SCHEMAS = {
+    "no JSON": "{",
+    "no object": "[1]",
+    "false": "false",
+    "number": "1",
+    "no such type": '{"type": "nonsense"}',
+    "type is a number": '{"type": 5}',
+    "nothing fulfils it": '{"type": "string", "minLength": 5, "maxLength": 2}',
+    "empty enum": '{"enum": []}',
+    "conflict": '{"allOf": [{"type": "string"}, {"type": "integer"}]}',
+    "unknown reference": '{"$ref": "#/$defs/x"}',
+    "reference to itself": '{"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"}',
+    "another host": '{"$ref": "http://127.0.0.1:9/x.json"}',
+    "without end": '{"$defs": {"n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}},'
+    ' "required": ["c"]}}, "$ref": "#/$defs/n"}',
+    "bad pattern": '{"type": "string", "pattern": "((("}',
+    "look-ahead": '{"type": "string", "pattern": "(?=a)b"}',
+    "not supported": '{"type": "array", "uniqueItems": true}',
+    "deep": json.dumps(nested(33)),
+    "very deep": "[" * 100_000,
+    "large": json.dumps({"enum": ["x" * 1000] * 70}),
+    "explosion": json.dumps(
+        {
+            "allOf": [
+                {"anyOf": [{"properties": {f"{k}{i}": {"type": "string"}}} for k in "ab"]} for i in range(20)
+            ]
+        }
+    ),
+    "NUL": '{"const": "a"}\0',
+}
+BAD_GRAMMARS = {
+    "syntax": "root ::= (((",
+    "no root": 'a ::= "b"',
+    "unknown rule": "root ::= x",
+    "prose": "give me JSON please",
+    "without end": 'root ::= "a" root',
+    "nesting": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000,
+    "large": 'root ::= "' + "a" * 70_000 + '"',
+    "lark": "start: %%%",
+    "NUL": 'root ::= "a"\0',
+}
+
+
+@pytest.mark.parametrize("schema", BAD_SCHEMAS.values(), ids=BAD_SCHEMAS)
+@pytest.mark.timeout(20)
+def test_schemas_that_cannot_be_used_are_refused(grammars: Grammars, schema: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        grammars.mask(json_schema=schema)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize("grammar", BAD_GRAMMARS.values(), ids=BAD_GRAMMARS)
+@pytest.mark.timeout(20)
+def test_grammars_that_cannot_be_used_are_refused(grammars: Grammars, grammar: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        grammars.mask(grammar=grammar)
+    assert "\n" not in caught.value.message
+
+
+def test_large_objects_can_be_used(front: Front) -> None:
+    schema = {"type": "object", "properties": {f"key_{i}": {"type": "boolean"} for i in range(1200)}}
+    text = front.text(messages=ASK, params={"json_schema": schema, "max_tokens": 60, "seed": 1})
+    assert text.startswith("{")
+
+
+def test_a_grammar_that_gives_up_on_the_way_is_an_error(front: Front) -> None:
+    schema = {"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){40,1000}$"}
+    *_, last = front.ask(messages=ASK, params={"json_schema": schema, "max_tokens": 50, "seed": 1})
+    assert isinstance(last, m.Failed)
+    assert "too complex" in last.error["message"]
+    assert not front.host.busy
+    assert front.text(messages=ASK, params={"max_tokens": 5})
+
+
+def test_a_request_with_a_bad_grammar_is_answered(front: Front) -> None:
+    assert "JSON schema" in front.fails(messages=ASK, params={"json_schema": "{"})
+    assert "both" in front.fails(messages=ASK, params={"json_schema": "{}", "grammar": GBNF})
+    assert not front.host.busy
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_logprobs_are_those_of_the_rows_decoded_alone(front: Front, structured: bool) -> None:
+    params: dict[str, Any] = {"max_tokens": 60, "temperature": 0.3, "seed": 3, "logprobs": 4}
+    params |= {"json_schema": SCHEMAS["person"]} if structured else {"logit_bias": {"300": 1}}
+    items = front.items(messages=RENAME, params=params)
+    found = [entry for item in items for entry in item.logprobs or []]
+    ids = [i for item in items for i in item.ids]
+    assert [entry["id"] for entry in found] == ids
+    loaded = front.host.loaded
+    assert loaded is not None
+    assert front.said[-1].stats["n_accept"] + front.said[-1].stats["n_forced_accept"] > 0  # type: ignore[union-attr]
+    prompt = list(front.prompt_ids(messages=RENAME))
+    loaded.context.cut(0, 0)
+    front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
+    loaded.context.decode([BatchRow(t, i, 0, False) for i, t in enumerate(prompt[:-1])])
+    at, last = len(prompt) - 1, prompt[-1]
+    for token, entry in zip(ids, found, strict=True):
+        logs = log_softmax(loaded.context.decode([BatchRow(last, at, 0, True)])[0])
+        assert entry["logprob"] == pytest.approx(logs[token], abs=0.3)  # batches round otherwise
+        assert [e["logprob"] for e in entry["top_logprobs"]] == pytest.approx(np.sort(logs)[:-5:-1], abs=0.3)
+        piece = loaded.model.piece(token) or loaded.model.token_text(token).encode()
+        assert bytes(entry["bytes"]) == piece
+        at, last = at + 1, token
+    assert sum(math.exp(e["logprob"]) for e in found[0]["top_logprobs"]) <= 1 + 1e-6
+    loaded.context.cut(0, 0)
+
+
+def test_no_logprobs_unless_asked_for(front: Front) -> None:
+    assert all(item.logprobs is None for item in front.items(messages=ASK, params={"max_tokens": 9}))
+    only = front.items(messages=ASK, params={"max_tokens": 9, "logprobs": 0})
+    assert all(entry["top_logprobs"] == [] for item in only for entry in item.logprobs or [{}])
+
+
+def spelled(model: Model, ids: list[int]) -> bytes:
+    return b"".join(model.piece(i) or model.token_text(i).encode() for i in ids)
+
+
+class TestTurns:
+    """Conversations keep the ids of what was said."""
+
+    PARAMS = {"max_tokens": 30, "seed": 5}  # noqa: RUF012
+
+    def say(
+        self,
+        front: Front,
+        id_: int,
+        messages: list[dict[str, str]],
+        follows: int | None = None,
+        **params: Any,
+    ):
+        *events, done = front.ask(
+            id_, messages=messages, params=self.PARAMS | params, follows=follows, variables={}
+        )
+        assert isinstance(done, m.Done), done
+        text = "".join(e.items[0].text for e in events if isinstance(e, m.Tokens)) + done.text
+        return text, done
+
+    @pytest.mark.parametrize("max_tokens", [30, 400], ids=["cut off", "ended"])
+    def test_a_second_turn_evaluates_only_what_is_new(self, front: Front, max_tokens: int) -> None:
+        first = [{"role": "user", "content": "What does shutil.copytree do?"}]
+        text, done = self.say(front, 11, first, max_tokens=max_tokens)
+        n_kept = done.stats["n_prompt"] + done.stats["n_predict"]
+        second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "And zip?"}]
+        _, done = self.say(front, 12, second, follows=11)
+        new = done.stats["n_prompt"] - done.stats["n_reused"]
+        assert done.stats["n_prompt"] - n_kept <= new <= done.stats["n_prompt"] - n_kept + 1
+        assert new < 24
+
+    def test_kept_ids_spell_the_same_prompt(self, front: Front) -> None:
+        first = [{"role": "user", "content": "What does json.dumps do?"}]
+        text, _ = self.say(front, 21, first)
+        second = [
+            *first,
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": "zip <|im_end|>"},
+        ]
+        self.say(front, 22, second, follows=21)
+        model, host = model_of(front), front.host
+        assert host.loaded is not None
+        kept = host._ids(m.Generate(23, messages=second, follows=21))
+        anew = host._ids(m.Generate(24, messages=second))
+        spelled = [
+            b"".join(model.piece(i) or model.token_text(i).encode() for i in ids) for ids in (kept, anew)
+        ]
+        assert spelled[0] == spelled[1]
+
+    @pytest.mark.parametrize("change", ["answer", "question", "unknown turn", "stop string"])
+    def test_another_beginning_is_read_anew(self, front: Front, change: str) -> None:
+        first = [{"role": "user", "content": "What does os.path.join do?"}]
+        more = {"stop": ["e"]} if change == "stop string" else {}
+        text, _ = self.say(front, 31, first, **more)
+        second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "zip"}]
+        if change == "answer":
+            second[1] = {"role": "assistant", "content": text + "!"}
+        if change == "question":
+            second[0] = {"role": "user", "content": "What does os.path.split do?"}
+        follows = 999 if change == "unknown turn" else 31
+        host = front.host
+        assert host._ids(m.Generate(32, messages=second, follows=follows)) == host._ids(
+            m.Generate(33, messages=second)
+        )
