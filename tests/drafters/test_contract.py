@@ -12,15 +12,32 @@ from specllama.core.params import SamplingParams
 from specllama.core.ports import Drafter, Proposal
 from specllama.core.sampling import Chooser
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import TableContext
+from specllama.testing import TableContext, TableMask
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
 CHOOSER = Chooser(SamplingParams(temperature=0), 0, N_VOCAB)
 
+
+class Repeating(GrammarDrafter):
+    """Behind an id below 4 the next one up is forced, whatever the contract says the sequence is."""
+
+    def start(self, seq_id, prompt, chooser, mask=None) -> None:
+        last = [prompt[-1]]
+        mask = TableMask(N_VOCAB, lambda out: {x + 1} if (x := [*last, *out][-1]) < 4 else {0, 1})
+        super().start(seq_id, prompt, chooser, mask)
+
+    def committed(self, seq_id, tokens) -> None:
+        self.masks[seq_id].output.extend(tokens)  # the engine's part
+        super().committed(seq_id, tokens)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
+    "grammar": Repeating,
+    "grammar without one": GrammarDrafter,
     "model": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2), N_VOCAB),
     "model, recurrent": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2, "checkpoint"), N_VOCAB),
 }
@@ -124,6 +141,27 @@ def test_a_forgotten_sequence_leaves_nothing(make, first, second, played) -> Non
     drafter.start(0, second, CHOOSER)
     fresh = started(make, second)
     assert tokens_of([draft(drafter, {0: 4})]) == tokens_of([draft(fresh, {0: 4})])
+
+
+@given(prompts, rounds, st.lists(st.tuples(st.lists(tokens, max_size=5), st.integers(0, 3)), max_size=4))
+def test_what_others_drafted_is_gone_on_from(make, prompt, played, foreign) -> None:
+    """Behind a draft of somebody else's the proposal is that of a fresh drafter asked the same."""
+    drafter = started(make, prompt, prompt)
+    if not drafter.continues:
+        return
+    histories = [prompt[:], prompt[:]]
+    play(drafter, histories, played)
+    for draft_, more in foreign:
+        fresh = started(make, prompt)
+        fresh.committed(0, histories[0][len(prompt) :])
+        for _ in range(more + 1):
+            got, expected = drafter.step({0: draft_}), fresh.step({0: draft_})
+            assert got == expected
+            if not got:
+                break
+            draft_ = [*draft_, got[0].token]
+        drafter.committed(0, draft_)
+        histories[0] += draft_
 
 
 def test_nothing_wanted_is_nothing_proposed(make) -> None:
