@@ -39,6 +39,10 @@ TOKENIZERS = {
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
 _LIST_OR_NUMBER = ("u32", "arr[u32]", "arr[i32]")
+_SPECIAL = (
+    "bos eos eot eom unknown padding seperator mask prefix suffix middle "
+    "fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep"
+)
 _KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("general.architecture", "general.name", "tokenizer.chat_template"), ("str",)),
     **dict.fromkeys(("general.alignment", "general.file_type"), ("u32",)),
@@ -48,7 +52,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("tokenizer.ggml.tokens", "tokenizer.ggml.merges"), ("arr[str]",)),
     "tokenizer.ggml.scores": ("arr[f32]", "arr[i32]"),
     "tokenizer.ggml.token_type": ("arr[i32]",),
-    **{f"tokenizer.ggml.{t}_token_id": ("u32",) for t in ("bos", "eos", "eot", "eom", "unknown", "padding")},
+    **{f"tokenizer.ggml.{t}_token_id": ("u32",) for t in _SPECIAL.split()},
+    "tokenizer.ggml.suppress_tokens": ("arr[i32]",),
     **{f"tokenizer.ggml.add_{t}_token": ("bool",) for t in ("bos", "eos", "sep")},
 }
 _ARCH_KINDS: dict[str, tuple[str, ...]] = {
@@ -175,16 +180,18 @@ def check_tokenizer(header: Header) -> None:
 
 
 def _check_unique(header: Header) -> None:
-    # llama.cpp asserts that texts are unique, which ends the process; it names empty ones itself.
-    raws = [raw for raw in header.tokens.raws() if raw]
+    # llama.cpp asserts that texts are unique, which ends the process: of each what lies before a NUL, and
+    # where that is nothing a name that it makes itself.
+    raws = header.tokens.raws()
+    if not all(raws) or b"\0" in b"".join(raws):
+        raws = [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
     if len(set(raws)) == len(raws):
         return
     seen: dict[bytes, int] = {}
-    for i, raw in enumerate(header.tokens.raws()):
-        if raw and raw in seen:
-            header.fail(
-                "tokenizer.ggml.tokens", f"tokens {seen[raw]} and {i} have the same text {header.tokens[i]!r}"
-            )
+    for i, raw in enumerate(raws):
+        if raw in seen:
+            text = raw.decode(errors="replace")
+            header.fail("tokenizer.ggml.tokens", f"tokens {seen[raw]} and {i} have the same text {text!r}")
         seen[raw] = i
 
 

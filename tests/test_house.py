@@ -28,6 +28,7 @@ OUTSIDE = (
         "gguf_check",
         "gguf",
         "vocab",
+        "vocab_notes",
         "models",
     ),
     *("chat", "chat_sandbox", "grammar", "llama", "text", "config", "store", "calibrate"),
@@ -35,7 +36,16 @@ OUTSIDE = (
 EVERYBODY = {"errors", "settings", "machine"}
 FRONT = {
     *EVERYBODY,
-    *("core.params", "core.stats", "process.client", "process.messages", "api", "data"),
+    *(
+        "core.params",
+        "core.seeds",
+        "core.stats",
+        "figures",
+        "process.client",
+        "process.messages",
+        "api",
+        "data",
+    ),
     *OUTSIDE,
 }
 MAY_IMPORT = {
@@ -47,7 +57,9 @@ MAY_IMPORT = {
     "drafters": {"core", "errors", "drafters"},
     **{name: {*EVERYBODY, "core", *OUTSIDE} for name in OUTSIDE},
     "process.messages": set(),
-    "process.client": {"process.messages", "errors", "settings"},
+    "process.client": {"process.messages", "process.child", "errors", "settings"},
+    "process.child": {"process.messages", "errors"},
+    "figures": {"core.stats"},
     "process": {*EVERYBODY, "core", "drafters", *OUTSIDE, "process"},
     "cli": FRONT | {"cli"},
     "server": FRONT | {"server"},

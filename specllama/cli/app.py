@@ -15,6 +15,7 @@ from specllama.cli.command import misread, takes
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
+_TABLES = {"run": options.RUN, "chat": options.CHAT}
 
 app = typer.Typer(
     name="specllama",
@@ -59,14 +60,52 @@ def run(given: dict[str, Any]) -> None:
     raise typer.Exit(command(given))
 
 
+@app.command(epilog="Examples:\n\nspecllama chat\n\nspecllama chat -m main.gguf -md draft.gguf --show-draft")
+@takes(options.CHAT)
+def chat(given: dict[str, Any]) -> None:
+    """Talk with a model: history, commands (/help), what drafting gained after every answer."""
+    from specllama.cli.chat import chat as command
+
+    raise typer.Exit(command(given))
+
+
+@app.command(
+    "pair-check",
+    epilog="Example:\n\nspecllama pair-check main.gguf draft.gguf\n\n"
+    "Ends with 0 where the draft can be used, 7 where it cannot.",
+)
+def pair_check(
+    target: Annotated[str, typer.Argument(metavar="MAIN", help="the target: a GGUF file")],
+    draft: Annotated[str, typer.Argument(metavar="DRAFT", help="the draft: a GGUF file")],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
+) -> None:
+    """Can this draft propose tokens for this target? Reads the headers only."""
+    from specllama.cli.pair_check import pair_check as command
+
+    raise typer.Exit(command(target, draft, as_json))
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
+) -> None:
+    """What this installation can use: versions, devices, memory, caches, exactness."""
+    from specllama.cli.doctor import doctor as command
+
+    raise typer.Exit(command(as_json))
+
+
 def run_app(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code. Never raises but for --debug."""
     debug = "--debug" in arguments
     console.prepare()
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        if arguments[:1] == ["run"] and (flag := misread(arguments[1:], options.RUN)):
-            raise UsageError(f"no such option: {flag}", "see specllama run --help")
+        name = arguments[0] if arguments else ""
+        if name in _TABLES and (flag := misread(arguments[1:], _TABLES[name])):
+            raise UsageError(f"no such option: {flag}", f"see specllama {name} --help")
         result = app(list(arguments), prog_name="specllama", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except SpecllamaError as error:

@@ -22,7 +22,7 @@ _ROPE = (
 )  # fmt: skip
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
-    "frequency_penalty", "max_tokens", "stop", "ignore_eos",
+    "frequency_penalty", "max_tokens", "stop", "ignore_eos", "logprobs",
 )  # fmt: skip
 
 
@@ -58,8 +58,27 @@ def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
         params["logit_bias"] = dict(_bias(text) for text in v["logit_bias"])
     if "sampling_seq" in v:
         params |= _switched_off(v["sampling_seq"])
+    params |= _structure(v)
     SamplingParams.merge(params)
     return params
+
+
+def _structure(v: Mapping[str, Any]) -> dict[str, Any]:
+    """What the text must obey, from the flag itself or the file that it names."""
+    flags = {
+        "json_schema": "-j",
+        "json_schema_file": "-jf",
+        "grammar": "--grammar",
+        "grammar_file": "--grammar-file",
+    }
+    given = [name for name in flags if name in v]
+    if len(given) > 1:
+        raise UsageError(f"{flags[given[0]]} and {flags[given[1]]} are both given")
+    found = {}
+    for name in given:
+        text = read_text(v[name], flags[name]) if name.endswith("_file") else v[name]
+        found[name.removesuffix("_file")] = text
+    return found
 
 
 def find_model(name: str, flag: str) -> str:
@@ -68,7 +87,11 @@ def find_model(name: str, flag: str) -> str:
         raise UsageError(f"{flag}: not a usable path")
     if not name:
         raise UsageError(f"{flag} needs the path of a GGUF file")
-    if not Path(name).exists():
+    try:
+        there = Path(name).exists()
+    except OSError as error:
+        raise UsageError(f"{flag}: {name} cannot be used: {error.strerror or error}") from None
+    if not there:
         raise NotFoundError(f"{flag}: there is no file {name}", "give the path of a GGUF file")
     return name
 

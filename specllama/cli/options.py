@@ -189,6 +189,15 @@ SAMPLING = _table(
     ("sampling_seq", "--sampling-seq --sampler-seq", str, "steps used, of ekpmt (default ekpmt)", "LETTERS"),
     ("stop", "-r --reverse-prompt --stop", list, "a text that ends the answer", "TEXT"),
 )
+STRUCTURE = _table(
+    "Structured output",
+    ("json_schema", "-j --json-schema", str, "only JSON of this schema", "SCHEMA"),
+    ("json_schema_file", "-jf --json-schema-file", str, "the same, the schema from a file", "FILE"),
+    ("grammar", "--grammar", str, "only text of this GBNF (or Lark) grammar", "TEXT"),
+    ("grammar_file", "--grammar-file", str, "the same, the grammar from a file", "FILE"),
+    ("logprobs", "--logprobs", int, "log probabilities with the N likeliest tokens (with --json)", "N"),
+    stored=False,
+)
 OUTPUT = _table(
     "Output",
     ("json", "--json", bool, "one JSON object on stdout instead of the text"),
@@ -198,5 +207,16 @@ OUTPUT = _table(
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
-RUN = [*PROMPT, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *OUTPUT]
+CHATTING = _table(
+    "Chat",
+    ("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
+    ("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
+    ("load", "--load", str, "go on with a conversation that /save wrote", "FILE"),
+    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
+    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
+    ("debug", "--debug", bool, "show tracebacks"),
+    stored=False,
+)
+RUN = [*PROMPT, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE, *OUTPUT]
+CHAT = [*CHATTING, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE]
 STORED: Mapping[str, Option] = {o.name: o for o in RUN if o.stored}

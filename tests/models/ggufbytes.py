@@ -139,6 +139,15 @@ def vocab_metadata(tokens: Sequence[str | bytes], model: str = "gpt2", **extra: 
     return {k: v for k, v in out.items() if v is not None}
 
 
+def vocabulary(tokens: Sequence[str | bytes], model: str = "gpt2", **extra: Any) -> GGUF:
+    """A vocabulary without weights that llama.cpp would load; extra keys as in `vocab_metadata`."""
+    texts = [t if isinstance(t, str) else t.decode(errors="replace") for t in tokens]
+    kinds = [6 if t.startswith("<0x") else 2 if t == "<unk>" else 1 for t in texts]
+    keys = {"scores": Typed("arr[f32]", [0.0] * len(texts)), "token_type": Typed("arr[i32]", kinds), **extra}
+    meta = {"general.architecture": "llama", "llama.vocab_size": 77, **vocab_metadata(tokens, model, **keys)}
+    return GGUF(meta)
+
+
 def words(n: int) -> list[str]:
     """`n` different token texts."""
     return [f"t{i}" for i in range(n)]

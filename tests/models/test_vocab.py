@@ -1,57 +1,27 @@
-"""The pair check: llama.cpp's rule and defaults, against a table and against llama.cpp itself."""
+"""The pair check: the rule by a table and by a property, the notes one by one.
+
+Against llama.cpp itself: test_pair_llama.py.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ggufbytes import GGUF, Typed, llama, vocab_metadata, words
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specllama.gguf import Header, check_model, read_header, read_source
-from specllama.vocab import PairVerdict, check_pair, read_vocab
+from specllama.vocab import MAX_LISTED, PairVerdict, check_pair, read_vocab
+from specllama.vocab_notes import end_ids
 
 SHARED = Path(__file__).parents[3] / "shared"
 VOCABS = sorted((SHARED / "vocabs").glob("*.gguf"))
 needs_vocabs = pytest.mark.skipif(not VOCABS, reason=f"no real vocabularies in {SHARED / 'vocabs'}")
-
-ASK_LLAMA = """
-import ctypes, json, sys
-import llama_cpp as L
-
-@L.llama_log_callback
-def silent(level, text, data):
-    pass
-
-L.llama_log_set(silent, ctypes.c_void_p(0))
-answers = []
-for path in sys.argv[1:]:
-    params = L.llama_model_default_params()
-    params.vocab_only = True
-    model = L.llama_model_load_from_file(path.encode(), params)
-    if not model:
-        answers.append(None)
-        continue
-    vocab = L.llama_model_get_vocab(model)
-    answers.append(
-        dict(
-            kind=int(L.llama_vocab_type(vocab)),
-            n_tokens=int(L.llama_vocab_n_tokens(vocab)),
-            bos_id=int(L.llama_vocab_bos(vocab)),
-            eos_id=int(L.llama_vocab_eos(vocab)),
-            add_bos=bool(L.llama_vocab_get_add_bos(vocab)),
-            add_eos=bool(L.llama_vocab_get_add_eos(vocab)),
-        )
-    )
-    L.llama_model_free(model)
-print(json.dumps(answers))
-"""
-KINDS = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 
 
 class Memory:
@@ -69,101 +39,25 @@ def header(tokens: Sequence[str | bytes], model: str = "gpt2", name: str = "m.gg
     return read_source(Memory(GGUF(meta).build(), name))
 
 
-def ask_llama(paths: Sequence[Path]) -> list[dict[str, Any] | None]:
-    command = [sys.executable, "-c", ASK_LLAMA, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[dict[str, Any] | None] = json.loads(done.stdout)
-    return answers
-
-
-def as_llama_says(h: Header) -> dict[str, Any]:
-    v = read_vocab(h)
-    ids = {"bos_id": -1 if v.bos_id is None else v.bos_id, "eos_id": -1 if v.eos_id is None else v.eos_id}
-    return {"kind": v.kind, "n_tokens": v.n_tokens, "add_bos": v.add_bos, "add_eos": v.add_eos, **ids}
-
-
-BYTES = [f"<0x{i:02X}>" for i in range(256)]
-SPM = ["<unk>", "<s>", "</s>", *BYTES, *words(20)]
-PRES = (
-    "default gpt-2 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano minicpm5 "
-    "qwen2 qwen35 tekken chameleon chatglm-bpe glm4 glm5 gemma4 granite-embed-multi-311m whitespace kimi-k2 "
-    "jina-v2-code deepseek-v3 gpt-4o smollm command-r falcon starcoder refact"
-)
-CASES: list[tuple[str, Sequence[str], dict[str, Any]]] = [
-    *(("gpt2", words(40), {"pre": pre}) for pre in PRES.split()),
-    ("gpt2", words(40), {"pre": None}),
-    ("gpt2", words(8), {}),  # the default ids 11 are out of range
-    ("gpt2", words(40), {"bos_token_id": 39, "eos_token_id": 40}),
-    ("gpt2", words(40), {"bos_token_id": 4294967295, "eos_token_id": 0}),
-    ("gpt2", words(40), {"add_bos_token": True, "add_eos_token": True}),
-    ("gpt2", words(40), {"pre": "llama-bpe", "add_bos_token": False}),
-    ("gpt2", words(40), {"pre": "gemma4", "add_bos_token": False}),
-    ("gpt2", words(40), {"pre": "glm4", "bos_token_id": 7}),
-    ("gpt2", words(40), {"pre": "kimi-k2", "merges": None}),
-    ("gemma4", words(40), {"pre": "default"}),
-    ("gemma4", words(40), {"bos_token_id": 2, "eos_token_id": 1, "add_bos_token": False}),
-    ("llama", SPM, {"pre": None}),
-    ("llama", SPM, {"pre": "llama-bpe", "add_bos_token": False, "add_eos_token": True, "eos_token_id": 9}),
-    ("bert", ["[PAD]", *words(200)], {"pre": None}),
-    ("bert", ["[PAD]", *words(50)], {"pre": None}),
-    ("t5", SPM, {"pre": None}),
-    ("none", words(3), {}),
-]
-
-
-def test_defaults_are_those_of_llama_cpp(tmp_path: Path) -> None:
-    paths = []
-    for i, (model, tokens, extra) in enumerate(CASES):
-        scores = Typed("arr[f32]", [0.0] * len(tokens))
-        kinds = Typed("arr[i32]", [6 if t.startswith("<0x") else 2 if t == "<unk>" else 1 for t in tokens])
-        meta = {"general.architecture": "llama", "llama.vocab_size": 77}
-        meta |= vocab_metadata(tokens, model, **{"scores": scores, "token_type": kinds, **extra})
-        paths.append(tmp_path / f"{i}.gguf")
-        paths[-1].write_bytes(GGUF(meta).build())
-    refused = []
-    for path, case, theirs in zip(paths, CASES, ask_llama(paths), strict=True):
-        if theirs is None:
-            refused.append(case)
-            continue
-        theirs["kind"] = KINDS[theirs["kind"]]
-        ours = as_llama_says(read_header(path))
-        if theirs["kind"] == "none":
-            ours["n_tokens"] = theirs["n_tokens"]  # llama.cpp takes vocab_size there, we the tokens
-        assert ours == theirs, case
-    assert not refused
-
-
-@needs_vocabs
-def test_real_vocabularies_as_llama_cpp_reads_them() -> None:
-    for path, theirs in zip(VOCABS, ask_llama(VOCABS), strict=True):
-        assert theirs is not None
-        theirs["kind"] = KINDS[theirs["kind"]]
-        assert as_llama_says(read_header(path)) == theirs, path
-
-
 @needs_vocabs
 def test_real_pairs() -> None:
-    by_name = {p.stem.removeprefix("ggml-vocab-"): p for p in VOCABS}
-    start = time.perf_counter()
-    same = check_pair(read_header(by_name["llama-bpe"]), read_header(by_name["llama-bpe"]))
-    other = check_pair(read_header(by_name["llama-bpe"]), read_header(by_name["qwen2"]))
-    seconds = time.perf_counter() - start
-    assert same.verdict == "identical"
+    by_name = {p.stem.removeprefix("ggml-vocab-"): read_header(p) for p in VOCABS}
+    assert check_pair(by_name["llama-bpe"], by_name["llama-bpe"]).verdict == "identical"
+    other = check_pair(by_name["llama-bpe"], by_name["qwen2"])
     assert other.verdict == "incompatible"
     assert other.n_differing > 100_000
-    assert len(other.differing) == 64
-    grown = check_pair(read_header(by_name["phi-3"]), read_header(by_name["llama-spm"]))
+    assert len(other.differing) == MAX_LISTED
+    grown = check_pair(by_name["phi-3"], by_name["llama-spm"])
     assert (grown.verdict, grown.n_differing) == ("compatible", 64)
-    assert grown.first_difference == (32000, "<|endoftext|>", "")
-    assert seconds < 2
+    assert grown.first_difference == grown.differing[0] == (32000, "<|endoftext|>", None)
 
 
 def verdict(a: Header, b: Header) -> PairVerdict:
     answer = check_pair(a, b)
     assert answer.ok is (answer.verdict != "incompatible")
     assert answer.reason
-    assert len(answer.differing) <= answer.n_differing
+    assert len(answer.differing) == min(answer.n_differing, MAX_LISTED)
+    assert answer.ok or not answer.notes
     return answer
 
 
@@ -186,12 +80,12 @@ PAIRS = {
         (9, "t9", "other"),
     ),
     "last id": (header(W), header(changed(W, 299)), "incompatible", 1, (299, "t299", "other")),
-    "128 more": (header(W), header([*W, *words(428)[300:]]), "compatible", 128, (300, "", "t300")),
-    "128 fewer": (header(words(428)), header(W), "compatible", 128, (300, "t300", "")),
-    "129 more": (header(W), header(words(429)), "incompatible", 129, (300, "", "t300")),
+    "128 more": (header(W), header([*W, *words(428)[300:]]), "compatible", 128, (300, None, "t300")),
+    "128 fewer": (header(words(428)), header(W), "compatible", 128, (300, "t300", None)),
+    "129 more": (header(W), header(words(429)), "incompatible", 129, (300, None, "t300")),
     "empty is named": (header(changed(W, 9, "")), header(changed(W, 9, "[EMPTY_9]")), "identical", 0, None),
     "up to NUL": (header(changed(W, 9, "a\0b")), header(changed(W, 9, "a\0c")), "identical", 0, None),
-    "bad UTF-8": (header([*W, b"\xff"]), header([*W, b"\xfe"]), "incompatible", 1, (300, "�", "�")),
+    "bad UTF-8": (header([*W, b"\xff"]), header([*W, b"\xfe"]), "incompatible", 1, (300, r"\xff", r"\xfe")),
     "types": (header(W), header(W, "llama"), "incompatible", 0, None),
     "add_bos": (header(W), header(W, add_bos_token=True), "incompatible", 0, None),
     "add_bos by pre": (header(W, pre="llama-bpe"), header(W), "incompatible", 0, None),
@@ -232,13 +126,20 @@ PAIRS = {
         0,
         None,
     ),
-    "no tokenizer": (header(W), header([], "none"), "incompatible", 300, (0, "t0", "")),
+    "no tokenizer": (header(W), header([], "none"), "incompatible", 300, (0, "t0", None)),
+    "no tokenizer in both": (header([], "none"), header([], "no_vocab"), "incompatible", 0, None),
+    "unknown pre": (header(W, pre="new"), header(W, pre="new"), "incompatible", 0, None),
+    "only a NUL": (header(changed(W, 9, "\0b")), header(changed(W, 9, "")), "identical", 0, None),
 }
 
 
 @pytest.mark.parametrize(("target", "draft", "is_", "n_differing", "first"), PAIRS.values(), ids=PAIRS.keys())
 def test_rule(
-    target: Header, draft: Header, is_: str, n_differing: int, first: tuple[int, str, str] | None
+    target: Header,
+    draft: Header,
+    is_: str,
+    n_differing: int,
+    first: tuple[int, str | None, str | None] | None,
 ) -> None:
     answer = verdict(target, draft)
     assert (answer.verdict, answer.n_differing, answer.first_difference) == (is_, n_differing, first)
@@ -250,18 +151,116 @@ def test_reasons_name_both_sides() -> None:
     assert "target bpe, draft spm" in verdict(*PAIRS["types"][:2]).reason
     assert "token 5 is 't5' in the target and 'other' in the draft" in verdict(*PAIRS["id 5"][:2]).reason
     assert "does not add a bos token, the draft adds one" in verdict(*PAIRS["add_bos"][:2]).reason
-    assert "bos tokens differ: target 1, draft 2" in verdict(*PAIRS["bos id, added"][:2]).reason
+    assert "bos tokens differ: target 1 't1', draft 2 't2'" in verdict(*PAIRS["bos id, added"][:2]).reason
+    nothing = header(W, pre="glm4", add_bos_token=True)
+    assert "bos tokens differ: target none, draft 11 't11'" in verdict(nothing, PAIRS["add_bos"][1]).reason
     assert "differ by 129" in verdict(*PAIRS["129 more"][:2]).reason
     assert "the draft has no tokenizer" in verdict(*PAIRS["no tokenizer"][:2]).reason
+    assert "the target's pre-tokenizer 'new' is unknown" in verdict(*PAIRS["unknown pre"][:2]).reason
 
 
-def test_notes_on_pre_tokenizer_and_end_token() -> None:
-    notes = verdict(header(W, pre="qwen2", eos_token_id=7), header(W)).notes
-    assert any("target qwen2, draft gpt-2" in n for n in notes)
-    assert any("end tokens differ: target 7, draft 11" in n for n in notes)
-    assert verdict(header(W, "llama", pre="a"), header(W, "llama", pre="b")).notes == (
-        "warning: target and draft are the same file, which cannot be faster",
+def test_all_differences_of_a_compatible_pair_are_listed() -> None:
+    answer = verdict(header([*"abcde", *words(433)[5:]]), header(words(305)))
+    assert answer.verdict == "compatible"
+    assert [d.id for d in answer.differing] == [0, 1, 2, 3, 4, *range(305, 433)]
+    assert answer.differing[4:6] == ((4, "e", "t4"), (305, "t305", None))
+
+
+@given(st.data())
+def test_texts_decide_as_a_plain_comparison_would(data: st.DataObject) -> None:
+    target = data.draw(st.lists(st.text(max_size=3), min_size=1, max_size=12, unique=True))
+    draft = list(target)
+    for i in data.draw(st.lists(st.integers(0, len(target) - 1), max_size=2)):
+        draft[i] = data.draw(st.text(max_size=3))
+    draft = draft[: data.draw(st.integers(1, len(draft)))]
+    texts = [[t.partition("\0")[0] or f"[EMPTY_{i}]" for i, t in enumerate(v)] for v in (target, draft)]
+    a, b = texts[0], [*texts[1], *[None] * (len(target) - len(draft))]
+    differing = [(i, x, y) for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    answer = verdict(header(target), header(draft))
+    assert list(answer.differing) == differing
+    assert answer.ok is not any(i >= 5 and y is not None for i, _, y in differing)
+    assert (answer.verdict == "identical") is (not differing)
+
+
+def notes(target: Header, draft: Header) -> list[str]:
+    """Of a pair of two files with weights or without; that they have none is left out."""
+    answer = verdict(replace(target, path="t.gguf"), replace(draft, path="d.gguf"))
+    assert answer.ok, answer.reason
+    return [n for n in answer.notes if "without weights" not in n and "no chat template: messages" not in n]
+
+
+def test_note_on_pre_tokenizers() -> None:
+    (note,) = notes(header(W, pre="qwen2"), header(W, pre=None))
+    assert note.startswith("pre-tokenizers differ: target qwen2, draft default;")
+    assert notes(header(W, pre="qwen2"), header(W, pre="deepseek-r1-qwen")) == []  # two names for one
+    assert notes(header(W, "llama", pre="a"), header(W, "llama", pre="b")) == []  # not used there
+
+
+def test_note_on_merges() -> None:
+    def merges(*pairs: str) -> Header:
+        return header(W, merges=Typed("arr[str]", pairs))
+
+    (note,) = notes(merges("a b", "c d", "e f"), merges("a b", "c x"))
+    assert note.startswith("merges differ: target 3, draft 2, 3 in one of them only; the first at 1: ")
+    assert "target 'c d', draft 'c x';" in note
+    (note,) = notes(merges("a b", "c d"), merges("a b"))
+    assert "1 in one of them only; the first at 1: target 'c d', draft none" in note
+    (note,) = notes(merges("a b", "c d"), merges("c d", "a b"))
+    assert "the same ones in another order; the first at 0" in note
+    assert notes(merges("a b"), merges("a b")) == []
+
+
+def test_note_on_end_tokens() -> None:
+    (note,) = notes(header(W, eos_token_id=7, eot_token_id=8), header(W))
+    assert "7 't7', 8 't8' of the target only, 11 't11' of the draft only; the target's are used" in note
+    assert notes(header(W, eos_token_id=7, eot_token_id=8), header(W, eos_token_id=8, eot_token_id=7)) == []
+    grown = header([*W, "<|im_end|>", "<|eot_id|>", "</s>", "<eos>", "[EOT]"])
+    (note,) = notes(grown, header(W))
+    assert "302 '</s>', 303 '<eos>', 1 more of the target only" in note
+
+
+def test_end_tokens_of_a_file_without_tokenizer() -> None:
+    h = header([], "none", eos_token_id=7)
+    assert end_ids(h, read_vocab(h)) == frozenset()
+
+
+def test_notes_on_chat_templates() -> None:
+    def template(text: str | None) -> Header:
+        return model("m.gguf", metadata={"tokenizer.chat_template": text})
+
+    said = {(a, b): verdict(template(a), template(b)).notes for a in ("x", None) for b in ("x", "y", None)}
+    assert not any("template" in n for n in said["x", "x"])
+    assert any(n.startswith("chat templates differ: the target's is used") for n in said["x", "y"])
+    assert any(n.startswith("the draft has no chat template") for n in said["x", None])
+    for b in ("x", "y", None):
+        assert [n.split(":")[0] for n in said[None, b] if "template" in n] == [
+            "the target has no chat template"
+        ]
+
+
+def test_note_on_context() -> None:
+    long, short = model("t.gguf", n_ctx_train=4096), model("d.gguf", n_ctx_train=512)
+    assert any(
+        "the draft was trained on 512 tokens of context, the target on 4096" in n
+        for n in verdict(long, short).notes
     )
+    assert not any("trained on" in n for n in verdict(short, long).notes)
+    assert not any("trained on" in n for n in verdict(long, long).notes)
+
+
+def test_texts_in_reasons_and_notes_are_fit_for_a_terminal() -> None:
+    evil = "\x1b]0;gone\x07\x9b2J\u202e" + "x" * 500
+    answers = [
+        verdict(header(W), header(changed(W, 9, evil))),
+        verdict(header(W, pre=evil), header(W)),
+        verdict(header([*W, evil], eos_token_id=300), header(W, merges=Typed("arr[str]", [evil]))),
+        verdict(header([*W, evil], eos_token_id=300, add_eos_token=True), header(W, add_eos_token=True)),
+    ]
+    for answer in answers:
+        for line in (answer.reason, *answer.notes):
+            assert line.isprintable()
+            assert len(line) < 400
+    assert sum(r"\x1b]0;gone\x07\x9b2J\u202e" in " ".join((a.reason, *a.notes)) for a in answers) == 4
 
 
 def model(name: str, **shape: Any) -> Header:
@@ -270,13 +269,29 @@ def model(name: str, **shape: Any) -> Header:
     return h
 
 
+def cost(target: Header, draft: Header) -> str:
+    return verdict(target, draft).notes[-1]
+
+
 def test_notes_on_cost() -> None:
-    target, draft = model("t.gguf", n_layer=8), model("d.gguf", n_layer=1)
-    notes = verdict(target, draft).notes
-    assert len(notes) == 1
-    assert f"the draft reads {draft.bytes_per_token / target.bytes_per_token:.2f} of" in notes[0]
-    half = verdict(target, model("d.gguf", n_layer=5)).notes
-    assert any(n.startswith("warning: the draft costs too much") for n in half)
+    target = model("t.gguf", n_layer=8)
+    sizes = {n: model("d.gguf", n_layer=n) for n in (1, 5, 8, 9)}
+    ratios = {n: d.bytes_per_token / target.bytes_per_token for n, d in sizes.items()}
+    assert f"the draft reads {ratios[1]:.2g} times what the target reads per token (" in cost(
+        target, sizes[1]
+    )
+    assert not cost(target, sizes[1]).startswith("warning:")
+    assert cost(target, sizes[5]).startswith("warning: the draft reads 0.6")
+    assert f"more than {100 * ratios[5]:.0f} % of its tokens must be accepted" in cost(target, sizes[5])
+    for n in (8, 9):
+        assert cost(target, sizes[n]).startswith("warning:")
+        assert "it cannot be faster" in cost(target, sizes[n])
+
+
+def test_note_on_missing_weights() -> None:
+    full = model("t.gguf", tokens=W)
+    assert cost(full, header(W)) == "warning: the draft is a vocabulary without weights: it cannot be run"
+    assert cost(header(W), full) == "warning: the target is a vocabulary without weights: it cannot be run"
 
 
 def test_same_file_by_two_names(tmp_path: Path) -> None:
@@ -284,8 +299,9 @@ def test_same_file_by_two_names(tmp_path: Path) -> None:
     path.write_bytes(llama().build())
     link = tmp_path / "link.gguf"
     link.symlink_to(path)
-    notes = verdict(read_header(path), read_header(link)).notes
-    assert any("the same file" in n for n in notes)
+    warning = "warning: target and draft are the same file, which cannot be faster"
+    assert cost(read_header(path), read_header(link)) == warning
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(path.read_bytes())
-    assert not any("the same file" in n for n in verdict(read_header(path), read_header(copy)).notes)
+    assert "cannot be faster" in cost(read_header(path), read_header(copy))
+    assert "same file" not in cost(read_header(path), read_header(copy))

@@ -1,0 +1,139 @@
+"""`specllama pair-check`: two headers compared, as a table for people or one object for programs.
+
+Never loads llama.cpp. What comes from the files reaches stdout escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.build import find_model
+from specllama.errors import IncompatiblePairError
+from specllama.gguf import Header, check_model, read_model
+from specllama.gguf_check import check_tokenizer
+from specllama.vocab import PairVerdict, Vocab, check_pair
+from specllama.vocab_notes import end_ids, shown
+
+MAX_SHOWN = 20  # differing ids of a compatible pair
+MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
+_WITHOUT_TERMINAL = (1 << 20, 24)
+
+
+def pair_check(target: str, draft: str, as_json: bool) -> int:
+    """Print whether the draft can propose tokens for the target; the exit code.
+
+    target, draft: paths of GGUF files, which may be vocabularies without weights. Raises NotFoundError,
+    UsageError, GGUFError, IntegrityError for what cannot be read or run.
+    """
+    headers = _header(target, "MAIN"), _header(draft, "DRAFT")
+    verdict = check_pair(*headers)
+    if as_json:
+        # Not in UTF-8, since that would pass control characters of the files on.
+        console.data(json.dumps(_object(*headers, verdict)) + "\n")
+    else:
+        width = shutil.get_terminal_size(_WITHOUT_TERMINAL).columns
+        console.data("".join(f"{line}\n" for line in _lines(*headers, verdict, width)))
+    return 0 if verdict.ok else IncompatiblePairError.exit_code
+
+
+def _header(name: str, argument: str) -> Header:
+    header = read_model(find_model(name, argument))
+    if header.tensors or not len(header.tokens):
+        check_model(header)
+    else:
+        check_tokenizer(header)
+    return header
+
+
+def _object(target: Header, draft: Header, v: PairVerdict) -> dict[str, Any]:
+    """Schema specllama.pair-check/1; texts are null where the vocabulary lacks the id."""
+    return {
+        "schema": "specllama.pair-check/1",
+        "verdict": v.verdict,
+        "ok": v.ok,
+        "reason": v.reason,
+        "target": _about(target, v.target),
+        "draft": _about(draft, v.draft),
+        "differing": [d._asdict() for d in v.differing],
+        "n_differing": v.n_differing,
+        "first_difference": v.first_difference._asdict() if v.first_difference else None,
+        "notes": list(v.notes),
+    }
+
+
+def _about(header: Header, vocab: Vocab) -> dict[str, Any]:
+    return {
+        "path": header.path,
+        "name": header.name,
+        "architecture": header.architecture,
+        "quant": header.quant,
+        "params": header.n_params,
+        "bytes_per_token": header.bytes_per_token,
+        "tokenizer": vocab.kind,
+        "pre": vocab.pre,
+        "n_tokens": vocab.n_tokens,
+        "bos_id": vocab.bos_id,
+        "eos_id": vocab.eos_id,
+        "add_bos": vocab.add_bos,
+        "add_eos": vocab.add_eos,
+        "end_ids": sorted(end_ids(header, vocab)),
+        "chat_template": header.chat_template is not None,
+        "n_ctx_train": header.n_ctx_train,
+    }
+
+
+def _lines(target: Header, draft: Header, v: PairVerdict, width: int) -> Iterator[str]:
+    yield from _table(_rows(target, v.target), _rows(draft, v.draft), width)
+    yield ""
+    yield f"{v.verdict}: {v.reason}"
+    most = MAX_SHOWN if v.ok else MAX_SHOWN_REFUSED
+    for d in v.differing[:most]:
+        yield f"  {d.id}: target {shown(d.target)}, draft {shown(d.draft)}"
+    if v.n_differing > most:
+        yield f"  and {v.n_differing - most} more"
+    if not v.ok:
+        yield "Choose a draft of the target's own family, or run without one: -md none."
+    for text in v.notes:
+        yield text if text.startswith("warning:") else f"note: {text}"
+
+
+def _rows(header: Header, vocab: Vocab) -> list[tuple[str, str]]:
+    """What is compared of one file: label and text."""
+    params = header.n_params
+    unit, size = ("B", 1e9) if params >= 1e9 else ("M", 1e6)
+    return [
+        ("file", _plain(header.path)),
+        ("name", _plain(header.name)),
+        ("quant", header.quant or "none"),
+        ("params", f"{params / size:.3g} {unit}" if params else "none"),
+        ("tokenizer", vocab.kind),
+        ("pre", _plain(vocab.pre or "default") if vocab.kind == "bpe" else "none"),
+        ("tokens", str(vocab.n_tokens)),
+        ("bos", f"{vocab.named(vocab.bos_id)}, {'added' if vocab.add_bos else 'not added'}"),
+        ("eos", f"{vocab.named(vocab.eos_id)}, {'added' if vocab.add_eos else 'not added'}"),
+        ("context", str(header.n_ctx_train or "unknown")),
+    ]
+
+
+def _table(target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Both files side by side, or one below the other where `width` columns are too few for that."""
+    label = max(len(name) for name, _ in target) + 2
+    column = max(len("target"), *(len(text) for _, text in target)) + 2
+    if label + column + max(len("draft"), *(len(text) for _, text in draft)) <= width:
+        yield f"{'':{label}}{'target':{column}}draft"
+        for (name, a), (_, b) in zip(target, draft, strict=True):
+            yield f"{name:{label}}{a:{column}}{b}"
+        return
+    for title, rows in (("target", target), ("draft", draft)):
+        yield title
+        for name, text in rows:
+            yield f"  {name} {text}"
+
+
+def _plain(text: str) -> str:
+    """A text of a file as it is, but for what a terminal would obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,278 @@
+"""`specllama pair-check` as users type it: the table, the object of `--json`, exit codes, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests import tinygguf
+from tests.command import ROOT, Command, Result
+from tests.models.ggufbytes import llama, vocab_metadata, vocabulary, words
+
+EMBEDDED = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
+W = words(40)
+KEYS = {
+    *("schema", "verdict", "ok", "reason", "target", "draft", "differing", "n_differing", "first_difference"),
+    "notes",
+}
+
+
+def check(command: Command, *args: str, **more: Any) -> Result:
+    """A check that comes to a verdict: nothing on stderr, everything on stdout fit for a terminal."""
+    result = command("pair-check", *args, **more)
+    assert result.code in (0, 7), result.err
+    assert result.err == ""
+    assert result.out.replace("\n", "").isprintable()
+    return result
+
+
+def refused(result: Result, code: int, *needles: str) -> None:
+    """One error for people, nothing on stdout."""
+    assert result.code == code, (result.raw, result.err)
+    assert result.raw == b""
+    assert result.lines[0].startswith("error: ")
+    assert len(result.lines) <= 2
+    for needle in needles:
+        assert needle in result.err, result.err
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., str]:
+    """Writes a model of a few kilobytes, named, with a vocabulary and other keys; its path."""
+
+    def write(
+        name: str, tokens: list[str], n_layer: int = 1, keys: dict[str, Any] | None = None, **vocab: Any
+    ) -> str:
+        path = tmp_path / name
+        meta = {**vocab_metadata(tokens, **vocab), "tokenizer.chat_template": "x", **(keys or {})}
+        path.write_bytes(llama(n_layer=n_layer, tokens=tokens, metadata=meta).build())
+        return str(path)
+
+    return write
+
+
+def test_the_embedded_pair(shared: Command) -> None:
+    result = check(shared, *EMBEDDED)
+    assert result.code == 0
+    rows = {line.split()[0]: line for line in result.out.splitlines() if line}
+    assert rows["params"].split() == ["params", "13.1", "M", "2.23", "M"]
+    assert rows["tokens"].split() == ["tokens", "4096", "4096"]
+    assert rows["bos"].count("0 '<|endoftext|>', added") == 2
+    assert rows["eos"].count("2 '<|im_end|>', not added") == 2
+    assert rows["identical:"] == "identical: the same 4096 tokens"
+    assert "times what the target reads per token" in rows["note:"]
+    assert "warning" not in result.out
+
+
+def test_columns_are_aligned(shared: Command) -> None:
+    lines = check(shared, *EMBEDDED).out.splitlines()
+    first, second = lines[0].index("target"), lines[0].index("draft")
+    for line in lines[1:11]:
+        assert line[first - 1] == line[second - 1] == " "
+        assert " " not in (line[first], line[second])
+
+
+def test_the_object(shared: Command) -> None:
+    result = check(shared, *EMBEDDED, "--json")
+    found = result.json
+    assert result.code == 0
+    assert found.keys() == KEYS
+    assert (found["schema"], found["verdict"], found["ok"]) == ("specllama.pair-check/1", "identical", True)
+    assert (found["differing"], found["n_differing"], found["first_difference"]) == ([], 0, None)
+    target = found["target"]
+    assert target["path"] == EMBEDDED[0]
+    assert (target["quant"], target["params"], target["architecture"]) == ("Q4_0", 13111808, "llama")
+    assert (target["tokenizer"], target["pre"], target["n_tokens"]) == ("bpe", "gpt-2", 4096)
+    assert (target["bos_id"], target["eos_id"], target["add_bos"], target["add_eos"]) == (0, 2, True, False)
+    assert (target["end_ids"], target["chat_template"], target["n_ctx_train"]) == ([0, 2], True, 2048)
+    assert target["bytes_per_token"] > 5 * found["draft"]["bytes_per_token"] > 0
+
+
+def test_compatible(command: Command, file: Callable[..., str]) -> None:
+    pair = file("t.gguf", words(64), n_layer=9), file("d.gguf", ["x", *words(40)[1:]])
+    result = check(command, *pair)
+    assert result.code == 0
+    lines = result.out.splitlines()
+    at = lines.index("compatible: 25 of 64 token ids differ")
+    assert lines[at + 1 : at + 3] == ["  0: target 't0', draft 'x'", "  40: target 't40', draft none"]
+    assert lines[at + 20 : at + 22] == ["  58: target 't58', draft none", "  and 5 more"]
+    found = check(command, *pair, "--json").json
+    assert found["ok"] is True
+    assert [d["id"] for d in found["differing"]] == [0, *range(40, 64)]
+    assert found["differing"][1] == {"id": 40, "target": "t40", "draft": None}
+    assert found["first_difference"] == {"id": 0, "target": "t0", "draft": "x"}
+
+
+def test_incompatible(command: Command, file: Callable[..., str]) -> None:
+    pair = file("t.gguf", W), file("d.gguf", [*W[:4], *[f"x{i}" for i in range(36)]])
+    result = check(command, *pair)
+    assert result.code == 7
+    lines = result.out.splitlines()
+    at = lines.index("incompatible: token 5 is 't5' in the target and 'x1' in the draft")
+    assert lines[at + 1] == "  4: target 't4', draft 'x0'"
+    assert lines[at + 6] == "  and 31 more"
+    assert lines[at + 7 :] == ["Choose a draft of the target's own family, or run without one: -md none."]
+    found = check(command, *pair, "--json")
+    assert found.code == 7
+    assert (found.json["verdict"], found.json["ok"]) == ("incompatible", False)
+    assert found.json["first_difference"] == {"id": 5, "target": "t5", "draft": "x1"}
+    assert (found.json["n_differing"], found.json["notes"]) == (36, [])
+
+
+def test_run_refuses_the_same_pair_for_the_same_reason(command: Command) -> None:
+    pair = [str(tinygguf.llama(command.home / f"{n}.gguf", n_vocab=n)) for n in (280, 409)]
+    reason = check(command, *pair, "--json").json["reason"]
+    assert reason == "vocabulary sizes differ by 129, more than 128: target 280 tokens, draft 409"
+    result = command("run", "-m", pair[0], "-md", pair[1], "-p", "x", "-n", "1")
+    refused(result, 7, reason)
+
+
+def test_the_same_file_twice(command: Command, file: Callable[..., str]) -> None:
+    path = file("m.gguf", W)
+    link = command.home / "link.gguf"
+    link.symlink_to(path)
+    for other in (path, str(link), "./m.gguf"):
+        result = check(command, path, other)
+        assert result.code == 0
+        assert "warning: target and draft are the same file" in result.out
+
+
+def test_a_draft_that_cannot_pay(command: Command, file: Callable[..., str]) -> None:
+    small, large = file("small.gguf", W), file("large.gguf", W, n_layer=9)
+    assert "warning" not in check(command, large, small).out
+    result = check(command, small, large)
+    assert result.code == 0
+    assert "it cannot be faster" in result.out
+    assert "change places" in result.out
+
+
+def test_vocabularies_without_weights(command: Command) -> None:
+    for name, tokens in (("t", W), ("d", [*W, "more"])):
+        (command.home / f"{name}.gguf").write_bytes(vocabulary(tokens).build())
+    result = check(command, "t.gguf", "d.gguf")
+    assert result.code == 0
+    assert "compatible: 1 of 41 token ids differ" in result.out
+    assert result.out.count("is a vocabulary without weights: it cannot be run") == 2
+
+
+def test_relative_paths_links_and_odd_names(command: Command, file: Callable[..., str]) -> None:
+    path = Path(file("with space and 'quote'.gguf", W))
+    odd = os.fsencode(path.parent) + b"/not-utf8-\xff.gguf"
+    shutil.copy(path, odd)
+    result = command("pair-check", path.name, odd, "--json")
+    assert result.code == 0
+    assert "not-utf8-\udcff.gguf" in result.json["draft"]["path"]
+    assert command("pair-check", path.name, odd).code == 0
+
+
+EVIL = "\x1b]0;gone\x07\x9b2J\u202e\r\n\x7f"
+
+
+def test_texts_of_the_files_reach_no_terminal(command: Command, file: Callable[..., str]) -> None:
+    keys = {"general.name": EVIL}
+    target = file(f"t{EVIL}.gguf", [*W, EVIL], keys=keys, eos_token_id=40, bos_token_id=40)
+    draft = file("d.gguf", [*W, "x" * 5000], keys=keys)
+    unknown = file("u.gguf", W, pre=EVIL)
+    for pair in ((target, target), (target, draft), (draft, unknown)):
+        for args in ((), ("--json",)):
+            raw = check(command, *pair, *args).raw
+            assert not any((b < 0x20 and b != 0x0A) or b == 0x7F for b in raw)
+            assert b"\xc2\x9b" not in raw
+            assert "\u202e".encode() not in raw
+    assert check(command, target, draft, "--json").json["target"]["name"] == EVIL
+    lines = check(command, target, draft).out.splitlines()
+    assert any(line.startswith("name") and r"\x1b]0;gone\x07\x9b2J\u202e\r\n\x7f" in line for line in lines)
+    assert max(map(len, lines)) < 400
+
+
+def test_twenty_columns(shared: Command) -> None:
+    lines = check(shared, *EMBEDDED, env={"COLUMNS": "20"}).out.splitlines()
+    assert (lines[0], lines[11]) == ("target", "draft")
+    assert lines[2:6] == ["  name pydoc-target", "  quant Q4_0", "  params 13.1 M", "  tokenizer bpe"]
+    assert "identical: the same 4096 tokens" in lines
+
+
+def test_llama_cpp_is_not_needed(command: Command) -> None:
+    broken = command.home / "broken" / "llama_cpp"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('must not be loaded')\n")
+    env = {"PYTHONPATH": os.pathsep.join([str(broken.parent), str(ROOT)])}
+    assert "must not be loaded" in command("run", "-p", "x", env=env).err
+    assert check(command, *EMBEDDED, env=env).out == check(command, *EMBEDDED).out
+
+
+GOOD = EMBEDDED_DRAFT.read_bytes()
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 4212345678\n"
+BAD = {
+    "empty": (b"", "the file is empty"),
+    "html": (b"<!DOCTYPE html><html>404</html>" * 9, "an HTML or XML page"),
+    "json": (b'{"error": "Repository not found"}', "JSON text"),
+    "lfs": (LFS, "a git-LFS pointer"),
+    "cut in the magic": (GOOD[:3], "magic"),
+    "cut in the header": (GOOD[:5000], "do not fit in a file of 5000 bytes"),
+    "cut in the weights": (GOOD[:-1], "1 bytes are missing"),
+    "no tokenizer": (llama(metadata=vocab_metadata([], "none")).build(), "no tokenizer"),
+    "tokenizer of the future": (llama(metadata={"tokenizer.ggml.model": "new"}).build(), "'new' is unknown"),
+    "tokens twice": (llama(tokens=[*W, "t3"]).build(), "the same text 't3'"),
+    "no tokens, no weights": (vocabulary([]).build(), "without weights"),
+    "another architecture": (llama(metadata={"general.architecture": "\x1b[2J"}).build(), r"\x1b[2J"),
+}
+
+
+@pytest.mark.parametrize(("data", "needle"), BAD.values(), ids=BAD.keys())
+def test_bad_files(command: Command, data: bytes, needle: str) -> None:
+    (command.home / "bad.gguf").write_bytes(data)
+    for args in (("bad.gguf", EMBEDDED[1]), (EMBEDDED[0], "bad.gguf", "--json")):
+        result = command("pair-check", *args)
+        refused(result, 6, "bad.gguf", needle)
+        assert "\x1b" not in result.err
+
+
+def test_what_is_no_file(command: Command) -> None:
+    (command.home / "folder").mkdir()
+    os.mkfifo(command.home / "pipe")
+    (command.home / "gone").symlink_to("nowhere")
+    cases = {
+        "folder": (6, "a directory, not a file"),
+        "pipe": (6, "a named pipe, not a file"),
+        "/dev/null": (6, "a device, not a file"),
+        "missing.gguf": (3, "there is no file missing.gguf"),
+        "gone": (3, "there is no file gone"),
+        f"{EMBEDDED[0]}/x": (3, "there is no file"),
+        "": (2, "needs the path"),
+        "x" * 5000: (2, "not a usable path"),
+    }
+    for name, (code, needle) in cases.items():
+        for result in command.many(("pair-check", name, EMBEDDED[1]), ("pair-check", EMBEDDED[0], name)):
+            refused(result, code, needle)
+    assert "MAIN" in command("pair-check", "missing.gguf", EMBEDDED[1]).err
+    assert "DRAFT" in command("pair-check", EMBEDDED[0], "missing.gguf").err
+
+
+def test_wrong_usage(shared: Command) -> None:
+    for args in ((), (EMBEDDED[0],), (*EMBEDDED, "third"), (*EMBEDDED, "--nothing")):
+        refused(shared("pair-check", *args), 2)
+
+
+def test_a_reader_that_leaves(shared: Command) -> None:
+    process = shared.start("pair-check", *EMBEDDED)
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_the_object_is_one_line_of_ascii(shared: Command) -> None:
+    raw = check(shared, *EMBEDDED, "--json", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}).raw
+    assert raw.isascii()
+    assert raw.count(b"\n") == 1
+    assert json.loads(raw)["ok"] is True
