@@ -20,7 +20,7 @@ class GrammarDrafter:
 
     def __init__(self) -> None:
         self.masks: dict[int, Mask] = {}
-        self._runs: dict[int, list[int]] = {}  # drafted tokens, what was forced behind some of them included
+        self._runs: dict[int, tuple[int, list[int]]] = {}  # a draft and what is forced behind it; its length
 
     def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.forget(seq_id)
@@ -33,9 +33,10 @@ class GrammarDrafter:
             mask = self.masks.get(seq_id)
             if mask is None:
                 continue
-            run = self._runs.get(seq_id, [])
-            if len(run) <= len(draft) or run[: len(draft)] != list(draft):
-                run = self._runs[seq_id] = [*draft, *mask.forced(draft)]
+            n, run = self._runs.get(seq_id, (0, []))
+            if not n <= len(draft) < len(run) or run[: len(draft)] != list(draft):
+                run = [*draft, *mask.forced(draft)]
+                self._runs[seq_id] = len(draft), run
             if len(run) > len(draft):
                 found[seq_id] = Proposal(run[len(draft)], 1.0)
         return found

@@ -143,7 +143,14 @@ def test_a_forgotten_sequence_leaves_nothing(make, first, second, played) -> Non
     assert tokens_of([draft(drafter, {0: 4})]) == tokens_of([draft(fresh, {0: 4})])
 
 
-@given(prompts, rounds, st.lists(st.tuples(st.lists(tokens, max_size=5), st.integers(0, 3)), max_size=4))
+foreign_drafts = st.lists(tokens, max_size=5)
+
+
+@given(
+    prompts,
+    rounds,
+    st.lists(st.tuples(foreign_drafts, foreign_drafts, st.integers(0, 3)), max_size=4),
+)
 def test_what_others_drafted_is_gone_on_from(make, prompt, played, foreign) -> None:
     """Behind a draft of somebody else's the proposal is that of a fresh drafter asked the same."""
     drafter = started(make, prompt, prompt)
@@ -151,7 +158,8 @@ def test_what_others_drafted_is_gone_on_from(make, prompt, played, foreign) -> N
         return
     histories = [prompt[:], prompt[:]]
     play(drafter, histories, played)
-    for draft_, more in foreign:
+    for thrown_away, draft_, more in foreign:
+        drafter.step({0: thrown_away})
         fresh = started(make, prompt)
         fresh.committed(0, histories[0][len(prompt) :])
         for _ in range(more + 1):
