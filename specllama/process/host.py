@@ -173,6 +173,7 @@ class Host:
     def _generate(self, message: m.Generate) -> None:
         if self.engine is None or self.loaded is None:
             raise EngineError("no model is loaded")
+        asked = time.perf_counter()
         params = SamplingParams.merge(message.params, self._model_defaults())
         last, highest = self.loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
         if highest > last:
@@ -184,6 +185,7 @@ class Host:
         mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar)
         request = Request(ids, params, seed, writer, speculate=message.speculate, mask=mask)
         generation = self.engine.submit(request)
+        generation.submitted = asked  # template, ids and grammar are part of the time to the first token
         self.running.append(Running(message.id, generation, writer, message.messages))
         used = asdict(params) | {"seed": seed, "logit_bias": dict(params.logit_bias)}
         self.send(m.Started(message.id, len(ids), used))

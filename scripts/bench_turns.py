@@ -1,0 +1,105 @@
+"""A second turn's time to first token, after a first turn of one token and of many.
+
+usage: bench_turns.py [-m TARGET] [--tokens 1500] [--runs N] [-t THREADS]
+
+The second turn evaluates what is new and nothing else, so that its time should not depend on what was
+said before, but for attention, which looks at all of it. How much that is, is measured apart: the same rows
+decoded at the same place of the same cache. Run nothing beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from specllama.cli.build import EMBEDDED_TARGET
+from specllama.core.ports import BatchRow
+from specllama.process import messages as m
+from specllama.process.host import Host
+from specllama.settings import LoadSettings, ModelSettings
+from specllama.store import Store
+
+QUESTION = {"role": "user", "content": "And what does shutil.copytree do with symbolic links?"}
+
+
+class Front:
+    """A host in this process."""
+
+    def __init__(self, path: str, n_threads: int) -> None:
+        self.said: list[m.Message] = []
+        self.host = Host(self.said.append, Store(Path(tempfile.mkdtemp())))
+        target = ModelSettings(path=path, n_ctx=2048, n_threads=n_threads)
+        self.host.handle(m.Load(LoadSettings(target=target, drafters=()).to_dict()))
+        self.next_id = 0
+
+    def ask(self, messages: list[dict[str, str]], follows: int | None) -> tuple[int, str, dict[str, Any]]:
+        """The id of the request, its answer and its statistics."""
+        self.next_id += 1
+        self.said.clear()
+        params = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        self.host.handle(m.Generate(self.next_id, messages=messages, params=params, follows=follows))
+        while self.host.busy:
+            self.host.step()
+        done = self.said[-1]
+        if not isinstance(done, m.Done):
+            raise SystemExit(f"no answer: {done}")
+        text = "".join(s.items[0].text for s in self.said if isinstance(s, m.Tokens))
+        return self.next_id, text + done.text, done.stats
+
+    def decode_seconds(self, ids: list[int], n_past: int) -> float:
+        """Seconds of a decode of what follows n_past ids in the cache, and of the choice from its last row."""
+        context = self.host.loaded.context  # type: ignore[union-attr]
+        context.cut(0, n_past)
+        rows = [BatchRow(t, n_past + i, 0, i == len(ids) - 1) for i, t in enumerate(ids)]
+        started = time.perf_counter()
+        int(context.decode(rows)[0].argmax())
+        return time.perf_counter() - started
+
+
+def second_turn(front: Front, n_words: int) -> tuple[float, float, int, int]:
+    """Seconds to the second turn's first token, those of its decode alone, ids evaluated, ids kept."""
+    first = [{"role": "user", "content": " ".join(["copy"] * n_words)}]
+    id_, text, _ = front.ask(first, None)
+    second = [*first, {"role": "assistant", "content": text}, QUESTION]
+    _, _, stats = front.ask(second, id_)
+    kept, n = stats["n_reused"], stats["n_prompt"]
+    history = front.host._last
+    alone = min(front.decode_seconds(history[kept:n], kept) for _ in range(3))
+    front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
+    front.host.loaded.context.cut(0, 0)  # type: ignore[union-attr]
+    return stats["ttft_seconds"], alone, n - kept, kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--runs", type=int, default=11)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    args = parser.parse_args()
+    front = Front(args.model, args.threads)
+    second_turn(front, 1)
+    found: dict[int, list[tuple[float, float, int, int]]] = {1: [], args.tokens: []}
+    for _ in range(args.runs):
+        for n in found:
+            found[n].append(second_turn(front, n))
+    medians = {}
+    for n, rows in found.items():
+        ttft, alone = (statistics.median(r[i] for r in rows) for i in (0, 1))
+        medians[n] = ttft, alone
+        print(
+            f"first turn of {n} words: {rows[0][3]} ids kept, {rows[0][2]} evaluated; first token after "
+            f"{1000 * ttft:.2f} ms, of these {1000 * alone:.2f} ms are the decode"
+        )
+    (short, short_alone), (long, long_alone) = medians[1], medians[args.tokens]
+    growth = long_alone - short_alone
+    print(f"ratio {long / short:.2f}; without the decode's growth of {1000 * growth:.2f} ms: ", end="")
+    print(f"{(long - growth) / short:.2f}")
+
+
+if __name__ == "__main__":
+    main()
