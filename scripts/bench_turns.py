@@ -51,7 +51,7 @@ class Front:
         return self.next_id, text + done.text, done.stats
 
     def decode_seconds(self, ids: list[int], n_past: int) -> float:
-        """Seconds of a decode of what follows n_past ids in the cache, and of the choice from its last row."""
+        """Seconds of a decode of what follows n_past ids in the cache, choice included."""
         context = self.host.loaded.context  # type: ignore[union-attr]
         context.cut(0, n_past)
         rows = [BatchRow(t, n_past + i, 0, i == len(ids) - 1) for i, t in enumerate(ids)]

@@ -216,7 +216,10 @@ def _from_grammar(text: str) -> str:
 
 
 def _check_size(text: str, what: str) -> None:
-    size = len(text.encode("utf-8", "replace"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"the {what} is no valid UTF-8") from None
     if size > MAX_BYTES:
         raise UsageError(f"the {what} has {size} bytes, {MAX_BYTES} are the most")
     if "\0" in text:

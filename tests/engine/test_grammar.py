@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 
+from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.core.ports import BatchRow, MaskError
 from specllama.core.sampling import log_softmax
 from specllama.errors import UsageError
 from specllama.grammar import GrammarMask, Grammars
 from specllama.llama import Model
 from specllama.process import messages as m
+from specllama.settings import LoadSettings, ModelSettings
+from specllama.store import Store
 from tests.engine.front import Front
 
 from scripts.structured_schemas import SCHEMAS  # isort: skip
@@ -26,6 +30,21 @@ CODE = "def total(items):\n    result = 0\n    for i in items:\n        result +
 RENAME = [{"role": "user", "content": f"Rename `result` to `payload` in this code:\n{CODE}"}]
 LARK = 'start: ("yes" | "no") (" " /[a-z]{2,4}/)? "\\n"'
 GBNF = 'root ::= ("yes" | "no") (" " [a-z]{2,4})? "\\n"'
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """The embedded pair with drafts of up to 7: the default would draft or not as the clock has it."""
+    front = Front(
+        LoadSettings(
+            target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512),
+            draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512),
+            draft_max=7,
+        ),
+        Store(tmp_path_factory.mktemp("store")),
+    )
+    yield front
+    front.close()
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +194,8 @@ BAD_SCHEMAS = {
         }
     ),
     "NUL": '{"const": "a"}\0',
+    "half a character": r'{"const": "\ud800"}',
+    "no UTF-8": '{"const": "\udcff"}',
 }
 BAD_GRAMMARS = {
     "syntax": "root ::= (((",
@@ -186,6 +207,7 @@ BAD_GRAMMARS = {
     "large": 'root ::= "' + "a" * 70_000 + '"',
     "lark": "start: %%%",
     "NUL": 'root ::= "a"\0',
+    "no UTF-8": 'root ::= "\udcff"',
 }
 
 
