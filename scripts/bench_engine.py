@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from specllama.calibrate import margin_change
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
 from specllama.core.ports import BatchRow, Drafter
 from specllama.core.sampling import Chooser
 from specllama.core.sequence import Generation, Request
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import Context, Model

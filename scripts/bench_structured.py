@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import jsonschema
 from structured_schemas import SCHEMAS
 
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.core.stats import RunStats
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.process import messages as m
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings, ModelSettings

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from specllama.cli.build import EMBEDDED_TARGET
 from specllama.core.ports import BatchRow
+from specllama.data import EMBEDDED_TARGET
 from specllama.process import messages as m
 from specllama.process.host import Host
 from specllama.settings import LoadSettings, ModelSettings

@@ -10,11 +10,10 @@ from typing import Any
 from specllama import config
 from specllama.cli.options import STORED
 from specllama.core.params import SamplingParams
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import NotFoundError, UsageError
 from specllama.settings import ALL_LAYERS, AUTO, DRAFTERS, LoadSettings, ModelSettings
 
-DATA = Path(__file__).parent.parent / "data"
-EMBEDDED_TARGET, EMBEDDED_DRAFT = DATA / "pydoc-target.gguf", DATA / "pydoc-draft.gguf"
 _SAMPLING_STEPS = "ekpmt"
 _ROPE = (
     "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor",

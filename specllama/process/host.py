@@ -17,7 +17,7 @@ from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Adaptive
+from specllama.core.simple import Adaptive
 from specllama.core.ports import DecodeError, Drafter
 from specllama.core.sequence import Request
 from specllama.errors import EngineError, SpecllamaError, UsageError
@@ -234,7 +234,10 @@ class Host:
         items = []
         now = time.perf_counter()
         for r in self.running:
-            g, item = r.generation, r.news(self.loaded.model)
+            g = r.generation
+            if g.seq_id < 0 and g.finish_reason is None:
+                continue  # it waits for a slot
+            item = r.news(self.loaded.model)
             if item is not None:
                 items.append(item)
             elif not g.prefilled and now - self._reported > _PREFILL_NOTICE_SECONDS:

@@ -10,8 +10,8 @@ import shutil
 
 import pytest
 
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.cli.options import RUN
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.command import Command, Result
 
 CODE = (

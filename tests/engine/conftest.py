@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama import Context, Model
 from specllama.process import messages as m
 from specllama.settings import LoadSettings, ModelSettings

@@ -12,9 +12,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.core.ports import BatchRow, MaskError
 from specllama.core.sampling import log_softmax
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import UsageError
 from specllama.grammar import GrammarMask, Grammars
 from specllama.llama import Model

@@ -10,7 +10,7 @@ import pytest
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Adaptive
+from specllama.core.simple import Adaptive
 from specllama.core.ports import BatchRow, NoRoomError
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter

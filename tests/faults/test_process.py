@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
 from specllama.process import messages as m
 from specllama.process.client import EngineClient

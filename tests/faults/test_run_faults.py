@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import ResourceError
 from specllama.gguf import read_model
 from specllama.models.fit import FitSettings, plan_memory
