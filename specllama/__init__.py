@@ -9,6 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specllama.api.async_llm import AsyncLLM
+    from specllama.api.llm import LLM
+    from specllama.api.outputs import CompletionOutput, CompletionStats, Delta, Logprob, RequestOutput
+    from specllama.api.prompts import TextPrompt, TokensPrompt
     from specllama.core.params import SamplingParams
     from specllama.core.stats import RunStats
     from specllama.errors import SpecllamaError
@@ -16,15 +20,40 @@ if TYPE_CHECKING:
     from specllama.settings import LoadSettings, ModelSettings
 
 __version__ = "0.1.0"
-__all__ = ["EngineClient", "LoadSettings", "ModelSettings", "RunStats", "SamplingParams", "SpecllamaError"]
+__all__ = [  # noqa: RUF022 - in the order of sorted()
+    "AsyncLLM",
+    "CompletionOutput",
+    "CompletionStats",
+    "Delta",
+    "EngineClient",
+    "LLM",
+    "LoadSettings",
+    "Logprob",
+    "ModelSettings",
+    "RequestOutput",
+    "RunStats",
+    "SamplingParams",
+    "SpecllamaError",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
 _HOMES = {
+    "AsyncLLM": "specllama.api.async_llm",
+    "CompletionOutput": "specllama.api.outputs",
+    "CompletionStats": "specllama.api.outputs",
+    "Delta": "specllama.api.outputs",
     "EngineClient": "specllama.process.client",
+    "LLM": "specllama.api.llm",
     "LoadSettings": "specllama.settings",
+    "Logprob": "specllama.api.outputs",
     "ModelSettings": "specllama.settings",
+    "RequestOutput": "specllama.api.outputs",
     "RunStats": "specllama.core.stats",
     "SamplingParams": "specllama.core.params",
     "SpecllamaError": "specllama.errors",
+    "TextPrompt": "specllama.api.prompts",
+    "TokensPrompt": "specllama.api.prompts",
 }
 
 

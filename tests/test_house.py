@@ -31,7 +31,7 @@ OUTSIDE = (
         "vocab_notes",
         "models",
     ),
-    *("chat", "chat_sandbox", "grammar", "llama", "text", "config", "store", "calibrate"),
+    *("chat", "chat_marks", "chat_sandbox", "grammar", "llama", "text", "config", "store", "calibrate"),
 )
 EVERYBODY = {"errors", "settings", "machine"}
 FRONT = {

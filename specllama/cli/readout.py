@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from specllama.core.stats import RunStats
+from specllama.figures import PlainRate, plain_rate, speedup
 
-ENOUGH_PLAIN_ROUNDS = 8  # of the run itself; with fewer the stored t(1) joins in
-
-
-@dataclass(frozen=True, slots=True)
-class PlainRate:
-    """Tokens per second of plain decoding, and where that is known from: "run", "stored" or "none"."""
-
-    tps: float | None
-    source: str
-    rounds: int
+__all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]
 
 
-def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
-    """From the plain rounds of the run; where they are few, the stored t(1) stands in for the missing
-    ones.
+def start_line(info: Mapping[str, Any], structured: bool = False) -> str:
+    """The line before the answer: speculation on, with which drafters, or off and why.
+
+    structured: whether there is a grammar, without which the drafter of that name has nothing to do.
     """
-    missing = ENOUGH_PLAIN_ROUNDS - stats.plain_rounds
-    if missing <= 0 or (stats.plain_rounds and not stored_t1):
-        return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
-    if stored_t1:
-        # A plain round is more than its decode: a row is sampled, and there is the rest of what a round does.
-        own = stats.sampling_seconds / max(1, stats.n_predict - 1) + stats.time_shares["other"] / max(
-            1, stats.rounds
-        )
-        seconds = stats.plain_seconds + missing * (stored_t1 + own)
-        return PlainRate(ENOUGH_PLAIN_ROUNDS / seconds, "stored", stats.plain_rounds)
-    return PlainRate(None, "none", 0)
-
-
-def speedup(stats: RunStats, plain: PlainRate) -> float | None:
-    """Decode rate over the plain rate; None where nothing was drafted for or one of them is not known."""
-    if not stats.decode_tps or not plain.tps or stats.plain_rounds == stats.rounds:
-        return None
-    return stats.decode_tps / plain.tps
-
-
-def start_line(info: Mapping[str, Any]) -> str:
-    """The line before the answer: speculation on, with which drafters, or off and why."""
     if info["speculation"] == "off":
         return f"speculation off: {info['reason']}"
-    parts = [name for name in info["drafters"] if name != "model"]
+    parts = [name for name in info["drafters"] if name != "model" and (structured or name != "grammar")]
+    if not parts and not info["draft"]:
+        return "speculation off: the only drafter is grammar, and there is no grammar"
     if info["draft"]:
         draft = info["draft"]
         parts.insert(0, f"draft {draft['name']} {draft['quant']} (vocabulary {info['verdict']})")
@@ -65,8 +37,11 @@ def lines(stats: RunStats, plain: PlainRate) -> list[str]:
         stored = ", stored" if plain.source == "stored" else ""
         decoded += f"        {gain:.2f}x plain ({plain.tps:.1f} t/s{stored})"
     out += [decoded, "", f"n_predict = {stats.n_predict}"]
+    if stats.n_forced:
+        share = f"{stats.n_forced_accept / max(1, stats.n_predict):.0%}".replace("%", " %")
+        out.append(f"n_forced  = {stats.n_forced_accept:<7} {share} of the text came from the grammar")
     if stats.n_drafted:
-        by = " · ".join(f"{name} {n}" for name, n in stats.drafted_by.most_common())
+        by = " · ".join(f"{name} {n}" for name, n in stats.drafted_by.most_common() if name != "grammar")
         positions = " ".join(f"{share:.0%}".replace("%", " %") for share in stats.accept_by_position[:8])
         out += [
             f"n_drafted = {stats.n_drafted:<7} {by}",
@@ -114,6 +89,7 @@ def as_json(
         "n_drafted": stats.n_drafted,
         "n_accept": stats.n_accept,
         "n_discarded": stats.n_discarded,
+        **({"n_forced": stats.n_forced, "n_forced_accept": stats.n_forced_accept} if stats.n_forced else {}),
         "accept_by_position": [round(share, 4) for share in stats.accept_by_position],
         "drafted_by": dict(stats.drafted_by),
         "load_ms": _ms(info["load_seconds"]),

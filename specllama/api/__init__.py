@@ -1,0 +1,1 @@
+"""The Python API. Its names are imported from `specllama`: LLM, AsyncLLM, RequestOutput …"""

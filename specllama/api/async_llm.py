@@ -1,0 +1,176 @@
+"""AsyncLLM: the API for event loops. Nothing here blocks the loop; several loops may share one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from specllama.api.arrivals import Arrivals
+from specllama.api.collect import Job
+from specllama.api.engine import Engine
+from specllama.api.front import Front
+from specllama.api.outputs import Delta, RequestOutput
+from specllama.api.prompts import (
+    Message,
+    Params,
+    Prompt,
+    Source,
+    conversation,
+    prompt_or_messages,
+    source,
+    template_variables,
+)
+from specllama.errors import UsageError
+from specllama.process.client import EngineClient
+
+
+class AsyncLLM(Front):
+    """A loaded pair of models for event loops; an asynchronous context manager that ends its engine process.
+
+        async with AsyncLLM() as llm:
+            async for output in llm.generate("def fib(n):"):
+                print(output.outputs[0].text)
+
+    Loading begins at once, in a thread; what goes wrong with it is raised by whoever waits for it: `async
+    with`, `load`, a request.
+    """
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        n: int = 1,
+        speculate: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Go on behind a prompt, without a chat template: outputs whose text grows, the last one `finished`.
+        A reader who is slower than the engine gets fewer of them.
+
+        Leaving the loop, closing the generator and cancelling the task end the generation. request_id: for
+        `abort`. See LLM.generate for the rest.
+        """
+        return self._outputs(self._one(source(prompt), sampling_params, n, speculate, {}, request_id))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        n: int = 1,
+        speculate: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one conversation, as `generate`; see LLM.chat."""
+        variables = template_variables(chat_template_kwargs)
+        given = conversation(messages)
+        return self._outputs(self._one(given, sampling_params, n, speculate, variables, request_id))
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        speculate: bool = True,
+    ) -> AsyncGenerator[Delta, None]:
+        """Go on behind a prompt, or answer messages, piece by piece."""
+        variables = template_variables(chat_template_kwargs)
+        given = prompt_or_messages(prompt)
+        return self._deltas(self._one(given, sampling_params, 1, speculate, variables, request_id))
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request: whoever reads it gets the text so far, its finish_reason "cancel". False where there
+        is no such request.
+        """
+        arrivals = self._running.get(request_id)
+        if arrivals is not None:
+            arrivals.abort()
+        return arrivals is not None
+
+    async def load(self) -> Mapping[str, Any]:
+        """Wait until the models are loaded; `info`. Raises what went wrong with it."""
+        await self._client()
+        return self.info
+
+    async def aclose(self) -> None:
+        """End the engine process and free its memory; what still runs fails."""
+        await asyncio.to_thread(self._engine.close)
+        self._end.detach()
+
+    async def __aenter__(self) -> Self:
+        await self.load()
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.aclose()
+
+    def _start(self) -> None:
+        self._running: dict[str, Arrivals] = {}
+        self._loaded: Future[None] = Future()
+        arguments = (self._engine, self._loaded)  # not self, which may be forgotten while it loads
+        threading.Thread(target=_load, args=arguments, name="specllama_load", daemon=True).start()
+
+    async def _client(self) -> EngineClient:
+        await asyncio.shield(asyncio.wrap_future(self._loaded))
+        return self._engine.client()
+
+    def _one(
+        self,
+        given: Source,
+        params: Params | None,
+        n: int,
+        speculate: bool,
+        variables: Mapping[str, Any],
+        request_id: str | None,
+    ) -> Job:
+        if request_id is not None and not isinstance(request_id, str):
+            raise UsageError(f"request_id must be a text, not {request_id!r}")
+        (job,) = self._jobs([given], params, n, speculate, variables, request_id)
+        return job
+
+    async def _outputs(self, job: Job) -> AsyncGenerator[RequestOutput, None]:
+        arrivals = self._enter(job)
+        try:
+            arrivals.start(await self._client())
+            while not job.finished:
+                await arrivals.take()
+                yield job.output()
+        finally:
+            self._leave(arrivals)
+
+    async def _deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
+        arrivals = self._enter(job)
+        try:
+            arrivals.start(await self._client())
+            while not job.finished:
+                yield job.delta(await arrivals.take())
+        finally:
+            self._leave(arrivals)
+
+    def _enter(self, job: Job) -> Arrivals:
+        arrivals = Arrivals(job)
+        if self._running.setdefault(job.request_id, arrivals) is not arrivals:
+            raise UsageError(f"there is a request {job.request_id!r} already", "give each its own request_id")
+        return arrivals
+
+    def _leave(self, arrivals: Arrivals) -> None:
+        self._running.pop(arrivals.job.request_id, None)
+        arrivals.leave()
+        if arrivals.job.finished:
+            self._rest(arrivals.job)
+
+
+def _load(engine: Engine, loaded: Future[None]) -> None:
+    try:
+        engine.load()
+    except BaseException as error:  # noqa: BLE001 - for whoever waits
+        loaded.set_exception(error)
+    else:
+        loaded.set_result(None)

@@ -1,0 +1,143 @@
+"""What LLM and AsyncLLM have in common: their arguments, and how a call becomes requests to the engine."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Literal, Unpack
+
+from specllama.api.checks import Layers, ModelName
+from specllama.api.collect import Choice, Job
+from specllama.api.engine import Engine, Progress
+from specllama.api.options import LoadOptions, SpeculativeConfig, load_settings, speculative
+from specllama.api.prompts import Params, Source, choices, sampling
+from specllama.api.words import translated
+from specllama.core.params import SamplingParams
+from specllama.core.seeds import nth_seed
+from specllama.errors import SpecllamaError, UsageError
+from specllama.process import messages as m
+from specllama.settings import DRAFTERS, LoadSettings
+
+
+class Front:
+    """A loaded pair of models, seen from Python."""
+
+    def __init__(
+        self,
+        model: ModelName | None = None,
+        speculative_model: ModelName | None = "auto",
+        num_speculative_tokens: int | Literal["auto"] = "auto",
+        *,
+        speculative_config: SpeculativeConfig | None = None,
+        max_num_seqs: int = 4,
+        max_model_len: int | None = None,
+        n_gpu_layers: Layers = "auto",
+        drafters: Sequence[str] = DRAFTERS,
+        chat_template: str | None = None,
+        exact: bool = False,
+        seed: int | None = None,
+        log: IO[str] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> None:
+        """model: path of the target's GGUF file; None is the small pair that comes with the package.
+        speculative_model: path of the draft's, None for no draft; "auto" is the one that belongs to the
+        model, if one is known. num_speculative_tokens: draft tokens of a round; "auto" decides by measured
+        cost, 0 switches drafts off. speculative_config: vLLM's dict of these two instead.
+
+        max_num_seqs: texts written at once; what is beyond waits. max_model_len: tokens that a prompt and its
+        text may have together; a cache of that many tokens is shared by all texts written at once.
+        n_gpu_layers: a number, "auto" for all that fit, "all". drafters: who drafts, of "model", "copy" and
+        "grammar"; () for nobody. chat_template: a Jinja template instead of the model's own. exact: decide
+        near-ties on rows decoded alone. seed: of requests that bring none; None draws one for each. log:
+        where llama.cpp's log goes. progress: called with "target" or "draft" and the share that is loaded; by
+        AsyncLLM in another thread. options: see LoadOptions.
+
+        The command's configuration files and environment variables are not looked at. Raises UsageError,
+        NotFoundError, and what loading raises: IntegrityError, IncompatiblePairError, ResourceError,
+        EngineError.
+        """
+        draft, tokens = speculative(speculative_config, speculative_model, num_speculative_tokens)
+        try:
+            self._settings: LoadSettings = load_settings(
+                model,
+                draft,
+                tokens,
+                max_num_seqs=max_num_seqs,
+                max_model_len=max_model_len,
+                n_gpu_layers=n_gpu_layers,
+                drafters=drafters,
+                chat_template=chat_template,
+                exact=exact,
+                options=options,
+            )
+        except SpecllamaError as error:
+            raise translated(error) from None
+        self._seed = SamplingParams(seed=seed).seed
+        self._numbers = itertools.count()
+        self._engine = Engine(self._settings, log, progress)
+        self._end = weakref.finalize(self, self._engine.shut)
+        self._start()
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What was loaded: target, draft, verdict of the pair, n_ctx, drafters, notes …; empty before."""
+        return self._engine.info
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _jobs(
+        self,
+        sources: Sequence[Source],
+        params: Params | Sequence[Params] | None,
+        n: int,
+        speculate: bool,
+        variables: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> list[Job]:
+        """One job for each prompt, checked as far as that goes without the models. Raises UsageError."""
+        n = choices(n)
+        if not isinstance(speculate, bool):
+            raise UsageError(f"speculate must be true or false, not {speculate!r}")
+        settings = sampling(params, len(sources))
+        return [
+            self._job(source, values, n, speculate, variables or {}, request_id)
+            for source, values in zip(sources, settings, strict=True)
+        ]
+
+    def _job(
+        self,
+        source: Source,
+        params: dict[str, Any],
+        n: int,
+        speculate: bool,
+        variables: Mapping[str, Any],
+        request_id: str | None,
+    ) -> Job:
+        seed = self._seed if params.get("seed") is None else params["seed"]
+        if seed is None and n > 1:
+            seed = secrets.randbits(32)
+        made = [
+            Choice(
+                i,
+                m.Generate(
+                    -1,
+                    messages=source.messages,
+                    prompt=source.text,
+                    ids=None if source.ids is None else list(source.ids),
+                    params={**params, "seed": None if seed is None else nth_seed(seed, i)},
+                    speculate=speculate,
+                    variables=dict(variables),
+                ),
+            )
+            for i in range(n)
+        ]
+        return Job(str(next(self._numbers)) if request_id is None else request_id, source, made)
+
+    def _rest(self, job: Job) -> None:
+        done = job.choices[0].done
+        if done is not None:
+            self._engine.rest(done.extra.get("stored_t1"))

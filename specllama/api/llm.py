@@ -1,0 +1,155 @@
+"""LLM: the API for scripts and notebooks. Threads may share one."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from specllama.api.collect import Choice, Job, is_news
+from specllama.api.front import Front
+from specllama.api.outputs import Delta, RequestOutput
+from specllama.api.prompts import (
+    Message,
+    Params,
+    Prompt,
+    conversations,
+    prompt_or_messages,
+    sources,
+    template_variables,
+)
+from specllama.api.words import translated
+from specllama.errors import SpecllamaError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient, Submission
+
+_Inbox = queue.SimpleQueue[tuple[Job, Choice, m.Message | SpecllamaError]]
+
+
+class LLM(Front):
+    """A loaded pair of models that writes texts; a context manager that ends its engine process.
+
+        llm = LLM()
+        print(llm.generate("def fib(n):")[0].outputs[0].text)
+
+    Its texts are those of the target alone, with drafts or without.
+    """
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        n: int = 1,
+        speculate: bool = True,
+    ) -> list[RequestOutput]:
+        """Go on behind each prompt, without a chat template; the outputs in the prompts' order. All prompts
+        are handed in at once and written together, `max_num_seqs` at a time.
+
+        sampling_params: one for all, or one each. Where it is a dict, what is not in it is the model's own
+        (its file may say), as is all where it is None. n: texts of each prompt; the first has the seed
+        itself, the others have seeds made of it. speculate: False decodes plainly.
+
+        Raises UsageError and ContextLengthError for a prompt that cannot be used, whatever the others are
+        doing then; EngineError where decoding fails.
+        """
+        return self._run(self._jobs(sources(prompts), sampling_params, n, speculate))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        n: int = 1,
+        speculate: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of {"role": …, "content": …}; see `generate`.
+
+        chat_template_kwargs: what else the chat template is given (tools, enable_thinking …). Raises
+        TemplateError where it refuses the messages.
+        """
+        variables = template_variables(chat_template_kwargs)
+        return self._run(self._jobs(conversations(messages), sampling_params, n, speculate, variables))
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: Params | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        speculate: bool = True,
+    ) -> Generator[Delta, None, None]:
+        """Go on behind a prompt, or answer messages, piece by piece. Leaving the loop ends the generation."""
+        variables = template_variables(chat_template_kwargs)
+        (job,) = self._jobs([prompt_or_messages(prompt)], sampling_params, 1, speculate, variables)
+        return self._deltas(job)
+
+    def close(self) -> None:
+        """End the engine process and free its memory; what runs in other threads fails."""
+        self._engine.close()
+        self._end.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._engine.load()
+
+    def _run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
+        client, inbox = self._engine.client(), _Inbox()
+        submitted: list[Submission] = []
+        try:
+            for job in jobs:
+                _submit(client, job, inbox, submitted)
+            left = len(submitted)
+            while left:
+                job, choice, message = inbox.get()
+                if isinstance(message, SpecllamaError):
+                    raise _named(message, jobs, job)
+                choice.take(message)
+                left -= isinstance(message, m.Done)
+        finally:
+            for submission in submitted:
+                submission.leave()
+        if jobs:
+            self._rest(jobs[-1])
+        return [job.output() for job in jobs]
+
+    def _deltas(self, job: Job) -> Generator[Delta, None, None]:
+        inbox = _Inbox()
+        submitted: list[Submission] = []
+        try:
+            _submit(self._engine.client(), job, inbox, submitted)
+            while not job.finished:
+                _, choice, message = inbox.get()
+                if isinstance(message, SpecllamaError):
+                    raise translated(message)
+                choice.take(message)
+                if is_news(message):
+                    yield job.delta([message])
+        finally:
+            for submission in submitted:
+                submission.leave()
+        self._rest(job)
+
+
+def _submit(client: EngineClient, job: Job, inbox: _Inbox, submitted: list[Submission]) -> None:
+    for choice in job.choices:
+
+        def deliver(message: m.Message | SpecllamaError, choice: Choice = choice) -> None:
+            inbox.put((job, choice, message))
+
+        choice.request = replace(choice.request, id=client.next_id())
+        submitted.append(client.submit(choice.request, deliver))
+
+
+def _named(error: SpecllamaError, jobs: Sequence[Job], job: Job) -> SpecllamaError:
+    """The error with the number of the prompt, where there are several and it is the prompt's."""
+    alone = len(jobs) == 1 or error.http_status >= 500
+    return translated(error, "" if alone else f"prompt {jobs.index(job)}: ")

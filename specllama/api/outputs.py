@@ -1,0 +1,115 @@
+"""What a request comes back as: plain values under vLLM's names. Knows no messages and no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specllama.core.stats import RunStats
+from specllama.figures import PlainRate, PlainSource, speedup
+
+NOT_MEASURED = PlainRate(None, "none", 0)
+FinishReason = Literal["stop", "length", "context", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token that could have come. logprob: natural, in the softmax of the raw logits. rank: 1 for the
+    likeliest; None for an emitted token that is not among the likeliest that were asked for.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionStats(RunStats):
+    """The counters of one text, and what they mean. While it is being written only n_prompt, n_predict,
+    n_drafted and n_accept are known.
+
+    seed: with it, and the same parameters, the text comes again. plain: rate of plain decoding, which the
+    speed-up is measured against.
+    """
+
+    seed: int
+    plain: PlainRate = NOT_MEASURED
+
+    @property
+    def plain_tps(self) -> float | None:
+        """Tokens per second of plain decoding; None where nobody has measured it."""
+        return self.plain.tps
+
+    @property
+    def plain_source(self) -> PlainSource:
+        """Where plain_tps is known from: this "run", "stored" by an earlier one, or "none"."""
+        return self.plain.source
+
+    @property
+    def speedup(self) -> float | None:
+        """decode_tps over plain_tps; None where one of them is not known or nothing was drafted for."""
+        return speedup(self, self.plain)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All counters and figures, as JSON takes them."""
+        counters = {name: getattr(self, name) for name in RunStats.__slots__}
+        names = ("seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps")
+        figures = {name: getattr(self, name) for name in (*names, "plain_source", "speedup", "time_shares")}
+        return {**counters, **figures, "drafted_by": dict(self.drafted_by)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One text. finish_reason: None while it is being written, "stop" for an end token or a stop string
+    (then stop_reason is that string), "length" for max_tokens, "context" where the context is full, "cancel".
+
+    token_ids: an end token included. logprobs: for each of token_ids that token and the likeliest ones, by
+    id; None where nobody asked. cumulative_logprob: sum over token_ids.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    stats: CompletionStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What has come of a request by now. outputs: `n` texts. prompt, prompt_token_ids: as they were given,
+    None where the prompt was given in another form.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...] | None
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+
+    @property
+    def stats(self) -> CompletionStats:
+        """Of the first text."""
+        return self.outputs[0].stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What a streamed text went on by. All `text`s together are the text, all `token_ids` its ids.
+
+    text: may be empty, as a character or a stop string may need several tokens. runs: (characters, source)
+    of `text`, the source "target" or the name of the drafter that had proposed it. output: all there is by
+    now, with figures in the last one.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    runs: tuple[tuple[int, str], ...]
+    output: RequestOutput
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the last one."""
+        return self.output.finished

@@ -1,0 +1,183 @@
+"""What callers may pass for prompts and sampling parameters, checked, in one form. Knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import index
+from typing import Any, TypedDict, TypeGuard
+
+from specllama.core.params import SamplingParams
+from specllama.errors import UsageError
+
+MAX_CHOICES = 128
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text; control tokens in it are parsed, no chat template is applied."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+Params = SamplingParams | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a request goes on from: one of text, ids and messages."""
+
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+def sources(prompts: Prompt | Sequence[Prompt]) -> list[Source]:
+    """One source for each prompt; a list of ids is one prompt. Raises UsageError."""
+    if isinstance(prompts, (str, Mapping)) or _is_ids(prompts):
+        return [source(prompts)]
+    if not _is_list(prompts):
+        raise UsageError(f"prompts must be texts or lists of token ids, not {type(prompts).__name__}")
+    found = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, Mapping) and "role" in prompt:
+            raise UsageError("these are messages, not prompts", "use chat")
+        try:
+            found.append(source(prompt))
+        except UsageError as error:
+            raise UsageError(f"prompt {i}: {error.message}", error.hint) from None
+    return found
+
+
+def source(prompt: Prompt) -> Source:
+    """One prompt. Raises UsageError."""
+    if isinstance(prompt, Mapping):
+        given: Mapping[str, object] = prompt
+        if set(given) == {"prompt"} and isinstance(text := given["prompt"], str):
+            return Source(text=text)
+        if set(given) == {"prompt_token_ids"}:
+            return Source(ids=_ids(given["prompt_token_ids"]))
+        raise UsageError('a prompt as a dict is {"prompt": text} or {"prompt_token_ids": ids}')
+    return Source(text=prompt) if isinstance(prompt, str) else Source(ids=_ids(prompt))
+
+
+def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Source]:
+    """One source for each conversation; a list of messages is one. Raises UsageError."""
+    if not _is_list(messages):
+        raise UsageError(f"messages must be a list of dicts, not {type(messages).__name__}")
+    if len(messages) == 0:
+        raise UsageError("there are no messages")
+    if isinstance(messages[0], Mapping):
+        return [conversation(messages)]
+    found = []
+    for i, one in enumerate(messages):
+        try:
+            found.append(conversation(one))
+        except UsageError as error:
+            raise UsageError(f"conversation {i}: {error.message}", error.hint) from None
+    return found
+
+
+def conversation(messages: Sequence[Message]) -> Source:
+    """One conversation. What roles and contents there may be is for the template to say."""
+    if not _is_list(messages):
+        raise UsageError(f"messages must be a list of dicts, not {type(messages).__name__}")
+    if len(messages) == 0:
+        raise UsageError("there are no messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise UsageError(f'messages[{i}] must be a dict with a "role", not {_short(message)}')
+        if not isinstance(message.get("content"), (str, list, tuple, type(None))):
+            raise UsageError(f'messages[{i}]: "content" must be a text, not {_short(message["content"])}')
+    return Source(messages=[dict(message) for message in messages])
+
+
+def prompt_or_messages(given: Prompt | Sequence[Message]) -> Source:
+    """One prompt or one conversation. Raises UsageError."""
+    if _is_list(given) and len(given) and isinstance(given[0], Mapping):
+        return conversation(given)
+    return source(given)  # type: ignore[arg-type]
+
+
+def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a chat template is given beside the messages. Raises UsageError."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise UsageError("chat_template_kwargs must be a dict of names and values")
+    if taken := {"messages", "self"} & set(given):
+        raise UsageError(f"chat_template_kwargs cannot set {taken.pop()!r}")
+    return dict(given)
+
+
+def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, Any]]:
+    """For each of n requests what is set of SamplingParams; a mapping leaves the rest to the model."""
+    if isinstance(given, (SamplingParams, Mapping)) or given is None:
+        return [_params(given)] * n
+    if not _is_list(given):
+        raise UsageError(f"sampling_params must be SamplingParams or a dict, not {type(given).__name__}")
+    if len(given) != n:
+        raise UsageError(f"there are {len(given)} sampling_params for {n} prompts")
+    return [_params(one) for one in given]
+
+
+def choices(n: int) -> int:
+    """How many texts of each prompt. Raises UsageError."""
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
+        raise UsageError(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}")
+    return n
+
+
+def _params(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if isinstance(given, SamplingParams):
+        return {f.name: getattr(given, f.name) for f in fields(given)}
+    if isinstance(given, Mapping):
+        SamplingParams.merge(given)
+        return dict(given)
+    raise UsageError(f"sampling_params must be SamplingParams or a dict, not {type(given).__name__}")
+
+
+def _ids(given: object) -> tuple[int, ...]:
+    if not _is_list(given):
+        raise UsageError(f"a prompt must be a text or a list of token ids, not {_short(given)}")
+    try:
+        if any(isinstance(i, bool) for i in given):
+            raise TypeError
+        found = tuple(index(i) for i in given)
+    except TypeError:
+        raise UsageError("token ids must be whole numbers") from None
+    if not found:
+        raise UsageError("the list of token ids is empty")
+    return found
+
+
+def _is_ids(given: object) -> TypeGuard[Sequence[int]]:
+    """Whether this is a list of ids rather than of prompts; an empty one holds no prompts."""
+    if not _is_list(given) or len(given) == 0:
+        return False
+    try:
+        index(given[0])
+    except TypeError:
+        return False
+    return True
+
+
+def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
+    """Anything that has a length and an order, an array too, but no text and no bytes."""
+    if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
+        return False
+    return isinstance(given, Sequence) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,382 @@
+"""What LLM and its methods may be given, and what they say of anything else. No engine is started."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specllama import LLM, SamplingParams, SpecllamaError
+from specllama.api import prompts
+from specllama.api.front import Front
+from specllama.api.options import LoadOptions
+from specllama.api.prompts import Source
+from specllama.api.words import in_python, translated
+from specllama.errors import NotFoundError, UsageError
+from specllama.settings import DRAFTERS, LoadSettings, ModelSettings
+
+
+class Unloaded(Front):
+    """An LLM before it is loaded."""
+
+    def _start(self) -> None:
+        pass
+
+    @property
+    def settings(self) -> LoadSettings:
+        return self._settings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "main.gguf"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    path = tmp_path / "draft.gguf"
+    path.touch()
+    return path
+
+
+class TestModels:
+    def test_the_embedded_pair(self) -> None:
+        settings = Unloaded().settings
+        assert Path(settings.target.path).is_file()
+        assert settings.draft is not None
+        assert Path(settings.draft.path).is_file()
+        assert settings == LoadSettings(
+            target=ModelSettings(path=settings.target.path),
+            draft=ModelSettings(path=settings.draft.path),
+            n_slots=4,
+        )
+
+    def test_of_the_user(self, model: Path, draft: Path) -> None:
+        for one, other in ((model, draft), (str(model), str(draft))):
+            settings = Unloaded(model=one, speculative_model=other, num_speculative_tokens=5).settings
+            assert (settings.target.path, settings.draft and settings.draft.path) == (str(model), str(draft))
+            assert settings.draft_max == 5
+        assert Unloaded(model).settings.draft is None
+        assert Unloaded(model, None).settings.draft is None
+        assert Unloaded(model, "none").settings.draft is None
+        assert Unloaded(speculative_model=None).settings.draft is None
+
+    def test_vllms_dict(self, model: Path, draft: Path) -> None:
+        config: Any = {"model": str(draft), "num_speculative_tokens": 5}
+        assert Unloaded(model, speculative_config=config).settings == Unloaded(model, draft, 5).settings
+        assert Unloaded(model, speculative_config={"model": draft}).settings.draft_max is None
+        assert (
+            Unloaded(speculative_config={"num_speculative_tokens": 0}).settings
+            == Unloaded(num_speculative_tokens=0).settings
+        )
+        with pytest.raises(UsageError, match="'method' is not known"):
+            Unloaded(model, speculative_config={"method": "ngram"})  # type: ignore[typeddict-unknown-key]
+        with pytest.raises(UsageError, match="both given"):
+            Unloaded(model, draft, speculative_config=config)
+        with pytest.raises(UsageError, match="both given"):
+            Unloaded(model, num_speculative_tokens=3, speculative_config=config)
+        with pytest.raises(UsageError, match="must be a dict"):
+            Unloaded(model, speculative_config=5)  # type: ignore[arg-type]
+
+    def test_home_directories(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(model.parent))
+        assert Unloaded("~/main.gguf").settings.target.path == str(model)
+
+    @pytest.mark.parametrize(
+        ("name", "error", "needle"),
+        [
+            ("nothing.gguf", NotFoundError, "model: there is no file nothing.gguf"),
+            ("8B", NotFoundError, "there is no file 8B"),
+            ("", UsageError, "model must be the path"),
+            ("a\0b", UsageError, "model must be the path"),
+            ("x" * 5000, UsageError, "model must be the path"),
+            (5, UsageError, "model must be the path of a GGUF file, not 5"),
+            (b"main.gguf", UsageError, "model must be the path"),
+        ],
+    )
+    def test_that_are_none(self, name: Any, error: type[SpecllamaError], needle: str) -> None:
+        with pytest.raises(error, match=needle):
+            Unloaded(name)
+        if name != "8B":
+            with pytest.raises(error, match="speculative_" + needle):
+                Unloaded(speculative_model=name)
+
+
+class TestOptions:
+    def test_the_types_name_them_all(self) -> None:
+        """A field that settings gain is an option, or an argument, or this fails."""
+        model = {f.name for f in fields(ModelSettings)} - {"path", "n_ctx", "n_gpu_layers"}
+        arguments = {"target", "draft", "n_slots", "drafters", "draft_max", "exact", "chat_template"}
+        load = {f.name for f in fields(LoadSettings)} - arguments
+        known = set(LoadOptions.__annotations__)
+        assert {name for name in known if not name.endswith("_draft")} == model | load
+        of_the_draft = {name.removesuffix("_draft") for name in known if name.endswith("_draft")}
+        assert of_the_draft <= {f.name for f in fields(ModelSettings)}
+
+    def test_they_arrive(self, model: Path, draft: Path) -> None:
+        settings = Unloaded(
+            model,
+            draft,
+            max_num_seqs=2,
+            max_model_len=512,
+            n_gpu_layers="all",
+            drafters=["copy", "model"],
+            chat_template="{{ messages }}",
+            exact=True,
+            n_batch=64,
+            n_ubatch=32,
+            n_threads=3,
+            devices=["CUDA0"],
+            tensor_split=[1, 2],
+            override_tensor=[("a", "CPU")],
+            lora=[(str(draft), 0.5)],
+            use_mmap=False,
+            flash_attn="on",
+            cache_type_k="q8_0",
+            rope_freq_base=10000,
+            n_ctx_draft=128,
+            n_threads_draft=1,
+            n_gpu_layers_draft=7,
+            cache_type_k_draft="q4_0",
+            draft_p_min=0.5,
+            calibrate=False,
+        ).settings
+        assert settings == LoadSettings(
+            target=ModelSettings(
+                path=str(model),
+                n_ctx=512,
+                n_gpu_layers=-2,
+                n_batch=64,
+                n_ubatch=32,
+                n_threads=3,
+                devices=("CUDA0",),
+                tensor_split=(1.0, 2.0),
+                override_tensor=(("a", "CPU"),),
+                lora=((str(draft), 0.5),),
+                use_mmap=False,
+                flash_attn="on",
+                cache_type_k="q8_0",
+                rope_freq_base=10000,
+            ),
+            draft=ModelSettings(
+                path=str(draft),
+                n_ctx=128,
+                n_gpu_layers=7,
+                n_batch=64,
+                n_ubatch=32,
+                n_threads=1,
+                n_threads_batch=1,
+                use_mmap=False,
+                flash_attn="on",
+                cache_type_k="q4_0",
+            ),
+            n_slots=2,
+            drafters=("copy", "model"),
+            draft_p_min=0.5,
+            exact=True,
+            calibrate=False,
+            chat_template="{{ messages }}",
+        )
+        assert LoadSettings.from_dict(settings.to_dict()) == settings
+
+    def test_who_drafts(self) -> None:
+        assert Unloaded().settings.drafters == DRAFTERS
+        assert Unloaded(drafters=()).settings.drafters == ()
+        assert Unloaded(drafters=("copy",)).settings.draft is None
+
+    @pytest.mark.parametrize(
+        ("options", "needle"),
+        [
+            ({"n_treads": 4}, "there is no option 'n_treads'"),
+            ({"tensor_parallel_size": 2}, "there is no option 'tensor_parallel_size'"),
+            ({"n_ctx": 4096}, "called max_model_len here"),
+            ({"n_slots": 4}, "called max_num_seqs here"),
+            ({"draft_max": 4}, "called num_speculative_tokens here"),
+            ({"draft_model": "x"}, "called speculative_model here"),
+            ({"path": "x"}, "there is no option 'path'"),
+            ({"num_speculative_tokens": -1}, "num_speculative_tokens must be"),
+            ({"num_speculative_tokens": 513}, "num_speculative_tokens must be"),
+            ({"num_speculative_tokens": "5"}, "num_speculative_tokens must be"),
+            ({"num_speculative_tokens": True}, "num_speculative_tokens must be"),
+            ({"max_num_seqs": 0}, "max_num_seqs must be a whole number from 1 to 256, not 0"),
+            ({"max_num_seqs": "4"}, "max_num_seqs must be"),
+            ({"max_num_seqs": 257}, "max_num_seqs must be"),
+            ({"max_model_len": 0}, "max_model_len must be a whole number from 1 to 2147483647, not 0"),
+            ({"max_model_len": 4096.0}, "max_model_len must be"),
+            ({"n_gpu_layers": -1}, 'n_gpu_layers must be a number of layers, "auto" or "all", not -1'),
+            ({"n_gpu_layers": "99"}, "n_gpu_layers must be"),
+            ({"n_gpu_layers_draft": None}, "n_gpu_layers_draft must be"),
+            ({"drafters": "copy"}, "drafters must be a list of names, not 'copy'"),
+            ({"drafters": ["copy", "magic"]}, "magic"),
+            ({"chat_template": 5}, "chat_template must be a text"),
+            ({"exact": "yes"}, "exact must be true or false, not 'yes'"),
+            ({"calibrate": 1}, "calibrate must be true or false"),
+            ({"seed": -1}, "seed must be"),
+            ({"n_threads": 1.5}, "n_threads must be a whole number"),
+            ({"n_threads": 10**6}, "n_threads must be 512 at most"),
+            ({"flash_attn": True}, "flash_attn must be a text"),
+            ({"flash_attn": "off", "cache_type_v": "q8_0"}, "leave flash_attn='off' away"),
+            ({"flash_attn": "maybe"}, "flash_attn must be one of on, off, auto"),
+            ({"cache_type_k": "f8"}, "cache_type_k must be one of"),
+            ({"rope_freq_base": "10000"}, "rope_freq_base must be a number"),
+            ({"devices": "CUDA0"}, "devices must be a list of names"),
+            ({"tensor_split": 1}, "tensor_split must be a list of numbers"),
+            ({"override_tensor": ["a=CPU"]}, "override_tensor must be a list of pairs"),
+            ({"lora": [("nothing.gguf", 1)]}, "lora: there is no file nothing.gguf"),
+        ],
+        ids=str,
+    )
+    def test_that_are_wrong(self, options: dict[str, Any], needle: str) -> None:
+        with pytest.raises(SpecllamaError, match=needle):
+            Unloaded(**options)
+
+    def test_what_there_is_is_listed(self) -> None:
+        with pytest.raises(UsageError) as raised:
+            Unloaded(gpu_memory_utilization=0.9)  # type: ignore[call-arg]
+        assert raised.value.hint.startswith("there are: cache_type_k, cache_type_k_draft, ")
+
+    def test_an_llm_that_was_not_made_leaves_no_process(self) -> None:
+        with pytest.raises(UsageError):
+            LLM(n_threads=-1)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("use -c 512 or more", "use max_model_len=512 or more"),
+        ("-ctk q8_0 -ctv q8_0 -c 4701952,", "cache_type_k='q8_0' cache_type_v='q8_0' max_model_len=4701952,"),
+        ("cannot do without -fa on", "cannot do without flash_attn='on'"),
+        ("choose another draft, or -md none", "choose another draft, or speculative_model=None"),
+        ("with -md none -c 4096", "with speculative_model=None max_model_len=4096"),
+        ("-ngl 3 -ngld 4", "n_gpu_layers=3 n_gpu_layers_draft=4"),
+        ("or fewer -ngl layers", "or fewer n_gpu_layers layers"),
+        ("use --raw, or give one with --chat-template", "use generate, or give one with chat_template"),
+        ("give some text with -p, -f or on standard input", "give some text"),
+        ("--drafters names none that can be used", "drafters names none that can be used"),
+        ("a file my-c 5 is-md none; --raw-x", "a file my-c 5 is-md none; --raw-x"),
+    ],
+)  # fmt: skip
+def test_flags_in_what_the_engine_says_are_arguments(said: str, told: str) -> None:
+    assert in_python(said) == told
+    error = translated(UsageError("no: " + said, said), "prompt 1: ")
+    assert (type(error), error.message, error.hint) == (UsageError, "prompt 1: no: " + told, told)
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("given", "found"),
+        [
+            ("text", [Source(text="text")]),
+            ("", [Source(text="")]),
+            ([], []),
+            (["a", "b"], [Source(text="a"), Source(text="b")]),
+            (("a",), [Source(text="a")]),
+            ([1, 2], [Source(ids=(1, 2))]),
+            ((1,), [Source(ids=(1,))]),
+            ([[1, 2], [3]], [Source(ids=(1, 2)), Source(ids=(3,))]),
+            (np.array([1, 2]), [Source(ids=(1, 2))]),
+            (np.array([[1, 2], [3, 4]]), [Source(ids=(1, 2)), Source(ids=(3, 4))]),
+            ({"prompt": "a"}, [Source(text="a")]),
+            ([{"prompt": "a"}, "b", {"prompt_token_ids": [1]}, [2]],
+             [Source(text="a"), Source(text="b"), Source(ids=(1,)), Source(ids=(2,))]),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_forms(self, given: Any, found: list[Source]) -> None:
+        assert prompts.sources(given) == found
+
+    @pytest.mark.parametrize(
+        ("given", "needle"),
+        [
+            (None, "prompts must be texts or lists of token ids, not NoneType"),
+            (5, "not int"),
+            (b"bytes", "not bytes"),
+            ({"prompt": 5}, "as a dict"),
+            ({"prompt": "a", "prompt_token_ids": [1]}, "as a dict"),
+            ({"text": "a"}, "as a dict"),
+            (["a", b"b"], "prompt 1: .* not b'b'"),
+            (["a", None], "prompt 1: "),
+            (["a", 5], "prompt 1: "),
+            ([1, "a"], "token ids must be whole numbers"),
+            ([1, 2.5], "token ids must be whole numbers"),
+            ([True], "token ids must be whole numbers"),
+            ([[1], []], "prompt 1: the list of token ids is empty"),
+            ([{"prompt_token_ids": "abc"}], "prompt 0: "),
+            ([{"role": "user", "content": "a"}], "these are messages"),
+        ],
+        ids=str,
+    )
+    def test_that_are_none(self, given: Any, needle: str) -> None:
+        with pytest.raises(UsageError, match=needle):
+            prompts.sources(given)
+
+    def test_messages(self) -> None:
+        one = [{"role": "user", "content": "a"}]
+        found = Source(messages=one)
+        assert prompts.conversations(one) == prompts.conversations([one]) == [found]
+        assert prompts.conversations([one, tuple(one)]) == [found, found]
+        assert prompts.prompt_or_messages(one) == found
+        assert prompts.prompt_or_messages([1, 2]) == Source(ids=(1, 2))
+        assert prompts.prompt_or_messages({"prompt": "a"}) == Source(text="a")
+
+    @pytest.mark.parametrize(
+        ("given", "needle"),
+        [
+            ([], "there are no messages"),
+            ([[]], "conversation 0: there are no messages"),
+            ("hello", "messages must be a list of dicts, not str"),
+            (["hello"], "conversation 0: messages must be a list of dicts, not str"),
+            ({"role": "user", "content": "a"}, "not dict"),
+            ([{"content": "a"}], r'messages\[0\] must be a dict with a "role"'),
+            ([{"role": 5, "content": "a"}], r'messages\[0\] must be a dict with a "role"'),
+            ([{"role": "user", "content": "a"}, "b"], r"messages\[1\] must be a dict"),
+            ([{"role": "user", "content": 5}], r'messages\[0\]: "content" must be a text, not 5'),
+            ([[{"role": "user", "content": "a"}], [5]], r"conversation 1: messages\[0\]"),
+        ],
+        ids=str,
+    )
+    def test_messages_that_are_none(self, given: Any, needle: str) -> None:
+        with pytest.raises(UsageError, match=needle):
+            prompts.conversations(given)
+
+    @pytest.mark.parametrize("given", [5, "x", {5: 6}, {"messages": []}, {"self": 1}], ids=str)
+    def test_template_variables_that_are_none(self, given: Any) -> None:
+        with pytest.raises(UsageError, match="chat_template_kwargs"):
+            prompts.template_variables(given)
+
+
+class TestParameters:
+    def test_forms(self) -> None:
+        whole = prompts.sampling(SamplingParams(max_tokens=5), 2)
+        assert whole[0] == whole[1]
+        assert SamplingParams(**whole[0]) == SamplingParams(max_tokens=5)
+        assert prompts.sampling(None, 2) == [{}, {}]
+        assert prompts.sampling({"seed": 1}, 2) == [{"seed": 1}] * 2
+        assert prompts.sampling([None, {"seed": 1}], 2) == [{}, {"seed": 1}]
+
+    @pytest.mark.parametrize(
+        ("given", "needle"),
+        [
+            (5, "sampling_params must be SamplingParams or a dict, not int"),
+            ("x", "not str"),
+            ([{}], "1 sampling_params for 2 prompts"),
+            ([{}, 5], "not int"),
+            ({"temprature": 1}, "unknown sampling parameter 'temprature'"),
+            ({"temperature": -1}, "temperature must be"),
+            ({"n": 2}, "unknown sampling parameter 'n'"),
+        ],
+        ids=str,
+    )
+    def test_that_are_wrong(self, given: Any, needle: str) -> None:
+        with pytest.raises(UsageError, match=needle):
+            prompts.sampling(given, 2)
+
+    @pytest.mark.parametrize("n", [0, -1, 129, 10**9, 1.0, "2", True, None])
+    def test_choices(self, n: Any) -> None:
+        with pytest.raises(UsageError, match="n must be a whole number from 1 to 128"):
+            prompts.choices(n)

@@ -1,0 +1,185 @@
+"""EngineClient.submit, on which the Python API stands: who is told what, and when nothing more."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from specllama import EngineClient, LoadSettings, ModelSettings, SpecllamaError
+from specllama.api.options import load_settings
+from specllama.errors import EngineDiedError, UsageError
+from specllama.process import messages as m
+
+SOON = 10.0  # seconds; it takes some hundredths
+Told = queue.SimpleQueue[m.Message | SpecllamaError]
+
+
+def settings() -> LoadSettings:
+    embedded = load_settings(
+        None,
+        None,
+        0,
+        max_num_seqs=2,
+        max_model_len=32768,
+        n_gpu_layers=0,
+        drafters=(),
+        chat_template=None,
+        exact=False,
+        options={"n_threads": 1, "calibrate": False},
+    )
+    assert isinstance(embedded.target, ModelSettings)
+    return embedded
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[EngineClient]:
+    with EngineClient() as one:
+        one.load(settings())
+        yield one
+
+
+def ask(client: EngineClient, n: int) -> m.Generate:
+    return m.Generate(
+        client.next_id(), prompt="def ", params={"max_tokens": n, "ignore_eos": True, "seed": 1}
+    )
+
+
+def until_done(told: Told) -> list[m.Message]:
+    """All that is delivered, to the Done."""
+    found: list[m.Message] = []
+    while not found or not isinstance(found[-1], m.Done):
+        message = told.get(timeout=SOON)
+        assert not isinstance(message, SpecllamaError)
+        found.append(message)
+    return found
+
+
+def until_tokens(told: Told) -> None:
+    while not isinstance(told.get(timeout=SOON), m.Tokens):
+        pass
+
+
+class TestDelivery:
+    def test_in_order_and_of_this_request_alone(self, client: EngineClient) -> None:
+        boxes = [Told() for _ in range(3)]
+        requests = [ask(client, n) for n in (3, 5, 7)]
+        for request, told in zip(requests, boxes, strict=True):
+            assert client.submit(request, told.put).id == request.id
+        for request, told, n in zip(requests, boxes, (3, 5, 7), strict=True):
+            found = until_done(told)
+            assert isinstance(found[0], m.Started)
+            tokens = [message for message in found if isinstance(message, m.Tokens)]
+            assert {item.id for message in tokens for item in message.items} == {request.id}
+            assert sum(len(message.items[0].ids) for message in tokens) == n
+            assert told.empty()
+
+    def test_cancel_still_tells_the_end(self, client: EngineClient) -> None:
+        told = Told()
+        submission = client.submit(ask(client, 30000), told.put)
+        until_tokens(told)
+        submission.cancel()
+        done = until_done(told)[-1]
+        assert isinstance(done, m.Done)
+        assert done.reason == "cancel"
+        submission.cancel()
+        submission.leave()
+
+    def test_leave_tells_nothing_more(self, client: EngineClient) -> None:
+        told = Told()
+        submission = client.submit(ask(client, 30000), told.put)
+        until_tokens(told)
+        submission.leave()
+        other = Told()
+        client.submit(ask(client, 2), other.put)
+        until_done(other)
+        while not told.empty():  # what came before the leave
+            assert not isinstance(told.get(), (m.Done, SpecllamaError))
+        submission.leave()
+
+    def test_errors_are_told_once(self, client: EngineClient) -> None:
+        told = Told()
+        client.submit(m.Generate(client.next_id(), prompt="a", params={"temperature": -1}), told.put)
+        assert isinstance(told.get(timeout=SOON), UsageError)
+        assert told.empty()
+
+    def test_what_cannot_be_sent_is_raised_and_not_told(self, client: EngineClient) -> None:
+        told = Told()
+        with pytest.raises(UsageError, match="cannot be written as JSON"):
+            client.submit(m.Generate(client.next_id(), prompt="a", variables={"a": object()}), told.put)
+        running = client.submit(ask(client, 30000), told.put)
+        with pytest.raises(UsageError, match=f"there is a request {running.id} already"):
+            client.submit(m.Generate(running.id, prompt="a"), Told().put)
+        running.leave()
+        assert client.submit(ask(client, 1), told.put).id != running.id
+
+
+class TestDeath:
+    def test_everybody_is_told_and_has_an_error_of_their_own(self) -> None:
+        with EngineClient() as client:
+            client.load(settings())
+            finished, boxes = Told(), [Told() for _ in range(4)]
+            client.submit(ask(client, 2), finished.put)
+            until_done(finished)
+            for told in boxes:
+                client.submit(ask(client, 30000), told.put)
+            until_tokens(boxes[0])
+            psutil.Process(client.pid).kill()
+            errors = []
+            for told in boxes:
+                while not isinstance(message := told.get(timeout=SOON), SpecllamaError):
+                    pass
+                errors.append(message)
+                assert told.empty()
+            assert {type(error) for error in errors} == {EngineDiedError}
+            assert len({id(error) for error in errors}) == 4
+            for _ in range(2):
+                with pytest.raises(EngineDiedError, match="SIGKILL") as raised:
+                    client.submit(ask(client, 1), boxes[0].put)
+                assert len(raised.traceback) < 10  # it does not grow from one use to the next
+            assert boxes[0].empty()
+            assert finished.empty()
+
+    def test_requests_that_arrive_while_it_dies(self) -> None:
+        """Each is either refused or told; none is forgotten."""
+        with EngineClient() as client:
+            client.load(settings())
+            ends, refused, submitted, stop = Told(), 0, 0, time.monotonic() + SOON
+
+            def deliver(message: m.Message | SpecllamaError) -> None:
+                if isinstance(message, (m.Done, SpecllamaError)):
+                    ends.put(message)
+
+            def kill() -> None:
+                time.sleep(0.05)
+                psutil.Process(client.pid).kill()
+
+            threading.Thread(target=kill).start()
+            while not refused and time.monotonic() < stop:
+                try:
+                    client.submit(ask(client, 30000), deliver)
+                    submitted += 1
+                except EngineDiedError:
+                    refused += 1
+            assert refused
+            for _ in range(submitted):
+                assert isinstance(ends.get(timeout=SOON), EngineDiedError)
+            assert ends.empty()
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_a_callback_that_raises_harms_no_other(self) -> None:
+        def bad(_: object) -> None:
+            raise ZeroDivisionError
+
+        with EngineClient() as client:
+            client.load(settings())
+            told = Told()
+            client.submit(ask(client, 30000), told.put)
+            client.submit(ask(client, 30000), bad)
+            while not isinstance(message := told.get(timeout=SOON), SpecllamaError):
+                pass
+            assert "could not be delivered" in str(message)

@@ -1,0 +1,40 @@
+"""The Python in the README runs as it stands. `main.gguf` and `draft.gguf` are the embedded pair there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specllama import data
+
+ROOT = Path(__file__).parent.parent
+PAIR = {"main.gguf": "pydoc-target.gguf", "draft.gguf": "pydoc-draft.gguf"}
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=range(1, len(EXAMPLES) + 1))
+def test_an_example_runs(code: str, tmp_path: Path) -> None:
+    for name, original in PAIR.items():
+        shutil.copyfile(Path(data.__file__).parent / original, tmp_path / name)
+    (tmp_path / "example.py").write_text(code, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "example.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "SPECLLAMA_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
