@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from collections.abc import Mapping
+from typing import Any
 
 from specllama.cli import build, console, readout
+from specllama.cli.answer import INTERRUPTED, Answer, calibrate, generate, log_file, template_variables
 from specllama.cli.progress import Progress
-from specllama.core.stats import RunStats
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import UsageError
 from specllama.process import messages as m
 from specllama.process.client import EngineClient
-
-INTERRUPTED = 130
-_CALIBRATE_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class Answer:
-    """A generation as it arrived."""
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    seed: int = 0
-    reason: str = ""
-    stats: RunStats = field(default_factory=RunStats)
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def run(given: Mapping[str, Any]) -> int:
@@ -42,16 +21,19 @@ def run(given: Mapping[str, Any]) -> int:
     params = build.sampling(values)
     settings = build.load_settings(values)
     request = _request(values, params)
-    as_json, log = values.get("json", False), _log_file(values)
+    if "logprobs" in values and not values.get("json"):
+        raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
+    as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(log or (sys.stderr if verbose else None)) as client:
         progress = Progress(delay=1.0)
         info = client.load(settings, lambda name, share: progress.show(f"loading the {name}", share), verbose)
         progress.clear()
-        console.note(readout.start_line(info))
+        structured = "json_schema" in params or "grammar" in params
+        console.note(readout.start_line(info, structured))
         for text in info["notes"]:
             console.note(text if text.startswith("warning:") else f"note: {text}")
-        answer = _generate(client, request, streaming=not as_json)
+        answer = generate(client, request, None if as_json else lambda text, _: console.data(text))
         plain = readout.plain_rate(answer.stats, answer.extra.get("stored_t1"))
         interrupted = answer.reason == "cancel"
         compared = _compare(client, request, answer) if values.get("compare") and not interrupted else None
@@ -61,7 +43,7 @@ def run(given: Mapping[str, Any]) -> int:
             plain = readout.PlainRate(compared.stats.decode_tps, "run", compared.stats.rounds)
         _show(answer, compared, plain, info, as_json)
         if settings.calibrate and not interrupted and not answer.extra.get("stored_t1"):
-            _calibrate(client)
+            calibrate(client)
     if log is not None:
         log.close()
     return INTERRUPTED if interrupted else 0
@@ -78,14 +60,7 @@ def _request(values: Mapping[str, Any], params: dict[str, Any]) -> m.Generate:
     messages = [{"role": "user", "content": prompt}]
     if "system_prompt" in values:
         messages.insert(0, {"role": "system", "content": values["system_prompt"]})
-    return m.Generate(1, messages=messages, params=params, variables=_reasoning(values))
-
-
-def _reasoning(values: Mapping[str, Any]) -> dict[str, Any]:
-    mode = values.get("reasoning", "auto")
-    if mode not in ("on", "off", "auto"):
-        raise UsageError(f"--reasoning must be on, off or auto, not {mode!r}")
-    return {} if mode == "auto" else {"enable_thinking": mode == "on"}
+    return m.Generate(1, messages=messages, params=params, variables=template_variables(values))
 
 
 def _prompt(values: Mapping[str, Any]) -> str:
@@ -106,70 +81,6 @@ def _prompt(values: Mapping[str, Any]) -> str:
     return text
 
 
-def _log_file(values: Mapping[str, Any]) -> IO[str] | None:
-    if "log_file" not in values:
-        return None
-    try:
-        return Path(values["log_file"]).open("w", encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--log-file: {values['log_file']} cannot be written: {error}") from None
-
-
-def _generate(client: EngineClient, request: m.Generate, streaming: bool) -> Answer:
-    """Run one request, text to stdout as it comes; Ctrl-C ends it and keeps what there is."""
-    answer, progress = Answer(), Progress()
-    events = client.generate(request)
-    _take(answer, next(events), progress, client, streaming)
-    with _first_interrupt(lambda: client.send(m.Cancel(request.id))):
-        for event in events:
-            _take(answer, event, progress, client, streaming)
-    return answer
-
-
-@contextlib.contextmanager
-def _first_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C starts `action`, in a thread as this one may hold any lock; the second interrupts."""
-
-    def act() -> None:
-        with contextlib.suppress(SpecllamaError):
-            action()
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, previous)
-        threading.Thread(target=act, daemon=True).start()
-
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def _take(
-    answer: Answer, event: m.Message, progress: Progress, client: EngineClient, streaming: bool
-) -> None:
-    text = ""
-    if isinstance(event, m.Started):
-        answer.seed = event.params["seed"]
-    elif isinstance(event, m.Prefilled):
-        progress.show("reading the prompt", event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
-    elif isinstance(event, m.Tokens):
-        progress.clear()
-        _, text, ids, *_ = event.items[0]
-        answer.tokens += ids
-    elif isinstance(event, m.Done):
-        progress.clear()
-        text, answer.reason, answer.extra = event.text, event.reason, event.extra
-        answer.stats = RunStats.from_dict(event.stats)
-    answer.text += text
-    if streaming and text:
-        console.data(text)
-    while client.notices:
-        console.note(f"note: {client.notices.pop(0)}")
-
-
 def _compare(client: EngineClient, request: m.Generate, answer: Answer) -> Answer:
     """The same request without drafts."""
     params = {**request.params, "seed": answer.seed}
@@ -181,7 +92,7 @@ def _compare(client: EngineClient, request: m.Generate, answer: Answer) -> Answe
         speculate=False,
         variables=request.variables,
     )
-    return _generate(client, plain, streaming=False)
+    return generate(client, plain)
 
 
 def _show(
@@ -191,6 +102,8 @@ def _show(
         known = answer.extra.get("epsilon") is not None
         args = (answer.text, answer.tokens, answer.reason, answer.seed, answer.stats, plain, info, known)
         result = readout.as_json(*args)
+        if answer.logprobs:
+            result["logprobs"] = answer.logprobs
         if compared is not None:
             result["compare"] = {
                 "decode_tps": compared.stats.decode_tps,
@@ -208,11 +121,3 @@ def _show(
     if compared is not None:
         same = "the same text" if compared.tokens == answer.tokens else "ANOTHER text (see --exact)"
         console.note(f"compare   = plain {compared.stats.decode_tps or 0:.1f} t/s, {same}")
-
-
-def _calibrate(client: EngineClient) -> None:
-    """Use a second after the answer to learn what the next run wants to know."""
-    try:
-        client.calibrate(_CALIBRATE_SECONDS)
-    except (SpecllamaError, KeyboardInterrupt):
-        return

@@ -5,6 +5,7 @@ Text turned into ids again need not give the ids that the model wrote; kept ids 
 
 from __future__ import annotations
 
+import codecs
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,10 @@ def _continued(
         return None
     ended = earlier.ids[-1] in model.end_ids
     wrote = earlier.ids[earlier.n_prompt : -1 if ended else None]
-    answer = b"".join(map(model.piece, wrote)).decode("utf-8", "replace")
+    decoder = codecs.getincrementaldecoder("utf-8")(
+        "replace"
+    )  # a character cut short is no text, as in text.py
+    answer = decoder.decode(b"".join(map(model.piece, wrote)))
     if answer != messages[n].get("content"):  # it was edited, or ended by a stop string
         return None
     before = "".join(part.text for part in template.render(earlier.messages, **variables))

@@ -1,0 +1,142 @@
+"""What `run` and `chat` share: an answer as it arrives, Ctrl-C that ends it, the log file, measuring
+afterwards.
+
+Knows the client and its messages; what is shown of the text is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from specllama.cli import console
+from specllama.cli.progress import Progress
+from specllama.core.stats import RunStats
+from specllama.errors import SpecllamaError, UsageError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+
+INTERRUPTED = 130
+CALIBRATE_SECONDS = 1.0
+Show = Callable[[str, Sequence[tuple[int, str]]], None]
+
+
+@dataclass(slots=True)
+class Answer:
+    """A generation as it arrived. params: SamplingParams as used, empty before the engine has begun; reason:
+    empty before it has ended.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    params: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    stats: RunStats = field(default_factory=RunStats)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        return int(self.params.get("seed", 0))
+
+
+def generate(
+    client: EngineClient,
+    request: m.Generate,
+    show: Show | None = None,
+    into: Answer | None = None,
+    hold_notices: bool = False,
+) -> Answer:
+    """Run one request; Ctrl-C ends it and keeps what there is, a second one raises KeyboardInterrupt.
+
+    show: called with each stretch of text and its runs (characters, source). into: the answer to fill, for
+    who wants what had arrived before an error. hold_notices: leave them in client.notices. Raises what
+    client.generate raises.
+    """
+    answer, progress = into if into is not None else Answer(), Progress()
+    events = client.generate(request)
+
+    def take(event: m.Message) -> None:
+        _take(answer, event, progress, show)
+        while client.notices and not hold_notices:
+            console.note(f"note: {client.notices.pop(0)}")
+
+    take(next(events))
+    with first_interrupt(lambda: client.send(m.Cancel(request.id))):
+        for event in events:
+            take(event)
+    return answer
+
+
+def _take(answer: Answer, event: m.Message, progress: Progress, show: Show | None) -> None:
+    text, runs = "", []
+    if isinstance(event, m.Started):
+        answer.params = event.params
+    elif isinstance(event, m.Prefilled):
+        progress.show("reading the prompt", event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
+    elif isinstance(event, m.Tokens):
+        progress.clear()
+        item = event.items[0]
+        text, runs = item.text, item.runs
+        answer.tokens += item.ids
+        answer.logprobs += item.logprobs or []
+    elif isinstance(event, m.Done):
+        progress.clear()
+        text, runs, answer.reason, answer.extra = event.text, event.runs, event.reason, event.extra
+        answer.stats = RunStats.from_dict(event.stats)
+    answer.text += text
+    if show is not None and text:
+        show(text, runs)
+
+
+@contextlib.contextmanager
+def first_interrupt(action: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C starts `action`, in a thread as this one may hold any lock; the second interrupts."""
+
+    def act() -> None:
+        with contextlib.suppress(SpecllamaError):
+            action()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, previous)
+        threading.Thread(target=act, daemon=True).start()
+
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def template_variables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the chat template is told beside the messages. Raises UsageError."""
+    mode = values.get("reasoning", "auto")
+    if mode not in ("on", "off", "auto"):
+        raise UsageError(f"--reasoning must be on, off or auto, not {mode!r}")
+    return {} if mode == "auto" else {"enable_thinking": mode == "on"}
+
+
+def log_file(values: Mapping[str, Any]) -> IO[str] | None:
+    """The file that --log-file names, open. Raises UsageError."""
+    if "log_file" not in values:
+        return None
+    try:
+        return Path(values["log_file"]).open("w", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--log-file: {values['log_file']} cannot be written: {error}") from None
+
+
+def calibrate(client: EngineClient) -> None:
+    """Use a second after the answer to learn what the next run wants to know."""
+    try:
+        client.calibrate(CALIBRATE_SECONDS)
+    except (SpecllamaError, KeyboardInterrupt):
+        return

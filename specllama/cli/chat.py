@@ -1,0 +1,130 @@
+"""`specllama chat`: a conversation, at a terminal or line by line from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from specllama.cli import build, console
+from specllama.cli.answer import log_file, template_variables
+from specllama.cli.chat_commands import completions, run_command
+from specllama.cli.chat_conversation import Conversation
+from specllama.cli.chat_engine import ChatEngine, LeaveError
+from specllama.cli.chat_file import clean, read
+from specllama.cli.chat_input import LineReader, Reader, Typed
+from specllama.cli.chat_screen import Screen
+from specllama.cli.chat_session import Session
+from specllama.cli.chat_settings import refuse_logprobs
+from specllama.cli.chat_thinking import TemplateTag
+from specllama.cli.chat_words import visible
+from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.store import cache_dir
+
+HUNG_UP = 129
+
+
+def chat(given: Mapping[str, Any]) -> int:
+    """Talk until somebody leaves; the exit code. Raises SpecllamaError."""
+    values = build.resolved(given)
+    params = build.sampling(values)
+    refuse_logprobs(params)
+    variables, settings = template_variables(values), build.load_settings(values)
+    saved = read(values["load"]) if "load" in values else None
+    log = log_file(values)
+    with contextlib.ExitStack() as stack:
+        if log is not None:
+            stack.enter_context(log)
+        engine = stack.enter_context(ChatEngine(settings, log, values.get("verbose", False)))
+        reader = _reader()  # while the engine process starts
+        screen = Screen(not reader.interactive, values.get("show_draft", False))
+        engine.load("json_schema" in params or "grammar" in params)
+        tag = TemplateTag(settings, variables) if screen.styles else None
+        closing = (lambda: tag.closing) if tag is not None else str
+        session = Session(engine, screen, Conversation(), params, variables, closing, reader.interactive)
+        if saved is not None:
+            session.take_over(saved, values["load"], params)
+        if "system_prompt" in values:
+            session.conversation.system = clean(values["system_prompt"])
+        _greet(session, values.get("show_draft", False))
+        return _guarded(session, reader)
+
+
+def _reader() -> Reader:
+    """Editing where both ends are terminals that can do it; else lines."""
+    if sys.stdin is None or not (console.fancy(sys.stdin) and console.fancy(sys.stdout)):
+        return LineReader()
+    from specllama.cli.chat_history import HistoryFile
+    from specllama.cli.chat_terminal import TerminalReader
+
+    return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history"))
+
+
+def _greet(session: Session, show_draft: bool) -> None:
+    if show_draft and session.screen.show_draft:
+        console.note(f"drafted text is coloured: {session.screen.legend()}")
+    elif show_draft:
+        console.note(
+            "note: --show-draft needs a terminal with colours (see NO_COLOR and TERM); nothing is marked"
+        )
+    if session.interactive:
+        session.screen.dim("/help lists the commands, Ctrl-D leaves")
+
+
+def _guarded(session: Session, reader: Reader) -> int:
+    """Converse; where that ends in a way that nobody wanted, the conversation is kept."""
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _hung_up)
+    try:
+        code = _converse(session, reader)
+    except console.ReaderGoneError:
+        raise
+    except BaseException:
+        session.rescue()
+        raise
+    last = session.totals.last
+    if not session.interactive and last is not None and not last.extra.get("stored_t1"):
+        session.engine.calibrate()
+    return code
+
+
+def _hung_up(_number: int, _frame: FrameType | None) -> None:
+    """The terminal is gone."""
+    raise LeaveError(HUNG_UP)
+
+
+def _converse(session: Session, reader: Reader) -> int:
+    """Until the input ends or somebody leaves; the exit code, from a pipe that of the first error."""
+    code = 0
+    while True:
+        try:
+            typed = reader.read()
+            if typed is None:
+                return code
+            _take(session, typed)
+        except LeaveError as leave:
+            if leave.code:
+                session.rescue()
+            return leave.code or code
+        except EngineDiedError:
+            raise
+        except SpecllamaError as error:
+            console.error(visible(error.message), visible(error.hint))  # a file may have had its say
+            code = code or (0 if session.interactive else error.exit_code)
+        except KeyboardInterrupt:
+            if not session.interactive:
+                raise
+            console.note("Ctrl-D or /exit leaves")
+
+
+def _take(session: Session, typed: Typed) -> None:
+    """Act on one input: a command, or a message."""
+    if not typed.literal and typed.text.startswith("/") and not typed.text.startswith("//"):
+        run_command(session, typed.text)
+        return
+    message = typed.text if typed.literal else typed.text.removeprefix("/")
+    if message.strip():
+        session.say(message)

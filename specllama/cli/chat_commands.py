@@ -1,0 +1,164 @@
+"""The commands of a chat: what stands behind a slash."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from specllama.cli import console
+from specllama.cli.chat_engine import LeaveError
+from specllama.cli.chat_file import read, write
+from specllama.cli.chat_session import Session
+from specllama.cli.chat_settings import NAMES, assign, parameter, shown
+from specllama.cli.chat_words import FILE, counted, nearest, visible
+from specllama.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. usage: what may follow it; words: what completion offers there."""
+
+    act: Callable[[Session, str], None]
+    usage: str
+    help: str
+    words: tuple[str, ...] = ()
+
+
+def run_command(session: Session, text: str) -> None:
+    """Do what a line that begins with a slash says. Raises UsageError and what the command raises."""
+    name, rest = (*text.split(maxsplit=1), "")[:2]
+    command = COMMANDS.get(_ALIASES.get(name, name))
+    if command is None:
+        hint = "/help lists the commands; a message that begins with / is typed with //"
+        raise UsageError(f"there is no command {visible(name)[:60]}{nearest(name, COMMANDS)}", hint)
+    rest = rest.strip()
+    if rest and not command.usage:
+        raise UsageError(f"{name} takes nothing behind it")
+    command.act(session, rest)
+
+
+def completions() -> Mapping[str, tuple[str, ...]]:
+    """Each command and the words that may follow it."""
+    return {name: command.words for name, command in COMMANDS.items()}
+
+
+def _help(_session: Session, _rest: str) -> None:
+    width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
+    for name, command in COMMANDS.items():
+        console.note(f"{f'{name} {command.usage}':{width}}  {command.help}")
+    console.note(
+        '""" on a line of its own begins and ends a message of several lines; Alt-Enter adds a line.'
+    )
+    console.note("Ctrl-C stops an answer and keeps it; Ctrl-D leaves. // begins a message with a slash.")
+
+
+def _system(session: Session, rest: str) -> None:
+    conversation = session.conversation
+    if not rest:
+        console.note(visible(conversation.system) or "no system message")
+        return
+    conversation.system = "" if rest in ('""', "''") else rest
+    conversation.changed = bool(conversation.turns)
+    done = "set" if conversation.system else "taken out"
+    later = "; the conversation stays, and is read again with the next message" if conversation.turns else ""
+    console.note(f"system message {done}{later}")
+
+
+def _set(session: Session, rest: str) -> None:
+    typed, _, value = rest.partition(" ")
+    names = (parameter(typed),) if typed else NAMES
+    if value:
+        session.params = assign(session.params, names[0], value.strip())
+    for name in names:
+        console.note(visible(shown(name, session.params, session.used)))
+
+
+def _clear(session: Session, _rest: str) -> None:
+    n = len(session.conversation.turns)
+    session.conversation.clear()
+    kept = "; the system message stays" if session.conversation.system else ""
+    console.note(f"{counted(n, 'turn')} forgotten{kept}")
+
+
+def _regen(session: Session, _rest: str) -> None:
+    session.say_again()
+
+
+def _save(session: Session, rest: str) -> None:
+    name = rest or session.file
+    if not name:
+        raise UsageError("/save needs the name of a file")
+    path = write(name, session.saved())
+    session.file, session.conversation.changed = name, False
+    console.note(f"{counted(len(session.conversation.turns), 'turn')} saved in {visible(str(path))}")
+
+
+def _load(session: Session, rest: str) -> None:
+    if not rest:
+        raise UsageError("/load needs the name of a file")
+    session.take_over(read(rest), rest)
+
+
+def _stats(session: Session, _rest: str) -> None:
+    for line in session.totals.lines(session.engine.info["n_ctx"]):
+        console.note(line)
+
+
+def _trim(session: Session, rest: str) -> None:
+    if rest and not re.fullmatch("[1-9][0-9]{0,8}", rest):
+        raise UsageError(f"/trim takes a number of turns, not {rest[:60]!r}")
+    n = session.conversation.trim(int(rest) if rest else None)
+    left = counted(len(session.conversation.turns), "turn")
+    console.note(f"the oldest {counted(n, 'turn')} forgotten, {left} left")
+
+
+def _draft(session: Session, rest: str) -> None:
+    info = session.engine.info
+    if rest in ("on", "off"):
+        session.speculate = rest == "on"
+        if info["speculation"] == "off" and session.speculate:
+            raise UsageError(f"there is nothing that drafts: {info['reason']}")
+        console.note(f"drafts {rest}")
+    elif rest == "auto" or re.fullmatch("[0-9]{1,9}", rest):
+        _reload(session, None if rest == "auto" else int(rest))
+    elif rest:
+        raise UsageError(f"/draft takes on, off, auto or a number of tokens, not {rest[:60]!r}")
+    else:
+        length = "auto" if info["draft_max"] is None else f"up to {info['draft_max']}"
+        console.note(f"drafts {'on' if session.speculate else 'off'}, length {length}")
+
+
+def _reload(session: Session, draft_max: int | None) -> None:
+    """The length belongs to the load: the models are loaded again, the conversation is read again."""
+    session.speculate = True
+    if draft_max != session.engine.settings.draft_max:
+        session.conversation.forget_ids()
+        session.engine.reload(draft_max, session.structured)
+    else:
+        console.note("drafts on, the length is this already")
+
+
+def _exit(_session: Session, _rest: str) -> None:
+    raise LeaveError(0)
+
+
+_ALIASES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help"}
+COMMANDS: Mapping[str, Command] = {
+    "/help": Command(_help, "", "show this"),
+    "/system": Command(_system, "[TEXT]", 'show or set the system message; "" takes it out'),
+    "/set": Command(_set, "[NAME VALUE]", "show or set sampling parameters; the value default unsets", NAMES),
+    "/clear": Command(_clear, "", "forget the conversation"),
+    "/regen": Command(_regen, "", "answer the last message again: new seed, or the one set plus one"),
+    "/save": Command(_save, "[FILE]", "write the conversation to a file", (FILE,)),
+    "/load": Command(_load, "FILE", "go on with the conversation of a file", (FILE,)),
+    "/stats": Command(_stats, "", "the read-out of the last answer, and totals"),
+    "/trim": Command(_trim, "[N]", "forget the oldest N turns (default: half of the conversation)"),
+    "/draft": Command(
+        _draft,
+        "on|off|auto|N",
+        "with drafts, without, of N tokens at most (loads again)",
+        ("on", "off", "auto"),
+    ),
+    "/exit": Command(_exit, "", "leave (or Ctrl-D)"),
+}

@@ -1,0 +1,83 @@
+"""A conversation: its turns, and the messages that the engine is asked with. Knows no engine and no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Turn:
+    """A message and its answer.
+
+    answer: None before there is one; else exactly as written, so that its ids can be kept. id: of the
+    generation that wrote it, None where this engine process did not. n_again: how often it was asked for
+    again.
+    """
+
+    message: str
+    answer: str | None = None
+    id: int | None = None
+    n_again: int = 0
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The system message ("" for none) and the turns, of which the last may wait for its answer.
+
+    changed: whether there is something that no file has.
+    """
+
+    system: str = ""
+    turns: list[Turn] = field(default_factory=list)
+    changed: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the last message has no answer."""
+        return bool(self.turns) and self.turns[-1].answer is None
+
+    def messages(self, answered: bool = True) -> list[dict[str, Any]]:
+        """All of it, as messages for the template; without `answered` up to the last message."""
+        found = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            found.append({"role": "user", "content": turn.message})
+            if turn.answer is not None and (answered or turn is not self.turns[-1]):
+                found.append({"role": "assistant", "content": turn.answer})
+        return found
+
+    @property
+    def follows(self) -> int | None:
+        """The generation on whose messages and answer the last message follows."""
+        return self.turns[-2].id if len(self.turns) > 1 else None
+
+    def forget_ids(self) -> None:
+        """The engine process that knew them is gone."""
+        for turn in self.turns:
+            turn.id = None
+
+    def clear(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.turns.clear()
+        self.changed = False
+
+    def trim(self, n: int | None = None) -> int:
+        """Drop the oldest n turns; how many were dropped. None: one or more, until at most half of the text
+        or the last turn is left.
+        """
+        if n is None:
+            n = _half([len(turn.message) + len(turn.answer or "") for turn in self.turns])
+        n = min(n, len(self.turns))
+        del self.turns[:n]
+        self.changed = self.changed or n > 0
+        return n
+
+
+def _half(sizes: Sequence[int]) -> int:
+    """How many of the first to leave out so that what stays is the last or at most half of the sum."""
+    n, left = 1, sum(sizes[1:])
+    while n < len(sizes) - 1 and 2 * left > sum(sizes):
+        left -= sizes[n]
+        n += 1
+    return n

@@ -1,0 +1,160 @@
+"""The engine of a chat: loaded, loaded anew with another draft length, and let measure while nobody types."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import IO, Any
+
+from specllama.cli import console, readout
+from specllama.cli.answer import CALIBRATE_SECONDS, INTERRUPTED, Answer, Show, calibrate, generate
+from specllama.cli.chat_conversation import Conversation
+from specllama.cli.progress import Progress
+from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings
+
+_IDLE_SECONDS = 2.0  # at the prompt, before it is used for measuring
+
+
+class LeaveError(Exception):
+    """The chat ends with this exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class ChatEngine:
+    """A client and what it was loaded with; a context manager that ends it. log: where llama.cpp's log goes.
+
+    info: what the engine says of the models, once they are loaded.
+    """
+
+    def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:
+        self.settings, self.info = settings, dict[str, Any]()
+        self._log, self._verbose = log or (sys.stderr if verbose else None), verbose or log is not None
+        self._client = EngineClient(self._log)
+        self._measuring: threading.Thread | None = None
+        self._wanted = threading.Event()
+        self._measured = False
+
+    def __enter__(self) -> ChatEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def load(self, structured: bool = False) -> None:
+        """Load the models and say what drafts. Raises what EngineClient.load raises, and what the chat
+        template makes of a message.
+        """
+        progress = Progress(delay=1.0)
+        self.info = self._client.load(
+            self.settings, lambda name, share: progress.show(f"loading the {name}", share), self._verbose
+        )
+        progress.clear()
+        console.note(readout.start_line(self.info, structured))
+        for text in self.info["notes"]:
+            console.note(text if text.startswith("warning:") else f"note: {text}")
+        if not self.info["chat_template"]:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Without a template that works there is no chat; the engine says which error that is."""
+        request = m.Generate(
+            self._client.next_id(), messages=[{"role": "user", "content": "Hello"}], params={"max_tokens": 1}
+        )
+        try:
+            generate(self._client, request)
+        except SpecllamaError as error:
+            hint = "give another one with --chat-template-file, or use specllama run --raw"
+            raise type(error)(error.message, hint) from None
+
+    def reload(self, draft_max: int | None, structured: bool) -> None:
+        """Load again with another draft length (None: auto).
+
+        Raises EngineDiedError where that fails, LeaveError where Ctrl-C stops it: the old engine is gone.
+        """
+        self._stop_measuring()
+        self._client.close()
+        self.settings = replace(self.settings, draft_max=draft_max)
+        self._client = EngineClient(self._log)
+        try:
+            self.load(structured)
+        except SpecllamaError as error:
+            raise EngineDiedError(f"loading again failed: {error.message}", error.hint) from None
+        except KeyboardInterrupt:
+            raise LeaveError(INTERRUPTED) from None
+
+    def ask(
+        self,
+        conversation: Conversation,
+        params: Mapping[str, Any],
+        speculate: bool,
+        variables: Mapping[str, Any],
+        into: Answer,
+        show: Show,
+    ) -> int:
+        """Answer the last message; the id of the generation. Raises what `generate` raises."""
+        self._stop_measuring()
+        request = m.Generate(
+            self._client.next_id(),
+            messages=conversation.messages(answered=False),
+            params=dict(params),
+            speculate=speculate,
+            variables=dict(variables),
+            follows=conversation.follows,
+        )
+        generate(self._client, request, show, into, hold_notices=True)
+        return request.id
+
+    def notices(self) -> list[str]:
+        """What the engine had to say meanwhile."""
+        found = list(self._client.notices)
+        self._client.notices.clear()
+        return found
+
+    def measure(self, conversation: Conversation, variables: Mapping[str, Any]) -> None:
+        """Calibrate when nobody has asked for a while, once; then evaluate again what that took out of the
+        cache.
+        """
+        if self._measured or not self.settings.calibrate:
+            return
+        again = m.Generate(
+            self._client.next_id(),
+            messages=conversation.messages(),
+            params={"max_tokens": 1, "temperature": 0},
+            speculate=False,
+            variables=dict(variables),
+            follows=conversation.turns[-1].id if conversation.turns else None,
+        )
+
+        def work(client: EngineClient) -> None:
+            if self._wanted.wait(_IDLE_SECONDS):
+                return
+            self._measured = True
+            with contextlib.suppress(SpecllamaError):
+                client.calibrate(CALIBRATE_SECONDS)
+                if not self._wanted.is_set():
+                    for _ in client.generate(again):
+                        pass
+
+        self._wanted.clear()
+        self._measuring = threading.Thread(target=work, args=(self._client,), daemon=True)
+        self._measuring.start()
+
+    def calibrate(self) -> None:
+        """Measure now, at the end."""
+        if self.settings.calibrate:
+            calibrate(self._client)
+
+    def _stop_measuring(self) -> None:
+        self._wanted.set()
+        if self._measuring is not None:
+            self._measuring.join()
+            self._measuring = None

@@ -1,0 +1,167 @@
+"""Conversations as files: JSON of the schema specllama.chat/1, written whole or not at all, checked when
+read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specllama.cli.chat_conversation import Conversation, Turn
+from specllama.core.params import MAX_BIAS, SamplingParams
+from specllama.errors import NotFoundError, ResourceError, UsageError
+from specllama.store import cache_dir
+
+SCHEMA = "specllama.chat/1"
+MAX_BYTES = 64 * 1024 * 1024
+_KEYS = ("schema", "system", "messages", "params", "models")
+_NOT_ONE = f"it is no conversation ({SCHEMA})"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file holds: the conversation, what was set of SamplingParams, the models it was held with."""
+
+    conversation: Conversation
+    params: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
+
+
+def write(name: str, saved: Saved) -> Path:
+    """Write the file, for its owner's eyes. What stands there already must be a conversation.
+
+    Raises UsageError, ResourceError.
+    """
+    path = _path(name)
+    if path.exists() or path.is_symlink():
+        try:
+            read(name)
+        except (UsageError, NotFoundError) as error:
+            raise UsageError(f"{error.message}; it is not overwritten", "save under another name") from None
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(_text(saved))
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def rescue(saved: Saved) -> Path | None:
+    """Write to a new file in the cache directory, or the system's temporary one; None where neither can."""
+    name = time.strftime(f"chat-%Y%m%d-%H%M%S-{os.getpid()}.json")
+    for directory in (cache_dir() / "chats", Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError, ResourceError, UsageError):
+            directory.mkdir(parents=True, exist_ok=True)
+            return write(str(directory / name), saved)
+    return None
+
+
+def _text(saved: Saved) -> str:
+    conversation, params = saved.conversation, dict(saved.params)
+    if "logit_bias" in params:  # JSON has no infinity
+        params["logit_bias"] = {str(i): max(b, -MAX_BIAS) for i, b in params["logit_bias"].items()}
+    content = {
+        "schema": SCHEMA,
+        "system": conversation.system,
+        "messages": [m for m in conversation.messages() if m["role"] != "system"],
+        "params": params,
+        "models": saved.models,
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def read(name: str) -> Saved:
+    """The conversation in a file. Raises NotFoundError, UsageError, each in one line."""
+    path = _path(name)
+    data = _object(path)
+    unknown = [key for key in data if key not in _KEYS]
+    if unknown:
+        raise UsageError(f"{path}: unknown key {unknown[0][:60]!r}", f"known: {', '.join(_KEYS)}")
+    system, params, models = (data.get(k, d) for k, d in (("system", ""), ("params", {}), ("models", {})))
+    if not isinstance(system, str):
+        raise UsageError(f"{path}: system must be a text, not {_short(system)}")
+    if not isinstance(params, dict):
+        raise UsageError(f"{path}: params must be an object, not {_short(params)}")
+    try:
+        used = SamplingParams.merge(params)
+    except UsageError as error:
+        raise UsageError(f"{path}: params: {error.message[:200]}", error.hint) from None
+    if not isinstance(models, dict):
+        raise UsageError(f"{path}: models must be an object, not {_short(models)}")
+    given = {name: getattr(used, name) for name, value in params.items() if value is not None}
+    return Saved(Conversation(clean(system), _turns(path, data.get("messages"))), given, models)
+
+
+def clean(text: str) -> str:
+    """The text without halves of characters, which no tokenizer takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _path(name: str) -> Path:
+    try:
+        if name and "\0" not in name and len(os.fsencode(name)) <= 4096:
+            return Path(name).expanduser()
+    except (RuntimeError, UnicodeError):  # no such home; no such characters in this locale
+        pass
+    raise UsageError(f"{name[:60]!r} is not a usable path")
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no file")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {path}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES >> 20} MB: {_NOT_ONE}")
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: {_NOT_ONE}: {str(error)[:100]}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("schema"), str):
+        raise UsageError(f"{path}: {_NOT_ONE}")
+    if data["schema"] != SCHEMA:
+        raise UsageError(f"{path}: its schema is {data['schema'][:60]!r}, not {SCHEMA!r}")
+    return data
+
+
+def _turns(path: Path, messages: Any) -> list[Turn]:
+    """Turns from messages: user and assistant in turn, the last answer may be missing."""
+    if not isinstance(messages, list):
+        raise UsageError(f"{path}: messages must be a list, not {_short(messages)}")
+    turns: list[Turn] = []
+    for i, message in enumerate(messages):
+        where, role = f"{path}: messages[{i}]", ("user", "assistant")[i % 2]
+        if not isinstance(message, dict) or set(message) != {"role", "content"}:
+            raise UsageError(f"{where} must have role and content and nothing else, not {_short(message)}")
+        if message["role"] != role:
+            raise UsageError(f"{where}: role must be {role!r}, not {_short(message['role'])}")
+        if not isinstance(message["content"], str):
+            raise UsageError(f"{where}: content must be a text, not {_short(message['content'])}")
+        if role == "user":
+            turns.append(Turn(clean(message["content"])))
+        else:
+            turns[-1].answer = clean(message["content"])
+    return turns
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,61 @@
+"""What was typed in earlier chats: a file of JSON texts, one a line, for its owner's eyes alone. One that
+cannot be read or written is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+MOST, MOST_BYTES = 1000, 1_000_000  # inputs kept; bytes of the file that are looked at
+MOST_CHARACTERS = 20_000  # of an input that is kept
+
+
+class HistoryFile:
+    """Inputs of earlier sessions, the oldest first. path: made when first written to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[str]:
+        """The newest inputs; what is no line of ours is left out. A file that has grown is cut to them."""
+        found: list[str] = []
+        with contextlib.suppress(OSError):
+            if not self._path.is_file():
+                return []
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - MOST_BYTES))
+                lines = file.read(MOST_BYTES).splitlines()
+            for line in lines:
+                with contextlib.suppress(ValueError, RecursionError):
+                    text = json.loads(line)
+                    if isinstance(text, str):
+                        found.append(text)
+            if size > MOST_BYTES or len(found) > 2 * MOST:
+                self._replace(found[-MOST:])
+        return found[-MOST:]
+
+    def append(self, text: str) -> None:
+        """Keep an input."""
+        if len(text) <= MOST_CHARACTERS and (not self._path.exists() or self._path.is_file()):
+            self._write(self._path, [text], os.O_APPEND)
+
+    def _replace(self, texts: list[str]) -> None:
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        self._write(temporary, texts, os.O_TRUNC)
+        with contextlib.suppress(OSError):
+            temporary.replace(self._path)
+
+    def _write(self, path: Path, texts: list[str], how: int) -> None:
+        data = "".join(json.dumps(text) + "\n" for text in texts).encode()
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
+            try:
+                os.fchmod(file, 0o600)
+                os.write(file, data)
+            finally:
+                os.close(file)

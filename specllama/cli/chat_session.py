@@ -1,0 +1,171 @@
+"""A chat in progress: the conversation, its settings, and what happens from a message to the line below its
+answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.answer import INTERRUPTED, Answer
+from specllama.cli.chat_conversation import Conversation, Turn
+from specllama.cli.chat_engine import ChatEngine, LeaveError
+from specllama.cli.chat_file import Saved, rescue
+from specllama.cli.chat_screen import Screen
+from specllama.cli.chat_settings import refuse_logprobs
+from specllama.cli.chat_stats import Totals, turn_line
+from specllama.cli.chat_words import counted, visible
+from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
+
+ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
+
+
+@dataclass(slots=True)
+class Session:
+    """What the commands of a chat act on.
+
+    params: what was set of SamplingParams; used: what the engine took where nothing was set. variables: for
+    the chat template. file: the last one saved to or loaded from. closing: the tag that ends reasoning which
+    the template has begun.
+    """
+
+    engine: ChatEngine
+    screen: Screen
+    conversation: Conversation
+    params: dict[str, Any]
+    variables: dict[str, Any]
+    closing: Callable[[], str]
+    interactive: bool
+    speculate: bool = True
+    file: str = ""
+    used: dict[str, Any] = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def structured(self) -> bool:
+        return "json_schema" in self.params or "grammar" in self.params
+
+    def saved(self) -> Saved:
+        """The conversation as a file would hold it."""
+        models = {
+            name: {key: model[key] for key in ("name", "path", "quant")} if model else None
+            for name, model in ((name, self.engine.info.get(name)) for name in ("target", "draft"))
+        }
+        return Saved(self.conversation, self.params, models)
+
+    def take_over(self, saved: Saved, file: str, more: Mapping[str, Any] | None = None) -> None:
+        """Go on with a conversation of a file and its parameters. more: parameters that win over those."""
+        refuse_logprobs(saved.params)
+        self.conversation, self.file = saved.conversation, file
+        self.params = {**saved.params, **(more or {})}
+        console.note(f"{counted(len(saved.conversation.turns), 'turn')} loaded from {visible(file)}")
+        if saved.conversation.waiting:
+            console.note("note: the last message has no answer; /regen asks for one")
+        then, now = saved.models.get("target"), self.engine.info["target"]["name"]
+        name = then.get("name") if isinstance(then, dict) else None
+        if isinstance(name, str) and name != now:
+            console.note(f"note: it was held with {visible(name)[:80]}; now {now} goes on")
+
+    def say(self, message: str) -> None:
+        """Send a message and show its answer; one that was not answered at all is taken back.
+
+        Raises SpecllamaError, EngineDiedError with the message kept, LeaveError.
+        """
+        if self.conversation.waiting:
+            self.conversation.turns.pop()
+            console.note("note: the message before, which had no answer, is left out")
+        turn = Turn(message)
+        self.conversation.turns.append(turn)
+        try:
+            written = self._answer(turn, self.params)
+        except EngineDiedError:
+            raise
+        except SpecllamaError:
+            self._take_back(turn)
+            raise
+        if not written:
+            self._take_back(turn)
+            console.note("note: stopped before anything was written; the message is taken back")
+
+    def _take_back(self, turn: Turn) -> None:
+        if turn.answer is None:
+            self.conversation.turns.pop()
+
+    def say_again(self) -> None:
+        """Answer the last message again: with a new seed, or the one set plus one each time.
+
+        Raises UsageError where there is none, else as `say`; the old answer stays where no new one came.
+        """
+        if not self.conversation.turns:
+            raise UsageError("there is nothing to answer again")
+        turn, params = self.conversation.turns[-1], dict(self.params)
+        if params.get("temperature", self.used.get("temperature")) == 0:
+            self.screen.dim("at temperature 0 the answer can only be the same")
+        elif turn.answer is not None and params.get("seed") is not None:
+            turn.n_again += 1
+            params["seed"] = (params["seed"] + turn.n_again) % 2**64
+            self.screen.dim(f"seed {params['seed']}: the one set plus {turn.n_again}")
+        if not self._answer(turn, params):
+            console.note("note: stopped before anything was written; all is as before")
+
+    def _answer(self, turn: Turn, params: dict[str, Any]) -> bool:
+        """Generate for the last turn; what was written becomes its answer, however it ended. False where
+        Ctrl-C came before that.
+        """
+        answer, id_, written = Answer(), None, False
+        self.screen.begin(self.closing() if self.screen.styles else "")
+        try:
+            id_ = self.engine.ask(
+                self.conversation, params, self.speculate, self.variables, answer, self.screen.show
+            )
+        except KeyboardInterrupt:
+            if answer.params or not self.interactive:  # the second one: the first only stops the answer
+                raise LeaveError(INTERRUPTED) from None
+        except ContextLengthError as error:
+            raise ContextLengthError(error.message, f"it was not sent; {ROOM}") from None
+        finally:
+            if answer.text or answer.reason not in ("", "cancel"):
+                turn.answer, turn.id, written = answer.text, id_, True
+                self.conversation.changed = True
+            self.screen.end()
+        self.used |= {name: value for name, value in answer.params.items() if name not in params}
+        for text in self.engine.notices():
+            console.note(f"note: {text}")
+        if answer.reason:
+            self._figures(answer)
+        return written
+
+    def _figures(self, answer: Answer) -> None:
+        """What is to be said of an answer that has ended."""
+        self.totals.add(answer)
+        self.screen.dim(turn_line(answer))
+        if answer.reason == "context":
+            n_ctx = self.engine.info["n_ctx"]
+            console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {ROOM}")
+        elif answer.reason == "length":
+            n = answer.params["max_tokens"]
+            console.note(
+                f"note: the answer was cut at max_tokens = {n}; /set max_tokens -1 lets it end by itself"
+            )
+        elif answer.reason == "cancel":
+            self.screen.dim("stopped; what was written is kept" if answer.text else "stopped")
+            if not self.interactive:
+                raise LeaveError(INTERRUPTED)
+        elif not answer.text:
+            self.screen.dim("the answer is empty")
+        if self.interactive and answer.reason != "cancel" and not answer.extra.get("stored_t1"):
+            self.engine.measure(self.conversation, self.variables)
+
+    def rescue(self) -> None:
+        """Before the chat ends in a way that nobody wanted: what no file has goes into one."""
+        if not self.conversation.turns or not (self.conversation.changed or self.conversation.waiting):
+            return
+        path = rescue(self.saved())
+        with contextlib.suppress(OSError):  # the terminal may be what is gone
+            if path is None:
+                console.warning("the conversation could not be saved")
+            else:
+                console.note(f"the conversation is saved: specllama chat --load {path} goes on")

@@ -1,0 +1,84 @@
+"""`/set`: the sampling parameters of a chat by the names of SamplingParams, from typed text and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from specllama.cli import build
+from specllama.cli.chat_words import nearest
+from specllama.core.params import SamplingParams
+from specllama.errors import UsageError
+
+NAMES = tuple(f.name for f in fields(SamplingParams) if f.name != "logprobs")
+_ALIASES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
+_TEXTS = ("stop", "json_schema", "grammar")
+UNSET = ("default", "none")
+
+
+def parameter(typed: str) -> str:
+    """The name that was meant: of SamplingParams, or as llama.cpp's flags have it. Raises UsageError."""
+    name = typed.lower().lstrip("-").replace("-", "_")
+    name = _ALIASES.get(name, name)
+    if name == "logprobs":
+        refuse_logprobs({name: 0})
+    if name not in NAMES:
+        raise UsageError(f"there is no parameter {typed[:60]!r}{nearest(name, NAMES)}", "/set shows all")
+    return name
+
+
+def assign(params: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
+    """The parameters with one set as it was typed, or taken out (default, none). Raises UsageError."""
+    rest = {key: value for key, value in params.items() if key != name}
+    if text in UNSET or (name, text) == ("seed", "-1"):
+        return rest
+    changed = {**rest, name: _value(name, text)}
+    try:
+        SamplingParams.merge(changed)
+    except UsageError as error:
+        raise UsageError(error.message[:200], error.hint) from None
+    return changed
+
+
+def shown(name: str, params: Mapping[str, Any], used: Mapping[str, Any]) -> str:
+    """A parameter with what holds: as set, as the engine last used it, else the default."""
+    if params.get(name) is not None:
+        return f"{name:18} {_text(params[name])}   (set)"
+    if name == "seed":
+        return f"{name:18} random"
+    return f"{name:18} {_text(used.get(name, getattr(SamplingParams(), name)))}"
+
+
+def refuse_logprobs(params: Mapping[str, Any]) -> None:
+    """A chat has no place for them. Raises UsageError."""
+    if params.get("logprobs") is not None:
+        raise UsageError("a chat shows no log probabilities", "specllama run --logprobs N --json does")
+
+
+def _value(name: str, text: str) -> Any:
+    """JSON where it is JSON, else the text itself; @FILE is the text of a file."""
+    if name in ("json_schema", "grammar") and text.startswith("@"):
+        return build.read_text(text[1:], f"/set {name}")
+    if name == "logit_bias" and not text.startswith("{"):
+        return build.sampling({"logit_bias": text.split()})["logit_bias"]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if name in _TEXTS and not isinstance(value, (str, list)) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{i}{b:+g}" if b > -math.inf else f"{i}-inf" for i, b in value.items()) or "none"
+    if isinstance(value, (tuple, list)):
+        return " ".join(json.dumps(text, ensure_ascii=False) for text in value) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

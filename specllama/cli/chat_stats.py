@@ -1,0 +1,71 @@
+"""The figures of a chat: the line below an answer, the read-out of the last one, totals of the session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specllama.cli import readout
+from specllama.cli.answer import Answer
+from specllama.cli.chat_words import counted
+from specllama.core.stats import RunStats
+
+
+def turn_line(answer: Answer) -> str:
+    """Rate, gain, acceptance, prompt tokens evaluated and reused, time to the first token, where measured."""
+    stats = answer.stats
+    gain = readout.speedup(stats, _plain(answer))
+    parts = [
+        f"{stats.decode_tps:.1f} t/s" if stats.decode_tps else "",
+        f"{gain:.2f}x plain" if gain is not None else "",
+        f"accept {100 * stats.n_accept / stats.n_drafted:.0f} % of {stats.n_drafted}"
+        if stats.n_drafted
+        else "",
+        f"forced {stats.n_forced_accept}" if stats.n_forced else "",
+        f"prompt {stats.n_prompt - stats.n_reused} evaluated, {stats.n_reused} reused",
+        f"first token {stats.ttft_seconds:.3f} s" if stats.n_predict else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the answers of a session were in sum."""
+
+    last: Answer | None = None
+    answers: int = 0
+    n_decoded: int = 0  # tokens behind the first of each answer
+    sum: RunStats = field(default_factory=RunStats)
+
+    def add(self, answer: Answer) -> None:
+        """Count an answer that has ended."""
+        self.last, self.answers = answer, self.answers + 1
+        for name in ("n_prompt", "n_reused", "n_predict", "n_drafted", "n_accept"):
+            setattr(self.sum, name, getattr(self.sum, name) + getattr(answer.stats, name))
+        self.n_decoded += max(0, answer.stats.n_predict - 1)
+        self.sum.decode_seconds += answer.stats.decode_seconds
+
+    def lines(self, n_ctx: int) -> list[str]:
+        """The full read-out of the last answer, and the totals."""
+        if self.last is None:
+            return ["no answer yet"]
+        stats, total = self.last.stats, self.sum
+        used = stats.n_prompt + stats.n_predict
+        rate = ""
+        if total.decode_seconds > 0:
+            rate = f" at {self.n_decoded / total.decode_seconds:.1f} t/s"
+        found = [
+            *readout.lines(stats, _plain(self.last)),
+            f"seed      = {self.last.seed}",
+            f"context   = {used} of {n_ctx} tokens after it",
+            "",
+            f"session   = {counted(self.answers, 'answer')}, {total.n_predict} tokens written{rate}",
+            f"            {total.n_prompt - total.n_reused} prompt tokens evaluated, {total.n_reused} reused",
+        ]
+        if total.n_drafted:
+            share = 100 * total.n_accept / total.n_drafted
+            found.append(f"            {total.n_drafted} drafted, {total.n_accept} accepted ({share:.1f} %)")
+        return found
+
+
+def _plain(answer: Answer) -> readout.PlainRate:
+    return readout.plain_rate(answer.stats, answer.extra.get("stored_t1"))

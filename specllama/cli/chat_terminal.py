@@ -1,0 +1,111 @@
+"""Input at a terminal: editing, history, completion of commands, several lines. The only file that knows
+prompt_toolkit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.history import History
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from specllama.cli.chat_history import HistoryFile
+from specllama.cli.chat_input import CONTINUED, PROMPT, Typed, is_open, typed
+from specllama.cli.chat_words import FILE
+
+
+class TerminalReader:
+    """Inputs typed at a terminal. words: what may follow each command, FILE among it for a path."""
+
+    interactive = True
+
+    def __init__(self, words: Mapping[str, Iterable[str]], history: HistoryFile) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            multiline=True,
+            prompt_continuation=CONTINUED,
+            key_bindings=_keys(),
+            history=_History(history),
+            completer=_Commands(words),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            enable_suspend=True,
+        )
+
+    def read(self) -> Typed | None:
+        """The next input. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
+        try:
+            return typed(self._session.prompt())
+        except EOFError:
+            return None
+
+
+def _keys() -> KeyBindings:
+    keys, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
+
+    @keys.add("enter", filter=typing)
+    def enter(event: KeyPressEvent) -> None:
+        if is_open(event.current_buffer.text):
+            event.current_buffer.newline(copy_margin=False)
+        else:
+            event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=typing)
+    def newline(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    @keys.add("c-c", filter=typing)
+    @keys.add("<sigint>", filter=typing)
+    def clear(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt)
+
+    return keys
+
+
+class _Commands(Completer):
+    """Commands at the beginning of the line, then what may follow them."""
+
+    def __init__(self, words: Mapping[str, Iterable[str]]) -> None:
+        self._words, self._paths = words, PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """What the text before the cursor may become."""
+        text = document.text_before_cursor
+        command, blank, rest = text.partition(" ")
+        if not text.startswith("/"):
+            return
+        if not blank:
+            yield from _begun(command, self._words)
+        elif FILE in (following := tuple(self._words.get(command, ()))):
+            yield from self._paths.get_completions(Document(rest), complete_event)
+        elif " " not in rest:
+            yield from _begun(rest, following)
+
+
+def _begun(start: str, words: Iterable[str]) -> Iterable[Completion]:
+    return (Completion(f"{word} ", -len(start), word) for word in words if word.startswith(start))
+
+
+class _History(History):
+    """What was typed in earlier sessions, from a file."""
+
+    def __init__(self, file: HistoryFile) -> None:
+        super().__init__()
+        self._file = file
+
+    def load_history_strings(self) -> Iterable[str]:
+        """The newest first."""
+        return reversed(self._file.read())
+
+    def store_string(self, string: str) -> None:
+        """Keep an input."""
+        self._file.append(string)

@@ -1,0 +1,748 @@
+"""`specllama chat` as users meet it: line by line from a pipe, and at a pseudo-terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.cli.chat_commands import COMMANDS
+from specllama.cli.chat_conversation import Conversation, Turn
+from specllama.cli.chat_file import Saved, read, write
+from specllama.cli.chat_history import MOST, HistoryFile
+from specllama.cli.chat_input import is_open, typed
+from specllama.cli.chat_settings import NAMES
+from specllama.cli.chat_thinking import TAGS, Thinking
+from specllama.cli.chat_words import visible
+from specllama.errors import NotFoundError, UsageError
+from tests import tinygguf
+from tests.cli.chat_pty import ALT_ENTER, CTRL_C, CTRL_D, TAB, UP, Terminal
+from tests.command import Command, Result
+from tests.models import ggufbytes as g
+
+FEW = ("--no-calibrate", "-s", "3", "-n", "24")
+LINE = r"prompt (\d+) evaluated, (\d+) reused"
+GREEN, CYAN, DIM = "\x1b[32m", "\x1b[36m", "\x1b[2m"
+pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+
+
+def chat(command: Command, *lines: str, args: tuple[str, ...] = FEW, **more: Any) -> Result:
+    """The lines through a pipe."""
+    result = command("chat", *args, stdin="".join(f"{line}\n" for line in lines).encode(), **more)
+    assert "Traceback" not in result.err
+    assert "\x1b" not in result.err
+    return result
+
+
+def prompts(text: str) -> list[tuple[int, int]]:
+    """Prompt tokens (evaluated, reused) of each answer."""
+    return [(int(a), int(b)) for a, b in re.findall(LINE, text)]
+
+
+def saved(command: Command, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((command.home / name).read_text())
+    return found
+
+
+def messages(command: Command, name: str) -> list[str]:
+    return [message["content"] for message in saved(command, name)["messages"]]
+
+
+BAD = {  # command, and words of what is said to it
+    "/sve x": "there is no command /sve; did you mean /save?",
+    "/": "there is no command /",
+    "/\x1b[31m": "there is no command /␛[31m",
+    "/clear all": "/clear takes nothing",
+    "/save": "/save needs",
+    "/load": "/load needs",
+    "/load nowhere.json": "there is no file nowhere.json",
+    "/load " + "x" * 5000: "is not a usable path",
+    "/load a\0b": "is not a usable path",
+    "/save ~nobody-of-this-name/x": "is not a usable path",
+    "/trim 0": "/trim takes",
+    "/trim many": "/trim takes",
+    "/draft maybe": "/draft takes",
+    "/draft -1": "/draft takes",
+    "/set temprature 1": "did you mean temperature?",
+    "/set temperature hot": "temperature must be a number, not 'hot'",
+    "/set temperature NaN": "temperature must be a number",
+    "/set temperature -1": "temperature must be between",
+    "/set top_k 1.5": "top_k must be a whole number",
+    "/set top_k " + "9" * 5000: "top_k must be",
+    "/set seed -2": "seed must be",
+    "/set max_tokens 0": "max_tokens must be",
+    "/set stop [1]": "stop must be texts",
+    "/set logit_bias 5": "--logit-bias must be",
+    "/set logit_bias {}{": "logit_bias must map",
+    "/set ignore_eos perhaps": "ignore_eos must be true or false",
+    "/set logprobs 2": "no log probabilities",
+    "/set grammar @nowhere.gbnf": "nowhere.gbnf",
+    "/set json_schema [1]": "json_schema must be",
+}
+
+
+@pytest.fixture(scope="module")
+def bad(shared: Command) -> dict[str, str]:
+    """What is said to each of the bad commands, in one chat."""
+    asked = [part for line in BAD for part in (line, "/draft")]
+    result = chat(shared, *asked, "/set temperature", args=("--no-calibrate",))
+    assert (result.code, result.out) == (2, "")
+    assert result.lines[-1].split() == ["temperature", "0.8"]
+    said = result.err.partition("\n")[2].split("drafts on, length auto\n")[:-1]
+    return dict(zip(BAD, said, strict=True))
+
+
+class TestPipe:
+    def test_answers_go_to_stdout_and_all_else_to_stderr(self, shared: Command) -> None:
+        result = chat(shared, "What does zip do?", "", "And sort?", "/save pipe.json", "/exit", "not read")
+        assert result.code == 0, result.err
+        asked, first, again, second = messages(shared, "pipe.json")
+        assert (asked, again) == ("What does zip do?", "And sort?")
+        assert result.out == f"{first}\n{second}\n"
+        assert result.lines[0].startswith("speculation on: draft pydoc-draft")
+        assert len(prompts(result.err)) == 2
+        assert re.search(r"\d+\.\d t/s · .*first token \d+\.\d{3} s", result.err)
+
+    def test_a_second_turn_evaluates_only_what_is_new(self, shared: Command) -> None:
+        """Even where the text of the first answer would be cut into other tokens than it was made of."""
+        lines, unlikely = (
+            ("What does zip do?", "/stats", "And sort?", "/stats"),
+            "--temp 1.7 --top-k 0 --top-p 1",
+        )
+        for args in ((), (*unlikely.split(), "--min-p", "0")):
+            result = chat(shared, *lines, args=(*FEW, *args))
+            used = [int(n) for n in re.findall(r"context   = (\d+) of 2048", result.err)]
+            (_, none), (evaluated, reused) = prompts(result.err)
+            assert none == 0
+            assert reused == used[0] - 1  # the token written last is in no cache yet
+            assert 1 < evaluated < 20
+            assert "2 answers" in result.err
+
+    def test_the_first_answer_is_that_of_run(self, shared: Command) -> None:
+        few = ("-p", "zip", *FEW[1:])
+        plain, brief = shared.generate(*few).out, shared.generate(*few, "-sys", "Be brief.").out
+        greedy = shared.generate("-p", "zip", "--temp", "0", "-n", "5").out
+        changed = ("/clear", '/system ""', "/set temp 0", "/set max_tokens 5", "zip")
+        assert (
+            chat(shared, "zip", "/clear", "/system Be brief.", "zip", *changed).out == plain + brief + greedy
+        )
+        assert chat(shared, "zip", args=(*FEW, "-sys", "Be brief.")).out == brief
+
+    def test_regen_takes_the_next_seed_and_replaces_the_answer(self, shared: Command) -> None:
+        seeds = [part for seed in (4, 5) for part in ("/clear", f"/set seed {seed}", "zip")]
+        free = ("/set seed none", "/regen", "/stats", "/regen", "/stats", "/set temp 0", "/regen")
+        result = chat(
+            shared, "zip", "/regen", "/regen", "/save regen.json", *seeds, "/save seeds.json", *free
+        )
+        assert "seed 5: the one set plus 2" in result.err
+        assert messages(shared, "regen.json") == messages(shared, "seeds.json")
+        answer = messages(shared, "seeds.json")[1]
+        assert result.out.count(answer) == 2
+        assert all(evaluated == 1 for evaluated, _ in prompts(result.err)[1:3])
+        used = re.findall(r"seed      = (\d+)", result.err)
+        assert len(set(used)) == 2
+        assert not {"3", "4", "5"} & set(used)
+        assert result.err.count("can only be the same") == 1
+        assert chat(shared, "/regen").code == 2
+
+    def test_help_names_every_command(self, shared: Command) -> None:
+        result = chat(shared, "/help")
+        assert (result.code, result.out) == (0, "")
+        assert [line.split()[0] for line in result.lines[1:-2]] == list(COMMANDS)
+
+    @pytest.mark.parametrize("line", BAD)
+    def test_bad_commands_are_one_error_each(self, bad: dict[str, str], line: str) -> None:
+        assert bad[line].startswith("error: ")
+        assert BAD[line] in bad[line]
+        assert len(bad[line]) < 400
+
+    def test_set_shows_and_takes_every_parameter(self, shared: Command) -> None:
+        values = {
+            "temperature": "0.5", "top_k": "7", "top_p": "0.9", "min_p": "0.1", "repeat_penalty": "1.1",
+            "repeat_last_n": "-1", "presence_penalty": "0.5", "frequency_penalty": "0.25",
+            "logit_bias": "5+1 6-inf", "seed": "11", "max_tokens": "9", "stop": '["a b", "\\n\\n\\n"]',
+            "ignore_eos": "true", "json_schema": '{"type": "object"}', "grammar": 'root ::= "a" | "b"',
+        }  # fmt: skip
+        assert set(values) == set(NAMES)
+        result = chat(shared, *(f"/set {k} {v}" for k, v in values.items() if k != "json_schema"), "/set")
+        shown = dict(re.findall(r"^(\w+) +(.*?)   \(set\)$", "\n".join(result.lines[-len(values) :]), re.M))
+        assert shown.pop("stop") == '"a b" "\\n\\n\\n"'
+        assert shown == {k: v for k, v in values.items() if k not in ("json_schema", "stop")}
+        unset = chat(shared, "/set top-k 5", "/set top_k default", "/set temp 0", "/set n none", "/set")
+        assert "(set)" not in re.findall("(?m)^(?:top_k|max_tokens).*$", unset.err)[-1]
+        result = chat(
+            shared, '/set json_schema {"enum": ["yes"]}', "zip", "/set json_schema none", "/set stop"
+        )
+        assert json.loads(result.out) == "yes"
+        assert result.lines[-1].split() == ["stop", "none"]
+
+    def test_draft_off_on_and_with_another_length(self, shared: Command) -> None:
+        lines = ("zip", "/draft off", "/regen", "/draft 3", "/regen", "/draft", "/draft 3", "/draft auto")
+        result = chat(shared, *lines, "/draft none", args=(*FEW, "--temp", "0", "--ignore-eos"))
+        drafted = ["accept" in line for line in result.lines if LINE[:6] in line]
+        assert drafted == [True, False, True]
+        assert result.out == result.out[: len(result.out) // 3] * 3
+        assert "drafts on, length up to 3" in result.lines
+        assert sum(line.endswith("length up to 3") for line in result.lines) == 2
+        assert sum(line.endswith("length auto") for line in result.lines) == 2
+        assert prompts(result.err)[2][1] == 0  # loaded again
+        off = chat(shared, "/draft on", args=("--drafters", "none"))
+        assert (off.code, "nothing that drafts" in off.err) == (2, True)
+
+    def test_system_is_shown_set_and_taken_out(self, shared: Command) -> None:
+        lines = ("/system", "/system Speak Latin.", "zip", "/system", '/system ""', "/save system.json")
+        result = chat(shared, *lines)
+        assert "no system message" in result.lines
+        assert "Speak Latin." in result.lines
+        assert result.lines[-2].startswith("system message taken out; the conversation stays")
+        assert saved(shared, "system.json")["system"] == ""
+
+    def test_clear_and_trim(self, shared: Command) -> None:
+        result = chat(
+            shared, *"abcd", "/trim 1", "/trim", "/save trim.json", "/clear", "e", "/save clear.json"
+        )
+        assert "the oldest 1 turn forgotten, 3 turns left" in result.lines
+        assert messages(shared, "trim.json")[0] in "cd"
+        assert messages(shared, "trim.json")[-2] == "d"
+        assert messages(shared, "clear.json")[0] == "e"
+        assert chat(shared, "/trim", "/trim 5").lines[-1] == "the oldest 0 turns forgotten, 0 turns left"
+
+    def test_slashes_and_quotation_marks(self, shared: Command) -> None:
+        lines = ("//etc is what?", '"""', "/help", "", " two", '"""', '"""one"""', " /x", "/save slash.json")
+        chat(shared, *lines, '"""', "open")
+        assert messages(shared, "slash.json")[::2] == ["/etc is what?", "/help\n\n two", "one", " /x"]
+        result = chat(shared, '"""', "open")
+        assert "was not closed" in result.err
+        assert len(prompts(result.err)) == 1
+
+    def test_save_and_load_go_on_where_it_was(self, shared: Command) -> None:
+        first = chat(
+            shared, "/set temperature 0.3", "zip", "/save one.json", "/clear", "/load one.json", "sort"
+        )
+        assert first.code == 0, first.err
+        found = saved(shared, "one.json")
+        assert list(found) == ["schema", "system", "messages", "params", "models"]
+        assert found["schema"] == "specllama.chat/1"
+        assert found["params"] == {"max_tokens": 24, "seed": 3, "temperature": 0.3}
+        assert found["models"]["target"]["name"] == "pydoc-target"
+        assert (shared.home / "one.json").stat().st_mode & 0o777 == 0o600
+        second = chat(shared, "/set", "sort", args=("--no-calibrate", "--load", "one.json"))
+        assert re.search(r"temperature +0\.3   \(set\)", second.err)
+        assert second.out == first.out.removeprefix(found["messages"][1]["content"] + "\n")
+        flags = chat(shared, "/set", args=("--load", "one.json", "--temp", "0.7", "-sys", "Hm."))
+        assert re.search(r"temperature +0\.7   \(set\)", flags.err)
+        again = chat(shared, "/load one.json", "sort", "/save", args=("--no-calibrate",))
+        assert again.out == second.out
+        assert len(saved(shared, "one.json")["messages"]) == 4
+
+    def test_load_of_a_message_without_an_answer(self, shared: Command) -> None:
+        body = {"schema": "specllama.chat/1", "messages": [{"role": "user", "content": "zip"}]}
+        body["models"] = {"target": {"name": "another\x1b[31m"}}
+        (shared.home / "waits.json").write_text(json.dumps(body))
+        result = chat(shared, "/regen", args=(*FEW, "--load", "waits.json"))
+        assert result.out == chat(shared, "zip").out
+        assert "/regen asks for one" in result.err
+        assert "it was held with another␛[31m" in result.err
+        result = chat(shared, "sort", args=(*FEW, "--load", "waits.json"))
+        assert result.out == chat(shared, "sort").out
+        assert "is left out" in result.err
+
+    def test_files_that_are_no_conversation(self, shared: Command) -> None:
+        (shared.home / "notes.txt").write_text("mine")
+        (shared.home / "folder").mkdir()
+        os.mkfifo(shared.home / "fifo")
+        lines = [f"/{verb} {name}" for verb in ("save", "load") for name in ("notes.txt", "folder", "fifo")]
+        result = chat(shared, "zip", *lines, "/save nowhere/x.json", "/save kept.json")
+        assert result.code == 2
+        assert sum(line.startswith("error: ") for line in result.lines) == 7
+        assert result.err.count("not overwritten") == 3
+        assert (shared.home / "notes.txt").read_text() == "mine"
+        assert len(messages(shared, "kept.json")) == 2
+        assert not [path for path in shared.home.iterdir() if path.suffix == ".tmp"]
+        for name, code in (("notes.txt", 2), ("none.json", 3)):
+            start = chat(shared, args=("--load", name))
+            assert (start.code, len(start.lines)) == (code, 1 + (code == 9))
+
+    def test_context_full_is_said_and_nothing_is_shifted(self, shared: Command) -> None:
+        args = ("--no-calibrate", "-c", "256", "-s", "2")
+        long = "word " * 60
+        lines = (
+            long,
+            "/set max_tokens -2",
+            "more",
+            "again",
+            "/save full.json",
+            "/trim 1",
+            "/set n 5",
+            "again",
+        )
+        result = chat(shared, *lines, args=(*args, "-n", "20"))
+        full = [i for i, line in enumerate(result.lines) if "context of 256 tokens is full" in line]
+        assert len(full) == 1
+        assert "/trim" in result.lines[full[0]]
+        refused = next(i for i, line in enumerate(result.lines) if line.startswith("error: "))
+        assert re.search(r"the prompt has 2\d\d tokens and the context 256", result.lines[refused])
+        assert "it was not sent; /trim" in result.lines[refused + 1]
+        assert result.code == 2
+        assert messages(shared, "full.json")[::2] == [long, "more"]
+        assert len(prompts(result.err)) == 3  # after /trim there is room
+
+    def test_length_is_said(self, shared: Command) -> None:
+        assert (
+            "note: the answer was cut at max_tokens = 2;" in chat(shared, "zip", args=(*FEW, "-n", "2")).err
+        )
+
+    def test_input_that_is_no_text(self, shared: Command) -> None:
+        result = shared(
+            "chat", *FEW, stdin=b"zip\0 zap\n\xff\xfe\n\xed\xa0\x80\n   \n\r\nzip\r\n/save bytes.json"
+        )
+        assert result.code == 0, result.err
+        assert result.err.count("not all UTF-8") == 1
+        assert messages(shared, "bytes.json")[::2] == ["zip\0 zap", "\ufffd\ufffd", "\ufffd" * 3, "zip"]
+        long = chat(shared, "w" * 10_000_000, "zip")
+        assert "tokens and the context 2048" in long.err
+        assert len(long.err) < 1000
+        assert long.out == chat(shared, "zip").out
+
+    def test_flags_that_cannot_be_used(self, shared: Command) -> None:
+        for flags, code in (("--logprobs 2", 2), ("-p zip", 2), ("--raw", 2), ("--reasoning maybe", 2)):
+            result = chat(shared, "zip", args=tuple(flags.split()))
+            assert (result.code, result.out) == (code, ""), result.err
+            assert result.lines[0].startswith("error: ")
+        assert "note: --show-draft needs a terminal" in chat(shared, args=("--show-draft",)).err
+
+    def test_models_that_cannot_chat(self, shared: Command) -> None:
+        content = g.llama(tokens=tinygguf.vocabulary(280)[0], metadata={"tokenizer.ggml.merges": ["a b"]})
+        (shared.home / "plain.gguf").write_bytes(content.build())
+        result = chat(shared, "zip", args=("-m", "plain.gguf"))
+        assert (result.code, result.out) == (2, "")
+        assert "the model has no chat template" in result.err
+        assert "run --raw" in result.err
+        result = chat(shared, "zip", args=("--chat-template", "{{ raise_exception('no') }}"))
+        assert (result.code, result.out) == (2, "")
+        alternating = "{% if messages|length > 1 %}{{ raise_exception('only one') }}{% endif %}{{ messages }}"
+        result = chat(shared, "zip", "zap", "/save alone.json", args=(*FEW, "--chat-template", alternating))
+        assert "only one" in result.err
+        assert len(messages(shared, "alone.json")) == 2
+
+    def test_streams_that_are_closed(self, shared: Command) -> None:
+        for redirection in (">&-", "<&- >&- 2>&-", "| true"):
+            line = f"{sys.executable} -m specllama chat --no-calibrate -n 5 {redirection}"
+            done = subprocess.run(
+                ["bash", "-c", f"printf 'zip\\nzip\\n' | {line}; exit ${{PIPESTATUS[1]}}"],
+                capture_output=True, env=shared.env, cwd=shared.home, timeout=60, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert b"rror" not in done.stderr
+
+    def test_measured_once_at_the_end(self, command: Command) -> None:
+        args = FEW[1:]
+        assert chat(command, "zip", args=args).code == 0
+        (file,) = (command.cache / "calibration").iterdir()
+        assert json.loads(file.read_text())["t1"] > 0
+        assert "x plain" in chat(command, "zip", args=(*args, "--ignore-eos")).err
+        assert not (command.cache / "chat_history").exists()
+
+
+@pty
+class TestTerminal:
+    def test_two_turns_the_second_evaluates_what_is_new(self, command: Command) -> None:
+        with Terminal(command, *FEW) as user:
+            user.prompt()
+            first = user.ask("What does zip do?")
+            assert (int(first["evaluated"]) > 10, first["reused"]) == (True, "0")
+            user.prompt()
+            second = user.ask("And list.sort?")
+            assert int(second["evaluated"]) < 20 <= int(second["reused"])
+            user.prompt()
+            user.enter("/stats")
+            user.expect("2 answers")
+            user.prompt()
+            user.enter("/regen")
+            assert user.expect(LINE)[1] == "1"
+            user.prompt()
+            user.type(CTRL_D)
+            assert user.wait() == 0
+            assert user.restored()
+            assert f"{DIM}{first.group()[:6]}" not in user.seen
+            assert re.search(re.escape(DIM) + r"[^\x1b]*prompt \d+ evaluated", user.seen)
+        with Terminal(command, *FEW, env={"NO_COLOR": "1"}) as user:
+            user.prompt()
+            user.type(UP)
+            user.expect("/regen")
+            user.type(UP + UP)
+            user.expect("list.sort")
+            user.type("\r")
+            user.expect(LINE)
+            user.prompt()
+            user.enter("/exit")
+            assert user.wait() == 0
+            assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", user.seen)
+        history = command.cache / "chat_history"
+        assert history.stat().st_mode & 0o777 == 0o600
+        assert history.read_text().count("list.sort") == 2
+
+    def test_ctrl_c_stops_the_answer_and_keeps_it(self, shared: Command) -> None:
+        with Terminal(shared, "--no-calibrate", "-n", "-2", "-c", "8192", "-s", "3") as user:
+            user.prompt()
+            user.enter("list all")
+            user.expect(r"\n(.{12})")
+            time.sleep(0.2)
+            user.type(CTRL_C)
+            user.expect("stopped; what was written is kept", 5)
+            user.prompt()
+            user.type("abandoned" + CTRL_C)
+            user.enter("/set n 5")
+            user.expect("max_tokens +5")
+            user.prompt()
+            user.type(CTRL_C)
+            user.expect("/exit leaves")
+            user.prompt()
+            evaluated, reused = user.ask("go on").groups()
+            assert int(evaluated) < 20 < int(reused)
+            user.prompt()
+            user.enter("/save stopped.json")
+            user.prompt()
+        asked, kept, again, _ = messages(shared, "stopped.json")
+        assert (asked, again) == ("list all", "go on")
+        assert len(kept) > 12
+        assert kept.splitlines()[0][:30] in user.text()
+
+    def test_several_lines_and_completion(self, shared: Command) -> None:
+        with Terminal(shared, *FEW) as user:
+            inputs = (
+                f"one{ALT_ENTER}two\r",
+                '"""\r/help\rtwo\r"""\r',
+                "\x1b[200~pasted\nlines\n\x1b[201~\r",
+            )
+            for keys in inputs:
+                user.prompt()
+                user.type(keys)
+                user.expect(LINE)
+            user.prompt()
+            user.type("/sys" + TAB + "\r")
+            user.expect("no system message")
+            user.prompt()
+            user.type("/set temp" + TAB + "0.25\r")
+            user.expect(r"temperature +0\.25   \(set\)")
+            user.prompt()
+            user.enter("/save lines.json")
+            user.prompt()
+        assert messages(shared, "lines.json")[::2] == ["one\ntwo", "/help\ntwo", "pasted\nlines"]
+
+    def test_show_draft_colours_what_was_drafted(self, shared: Command) -> None:
+        args = ("--temp", "0", "-n", "60", "--no-calibrate", "--show-draft", "--draft-max", "4")
+        code = "Repeat: def total(items): return sum(items) def total(items): return sum(items)"
+        texts = []
+        for env in ({}, {"NO_COLOR": "1"}):
+            with Terminal(shared, *args, env=env) as user:
+                user.prompt()
+                user.ask(code)
+                user.prompt()
+                user.enter("/save colours.json")
+                user.prompt()
+            texts.append(messages(shared, "colours.json")[1])
+            answer = user.seen[user.seen.index("?2004l") : user.seen.index(" t/s")]
+            assert bool(re.search(r"\x1b\[3[26]m[^\x1b]+\x1b\[0m", answer)) == (not env), answer
+            assert ("nothing is marked" in user.text()) == bool(env)
+            assert re.sub(r"\s", "", texts[-1]) in re.sub(r"\s", "", user.text())
+        assert texts[0] == texts[1]
+
+    def test_reasoning_is_dim_and_stays_in_the_text(self, shared: Command) -> None:
+        begun = (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+            "{% if add_generation_prompt %}<think>\n{% endif %}"
+        )
+        for args, text, thought in (
+            ((), "<think>\nhm so</think>yes it is", "<think>\nhm so</think>"),
+            (("--chat-template", begun), "hm so</think>yes it is", "hm so</think>"),
+            ((), "yes <think>it is", ""),
+        ):
+            grammar = f"root ::= {json.dumps(text)}"
+            with Terminal(shared, "--no-calibrate", "--grammar", grammar, *args) as user:
+                user.prompt()
+                user.ask("zip")
+                user.prompt()
+                user.enter("/save thought.json")
+                user.prompt()
+            assert messages(shared, "thought.json")[1] == text
+            answer = user.seen[user.seen.index("?2004l") + 6 :]
+            answer = answer[: answer.index(f"\r\n{DIM}")].replace("\r", "")
+            dim = "".join(re.findall(r"\x1b\[2m(.*?)\x1b\[0m", answer, re.S))
+            assert dim == thought
+            assert re.sub(r"\x1b\[\d*m", "", answer) == text
+
+    def test_control_characters_of_the_model_never_reach_the_terminal(self, shared: Command) -> None:
+        attack = "a\x1b]0;gone\x07\x1b[2J\rb\x9b31m\x7f\tc"
+        escaped = re.sub(r"[^ -~]", lambda c: f"\\x{ord(c.group()):02x}", attack)
+        grammar = f'root ::= "{escaped}"'
+        assert chat(shared, "zip", args=("--no-calibrate", "--grammar", grammar)).out == attack + "\n"
+        with Terminal(shared, "--no-calibrate", "--grammar", grammar) as user:
+            user.prompt()
+            user.ask("zip")
+        assert "a␛]0;gone␇␛[2Jb\ufffd31m␡" in user.seen
+
+    def test_a_killed_engine_loses_nothing(self, command: Command) -> None:
+        with Terminal(command, *FEW) as user:
+            user.prompt()
+            user.ask("What does zip do?")
+            user.prompt()
+            (engine,) = psutil.Process(user.process.pid).children()
+            engine.kill()
+            user.enter("and then")
+            path = user.expect(r"saved: specllama chat --load (\S+\.json) goes on")[1]
+            user.expect("error: the engine process was ended by SIGKILL")
+            assert user.wait() == 9
+            assert user.restored()
+            assert "Traceback" not in user.text()
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        assert [m["content"] for m in json.loads(Path(path).read_text())["messages"]][::2] == [
+            "What does zip do?",
+            "and then",
+        ]
+        result = chat(command, "/regen", args=(*FEW, "--load", path))
+        assert result.code == 0
+        assert prompts(result.err)
+
+    def test_an_engine_killed_in_the_midst_leaves_what_was_written(self, command: Command) -> None:
+        with Terminal(command, "--no-calibrate", "-n", "-2", "-c", "8192") as user:
+            user.prompt()
+            user.enter("list all")
+            user.expect(r"\n(.{12})")
+            (engine,) = psutil.Process(user.process.pid).children()
+            engine.kill()
+            path = user.expect(r"--load (\S+\.json) goes on")[1]
+            assert user.wait() == 9
+        assert len(json.loads(Path(path).read_text())["messages"][1]["content"]) >= 12
+
+    def test_ctrl_c_twice_leaves_an_engine_that_does_not_stop(self, command: Command) -> None:
+        with Terminal(command, "--no-calibrate", "-n", "-2", "-c", "8192") as user:
+            user.prompt()
+            user.enter("list all")
+            user.expect(r"\n(.{12})")
+            (engine,) = psutil.Process(user.process.pid).children()
+            engine.suspend()
+            user.type(CTRL_C)
+            time.sleep(0.5)
+            user.type(CTRL_C)
+            user.expect(r"--load (\S+\.json) goes on")
+            assert user.wait() == 130
+            assert user.restored()
+
+    @pytest.mark.parametrize("answering", [False, True])
+    def test_sigterm(self, command: Command, answering: bool) -> None:
+        with Terminal(command, "--no-calibrate", "-n", "-2", "-c", "8192") as user:
+            user.prompt()
+            user.enter("/set n 5")
+            user.prompt()
+            user.ask("zip")
+            user.prompt()
+            if answering:
+                user.enter("/set n -2")
+                user.prompt()
+                user.enter("list all")
+                user.expect(r"\n(.{12})")
+            (engine,) = psutil.Process(user.process.pid).children()
+            user.process.send_signal(signal.SIGTERM)
+            user.expect(r"--load (\S+\.json) goes on")
+            assert user.wait() == 143
+            assert user.restored()
+            assert not engine.is_running()
+
+    def test_a_terminal_that_is_closed_loses_nothing(self, command: Command) -> None:
+        with Terminal(command, *FEW) as user:
+            user.prompt()
+            user.ask("zip")
+            user.prompt()
+            (engine,) = psutil.Process(user.process.pid).children()
+            user.hang_up()
+            assert user.process.wait(20)
+            assert not engine.is_running()
+        (path,) = (command.cache / "chats").iterdir()
+        assert len(json.loads(path.read_text())["messages"]) == 2
+
+    def test_ctrl_c_while_loading(self, command: Command) -> None:
+        with Terminal(command) as user:
+            while "\x1b[?25h" not in user.seen:  # the editor is there, the models are not
+                user.expect("")
+                user.read()
+            user.type(CTRL_C)
+            assert user.wait() == 130
+            assert "Traceback" not in user.text()
+            assert user.restored()
+
+    def test_measuring_beside_the_prompt_costs_no_reuse(self, command: Command) -> None:
+        with Terminal(command, *FEW[1:], "--ignore-eos") as user:
+            user.prompt()
+            first = user.ask("What does zip do?")
+            user.prompt()
+            end = time.monotonic() + 20
+            while not list(command.cache.glob("calibration/*.json")):
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            time.sleep(0.5)
+            second = user.ask("And sort?")
+            assert int(second["reused"]) >= int(first["evaluated"]) + 20
+            assert int(second["evaluated"]) < 20
+            assert "x plain" in user.text()
+
+    def test_simple_terminals_get_lines(self, shared: Command) -> None:
+        with Terminal(shared, *FEW, env={"TERM": "dumb"}) as user:
+            user.expect("> ")
+            user.type("zip\n")
+            user.expect(LINE)
+            user.expect("> ")
+            user.type(CTRL_C)
+            user.expect("/exit leaves")
+            user.type("/exit\n")
+            assert user.wait() == 0
+            assert "\x1b" not in user.seen
+
+    def test_a_cache_that_cannot_be_written_is_no_error(self, command: Command) -> None:
+        command.cache.write_text("a file where the directory should be")
+        with Terminal(command, *FEW) as user:
+            user.prompt()
+            user.ask("zip")
+            user.prompt()
+            (engine,) = psutil.Process(user.process.pid).children()
+            engine.kill()
+            user.enter("and then")
+            path = user.expect(r"--load (\S+\.json) goes on")[1]
+            assert user.wait() == 9
+        Path(path).unlink()
+
+
+TEXT = st.text(st.sampled_from("<>/thinkseed: []THINK\nab◁▷"), max_size=30)
+
+
+class TestParts:
+    @given(st.sampled_from(["", *TAGS]), TEXT, st.sampled_from(["", *TAGS.values()]), TEXT, st.data())
+    def test_reasoning_is_found_however_the_text_is_cut(
+        self, begin: str, inner: str, end: str, rest: str, data: st.DataObject
+    ) -> None:
+        text = begin + inner + end + rest
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+        def marked(pieces: list[str]) -> str:
+            thinking, parts = Thinking(), []
+            for piece in pieces:
+                parts += thinking.push(piece, "target")
+            parts += thinking.finish()
+            assert "".join(part for part, _, _ in parts) == text
+            return "".join("T" * len(part) if dim else "-" * len(part) for part, _, dim in parts)
+
+        assert marked(pieces) == marked([text])
+
+    def test_reasoning_ends_behind_its_own_tag(self) -> None:
+        for begin, end in TAGS.items():
+            parts = Thinking().push(f" \n{begin}a{'</x>'}{end}b{end}", "copy")
+            assert parts == [(f" \n{begin}a</x>{end}", "copy", True), (f"b{end}", "copy", False)]
+            opened = Thinking(end)
+            assert opened.push(f"a{end[:3]}", "target") == [(f"a{end[:3]}", "target", True)]
+            assert opened.push(f"{end[3:]}b", "copy") == [(end[3:], "copy", True), ("b", "copy", False)]
+
+    @given(st.text())
+    def test_what_is_shown_has_no_control_characters(self, text: str) -> None:
+        shown = visible(text)
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+        assert len(shown) == len(text.replace("\r", ""))
+
+    @given(st.lists(st.text(max_size=9), max_size=9))
+    def test_trim_leaves_at_most_half_or_the_last_turn(self, texts: list[str]) -> None:
+        conversation = Conversation(turns=[Turn(text, text) for text in texts])
+        n = conversation.trim()
+        assert [turn.message for turn in conversation.turns] == texts[n:]
+        size = sum(map(len, texts))
+        assert 2 * sum(map(len, texts[n:])) <= size or n == len(texts) - 1
+        assert n == min(1, len(texts)) or (2 * sum(map(len, texts[n - 1 :])) > size and n < len(texts))
+
+    @given(st.text(), st.text())
+    @settings(max_examples=50)
+    def test_a_conversation_comes_back_from_its_file(self, tmp_path_factory: Any, a: str, b: str) -> None:
+        path = tmp_path_factory.getbasetemp() / "c.json"
+        before = Conversation(a, [Turn(a, b), Turn(b)])
+        write(str(path), Saved(before, {"stop": ["x"], "logit_bias": {5: float("-inf")}}))
+        found = read(str(path))
+        assert found.conversation == before
+        assert found.params == {"stop": ("x",), "logit_bias": {5: -1e6}}
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"schema": "specllama.chat/2"}, {"schema": 1}, {"schema": None}, {"system": 5}, {"system": None},
+            {"messages": None}, {"messages": {}}, {"messages": [5]}, {"messages": [{"role": "user"}]},
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            {"messages": [{"role": "user", "content": ["x"]}]},
+            {"messages": [{"role": "user", "content": "x", "name": "y"}]},
+            {"messages": [{"role": "user", "content": "x"}] * 2}, {"params": []}, {"params": {"x": 1}},
+            {"params": {"top_k": "many"}}, {"params": {"seed": 2**70}}, {"params": {"stop": [1]}},
+            {"models": 5}, {"more": 1},
+        ],
+    )  # fmt: skip
+    def test_files_with_wrong_fields(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        good = {"schema": "specllama.chat/1", "messages": [{"role": "user", "content": "x"}]}
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps(good))
+        assert len(read(str(path)).conversation.turns) == 1
+        path.write_text(json.dumps(good | change))
+        with pytest.raises(UsageError, match=r"c\.json") as found:
+            read(str(path))
+        assert "\n" not in found.value.message
+        assert len(found.value.message) < 400 + len(str(path))
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"[]", b"5", b"\xff\xfe", b"[" * 200_000, b'{"schema": ' + b"9" * 5000 + b"}"]
+    )
+    def test_files_that_are_no_json_of_ours(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "c.json").write_bytes(content)
+        with pytest.raises(UsageError, match="it is no conversation"):
+            read(str(tmp_path / "c.json"))
+
+    def test_huge_files_are_not_read(self, tmp_path: Path) -> None:
+        with (tmp_path / "c.json").open("wb") as file:
+            file.truncate(1 << 40)
+        with pytest.raises(UsageError, match="larger than 64 MB"):
+            read(str(tmp_path / "c.json"))
+        with pytest.raises(NotFoundError):
+            read(str(tmp_path / "none.json"))
+
+    def test_history_survives_what_it_finds(self, tmp_path: Path) -> None:
+        path = tmp_path / "deep" / "history"
+        history = HistoryFile(path)
+        assert history.read() == []
+        for text in ("one", "two\nlines", "x" * 100_000):
+            history.append(text)
+        assert history.read() == ["one", "two\nlines"]
+        path.write_bytes(b'\xff\xfe\n{"a": 1}\n"kept"\n' + path.read_bytes())
+        assert history.read() == ["kept", "one", "two\nlines"]
+        path.write_bytes(b'"a line"\n' * 500_000)
+        assert len(history.read()) == MOST
+        assert path.stat().st_size < 10_000
+        os.mkfifo(tmp_path / "fifo")
+        assert HistoryFile(tmp_path / "fifo").read() == []
+        HistoryFile(tmp_path / "fifo").append("x")
+        HistoryFile(tmp_path).append("x")
+
+    @pytest.mark.parametrize(
+        ("text", "opened", "message"),
+        [
+            ('"""', True, ""), ('"""\na', True, "a"), ('"""\na\n"""', False, "a"), ('""""""', False, ""),
+            ('"""a"""', False, "a"), ("a", False, "a"), ('a """', False, 'a """'),
+            (' """x\n""" ', False, "x"), ("a\ud800b", False, "a\ufffdb"), ("\n a\n\n", False, " a"),
+        ],
+    )  # fmt: skip
+    def test_quotation_marks(self, text: str, opened: bool, message: str) -> None:
+        assert is_open(text) is opened
+        assert typed(text).text == message
