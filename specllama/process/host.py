@@ -17,9 +17,9 @@ from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.simple import Adaptive
 from specllama.core.ports import DecodeError, Drafter
 from specllama.core.sequence import Request
+from specllama.core.simple import Adaptive
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
 from specllama.process import messages as m

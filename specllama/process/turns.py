@@ -68,9 +68,8 @@ def _continued(
         return None
     ended = earlier.ids[-1] in model.end_ids
     wrote = earlier.ids[earlier.n_prompt : -1 if ended else None]
-    decoder = codecs.getincrementaldecoder("utf-8")(
-        "replace"
-    )  # a character cut short is no text, as in text.py
+    # As in text.py, a character that was cut short is no text.
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     answer = decoder.decode(b"".join(map(model.piece, wrote)))
     if answer != messages[n].get("content"):  # it was edited, or ended by a stop string
         return None

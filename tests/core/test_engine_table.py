@@ -13,8 +13,8 @@ from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.simple import Adaptive
 from specllama.core.sequence import Generation, Request
+from specllama.core.simple import Adaptive
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import ContextLengthError

@@ -14,10 +14,10 @@ from specllama.core.drafting import Policy
 from specllama.core.fixed import Fixed
 from specllama.core.noise import gumbel
 from specllama.core.params import SamplingParams
-from specllama.core.simple import Adaptive
 from specllama.core.ports import MaskError
 from specllama.core.sampling import NOTHING_LEGAL, Chooser, top_logprobs
 from specllama.core.sequence import Request
+from specllama.core.simple import Adaptive
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter

@@ -10,8 +10,8 @@ import pytest
 
 from specllama.core.drafting import Draft, Outcome, Policy, Round, run_drafter
 from specllama.core.fixed import Fixed
-from specllama.core.simple import Adaptive
 from specllama.core.ports import Proposal
+from specllama.core.simple import Adaptive
 from specllama.errors import UsageError
 from specllama.testing import ScriptedDrafter
 

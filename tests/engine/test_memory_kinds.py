@@ -10,9 +10,9 @@ import pytest
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.simple import Adaptive
 from specllama.core.ports import BatchRow, NoRoomError
 from specllama.core.sequence import Generation, Request
+from specllama.core.simple import Adaptive
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 
