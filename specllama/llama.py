@@ -65,6 +65,7 @@ _ROPE = {"none": 0, "linear": 1, "yarn": 2}
 _MMAP, _MLOCK, _MMAP_MLOCK, _NO_MMAP = 1, 2, 3, 0
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # parsed in text where asked to
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: GPU, integrated GPU
 _UNLIMITED = 1 << 30
 
@@ -77,6 +78,10 @@ for _name, _result, _args in (
     ("ggml_backend_dev_memory", None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]),
     ("ggml_backend_dev_buffer_type", ctypes.c_void_p, [ctypes.c_void_p]),
     ("ggml_backend_buft_name", ctypes.c_char_p, [ctypes.c_void_p]),
+    ("ggml_backend_reg_count", ctypes.c_size_t, []),
+    ("ggml_backend_reg_get", ctypes.c_void_p, [ctypes.c_size_t]),
+    ("ggml_backend_reg_name", ctypes.c_char_p, [ctypes.c_void_p]),
+    ("ggml_version", ctypes.c_char_p, []),
 ):
     _function = getattr(libggml, _name)
     _function.restype, _function.argtypes = _result, _args
@@ -146,6 +151,22 @@ def devices() -> list[Device]:
         gpu = libggml.ggml_backend_dev_type(dev) in _GPU_TYPES
         found.append(Device(name, about, gpu, free.value, total.value, dev))
     return found
+
+
+def build_info() -> dict[str, Any]:
+    """Versions, registered backends, what llama.cpp says of the system, and what the build supports."""
+    registered = (libggml.ggml_backend_reg_get(i) for i in range(libggml.ggml_backend_reg_count()))
+    return {
+        "llama_cpp_python": _found,
+        "llama_cpp": llama.llama_version().decode(),
+        "ggml": libggml.ggml_version().decode(),
+        "backends": [libggml.ggml_backend_reg_name(reg).decode() for reg in registered],
+        "system_info": llama.llama_print_system_info().decode(),
+        "gpu_offload": bool(llama.llama_supports_gpu_offload()),
+        "mmap": bool(llama.llama_supports_mmap()),
+        "mlock": bool(llama.llama_supports_mlock()),
+        "rpc": bool(llama.llama_supports_rpc()),
+    }
 
 
 def _buffer_type(name: str) -> int:
@@ -309,11 +330,11 @@ class Model:
 
     @property
     def control_texts(self) -> list[str]:
-        """Texts of the control tokens, which never appear in what a user writes."""
+        """Texts of the control tokens, which never appear in what a user writes; the unknown token is one."""
         texts = (
             llama.llama_vocab_get_text(self.vocab, i)
             for i in range(self.n_vocab)
-            if llama.llama_vocab_is_control(self.vocab, i)
+            if llama.llama_vocab_get_attr(self.vocab, i) & _CONTROL
         )
         return [t.decode("utf-8", "replace") for t in texts if t]
 

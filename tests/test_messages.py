@@ -30,6 +30,8 @@ EXAMPLES = [
     m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
     m.Notice("slow"),
     m.Calibrated({"t1": 0.1, "epsilon": None}),
+    m.Configure(7, 2, 0.5),
+    m.Configured(),
     m.Inspect(),
     m.Inspected({"version": "1"}),
     m.Beat(0.5, 30.0),

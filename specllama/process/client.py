@@ -19,7 +19,7 @@ from specllama.process.child import Child
 from specllama.settings import LoadSettings
 
 Deliver = Callable[[m.Message | SpecllamaError], None]
-_Answer = TypeVar("_Answer", m.Ready, m.Calibrated, m.Inspected)
+_Answer = TypeVar("_Answer", m.Ready, m.Calibrated, m.Configured, m.Inspected)
 _Inbox = queue.SimpleQueue[m.Message | SpecllamaError]
 
 
@@ -84,6 +84,13 @@ class EngineClient:
     def calibrate(self, seconds: float = 1.0) -> dict[str, Any]:
         """Let the idle engine measure what it does not know yet; what it found."""
         return self._ask(m.Calibrate(seconds), m.Calibrated).found
+
+    def configure(self, draft_max: int | None = None, draft_min: int = 0, draft_p_min: float = 0.0) -> None:
+        """Let the idle engine draft in another way (see LoadSettings) without loading again.
+
+        Raises UsageError for impossible settings, EngineError where the engine is busy.
+        """
+        self._ask(m.Configure(draft_max, draft_min, draft_p_min), m.Configured)
 
     def inspect(self) -> dict[str, Any]:
         """What this build of llama.cpp is and can use."""

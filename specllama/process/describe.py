@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specllama.core.ports import Drafter
 from specllama.gguf import Header
-from specllama.llama import Context, devices
+from specllama.llama import Context, Model, devices
 from specllama.machine import gpus_present, physical_cores
 from specllama.settings import AUTO, LoadSettings, ModelSettings
 from specllama.vocab import PairVerdict
+
+_GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("temperature", "temp", float),
+    ("top_k", "top_k", int),
+    ("top_p", "top_p", float),
+    ("min_p", "min_p", float),
+    ("repeat_last_n", "penalty_last_n", int),
+    ("repeat_penalty", "penalty_repeat", float),
+)
 
 
 def about(path: str, header: Header, n_gpu_layers: int) -> dict[str, Any]:
@@ -74,3 +84,14 @@ def store_key(header: Header, s: ModelSettings, context: Context, n_ctx: int) ->
         "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn],
         "n_ctx": n_ctx,
     }
+
+
+def sampling_defaults(model: Model) -> dict[str, Any]:
+    """What the file says of sampling (general.sampling.*); what is no number there is left out."""
+    found = {}
+    for name, key, kind in _GGUF_SAMPLING:
+        text = model.metadata(f"general.sampling.{key}")
+        if text is not None:
+            with contextlib.suppress(ValueError):
+                found[name] = kind(text)
+    return found

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 from specllama import chat
@@ -20,9 +20,11 @@ from specllama.core.params import SamplingParams
 from specllama.core.ports import DecodeError, Drafter
 from specllama.core.sequence import Request
 from specllama.core.simple import Adaptive
+from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
 from specllama.process import messages as m
+from specllama.process.describe import sampling_defaults
 from specllama.process.inspection import inspect_build
 from specllama.process.loading import Loaded, load
 from specllama.process.running import Running
@@ -31,14 +33,6 @@ from specllama.settings import LoadSettings
 from specllama.store import Store
 from specllama.text import TokenWriter
 
-_GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-    ("temperature", "temp", float),
-    ("top_k", "top_k", int),
-    ("top_p", "top_p", float),
-    ("min_p", "min_p", float),
-    ("repeat_last_n", "penalty_last_n", int),
-    ("repeat_penalty", "penalty_repeat", float),
-)
 _PREFILL_NOTICE_SECONDS = 0.5  # of silence between two reports of a prefill
 
 
@@ -55,6 +49,7 @@ class Host:
         self._last: list[int] = []  # ids of the last generation, whose cache is slot _last_slot's
         self._last_slot = 0
         self._turns = Turns()
+        self._adaptive: Adaptive | None = None
         self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
@@ -73,6 +68,8 @@ class Host:
                 self._generate(message)
             elif isinstance(message, m.Cancel):
                 self._cancel(message.id)
+            elif isinstance(message, m.Configure):
+                self._configure(message)
             elif isinstance(message, m.Inspect):
                 self.send(m.Inspected(inspect_build()))
             elif isinstance(message, m.Calibrate):
@@ -148,12 +145,29 @@ class Host:
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
+        for drafter in drafters:
+            if isinstance(drafter, ModelDrafter):
+                drafter.confident = s.draft_max is None or s.draft_p_min > 0
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
         if s.draft_max is None:
-            return Adaptive(drafters)
+            self._adaptive = self._adaptive or Adaptive(drafters)
+            return self._adaptive
         ordered: list[Drafter] = sorted(drafters, key=lambda d: d.name == "model")
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
+
+    def _configure(self, message: m.Configure) -> None:
+        """Another policy over the same drafters; the default one keeps what it has learnt."""
+        if self.engine is None or self.loaded is None or self.engine.busy:
+            raise EngineError("only a loaded engine that is idle can be configured")
+        self.loaded.settings = replace(
+            self.loaded.settings,
+            draft_max=message.draft_max,
+            draft_min=message.draft_min,
+            draft_p_min=message.draft_p_min,
+        )
+        self.engine.policy = self._policy(self.loaded)
+        self.send(m.Configured())
 
     def _measure_epsilon(self) -> None:
         """--exact needs it before the first answer: measured on the model's own text, stored."""
@@ -174,7 +188,7 @@ class Host:
         if self.engine is None or self.loaded is None:
             raise EngineError("no model is loaded")
         asked = time.perf_counter()
-        params = SamplingParams.merge(message.params, self._model_defaults())
+        params = SamplingParams.merge(message.params, sampling_defaults(self.loaded.model))
         last, highest = self.loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
         if highest > last:
             raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
@@ -189,18 +203,6 @@ class Host:
         self.running.append(Running(message.id, generation, writer, message.messages))
         used = asdict(params) | {"seed": seed, "logit_bias": dict(params.logit_bias)}
         self.send(m.Started(message.id, len(ids), used))
-
-    def _model_defaults(self) -> Mapping[str, Any]:
-        assert self.loaded is not None
-        found = {}
-        for name, key, kind in _GGUF_SAMPLING:
-            text = self.loaded.model.metadata(f"general.sampling.{key}")
-            if text is not None:
-                try:
-                    found[name] = kind(text)
-                except ValueError:
-                    continue
-        return found
 
     def _ids(self, message: m.Generate) -> list[int]:
         assert self.loaded is not None

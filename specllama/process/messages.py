@@ -52,6 +52,22 @@ class Calibrate:
 
 
 @dataclass(frozen=True, slots=True)
+class Configure:
+    """To the engine, when idle: draft in another way from now on (LoadSettings' draft_max, draft_min,
+    draft_p_min).
+    """
+
+    draft_max: int | None = None
+    draft_min: int = 0
+    draft_p_min: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """From the engine: a Configure was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """To the engine: say what this build of llama.cpp is and can use; no model is needed."""
 
@@ -173,6 +189,7 @@ Message = (
     | Generate
     | Cancel
     | Calibrate
+    | Configure
     | Inspect
     | Loading
     | Ready
@@ -183,14 +200,15 @@ Message = (
     | Failed
     | Notice
     | Calibrated
+    | Configured
     | Inspected
     | Beat
 )
 _KINDS: Mapping[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Load, Generate, Cancel, Calibrate, Inspect, Loading, Ready, Started, Prefilled, Tokens, Done, Failed,
-        Notice, Calibrated, Inspected, Beat,
+        Load, Generate, Cancel, Calibrate, Configure, Inspect, Loading, Ready, Started, Prefilled, Tokens,
+        Done, Failed, Notice, Calibrated, Configured, Inspected, Beat,
     )
 }  # fmt: skip
 

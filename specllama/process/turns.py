@@ -77,15 +77,8 @@ def _continued(
     rest = _behind(parts, before + answer)
     if rest is None:
         return None
-    ids = earlier.ids
-    if ended and rest:
-        end = model.token_text(earlier.ids[-1])
-        if rest[0].parse_special and rest[0].text.startswith(end):
-            rest = [chat.Part(rest[0].text[len(end) :], True), *rest[1:]]
-        else:  # the template closes turns in another way than the model did
-            ids = ids[:-1]
-    tail = [i for part in rest if part.text for i in model.tokenize(part.text, False, part.parse_special)]
-    return [*ids, *tail]
+    kept = earlier.ids[:-1] if ended else earlier.ids  # the template writes the end of the turn itself
+    return [*kept, *chat.encode([part for part in rest if part.text], model.tokenize, "", False)]
 
 
 def _behind(parts: Sequence[chat.Part], beginning: str) -> list[chat.Part] | None:

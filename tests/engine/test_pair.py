@@ -399,3 +399,24 @@ class TestHost:
         assert front.host.loaded is not None
         assert front.host.store.read(front.host.loaded.store_key)["t1"] == found.found["t1"]
         assert len(front.ids(messages=ZIP, params=FEW)) == 12
+
+    def test_drafting_is_configured_without_loading_again(self, front: Front) -> None:
+        expected = front.ids(messages=ZIP, params=FEW)
+        drafted = {}
+        for n in (0, 3, 7, None):
+            front.said.clear()
+            front.host.handle(m.Configure(n))
+            assert front.said == [m.Configured()]
+            assert front.ids(messages=ZIP, params=FEW) == expected
+            done = front.said[-1]
+            assert isinstance(done, m.Done)
+            drafted[n] = done.stats["reached"]
+        assert drafted[0] == []
+        assert len(drafted[3]) == 3
+        assert len(drafted[7]) == 7
+        front.said.clear()
+        front.host.handle(m.Configure(3, 5))
+        (failed,) = front.said
+        assert isinstance(failed, m.Failed)
+        assert "draft_min" in failed.error["message"]
+        front.host.handle(m.Configure(None))
