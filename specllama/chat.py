@@ -1,38 +1,33 @@
-"""Chat templates: messages to the text a model was trained on, in a sandbox, with a deadline and a cap.
+"""Chat templates: messages to the text a model was trained on, in a sandbox, with limits of time and memory.
 
-What a user writes stays text: where a message contains the text of a control token, that occurrence is
-replaced by a private-use sentinel before rendering, and `Rendered.parts` says which stretches may be parsed
-for control tokens.
+What a user writes stays text: stretches of a message that could be parsed as control tokens are marked while
+the template runs (chat_marks.py), and `Part.parse_special` says in what is rendered control tokens are meant.
 """
 
 from __future__ import annotations
 
 import ctypes
-import re
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from specllama.chat_marks import ControlTexts, Marks, Part
 from specllama.chat_sandbox import Sandbox
 from specllama.errors import SpecllamaError, TemplateError, UsageError
 
+__all__ = ["ChatTemplate", "Message", "Part", "encode"]
 Message = Mapping[str, Any]
-SECONDS, MAX_CHARS = 2.0, 4 * 1024 * 1024
-_SENTINELS = range(0xF0000, 0xFFFFE)  # a private-use plane
-_OWN = re.compile(f"[{chr(_SENTINELS[0])}-{chr(_SENTINELS[-1])}]")
+Value = TypeVar("Value")
+SECONDS, MAX_CHARS, MAX_BYTES = 2.0, 4 * 1024 * 1024, 512 * 1024 * 1024
+_LOOK_SECONDS = 0.02
+_HINT = "use --raw"
 
 
 class _Stop(BaseException):
-    """Raised inside a template that ran too long; no template can catch it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of rendered text; parse_special: whether control tokens in it are meant."""
-
-    text: str
-    parse_special: bool
+    """Raised inside a template that took too much; no template can catch it."""
 
 
 class ChatTemplate:
@@ -47,109 +42,108 @@ class ChatTemplate:
     ) -> None:
         self._error: type[SpecllamaError] = TemplateError if own else UsageError
         self._names = {"bos_token": bos, "eos_token": eos}
-        texts = sorted({t for t in control_texts if len(t) > 1}, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, texts))) if texts else None
-        try:
-            self._template = Sandbox().from_string(source)
-        except Exception as error:  # noqa: BLE001 - constants are computed while compiling
-            raise self._error(
-                f"the chat template does not compile: {_one_line(error)}", "use --raw"
-            ) from None
+        self._source, self._control = source, ControlTexts(control_texts)
+        try:  # constants are computed while compiling
+            self._template = _limited(lambda: Sandbox().from_string(source), self._error)
+        except SpecllamaError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever Python raises for a source
+            raise self._error(f"the chat template does not compile: {_one_line(error)}", _HINT) from None
 
     def render(self, messages: Sequence[Message], **variables: Any) -> list[Part]:
         """The prompt for the next answer, in parts whose concatenated ids are the prompt's ids.
 
-        variables: what else the template may ask for (tools, enable_thinking …). Raises
-        TemplateError (UsageError where the user gave the template) where it refuses the messages, runs longer
-        than 2 s or writes 4 MB more than they are.
+        variables: what else the template may ask for (tools, enable_thinking …). No text of a control token
+        in messages or variables is parsed as one, and none that the template puts together from pieces of
+        them either, unless it looks at what control texts begin with. Raises TemplateError (UsageError where
+        the user gave the template) where it refuses the messages, runs longer than 2 s, takes more than
+        512 MB or writes 4 MB more than the messages are; UsageError for messages nested too deeply.
         """
-        hidden: list[str] = []
-        shown = [self._hide(message, hidden) for message in messages]
-        given = {name: self._hide(value, hidden) for name, value in variables.items()}
-        values = {"add_generation_prompt": True, **self._names, **given, "messages": shown}
-        text = _with_deadline(lambda: self._write(values), self._error)
-        return list(_parts(text, hidden))
+        marks = Marks(self._control, taken=self._source)
+        text = self._rendered(marks, messages, variables)
+        if marks.loose:
+            thorough = Marks(self._control, thorough=True, taken=self._source)
+            try:
+                parts = thorough.parts(self._rendered(thorough, messages, variables))
+            except SpecllamaError:
+                parts = []  # the template looks at what was marked
+            if "".join(p.text for p in parts) == "".join(p.text for p in marks.parts(text)):
+                return parts
+        return marks.parts(text)
 
-    def _hide(self, value: Any, hidden: list[str]) -> Any:
-        """A copy of the value in which texts of control tokens are sentinels."""
-        if isinstance(value, str):
-            if self._control is None:
-                return value
-            clean = value if value.isascii() else _OWN.sub("\ufffd", value)
-            return self._control.sub(lambda m: _sentinel(m.group(), hidden), clean)
-        if isinstance(value, Mapping):
-            # Roles and keys are compared with words of the template, which a vocabulary may have as tokens.
-            return {
-                k if _is_word(k) else self._hide(k, hidden): v
-                if k == "role" and _is_word(v)
-                else self._hide(v, hidden)
-                for k, v in value.items()
-            }
-        if isinstance(value, (list, tuple)):
-            return [self._hide(v, hidden) for v in value]
-        return value
+    def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        def work() -> str:
+            shown = marks.hide(messages)
+            more = {name: marks.hide(value) for name, value in variables.items()}
+            values = {"add_generation_prompt": True, **self._names, **more, "messages": shown}
+            return self._written(values, len(str(shown)))
 
-    def _write(self, values: Mapping[str, Any]) -> str:
-        out, size = [], -len(str(values["messages"]))
+        try:
+            return _limited(work, self._error)
+        except RecursionError:
+            raise UsageError("the messages are nested too deeply") from None
+
+    def _written(self, values: Mapping[str, Any], n_given: int) -> str:
+        out, size = [], -n_given
         try:
             for piece in self._template.generate(values):
                 size += len(piece)
                 if size > MAX_CHARS:
-                    raise self._error("the chat template writes 4 MB more than it was given", "use --raw")
+                    raise self._error("the chat template writes 4 MB more than it was given", _HINT)
                 out.append(piece)
         except SpecllamaError:
             raise
         except Exception as error:  # noqa: BLE001 - a template can raise whatever Python can
             raise self._error(
-                f"the chat template refuses these messages: {_one_line(error)}", "use --raw"
+                f"the chat template refuses these messages: {_one_line(error)}", _HINT
             ) from None
         return "".join(out)
 
 
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and value.isidentifier()
+def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
+    """Run in this thread; another raises _Stop in it when it takes too long or too much memory.
 
+    What templates repeat is Python code; chat_sandbox.py refuses what would be one long operation.
+    """
+    thread, lock, done, problem = threading.get_ident(), threading.Lock(), threading.Event(), ""
 
-def _sentinel(text: str, hidden: list[str]) -> str:
-    hidden.append(text)
-    if len(hidden) > len(_SENTINELS):
-        raise UsageError("the messages contain too many texts of control tokens")
-    return chr(_SENTINELS[len(hidden) - 1])
+    def watch() -> None:
+        nonlocal problem
+        before, ends = _private_bytes(), time.monotonic() + SECONDS
+        while not done.wait(_LOOK_SECONDS):
+            late = time.monotonic() > ends
+            if late or _private_bytes() - before > MAX_BYTES:
+                with lock:
+                    if not done.is_set():
+                        problem = f"ran for more than {SECONDS:g} s" if late else "takes more than 512 MB"
+                        stop = ctypes.py_object(_Stop)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), stop)
+                return
 
-
-def _parts(text: str, hidden: Sequence[str]) -> Iterator[Part]:
-    if not hidden:
-        yield Part(text, True)
-        return
-    for i, piece in enumerate(re.split(f"({_OWN.pattern})", text)):
-        if i % 2:
-            n = ord(piece) - _SENTINELS[0]
-            yield Part(hidden[n], False) if n < len(hidden) else Part("\ufffd", False)
-        elif piece:
-            yield Part(piece, True)
-
-
-def _with_deadline(work: Callable[[], str], error: type[SpecllamaError]) -> str:
-    """Run in this thread; another raises _Stop in it when the time is up. Template loops are Python code."""
-    thread, done, lock = threading.get_ident(), False, threading.Lock()
-
-    def stop() -> None:
-        with lock:
-            if not done:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Stop))
-
-    timer = threading.Timer(SECONDS, stop)
-    timer.daemon = True
-    timer.start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         try:
             return work()
         finally:
             with lock:
-                done = True
-            timer.cancel()
+                done.set()
+            watcher.join()
     except _Stop:  # it may also arrive when the work is just done
-        raise error(f"the chat template ran for more than {SECONDS:g} s", "use --raw") from None
+        raise error(f"the chat template {problem}", _HINT) from None
+
+
+def _private_bytes() -> int:
+    """Memory that this process has to itself; the most that it ever had where only that can be told."""
+    if sys.platform == "linux":
+        with open("/proc/self/statm", "rb") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+        return (resident - shared) * os.sysconf("SC_PAGESIZE")
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _one_line(error: BaseException) -> str:
@@ -166,5 +160,14 @@ def encode(
     ids: list[int] = []
     begins = bool(parts) and bool(bos_text) and parts[0].parse_special and parts[0].text.startswith(bos_text)
     for i, part in enumerate(parts):
-        ids += tokenize(part.text, i == 0 and adds_bos and not begins, part.parse_special)
+        text = part.text
+        if i and parts[i - 1].parse_special and text[:1].isspace() and not part.parse_special:
+            # Some control tokens take the blanks behind them along.
+            blanks, token = text[: -len(text.lstrip())] or text, parts[i - 1].text[-_LONGEST:]
+            if tokenize(token + blanks, False, True) == tokenize(token, False, True):
+                text = text[len(blanks) :]
+        ids += tokenize(text, i == 0 and adds_bos and not begins, part.parse_special)
     return ids
+
+
+_LONGEST = 256  # characters of a control token

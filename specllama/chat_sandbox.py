@@ -9,7 +9,8 @@ import datetime
 import json
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
+from types import GeneratorType
 from typing import Any, TypeVar
 
 import jinja2
@@ -22,23 +23,34 @@ _WIDE = re.compile(r"\*|\d{5}")
 _PADDING = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes"})
 _PADDING_FILTERS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "round", "filesizeformat")
 _WRITING_FILTERS = (
-    "string",
-    "pprint",
-    "escape",
-    "e",
-    "forceescape",
-    "urlize",
-    "striptags",
-    "title",
-    "upper",
-    "lower",
-)
+    "string", "pprint", "escape", "e", "forceescape", "urlize", "striptags", "title", "upper", "lower",
+)  # fmt: skip
+_COMPARING_FILTERS = ("sort", "unique", "min", "max", "groupby")
+_COMPARING_TESTS = (
+    "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=",
+    "ge", "in",
+)  # fmt: skip
+_CONTAINERS = (list, tuple, Mapping, KeysView, ItemsView, ValuesView)
 Value = TypeVar("Value")
 
 
 class _Code(compiler.CodeGenerator):
+    """What can take long or much in one operation goes through the environment, which looks at the sizes."""
+
+    def visit_Compare(self, node: nodes.Compare, frame: compiler.Frame) -> None:
+        self.write("(environment.bounded(")
+        self.visit(node.expr, frame)
+        self.write(")")
+        for op in node.ops:
+            if len(node.ops) > 1:
+                self.write(f" {compiler.operators[op.op]} environment.bounded(")
+                self.visit(op.expr, frame)
+                self.write(")")
+            else:
+                self.visit(op, frame)
+        self.write(")")
+
     def visit_Concat(self, node: nodes.Concat, frame: compiler.Frame) -> None:
-        """`a ~ b` goes through the environment, which looks at the sizes."""
         self.write("environment.joined((")
         for child in node.nodes:
             self.visit(child, frame)
@@ -61,13 +73,28 @@ class Sandbox(sandbox.ImmutableSandboxedEnvironment):
         )
         self.globals.pop("lipsum")
         self.globals.update(raise_exception=_raise, strftime_now=_now, range=_range)
-        self.filters["tojson"] = _tojson
+        self.filters |= {"tojson": _tojson, "from_json": json.loads}
         for name in _PADDING_FILTERS:
-            self.filters[name] = _guarded(self.filters[name], _check_widths)
-        for name in _WRITING_FILTERS:
-            self.filters[name] = _guarded(self.filters[name], lambda value, *_: _bounded(value))
-        for name, check in (("format", _check_percent), ("replace", _check_replace), ("join", _check_join)):
+            self.filters[name] = _guarded(self.filters[name], _check_padding)
+        for name in (*_WRITING_FILTERS, *_COMPARING_FILTERS):
+            self.filters[name] = _guarded(self.filters[name], _check_value)
+        checks: dict[str, Callable[..., None]] = {"format": _check_percent, "replace": _check_replace}
+        checks |= {"join": _check_join, "sum": _check_sum}
+        for name, check in checks.items():
             self.filters[name] = _guarded(self.filters[name], check)
+        tests: dict[str, Any] = self.tests
+        for name in _COMPARING_TESTS:
+            tests[name] = _guarded(tests[name], _check_value)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lists may grow and shrink: a template reaches its own ones and copies of the messages."""
+        if isinstance(obj, list) and attr in ("append", "pop"):
+            return True
+        return attr != "translate" and super().is_safe_attribute(obj, attr, value)
+
+    def bounded(self, value: Value) -> Value:
+        """The value itself. Lists that share their parts compare in exponential time."""
+        return _bounded(value)
 
     def joined(self, values: tuple[Any, ...]) -> str:
         """The texts of the values behind one another."""
@@ -91,8 +118,7 @@ class Sandbox(sandbox.ImmutableSandboxedEnvironment):
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            _check_format(str(value.__self__))
-            _bounded((args, kwargs))
+            _check_format(str(value.__self__), args, kwargs)
             return wrapped(*args, **kwargs)
 
         return checked
@@ -103,9 +129,12 @@ class Sandbox(sandbox.ImmutableSandboxedEnvironment):
             if name in _PADDING:
                 _check_widths(*args, *kwargs.values())
             if name == "join" and args:
+                args = (_listed(args[0]), *args[1:])
                 _check_join(args[0], owner)
             if name == "replace" and len(args) > 1:
                 _check_replace(owner, *args)
+        elif isinstance(owner, list):
+            _bounded((owner if name == "append" else (), args))
         return super().call(context, obj, *args, **kwargs)
 
 
@@ -121,7 +150,7 @@ class _Generation(ext.Extension):
 
 def _bounded(value: Value) -> Value:
     """The value itself if its text is not too long. Shared parts count each time they would be written."""
-    if isinstance(value, (list, tuple, Mapping)) and _size(value, {}) > _MAX_SIZE:
+    if isinstance(value, _CONTAINERS) and _size(value, {}) > _MAX_SIZE:
         raise SecurityError("the template makes too large a value")
     return value
 
@@ -129,7 +158,7 @@ def _bounded(value: Value) -> Value:
 def _size(value: Any, known: dict[int, int]) -> int:
     if isinstance(value, (str, bytes)):
         return len(value) + 2
-    if not isinstance(value, (list, tuple, Mapping)):
+    if not isinstance(value, _CONTAINERS):
         return 8
     if id(value) not in known:
         items = [*value, *value.values()] if isinstance(value, Mapping) else value
@@ -148,18 +177,40 @@ def _check_product(left: Any, right: Any) -> None:
 def _check_percent(text: Any, *values: Any) -> None:
     if _WIDE.search(str(text)):
         raise SecurityError("the template formats too wide a field")
-    _bounded(values)
+    _check_fields(str(text).count("%"), values)
 
 
-def _check_format(text: str) -> None:
-    for _, _, spec, _ in string.Formatter().parse(text):
+def _check_format(text: str, *values: Any) -> None:
+    n = 0
+    for n, (_, _, spec, _) in enumerate(string.Formatter().parse(text), 1):  # noqa: B007
         if spec and ("{" in spec or _WIDE.search(spec)):
             raise SecurityError("the template formats too wide a field")
+    _check_fields(n, values)
+
+
+def _check_fields(n: int, values: tuple[Any, ...]) -> None:
+    if n * _size(values, {}) > _MAX_SIZE:
+        raise SecurityError("the template makes too large a value")
 
 
 def _check_widths(*args: Any) -> None:
     if any(isinstance(a, int) and abs(a) > _MAX_WIDTH for a in args):
         raise SecurityError("the template formats too wide a field")
+
+
+def _check_padding(_: Any, *args: Any) -> None:
+    _check_widths(*args)
+    if any(isinstance(a, str) and len(a) > _MAX_WIDTH for a in args):
+        raise SecurityError("the template formats too wide a field")
+
+
+def _check_value(value: Any, *_: Any) -> None:
+    _bounded(value)
+
+
+def _check_sum(_: Any, *args: Any) -> None:
+    if any(isinstance(a, (list, tuple)) for a in args):
+        raise SecurityError("the template adds up lists")
 
 
 def _check_replace(text: Any, old: Any, new: Any, *_: Any) -> None:
@@ -179,8 +230,11 @@ def _guarded(function: Callable[..., Any], check: Callable[..., Any]) -> Callabl
     """The filter with a check of its arguments in front (Jinja passes some filters its context first)."""
     mark = getattr(function, "jinja_pass_arg", None)
 
+    n_own = int(mark is not None)
+
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        check(*args[mark is not None :], *kwargs.values())
+        args = (*args[:n_own], *map(_listed, args[n_own:]))
+        check(*args[n_own:], *kwargs.values())
         return function(*args, **kwargs)
 
     if mark is not None:
@@ -189,9 +243,14 @@ def _guarded(function: Callable[..., Any], check: Callable[..., Any]) -> Callabl
 
 
 def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
+    """JSON as Hugging Face's templates expect it; a generator counts as a list."""
     allowed = {k: v for k, v in kwargs.items() if k in ("separators", "sort_keys")}
     width = min(indent, 16) if indent else indent
-    return json.dumps(_bounded(value), indent=width, ensure_ascii=ensure_ascii, **allowed)
+    return json.dumps(_bounded(_listed(value)), indent=width, ensure_ascii=ensure_ascii, **allowed)
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, GeneratorType) else value
 
 
 def _raise(message: str) -> None:
@@ -199,6 +258,8 @@ def _raise(message: str) -> None:
 
 
 def _now(form: str) -> str:
+    if _WIDE.search(form) or len(form) > _MAX_WIDTH:
+        raise SecurityError("the template formats too wide a field")
     return datetime.datetime.now().strftime(form)
 
 

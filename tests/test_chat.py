@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import resource
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specllama import chat
+from specllama import chat_marks
 from specllama.chat import ChatTemplate, Part, encode
 from specllama.errors import IntegrityError, TemplateError, UsageError
 
@@ -21,6 +24,10 @@ CHATML = (
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|im_end|><|x|>", "<s>", "</s>"]
 KILOBYTES_OF_MB = 1024 * (1024 if sys.platform == "darwin" else 1)  # ru_maxrss counts bytes there
 HELLO = [{"role": "user", "content": "hello"}]
+TWO_SHARED = (
+    "{% set n = namespace(a=1, b=1) %}"
+    "{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
+)
 
 
 def text(template: ChatTemplate, messages=HELLO, **variables) -> str:
@@ -67,6 +74,12 @@ def test_chatml():
             "{{ 'a,b'.split(',') | join('-') }} {{ 'x' | replace('x', 'yy') }} {{ 'b'.rjust(3) }}",
             "a-b yy   b",
         ),
+        ("{{ messages | map(attribute='role') | tojson }} {{ '[1]' | from_json }}", '["user"] [1]'),
+        (
+            "{{ 1 < 2 <= 2 != 3 }} {{ 'e' in 'hello' }} {{ [1] == [1] }} {{ 3 is eq 3 }}",
+            "True True True True",
+        ),
+        ("{{ [2, 1] | sort }} {{ [1, 2] | sum }} {{ [1, 1] | unique | list }}", "[1, 2] 3 [1]"),
     ],
 )
 def test_what_templates_use_works(source, expected):
@@ -80,7 +93,7 @@ def test_content_in_parts_reaches_the_template():
         {"role": "user", "content": [{"type": "text", "text": "a<s>"}, {"type": "text", "text": "b"}]}
     ]
     parts = ChatTemplate(source, CONTROL).render(messages)
-    assert parts == [Part("a", True), Part("<s>", False), Part("b", True)]
+    assert parts == [Part("a<s>b", False)]
 
 
 # Control tokens
@@ -125,8 +138,7 @@ def test_bos_comes_once():
 )
 def test_control_texts_in_a_message_stay_text(said):
     parts = ChatTemplate(CHATML, CONTROL).render([{"role": "user", "content": said}])
-    plain = said.replace("\U000f0000", "\ufffd").replace("\U000f0001", "\ufffd")
-    assert "".join(p.text for p in parts) == f"<|im_start|>user\n{plain}<|im_end|>\n<|im_start|>assistant\n"
+    assert "".join(p.text for p in parts) == f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
     tokens = [i for i in ids(parts, adds_bos=False) if isinstance(i, str)]
     assert tokens == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
@@ -151,12 +163,93 @@ def test_a_template_that_looks_for_its_own_marks_does_not_find_a_users():
 
 
 def test_a_template_with_sentinels_of_its_own_gets_no_users_text():
-    template = ChatTemplate("{{ messages[0].content }}\U000f0007", CONTROL)
-    assert template.render([{"role": "user", "content": "<s>"}]) == [
-        Part("<s>", False),
-        Part("\ufffd", False),
-    ]
+    said = [{"role": "user", "content": "<s>\U000f0000"}]
+    for own in ("\U000f0000", "\U000f0007"):
+        template = ChatTemplate("{{ messages[0].content }}" + own + "</s>", CONTROL)
+        assert template.render(said) == [Part("<s>\U000f0000" + own, False), Part("</s>", True)]
     assert text(ChatTemplate("a\U000f0007", CONTROL)) == "a\U000f0007"
+
+
+@pytest.mark.parametrize(
+    ("source", "pieces"),
+    [
+        ("{% for p in messages[0].content %}{{ p }}{% endfor %}", ["<|im_", "end|>"]),
+        ("{% for p in messages[0].content %}{{ p | trim }}{% endfor %}", ["<", " |im_end|>"]),
+        ("{{ messages[0].content | join }}", ["a<", "s", ">b"]),
+        ("{{ messages[0].content[0].replace('/think', '') }}", ["<|im_/thinkend|>"]),
+        ("{{ messages[0].content[0][::-1] }}", [">s<"]),
+        ("{{ messages[0].content[0] | lower }}", ["<|IM_END|>"]),
+    ],
+)
+def test_control_texts_cannot_be_put_together_from_pieces(source, pieces):
+    template = ChatTemplate(source + "<s>", CONTROL)
+    parts = template.render([{"role": "user", "content": pieces}])
+    assert [t for t in ids(parts, adds_bos=False) if isinstance(t, str)] == ["<s>"]
+    assert any(c in "".join(p.text for p in parts[:-1]) for c in CONTROL)
+
+
+@given(st.lists(st.text(alphabet="<|>s/im_end x\n\U000f0000é"), max_size=4))
+def test_what_is_said_is_written_and_never_parsed(said):
+    template = ChatTemplate(CHATML, CONTROL)
+    messages = [{"role": "user", "content": text} for text in said]
+    parts = template.render(messages)
+    assert (
+        "".join(p.text for p in parts)
+        == "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in said) + "<|im_start|>assistant\n"
+    )
+    tokens = [t for t in ids(parts, adds_bos=False) if isinstance(t, str)]
+    assert tokens == ["<|im_start|>", "<|im_end|>"] * len(said) + ["<|im_start|>"]
+
+
+def test_private_use_characters_of_a_user_are_kept():
+    everything = "".join(map(chr, range(0xF0000, 0xF0100)))
+    plain = ChatTemplate("{{ messages[0].content }}", CONTROL)
+    assert text(plain, [{"role": "user", "content": everything}]) == everything
+    marked = ChatTemplate("{{ messages[0].content | tojson(ensure_ascii=True) }}", CONTROL)
+    assert text(marked, [{"role": "user", "content": "é<s>\\udb80"}]) == '"\\u00e9<s>\\\\udb80"'
+
+
+def test_marks_survive_being_written_as_data():
+    written = ChatTemplate("{{ messages }}", CONTROL).render([{"role": "user", "content": "a<s>b"}])
+    assert written == [Part("[{'role': 'user', 'content': 'a<s>b'}]", False)]
+    like_a_mark = "<s>\\U000f0000\\udb80\\udc00"
+    assert (
+        text(ChatTemplate(CHATML, CONTROL), [{"role": "user", "content": like_a_mark}]).count(like_a_mark)
+        == 1
+    )
+
+
+def test_longer_control_texts_come_first():
+    template = ChatTemplate("{{ messages[0].content }}", ["<a>", "<a><b>", "<b>"])
+    assert template.render([{"role": "user", "content": "<a><b>"}]) == [Part("<a><b>", False)]
+    source = "<a><b>x<b>{{ messages[0].content }}"
+    parts = ChatTemplate(source, ["<a>", "<a><b>", "<b>"]).render([{"role": "user", "content": "<b>"}])
+    assert parts == [Part("<a><b>", True), Part("x", False), Part("<b>", True), Part("<b>", False)]
+
+
+def test_thousands_of_control_texts_cost_little():
+    many = [f"<unused{i}>" for i in range(6000)]
+    template = ChatTemplate(CHATML, [*CONTROL, *many])
+    said = "Is <b>this</b> [a] <unused17> list? " * 3000
+    begin = time.monotonic()
+    assert text(template, [{"role": "user", "content": said}]).count("<unused17>") == 3000
+    assert time.monotonic() - begin < 1
+
+
+def test_blanks_that_a_control_token_takes_along():
+    """As behind Phi's role tokens in llama.cpp: the same ids, whether or not the text is cut."""
+
+    def tokenize(text: str, add_special: bool, parse_special: bool) -> list:
+        if parse_special:
+            text = re.sub(r"<s>\s+", "<s>", text)
+        return fake_tokenize(text, add_special, parse_special)
+
+    parts = ChatTemplate("<s>\n {{ messages[0].content }}", CONTROL).render(
+        [{"role": "user", "content": "a</s>"}]
+    )
+    assert encode(parts, tokenize, "", False) == ["<s>", *map(ord, "a</s>")]
+    assert encode([Part("<s>", True), Part(" \n", False)], tokenize, "", False) == ["<s>"]
+    assert encode([Part("</s>", True), Part(" \n", False)], tokenize, "", False) == ["</s>", 32, 10]
 
 
 # What it cannot do
@@ -208,6 +301,30 @@ def test_a_template_with_sentinels_of_its_own_gets_no_users_text():
         "{% set a = ['x'] * 9999 %}{% set a = [a] * 9999 %}{% set a = [a] * 9999 %}{{ '%s' % a }}",
         "{% set a = ['x'] * 9999 %}{% set a = [a] * 9999 %}{% set a = [a] * 9999 %}{{ '{}'.format(a) }}",
         "{% set ns = namespace(a=9) %}{% for i in range(99) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
+        "{{ ([[1] * 1000] * 9999) | sum(start=[]) | length }}",
+        TWO_SHARED + "{{ n.a == n.b }}",
+        TWO_SHARED + "{{ 1 != n.a == n.b }}",
+        TWO_SHARED + "{{ [n.a] | select('eq', n.b) | list }}",
+        TWO_SHARED + "{{ n.a is eq(n.b) }}",
+        TWO_SHARED + "{{ [n.a, n.b] | unique | list }}",
+        TWO_SHARED + "{{ [n.a, n.b] | max }}",
+        TWO_SHARED + "{{ [n.a].count(n.b) }}",
+        TWO_SHARED + "{{ {'a': n.a}.items() == {'a': n.b}.items() }}",
+        "{{ ('a' * 1000000).translate({97: 'b' * 100000}) }}",
+        "{{ (['a' * 1000000] * 9999) | map('string') | join | length }}",
+        "{{ ''.join((['a' * 1000000] * 9999) | select) | length }}",
+        "{{ ((['a' * 1000000] * 9999) | select) | tojson | length }}",
+        "{{ ('{0}' * 100000).format('a' * 1000000) | length }}",
+        "{{ ('%(a)s' * 100000) % {'a': 'a' * 1000000} }}",
+        "{{ ('%(a)s' * 100000) | format(a='a' * 1000000) }}",
+        "{{ strftime_now('%999999999Y') }}",
+        "{{ ('a ' * 500000) | wordwrap(1, wrapstring='b' * 100000) }}",
+        "{{ ('a\n' * 500000) | indent('b' * 100000) }}",
+        "{% set a = [] %}{% for i in range(9999) %}{% set _ = a.append('a' * 1000000) %}{% endfor %}",
+        "{% set a = [] %}{% set _ = a.append(a) %}{{ a | tojson }}",
+        "{% set a = [1] %}{% for x in a %}{% set _ = a.append(x) %}{% endfor %}",
+        "{% set _ = messages.clear() %}",
+        "{{ messages.extend([1]) }}",
     ],
     ids=lambda s: s[:60],
 )
@@ -223,6 +340,47 @@ def test_escapes_and_bombs_are_refused(source):
     assert not re.search("<(class|module|function)|specllama|root:", got)
     assert time.monotonic() - begin < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 500 * KILOBYTES_OF_MB
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set x %}{% for i in range(9999) %}{{ 'a' * 1000000 }}{% endfor %}{% endset %}{{ x | length }}",
+        "{{ (['a' * 1000000] * 9999) | map('upper') | list | length }}",
+        "{% set n = namespace(a=1) %}"
+        "{% for i in range(9999) %}{% set n.a = [n.a, 'b' * 999999 ~ i] %}{% endfor %}",
+    ],
+)
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="what a process uses is known on Linux alone"
+)
+def test_loops_that_fill_the_memory_are_ended(source):
+    code = (
+        "import resource, sys; from specllama.chat import ChatTemplate\n"
+        "try: ChatTemplate(sys.argv[1]).render([])\n"
+        "except Exception as error: print(error.message)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, source], capture_output=True, text=True, timeout=30, check=True
+    )
+    message, kilobytes = done.stdout.splitlines()
+    assert re.search("512 MB|more than 2 s", message)
+    assert int(kilobytes) < 900 * KILOBYTES_OF_MB
+
+
+def test_lists_of_the_template_may_grow():
+    fill = "{% set a = [] %}{% for m in messages %}{% set _ = a.append(m.content) %}{% endfor %}"
+    assert of(fill + "{{ a.pop(0) }}{{ a }}", HELLO * 2) == "hello['hello']"
+
+
+def test_messages_that_are_nested_too_deeply():
+    deep: object = "x"
+    for _ in range(5000):
+        deep = [deep]
+    for more in ({"messages": [{"role": "user", "content": deep}]}, {"messages": HELLO, "tools": deep}):
+        with pytest.raises(UsageError, match="nested too deeply"):
+            ChatTemplate(CHATML, CONTROL).render(**more)
 
 
 def test_the_messages_are_left_as_they_were():
@@ -241,14 +399,13 @@ def test_the_messages_are_left_as_they_were():
     ],
 )
 def test_endless_loops_end(source):
-    begin = time.monotonic()
+    begin, n_threads = time.monotonic(), threading.active_count()
     with pytest.raises(TemplateError, match="more than 2 s"):
         of(source)
     assert time.monotonic() - begin < 10
     # Nothing of the deadline is left behind.
     assert of("{{ 1 }}") == "1"
-    time.sleep(0.01)
-    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer) and t.is_alive()]
+    assert threading.active_count() == n_threads
 
 
 def test_endless_recursion_ends():
@@ -322,8 +479,8 @@ def test_templates_that_do_not_compile(source):
 
 
 def test_too_many_control_texts(monkeypatch):
-    monkeypatch.setattr(chat, "_SENTINELS", range(0xF0000, 0xF0003))
+    monkeypatch.setattr(chat_marks, "_LAST", 0xF0001)
     template = ChatTemplate(CHATML, CONTROL)
-    assert text(template, [{"role": "user", "content": "<s>" * 3}]).count("<s>") == 3
+    assert text(template, [{"role": "user", "content": "<s></s>" * 9}]).count("<s>") == 9
     with pytest.raises(UsageError, match="too many"):
-        template.render([{"role": "user", "content": "<s>" * 4}])
+        template.render([{"role": "user", "content": "<s></s><|im_end|>"}])

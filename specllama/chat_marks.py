@@ -1,0 +1,152 @@
+"""Keeps what messages say apart from what a chat template writes: private-use characters as marks.
+
+A text that comes from a message and must not be parsed for control tokens is one such character while the
+template runs. Knows nothing about Jinja.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specllama.errors import UsageError
+
+_FIRST, _LAST = 0xF0000, 0xFFFFD  # a plane that is all private use
+_MARK = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
+_ESCAPED = re.compile(r"\\U000f[0-9a-f]{4}|\\udb[89ab][0-9a-f]\\ud[c-f][0-9a-f]{2}")  # by Python, by JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of rendered text; parse_special: whether control tokens in it are meant."""
+
+    text: str
+    parse_special: bool
+
+
+class ControlTexts:
+    """Finds the texts of control tokens, of which a vocabulary may have thousands. Single characters are no
+    such texts: they would be everywhere.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = frozenset(t for t in texts if len(t) > 1)
+        self._lengths: dict[str, list[int]] = {}  # by the first two characters, the longest first
+        for start, length in sorted({(t[:2], len(t)) for t in self._texts}, reverse=True):
+            self._lengths.setdefault(start, []).append(length)
+        firsts = "".join(map(re.escape, sorted({t[0] for t in self._texts})))
+        self.firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")  # what any of the texts begins with
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where control texts begin and end: the first, and the longest of those that begin there."""
+        done = 0
+        for found in self.firsts.finditer(text):
+            begin = found.start()
+            if begin < done:
+                continue
+            for length in self._lengths.get(text[begin : begin + 2], ()):
+                if text[begin : begin + length] in self._texts:
+                    done = begin + length
+                    yield begin, done
+                    break
+
+
+class Marks:
+    """The marks of one rendering.
+
+    thorough: mark every character that a control text could begin with, so that none can be put together out
+    of pieces; otherwise the control texts alone. taken: a text whose private-use characters are not used.
+    """
+
+    def __init__(self, control: ControlTexts, thorough: bool = False, taken: str = "") -> None:
+        self._control, self._thorough = control, thorough
+        used = set(_MARK.findall(taken))
+        self._free = (chr(c) for c in range(_FIRST, _LAST + 1) if chr(c) not in used)
+        self._marks: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+        self._escapes = True  # whether a mark's escape in the rendered text can only be a mark
+        self.loose = False  # whether a message has characters that a control text could begin with
+
+    def hide(self, value: Any) -> Any:
+        """A copy of plain data in which what must stay text is marked."""
+        if isinstance(value, str):
+            return self._hidden(value)
+        if isinstance(value, Mapping):
+            # Roles and keys are compared with words of the template, which a vocabulary may have as tokens.
+            return {
+                k if _is_word(k) else self.hide(k): v if k == "role" and _is_word(v) else self.hide(v)
+                for k, v in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [self.hide(v) for v in value]
+        return value
+
+    def parts(self, rendered: str) -> list[Part]:
+        """The rendered text with its marks replaced by what they stand for.
+
+        Between two control tokens of the template the text is one part, so that its ids are those which it
+        has where it is not cut.
+        """
+        if self._escapes and self._texts:
+            rendered = _ESCAPED.sub(self._unescaped, rendered)
+        pieces = [p for p in re.split(f"({_MARK.pattern})", rendered) if p]
+        if not any(p in self._texts for p in pieces):
+            return [Part(rendered, True)]
+        return list(_joined(self._spans(pieces)))
+
+    def _hidden(self, text: str) -> str:
+        if not text.isascii():
+            text = _MARK.sub(lambda m: self._mark(m.group()), text)
+        self._escapes = self._escapes and not _ESCAPED.search(text)
+        if self._thorough:
+            return self._control.firsts.sub(lambda m: self._mark(m.group()), text)
+        out, done = [], 0
+        for begin, end in self._control.find(text):
+            out += [text[done:begin], self._mark(text[begin:end])]
+            done = end
+        shown = "".join([*out, text[done:]])
+        self.loose = self.loose or self._control.firsts.search(shown) is not None
+        return shown
+
+    def _mark(self, text: str) -> str:
+        if text not in self._marks:
+            mark = next(self._free, None)
+            if mark is None:
+                raise UsageError("the messages contain too many different texts of control tokens")
+            self._marks[text], self._texts[mark] = mark, text
+        return self._marks[text]
+
+    def _unescaped(self, found: re.Match[str]) -> str:
+        """A mark that the template wrote as data, with the escapes of Python or JSON."""
+        mark = (
+            str(json.loads(f'"{found.group()}"'))
+            if found.group()[1] == "u"
+            else chr(int(found.group()[2:], 16))
+        )
+        return mark if mark in self._texts else found.group()
+
+    def _spans(self, pieces: Sequence[str]) -> Iterator[Part]:
+        """Control tokens of the template, and what stands between them."""
+        for piece in pieces:
+            if piece in self._texts:
+                yield Part(self._texts[piece], False)
+                continue
+            done = 0
+            for begin, end in self._control.find(piece):
+                yield Part(piece[done:begin], False)
+                yield Part(piece[begin:end], True)
+                done = end
+            yield Part(piece[done:], False)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
+
+
+def _joined(spans: Iterable[Part]) -> Iterator[Part]:
+    for special, group in itertools.groupby((s for s in spans if s.text), key=lambda s: s.parse_special):
+        yield Part("".join(s.text for s in group), special)
