@@ -12,6 +12,7 @@ import typer
 import specllama
 from specllama.cli import console, options
 from specllama.cli.command import misread, takes
+from specllama.cli.completion import model_names
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -75,8 +76,12 @@ def chat(given: dict[str, Any]) -> None:
     "Ends with 0 where the draft can be used, 7 where it cannot.",
 )
 def pair_check(
-    target: Annotated[str, typer.Argument(metavar="MAIN", help="the target: a GGUF file")],
-    draft: Annotated[str, typer.Argument(metavar="DRAFT", help="the draft: a GGUF file")],
+    target: Annotated[
+        str, typer.Argument(metavar="MAIN", help="the target: a GGUF file", autocompletion=model_names)
+    ],
+    draft: Annotated[
+        str, typer.Argument(metavar="DRAFT", help="the draft: a GGUF file", autocompletion=model_names)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
 ) -> None:

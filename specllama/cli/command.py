@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specllama.cli.completion import completer
 from specllama.cli.options import Option
 
 
@@ -36,7 +37,14 @@ def takes(options: Iterable[Option]) -> Callable[[Callable[[dict[str, Any]], Non
 
 def _annotation(o: Option) -> Any:
     kind: Any = list[o.kind] if o.many else o.kind  # type: ignore[name-defined]
-    info = typer.Option(*o.flags, help=o.help, metavar=o.metavar, rich_help_panel=o.panel, show_default=False)
+    info = typer.Option(
+        *o.flags,
+        help=o.help,
+        metavar=o.metavar,
+        rich_help_panel=o.panel,
+        show_default=False,
+        autocompletion=completer(o.completes) if o.completes else None,
+    )
     return Annotated[kind | None, info]
 
 

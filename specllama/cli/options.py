@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.settings import CACHE_TYPES, DRAFTERS
+
+GGUF, LIST = "*.gguf", ","
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. kind: the type of its value; many: may be given several times; stored: allowed in files and
-    environment.
+    environment. completes: what a shell offers behind the flag: words, GGUF for such files, LIST in front of
+    words that are joined by commas; () leaves it to the shell, which offers files.
     """
 
     name: str
@@ -25,6 +30,29 @@ class Option:
     metavar: str | None = None
     many: bool = False
     stored: bool = True
+    completes: tuple[str, ...] = ()
+
+
+_COMPLETES: Mapping[str, tuple[str, ...]] = {
+    "model": (GGUF,),
+    "lora": (GGUF,),
+    "lora_scaled": (GGUF,),
+    "draft_model": (GGUF, "auto", "none"),
+    "devices": ("none",),
+    "devices_draft": ("none",),
+    "n_gpu_layers": ("auto", "all"),
+    "n_gpu_layers_draft": ("auto", "all"),
+    "split_mode": ("none", "layer", "row", "tensor"),
+    "cache_type_k": CACHE_TYPES,
+    "cache_type_v": CACHE_TYPES,
+    "cache_type_k_draft": CACHE_TYPES,
+    "cache_type_v_draft": CACHE_TYPES,
+    "flash_attn": ("on", "off", "auto"),
+    "rope_scaling": ("none", "linear", "yarn"),
+    "reasoning": ("on", "off", "auto"),
+    "drafters": (LIST, *DRAFTERS, "none"),
+    "draft_max": ("auto",),
+}
 
 
 def _table(panel: str, *rows: tuple[Any, ...], stored: bool = True) -> list[Option]:
@@ -32,8 +60,10 @@ def _table(panel: str, *rows: tuple[Any, ...], stored: bool = True) -> list[Opti
     for name, flags, kind, text, *rest in rows:
         metavar = rest[0] if rest else None
         many = kind is list
+        completes = _COMPLETES.get(name, ())
+        kind = str if many else kind
         options.append(
-            Option(name, tuple(flags.split()), str if many else kind, text, panel, metavar, many, stored)
+            Option(name, tuple(flags.split()), kind, text, panel, metavar, many, stored, completes)
         )
     return options
 

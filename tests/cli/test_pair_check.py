@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specllama.cli.build import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests import tinygguf
 from tests.command import ROOT, Command, Result
 from tests.models.ggufbytes import llama, vocab_metadata, vocabulary, words

@@ -1,0 +1,126 @@
+"""What a shell offers where a value is being typed. Runs whenever somebody presses the tab key: it is quick,
+loads nothing, and is silent about what it cannot read.
+
+Commands and flags are Typer's own to offer; where nothing is offered here the shell offers files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from specllama.cli.options import GGUF, LIST
+
+_MOST_ENTRIES = 20_000  # of one directory, or of the hub's cache
+_DEPTH = 8
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_ZSH_BREAKS = re.compile(r"['\"\\]")
+_BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
+
+
+def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """What Typer asks for the values of an option, from its `completes`."""
+
+    def complete(incomplete: str) -> list[str]:
+        words = [word for word in completes if word not in (GGUF, LIST)]
+        if LIST in completes:
+            return _next_in_list(words, incomplete)
+        found = [word for word in words if word.startswith(incomplete)]
+        return [*found, *(model_names(incomplete) if GGUF in completes else ())]
+
+    return complete
+
+
+def model_names(incomplete: str) -> list[str]:
+    """What a model can be named by: paths of GGUF files and the directories on the way to them, those in the
+    hub's cache too. Names of models.toml are to be offered here as well.
+    """
+    found = list(_below(incomplete))
+    for _ in range(_DEPTH):  # a word that is complete gets a blank, which a directory must not have
+        if len(found) != 1 or not found[0].endswith("/"):
+            break
+        found = list(_below(found[0])) or found
+    found = list(dict.fromkeys([*found, *_in_hub_cache(incomplete)]))
+    shell = os.environ.get("_SPECLLAMA_COMPLETE", "").rpartition("_")[2]
+    if shell == "zsh" and (incomplete.startswith("~") or _ZSH_BREAKS.search("".join(found))):
+        return []  # Typer's script for zsh would change these words; zsh then offers files by itself
+    return [_for_bash(word) for word in found] if shell == "bash" else found
+
+
+def _next_in_list(words: list[str], incomplete: str) -> list[str]:
+    """Lists that go on by one word; what stands alone ("none") is no part of one."""
+    before, comma, start = incomplete.rpartition(",")
+    taken = before.split(",")
+    fitting = [w for w in words if w.startswith(start) and w not in taken]
+    return [before + comma + w for w in fitting if w != "none" or not comma]
+
+
+def _below(incomplete: str) -> Iterator[str]:
+    """Directories, with a slash, and GGUF files whose path begins so; of split ones the first part."""
+    start = os.path.basename(incomplete)
+    folder = incomplete[: len(incomplete) - len(start)]
+    for name, is_directory in _entries(os.path.expanduser(folder) or "."):
+        if name.startswith(start) and (start or not name.startswith(".")):
+            if is_directory:
+                yield f"{folder}{name}/"
+            elif _is_model(name):
+                yield folder + name
+
+
+def _is_model(name: str) -> bool:
+    return name.lower().endswith(".gguf") and not _LATER_PART.search(name)
+
+
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """Names in a directory, and whether they are directories themselves."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
+                if entry.name.isprintable():
+                    found.append((entry.name, entry.is_dir()))
+    except OSError:
+        pass
+    return sorted(found)
+
+
+def _in_hub_cache(incomplete: str) -> Iterator[str]:
+    """GGUF files that were downloaded, by full path, where nothing or a path in there is being typed."""
+    from specllama.cli.doctor_places import hub_cache
+
+    root = str(hub_cache(os.environ))
+    if incomplete and not os.path.expanduser(incomplete).startswith(root):
+        return
+    n_seen, home = 0, os.path.expanduser("~")
+    for folder, directories, names in os.walk(root):
+        n_seen += len(directories) + len(names)
+        if n_seen > _MOST_ENTRIES:
+            return
+        directories[:] = sorted(d for d in directories if d not in ("blobs", "refs", ".locks", ".no_exist"))
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            if incomplete.startswith("~"):
+                path = "~" + path.removeprefix(home)
+            if path.startswith(incomplete) and _is_model(name):
+                yield path
+
+
+class _Word(str):
+    """A word as the shell wants it, which need not begin with what the user typed."""
+
+    __slots__ = ()
+
+    def startswith(self, *_: object) -> bool:
+        return True
+
+
+def _for_bash(word: str) -> str:
+    """Escaped for bash, which takes words as they are; other shells escape by themselves."""
+    if not _BASH_SPECIAL.search(word):
+        return word
+    try:
+        typed = os.environ["COMP_WORDS"].split("\n")[int(os.environ["COMP_CWORD"])]
+    except (KeyError, ValueError, IndexError):
+        typed = ""
+    return _Word(word if typed[:1] in ("'", '"') else _BASH_SPECIAL.sub(r"\\\g<0>", word))

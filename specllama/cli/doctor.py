@@ -1,0 +1,50 @@
+"""`specllama doctor`: what this installation can use, and what to do where something is missing.
+
+Every part of the report is made by a module of its own (doctor_*.py) as plain data and problems; this one
+puts them together. The exit code is the one that `run` would end with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.doctor_text import lines, width
+from specllama.cli.doctor_words import Problem
+
+SCHEMA = "specllama.doctor/1"
+
+
+def doctor(as_json: bool) -> int:
+    """Print the report on stdout; 0 unless something makes `run` impossible."""
+    report, problems = examine()
+    if as_json:
+        console.data(json.dumps(report) + "\n")
+    else:
+        console.data("\n".join(lines(report, width())) + "\n")
+    return next((problem.exit_code for problem in problems if problem.exit_code), 0)
+
+
+def examine() -> tuple[dict[str, Any], list[Problem]]:
+    """The whole report as plain data, and what is wrong."""
+    from specllama.cli import doctor_config, doctor_engine, doctor_files, doctor_hub, doctor_machine
+
+    problems: list[Problem] = []
+    probe = doctor_hub.Probe(os.environ)  # answers while the engine starts
+    engine = doctor_engine.engine(problems)
+    report = {
+        "schema": SCHEMA,
+        "versions": doctor_machine.versions(engine),
+        "machine": doctor_machine.machine(engine, problems),
+        "engine": engine,
+        "embedded_pair": doctor_engine.embedded_pair(problems),
+        "cache": doctor_files.cache(problems),
+        "exactness": doctor_files.exactness(),
+        "hub": doctor_hub.hub(os.environ, probe, problems),
+        "config": doctor_config.config(os.environ, problems),
+    }
+    problems.sort(key=lambda problem: not problem.exit_code)
+    ok = not any(problem.exit_code for problem in problems)
+    return {**report, "problems": [p.to_dict() for p in problems], "ok": ok}, problems

@@ -1,0 +1,140 @@
+"""What `doctor` says of specllama's own cache: where it is, what is in it, what was measured how exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specllama import store
+from specllama.cli.doctor_words import Problem
+
+_SECONDS = 2.0  # for adding up a directory
+
+
+def cache(problems: list[Problem]) -> dict[str, Any]:
+    """Where it is, whether it can be written, bytes, how many calibrations there are, whole and broken."""
+    path = store.cache_dir()
+    if problem := writing_problem(path):
+        what = f"nothing is remembered between runs: {path} {problem}"
+        problems.append(Problem(what, "make it writable, or set SPECLLAMA_CACHE to a directory that is"))
+    files = list(_files(path / "calibration"))
+    whole = sum(calibration(file) is not None for file in files if file.suffix == ".json")
+    broken = sum(file.suffix in (".json", ".broken") for file in files) - whole
+    n_bytes, complete = directory_size(path)
+    return {
+        "path": str(path),
+        "writable": not problem,
+        "bytes": n_bytes,
+        "bytes_complete": complete,
+        "free_disk": free_disk(path),
+        "calibrations": whole,
+        "broken": broken,
+    }
+
+
+def exactness() -> list[dict[str, Any]]:
+    """For each calibration, the newest first: model, t(1) in seconds, epsilon in logits, what that means."""
+    found = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
+    newest = sorted(((f.stat().st_mtime, f, data) for f, data in found if data), key=lambda x: -x[0])
+    return [
+        {
+            **_key(data.get("key")),
+            "t1": _number(data.get("t1")),
+            "epsilon": _number(data.get("epsilon")),
+            "rows": data.get("n_rows"),
+            "meaning": meaning(_number(data.get("epsilon"))),
+            "file": str(file),
+        }
+        for _, file, data in newest
+    ]
+
+
+def meaning(epsilon: float | None) -> str:
+    """What epsilon says of the texts, in words."""
+    if epsilon is None:
+        return "not measured"
+    if epsilon == 0:
+        return "batched and single rows are bit-equal"
+    differ = f"batched and single rows differ by up to {epsilon:.2g}"
+    return f"{differ}; near-ties are counted, --exact decides them again"
+
+
+def calibration(file: Path) -> dict[str, Any] | None:
+    """What a file holds, None where it is no calibration of this version."""
+    try:
+        data = json.loads(file.read_bytes()) if file.suffix == ".json" else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and data.get("schema") == store.SCHEMA else None
+
+
+def writing_problem(path: Path) -> str:
+    """Why nothing can be written into a directory that may not exist yet; "" where it can."""
+    there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+    if not there.is_dir():
+        return "is not a directory" if there == path else f"cannot be made: {there} is not a directory"
+    if there != path:
+        return "" if os.access(there, os.W_OK | os.X_OK) else f"cannot be made: {there} is not writable"
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x")
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}"
+    return ""
+
+
+def directory_size(path: Path) -> tuple[int, bool]:
+    """Bytes of the files under a directory, links left out; False where adding up took too long."""
+    total, ends = 0, time.monotonic() + _SECONDS
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(folder, name))
+            except OSError:
+                continue
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+        if time.monotonic() > ends:
+            return total, False
+    return total, True
+
+
+def free_disk(path: Path) -> int | None:
+    """Bytes free where a directory is or would be made."""
+    for there in (path, *path.parents):
+        try:
+            return shutil.disk_usage(there).free
+        except OSError:
+            continue
+    return None
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(file for file in directory.iterdir() if file.is_file())
+    except OSError:
+        return
+
+
+def _key(key: Any) -> dict[str, Any]:
+    """Of a store key what people know; keys of other versions may lack any of it."""
+    key = key if isinstance(key, dict) else {}
+    model, threads = key.get("model"), key.get("threads")
+    name, _, quant = model[:3] if isinstance(model, list) and len(model) >= 3 else (None, None, None)
+    return {
+        "model": name,
+        "quant": quant,
+        "devices": key.get("devices"),
+        "n_ctx": key.get("n_ctx"),
+        "threads": threads if isinstance(threads, list) else None,
+    }
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

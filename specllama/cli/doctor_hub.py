@@ -1,0 +1,109 @@
+"""What `doctor` says of the Hugging Face hub: its cache on this disk, whether it answers and a token is set.
+
+No token is ever read into the report, and none is sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from specllama.cli.doctor_files import directory_size, free_disk, writing_problem
+from specllama.cli.doctor_places import hub_cache, is_offline, token_source
+from specllama.cli.doctor_words import Problem
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+NO_ADDRESS = "is not an http or https address"
+SECONDS = 3.0
+
+
+class Probe:
+    """Asks the hub's address for an answer, in a thread of its own: names and proxies can take any time."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.endpoint = (environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        self.status: int | None = None
+        self.problem = ""
+        self._ends = time.monotonic() + SECONDS
+        self._thread: threading.Thread | None = None
+        if is_offline(environ):
+            return
+        try:
+            parts = urlsplit(self.endpoint)
+            if parts.scheme not in ("http", "https") or not parts.hostname or (parts.port or 1) < 1:
+                raise ValueError
+        except ValueError:
+            self.problem = NO_ADDRESS
+            return
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until there is an answer, or the time for it is over."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, self._ends - time.monotonic()))
+            if self._thread.is_alive():
+                self.problem = f"gave no answer within {SECONDS:g} s"
+
+    def _ask(self) -> None:
+        import http.client
+        import urllib.error
+        import urllib.request
+
+        class Stay(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *_: Any) -> None:
+                return None
+
+        try:
+            request = urllib.request.Request(without_secrets(self.endpoint) + "/", method="HEAD")
+            with urllib.request.build_opener(Stay).open(request, timeout=SECONDS) as answer:
+                self.status = answer.status
+        except urllib.error.HTTPError as error:
+            self.status = error.code
+        except urllib.error.URLError as error:
+            self.problem = f"cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.problem = f"cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
+
+
+def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> dict[str, Any]:
+    """The cache (links not followed), free bytes there, the endpoint; "answers" is None if nobody asked."""
+    path, offline = hub_cache(environ), is_offline(environ)
+    if problem := writing_problem(path):
+        do = "make it writable, or set HF_HUB_CACHE to a directory that is"
+        problems.append(Problem(f"models cannot be downloaded: {path} {problem}", do))
+    probe.wait()
+    failing = probe.problem or (f"answers {probe.status}" if (probe.status or 0) >= 500 else "")
+    if failing:
+        do = f"set HF_ENDPOINT to one, as {DEFAULT_ENDPOINT}"
+        if probe.problem != NO_ADDRESS:
+            do = "check the network and the proxy variables; models that are on disk work without it"
+        problems.append(Problem(f"the hub {without_secrets(probe.endpoint)} {failing}", do))
+    n_bytes, complete = directory_size(path)
+    return {
+        "cache": str(path),
+        "cache_writable": not problem,
+        "cache_bytes": n_bytes,
+        "cache_bytes_complete": complete,
+        "free_disk": free_disk(path),
+        "endpoint": without_secrets(probe.endpoint),
+        "offline": offline,
+        "answers": None if offline else not probe.problem,
+        "status": probe.status,
+        "reason": failing,
+        "token": token_source(environ),
+    }
+
+
+def without_secrets(url: str) -> str:
+    """An address without the user, password and query that somebody may have put into it."""
+    try:
+        parts = urlsplit(url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "(no address)"
+    return f"{parts.scheme}://{host}{port}{parts.path}" if parts.scheme and host else "(no address)"

@@ -1,0 +1,105 @@
+"""What `doctor` says of the machine: versions, processor, memory, GPUs. Asks the system, not llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import specllama
+from specllama.cli.doctor_words import Problem
+from specllama.machine import gpus_present, physical_cores
+from specllama.models.host import UNKNOWN, available_memory
+
+_CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGML_VULKAN=ON"}
+_COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vulkan SDK")}
+
+
+def versions(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Of specllama, Python, the system and llama.cpp; None for what is not installed or does not load."""
+    return {
+        "specllama": specllama.__version__,
+        "python": platform.python_version(),
+        "python_path": sys.executable,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "llama_cpp_python": engine.get("llama_cpp_python", _installed()),
+        "llama_cpp": engine.get("llama_cpp"),
+        "ggml": engine.get("ggml"),
+    }
+
+
+def machine(engine: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """Processor, memory in bytes (None where unknown), GPUs that are there, whether the build uses them."""
+    usable = any(device["gpu"] for device in engine.get("devices", []))
+    present = gpus_present()
+    for name in present:
+        if engine["ok"] and not usable:
+            tool, kit = _COMPILERS.get(name, ("", ""))
+            missing = f" (needs {kit}; {tool} is not on the path)" if tool and not which(tool) else ""
+            what = f"a GPU is present ({name}), and this build of llama.cpp cannot use it"
+            problems.append(Problem(what, f"rebuild it: {rebuild(name)}{missing}"))
+    available = available_memory()
+    return {
+        "cpu": processor(engine),
+        "physical_cores": physical_cores(),
+        "logical_cpus": os.cpu_count(),
+        "memory_total": total_memory(),
+        "memory_available": None if available >= UNKNOWN else available,
+        "gpus": [{"backend": name, "usable": usable, "rebuild": rebuild(name)} for name in present],
+    }
+
+
+def processor(engine: Mapping[str, Any], root: Path = Path("/")) -> str:
+    """Its name, as llama.cpp says it or else the system."""
+    for device in engine.get("devices", []):
+        if not device["gpu"] and device["name"] == "CPU":
+            return str(device["description"])
+    if platform.system() == "Darwin":
+        return _asked("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    try:
+        for line in (root / "proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "cpu model"):
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def total_memory() -> int | None:
+    """Bytes of the machine's memory, None where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def rebuild(backend: str) -> str:
+    """The command that builds llama.cpp for a backend: this checkout's script, or pip's."""
+    if (Path(specllama.__file__).parent.parent / "scripts" / "specllama").is_file():
+        return f"SPECLLAMA_BACKEND={backend} scripts/specllama"
+    version = _installed()
+    package = f"llama-cpp-python=={version}" if version else "llama-cpp-python"
+    pip = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
+    return f"CMAKE_ARGS={_CMAKE[backend]} {pip} {package}"
+
+
+def _installed() -> str | None:
+    try:
+        return metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _asked(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,40 @@
+"""Where Hugging Face's libraries keep what they keep, by the variables that they know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def hub_home(environ: Mapping[str, str]) -> Path:
+    """Where everything of theirs is, if nothing says otherwise."""
+    base = environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    return _path(environ.get("HF_HOME") or os.path.join(base, "huggingface"))
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """Where downloads of the hub are, for all tools."""
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+    return _path(named) if named else hub_home(environ) / "hub"
+
+
+def token_source(environ: Mapping[str, str]) -> str:
+    """Where a token comes from: "environment", "file" or "not set"."""
+    if any(environ.get(name, "").strip() for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")):
+        return "environment"
+    file = _path(environ["HF_TOKEN_PATH"]) if environ.get("HF_TOKEN_PATH") else hub_home(environ) / "token"
+    with contextlib.suppress(OSError):
+        return "file" if file.stat().st_size else "not set"
+    return "not set"
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Whether the user forbids to ask the hub."""
+    value = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expandvars(os.path.expanduser(text)))
