@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "process.child": {"process.messages", "errors"},
     "figures": {"core.stats"},
     "process": {*EVERYBODY, "core", "drafters", *OUTSIDE, "process"},
-    "cli": FRONT | {"cli"},
+    "cli": FRONT | {"cli", "bench"},
     "server": FRONT | {"server"},
     "bench": FRONT | {"bench"},
     "api": FRONT,

@@ -16,7 +16,7 @@ from specllama.cli.completion import model_names
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
-_TABLES = {"run": options.RUN, "chat": options.CHAT}
+_TABLES = {"run": options.RUN, "chat": options.CHAT, "bench": options.BENCH}
 
 app = typer.Typer(
     name="specllama",
@@ -89,6 +89,20 @@ def pair_check(
     from specllama.cli.pair_check import pair_check as command
 
     raise typer.Exit(command(target, draft, as_json))
+
+
+@app.command(
+    epilog="Examples:\n\nspecllama bench --runs 1\n\n"
+    "specllama bench -m main.gguf -md draft.gguf --workloads edit,json --report bench.html\n\n"
+    "specllama bench -m main.gguf -md draft.gguf --prompts mine.json -n 128 --json > bench.json\n\n"
+    "Ctrl-C shows what was measured by then."
+)
+@takes(options.BENCH)
+def bench(given: dict[str, Any]) -> None:
+    """Measure plain against speculative decoding on this machine with this pair."""
+    from specllama.cli.bench import bench as command
+
+    raise typer.Exit(command(given))
 
 
 @app.command()

@@ -35,6 +35,7 @@ class Option:
 
 _COMPLETES: Mapping[str, tuple[str, ...]] = {
     "model": (GGUF,),
+    "workloads": (LIST, "explain", "source", "json", "edit", "free"),
     "lora": (GGUF,),
     "lora_scaled": (GGUF,),
     "draft_model": (GGUF, "auto", "none"),
@@ -247,6 +248,23 @@ CHATTING = _table(
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
+BENCHING = _table(
+    "Bench",
+    ("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
+    ("workloads", "--workloads", str, "those of the workloads, separated by commas (default: all)", "NAMES"),
+    ("n_tokens", "-n --predict --n-predict", int, "most tokens of an answer (default 64)", "N"),
+    ("runs", "--runs", int, "how often each answer is measured (default 3)", "N"),
+    ("lengths", "--k", str, "fixed draft lengths to measure (default 1,2,3,5,7,11,15)", "LIST"),
+    ("temperatures", "--temp --temperature", str, "temperatures (default 0,0.8)", "LIST"),
+    ("report", "--report", str, "also write an HTML page with charts", "FILE"),
+    ("json", "--json", bool, "one JSON object on stdout instead of the tables"),
+    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
+    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
+    ("debug", "--debug", bool, "show tracebacks"),
+    stored=False,
+)
+_BENCH_DECIDES = ("draft_max", "draft_min", "draft_p_min", "no_calibrate", "no_memory")
 RUN = [*PROMPT, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE, *OUTPUT]
 CHAT = [*CHATTING, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE]
+BENCH = [*BENCHING, *TEMPLATE, *MODEL, *(o for o in DRAFT if o.name not in _BENCH_DECIDES)]
 STORED: Mapping[str, Option] = {o.name: o for o in RUN if o.stored}

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from specllama.core.ports import Drafter, Proposal
+from specllama.core.ports import Drafter, Mask, Proposal
+from specllama.core.sampling import Chooser
 
 
 @dataclass(slots=True)
@@ -57,6 +58,18 @@ class Policy(Protocol):
     """Drives the drafters before each decode and learns from what came of it."""
 
     drafters: list[Drafter]
+
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
+        """A sequence begins with these ids: its prompt and the first token. As `Drafter.start`."""
+        ...
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """The sequence went on with these ids, drafted or not; told before the round is observed."""
+        ...
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence ended; unknown ones are nothing to forget."""
+        ...
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         """A draft for each sequence (seq_id → most tokens that may be drafted for it); absent means none."""
@@ -123,6 +136,18 @@ class Drafting:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
+
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
+        for drafter in self.drafters:
+            drafter.start(seq_id, prompt, chooser, mask)
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            drafter.committed(seq_id, tokens)
+
+    def forget(self, seq_id: int) -> None:
+        for drafter in self.drafters:
+            drafter.forget(seq_id)
 
     def drop(self, name: str) -> None:
         self.drafters = [d for d in self.drafters if d.name != name]

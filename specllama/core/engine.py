@@ -210,8 +210,7 @@ class Engine:
         keep = len(history) - 1
         generation.n_past = self.target.cut(generation.seq_id, keep) if cached > keep else cached
         generation.prefilled = keep - generation.n_past < MOST_PENDING
-        for drafter in self.policy.drafters:
-            drafter.committed(generation.seq_id, history[len(history) - n_emitted :])
+        self.policy.committed(generation.seq_id, history[len(history) - n_emitted :])
 
     def _account(self, active: list[Generation], done: Round, sampling: float) -> None:
         for generation in active:
@@ -221,6 +220,8 @@ class Engine:
             stats.verify_seconds += done.verify_seconds
             stats.draft_seconds += done.draft_seconds
             stats.sampling_seconds += sampling
+            count, seconds = stats.round_seconds.get(done.n_rows, (0, 0.0))
+            stats.round_seconds[done.n_rows] = (count + 1, seconds + done.verify_seconds)
             if done.plain:
                 stats.plain_rounds += 1
                 stats.plain_seconds += done.seconds - done.draft_seconds
@@ -251,8 +252,7 @@ class Engine:
             if generation.first_token == 0:
                 generation.first_token = self.clock()
                 generation.stats.ttft_seconds = generation.first_token - generation.submitted
-            for drafter in self.policy.drafters:
-                drafter.start(generation.seq_id, history, generation.chooser, generation.request.mask)
+            self.policy.start(generation.seq_id, history, generation.chooser, generation.request.mask)
         took = self.clock() - started
         self._row_seconds = took / n
         generation.stats.encode_seconds += took
@@ -319,8 +319,7 @@ class Engine:
         slot.ids = generation.history[: generation.n_past] if keep else []
         if not keep:
             self.target.cut(slot.seq_id, 0)
-        for drafter in self.policy.drafters:
-            drafter.forget(slot.seq_id)
+        self.policy.forget(slot.seq_id)
 
     def _retire(self) -> None:
         """Free the slots of what has ended; their caches stay for the next request that begins alike."""

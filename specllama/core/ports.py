@@ -6,7 +6,7 @@ The engine knows these shapes only; `llama.py` implements `Context` with llama.c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,29 @@ class Drafter(Protocol):
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended; free what belongs to it."""
+        ...
+
+
+class View(NamedTuple):
+    """What a drafter's cache has of a sequence, in ids: left out at the start; held; to be evaluated for the
+    next token, its last id included.
+    """
+
+    n_skipped: int
+    n_held: int
+    n_pending: int
+
+
+@runtime_checkable
+class CachingDrafter(Drafter, Protocol):
+    """A drafter that evaluates ids and keeps them, so that what a step takes depends on what it has."""
+
+    def view(self, seq_id: int) -> View:
+        """What the next `step` finds, asked for a first token."""
+        ...
+
+    def cover(self, seq_id: int, n_last: int) -> None:
+        """Begin anew, with the last `n_last` ids of the sequence and what follows them."""
         ...
 
 

@@ -16,7 +16,8 @@ class RunStats:
     drafted and not verified. n_forced, n_forced_accept: the same for tokens that a grammar forces, which are
     in no other figure but drafted_by. reached[j] / accepted_at[j]: rounds whose draft had more than j tokens
     that were not forced / whose token j of those was emitted. decode_seconds: from the first token to the
-    end, n_predict - 1 tokens. plain_seconds: the plain rounds among that.
+    end, n_predict - 1 tokens. plain_seconds: the plain rounds among that. round_seconds: rows of a decode to
+    the number of such rounds and the seconds of their decodes.
     """
 
     n_prompt: int = 0
@@ -41,6 +42,7 @@ class RunStats:
     sampling_seconds: float = 0.0
     near_ties: int = 0
     redecided: int = 0
+    round_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def drafted(self, sources: Sequence[str], n_accept: int, n_discarded: int) -> None:
         """Count one verified draft: the source of each of its tokens, and how many of them were emitted."""
@@ -102,4 +104,5 @@ class RunStats:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunStats:
-        return cls(**{**data, "drafted_by": Counter(data["drafted_by"])})
+        rounds = {int(n): (count, seconds) for n, (count, seconds) in data["round_seconds"].items()}
+        return cls(**{**data, "drafted_by": Counter(data["drafted_by"]), "round_seconds": rounds})

@@ -68,14 +68,18 @@ class Departure(NamedTuple):
     length: int
 
 
-LENGTH_BINS = (2, 3, 4, 6, 10, 20)
-LENGTH_LOGITS = (0.0, 0.7, 1.1, 1.8, 2.0, 3.0, 3.9)  # fitted by logistic regression to replayed texts
+LENGTH_BINS = (2, 3, 4, 6, 10, 20, 32, 64)
+LENGTH_LOGITS = (-0.9, 0.2, 1.1, 2.0, 2.6, 2.8, 3.3, 4.1, 4.5)  # fitted to recorded texts
+RESUMED_LOGIT = 2.4  # behind a first right token after a change
 AGREEMENT_WEIGHT, RECORD_WEIGHT = 0.6, 2.2
 
 
-def confidence(length: int, agreement: float, record: float) -> float:
-    """The probability that a copied token is right, before any acceptance table has seen one."""
-    logit = LENGTH_LOGITS[bisect(LENGTH_BINS, length)]
+def confidence(length: int, agreement: float, record: float, first: bool = True) -> float:
+    """The probability that a copied token is right, before any acceptance table has seen one. first: it is
+    the first one of a draft; of the others the one before is taken to be right.
+    """
+    resumed = length == 1 and not first
+    logit = RESUMED_LOGIT if resumed else LENGTH_LOGITS[bisect(LENGTH_BINS, length)]
     logit += AGREEMENT_WEIGHT * (agreement - 1) + RECORD_WEIGHT * (record - 0.8)
     return 1 / (1 + exp(-logit))
 
@@ -261,7 +265,9 @@ class CopiedText:
                     position += 1
             token, todo = todo[0], todo[1:]
             drafted.append(token)
-            yield Proposal(token, confidence(length, agreement, self.record), (length, agreement))
+            yield Proposal(
+                token, confidence(length, agreement, self.record, len(drafted) == 1), (length, agreement)
+            )
             length += grows
 
     def _agreement(self) -> float:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import BatchRow, Context, DecodeError, Mask, NoRoomError, Proposal
+from specllama.core.ports import BatchRow, Context, DecodeError, Mask, NoRoomError, Proposal, View
 from specllama.core.sampling import NOTHING_LEGAL, Chooser, probability
 from specllama.core.sequence import common_prefix
 
 
 @dataclass(slots=True)
 class _State:
-    """A sequence being drafted for. good: ids at the start of `history` that the draft's cache is known to
-    hold.
+    """A sequence being drafted for. good: ids of `history`, behind those that are skipped, that the draft's
+    cache is known to hold.
     """
 
     history: list[int]
@@ -38,7 +38,8 @@ class ModelDrafter:
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
     probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. end_ids: nothing is
     drafted behind one. A sequence that outgrows the draft's context, or holds an id that the draft lacks,
-    gets no more proposals until it is forgotten. Raises DecodeError where the draft model fails; the target
+    gets no more proposals until it is forgotten. Where only a sequence's end is covered, the cache counts its
+    positions from there. Raises DecodeError where the draft model fails; the target
     is not touched by that.
     """
 
@@ -52,8 +53,11 @@ class ModelDrafter:
         self.n_vocab = min(n_vocab, context.n_vocab)
         self.states: dict[int, _State] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
+        self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one there
 
     def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
+        if self.skipped[seq_id]:
+            self._begin_at(seq_id, 0)
         good = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
         state = _State(list(prompt), chooser.limited(self.n_vocab), mask, good, True)
         state.usable = all(t < self.context.n_vocab for t in prompt)
@@ -79,7 +83,7 @@ class ModelDrafter:
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         state = self.states[seq_id]
-        n = len(state.history)
+        n = len(state.history) - self.skipped[seq_id]
         if state.good == n:
             state.good += common_prefix(self.cells[seq_id][n:], tokens)
         state.history.extend(tokens)
@@ -89,11 +93,28 @@ class ModelDrafter:
         """The sequence's cache stays, for the next one that begins alike."""
         self.states.pop(seq_id, None)
 
+    def view(self, seq_id: int) -> View:
+        state, skipped = self.states[seq_id], self.skipped[seq_id]
+        held = min(state.good, len(state.history) - skipped - 1)
+        return View(skipped, held, len(state.history) - skipped - held)
+
+    def cover(self, seq_id: int, n_last: int) -> None:
+        """As `CachingDrafter.cover`: any text may stand before a draft, the target verifies all the same."""
+        state = self.states[seq_id]
+        self._begin_at(seq_id, max(0, len(state.history) - max(1, n_last)))
+        state.good = 0
+
+    def _begin_at(self, seq_id: int, n_skipped: int) -> None:
+        """Empty the sequence's cache; it is to hold the history from there on."""
+        self.context.cut(seq_id, 0)
+        self.cells[seq_id].clear()
+        self.skipped[seq_id] = n_skipped
+
     def _fits(self, seq: int, draft: Sequence[int]) -> bool:
         state = self.states[seq]
         ended = bool(draft) and draft[-1] in self.end_ids
         known = all(t < self.context.n_vocab for t in draft)  # others draft for the target's vocabulary
-        room = len(state.history) + len(draft) <= self.context.n_ctx
+        room = len(state.history) - self.skipped[seq] + len(draft) <= self.context.n_ctx
         return state.usable and not ended and known and room
 
     def _pending(self, seq: int, draft: Sequence[int]) -> list[int]:
@@ -101,7 +122,8 @@ class ModelDrafter:
         least.
         """
         state, cells = self.states[seq], self.cells[seq]
-        n = len(state.history)
+        n_skipped = self.skipped[seq]
+        n = len(state.history) - n_skipped
         if not draft or state.good < n:
             keep = state.good = min(state.good, n - 1)
         else:
@@ -110,7 +132,7 @@ class ModelDrafter:
             keep = self.context.cut(seq, keep)
             state.good = min(state.good, keep)
             del cells[keep:]
-        return [*state.history[keep:], *draft[max(0, keep - n) :]]
+        return [*state.history[n_skipped + keep :], *draft[max(0, keep - n) :]]
 
     def _evaluate(self, pending: Mapping[int, list[int]]) -> NDArray[np.float32] | None:
         """Logits behind the last pending id of each sequence, shape (len(pending), n_vocab); None without
@@ -149,5 +171,5 @@ class ModelDrafter:
             self.cells[row.seq_id].append(row.token)
         for seq in {row.seq_id for row in batch}:
             state = self.states[seq]
-            state.good = min(len(self.cells[seq]), len(state.history))
+            state.good = min(len(self.cells[seq]), len(state.history) - self.skipped[seq])
         return rows

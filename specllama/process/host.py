@@ -17,9 +17,9 @@ from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
+from specllama.core.planner import Planner
 from specllama.core.ports import DecodeError, Drafter
 from specllama.core.sequence import Request
-from specllama.core.simple import Adaptive
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
@@ -49,7 +49,7 @@ class Host:
         self._last: list[int] = []  # ids of the last generation, whose cache is slot _last_slot's
         self._last_slot = 0
         self._turns = Turns()
-        self._adaptive: Adaptive | None = None
+        self._adaptive: Planner | None = None
         self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
@@ -151,7 +151,7 @@ class Host:
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
         if s.draft_max is None:
-            self._adaptive = self._adaptive or Adaptive(drafters)
+            self._adaptive = self._adaptive or Planner(drafters, time.perf_counter)
             return self._adaptive
         ordered: list[Drafter] = sorted(drafters, key=lambda d: d.name == "model")
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)

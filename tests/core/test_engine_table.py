@@ -13,8 +13,8 @@ from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
+from specllama.core.planner import Planner
 from specllama.core.sequence import Generation, Request
-from specllama.core.simple import Adaptive
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import ContextLengthError
@@ -44,7 +44,8 @@ def check_invariant(engine: Engine) -> None:
         if isinstance(drafter, ModelDrafter):
             for seq, state in drafter.states.items():
                 assert drafter.context.cells[seq] == drafter.cells[seq]
-                assert drafter.cells[seq][: state.good] == state.history[: state.good]
+                skipped = drafter.skipped[seq]
+                assert drafter.cells[seq][: state.good] == state.history[skipped:][: state.good]
 
 
 def run(engine: Engine, *requests: Request) -> list[Generation]:
@@ -104,7 +105,7 @@ def test_output_with_any_drafter_is_output_without(prompt, params, seed, n_max, 
         "adaptive": [CopyDrafter(), model],
         "liar": [ScriptedDrafter(lambda h, d: (len(h) * 7 + len(d)) % N_VOCAB)],
     }[kind]
-    policy = Adaptive(drafters) if kind == "adaptive" else Fixed(drafters, n_max)
+    policy = Planner(drafters, clock()) if kind == "adaptive" else Fixed(drafters, n_max)
     got = run(engine_over(TableContext(N_VOCAB, 96, memory=memory), policy), request)[0]
     assert got.output == expected.output
     assert got.finish_reason == expected.finish_reason

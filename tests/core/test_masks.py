@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -14,10 +15,10 @@ from specllama.core.drafting import Policy
 from specllama.core.fixed import Fixed
 from specllama.core.noise import gumbel
 from specllama.core.params import SamplingParams
+from specllama.core.planner import Planner
 from specllama.core.ports import MaskError
 from specllama.core.sampling import NOTHING_LEGAL, Chooser, top_logprobs
 from specllama.core.sequence import Request
-from specllama.core.simple import Adaptive
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
@@ -159,7 +160,7 @@ def test_output_with_any_drafter_is_output_without(kind, params, seed, rule, n_m
     output = expected.output
     assert all(token in legal(output[:i]) for i, token in enumerate(output))
     given_ = drafters(kind)
-    got = generate(Adaptive(given_) if adaptive else Fixed(given_, n_max))
+    got = generate(Planner(given_, itertools.count().__next__) if adaptive else Fixed(given_, n_max))
     assert (got.output, got.finish_reason) == (expected.output, expected.finish_reason)
 
 

@@ -10,9 +10,9 @@ import pytest
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
+from specllama.core.planner import Planner
 from specllama.core.ports import BatchRow, NoRoomError
 from specllama.core.sequence import Generation, Request
-from specllama.core.simple import Adaptive
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 
@@ -69,7 +69,8 @@ def test_adaptive_policy_on_every_kind(tiny, context, kind):
     request = Request(PROMPT, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), 1)
     target = context(tiny(kind), n_rs_seq=16)
     expected = generate(target, Fixed([], 0), request, kind)
-    policy = Adaptive([CopyDrafter(), ModelDrafter(context(tiny(kind, 0.1)), target.n_vocab)])
+    drafters = [CopyDrafter(), ModelDrafter(context(tiny(kind, 0.1)), target.n_vocab)]
+    policy = Planner(drafters, time.perf_counter)
     assert generate(target, policy, request, kind).output == expected.output
 
 

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Replay recorded texts with the planner on nine cost curves and three draft costs, against what others take.
+
+usage: replay_traces.py TRACES.json ... [--cold] [--fixed] [--detail] [--parts]
+       replay_traces.py --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
+
+Rates over plain decoding, llama.cpp's default (three drafted tokens) and the best of its settings in
+hindsight, as geometric means over curves, costs and workloads; then the same with a draft model that knows
+nothing and is sure of it. --cold: nothing is known of the machine at first. --fixed: against the best of our
+own fixed lengths too (slow). --parts: what each part earns, by leaving it out. A prompts file is a JSON
+object, workload to list of prompts; a traces file one of lists of {prompt, text, draft, conf}, all ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specllama.core import asking, ledger, looks, planner
+from specllama.core import hindsight as others
+from specllama.core.costs import FIRST, WIDEST, CostCurve
+from specllama.core.planner import Planner
+from specllama.core.ports import Drafter
+from specllama.core.recording import record, write_text
+from specllama.core.replay import Seconds, Session, Trace, curve
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.drafters.copy import CopyDrafter
+
+Workloads = dict[str, list[Trace]]
+CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
+
+
+def eager_view(self: Planner, seq: int, t1: float) -> tuple[int, float, None]:  # noqa: ARG001
+    """As if catching up cost nothing that is worth a thought."""
+    return self._caching.view(seq).n_pending if self._caching else 1, 0.0, None
+
+
+PARTS: dict[str, list[tuple[object, str, object]]] = {
+    "look-ahead over further tokens": [(asking, "AHEAD", 1)],
+    "their risk counts for less": [(asking, "DOUBT", 1.0)],
+    "drafts longer than 16": [(asking, "MOST_LOOKED", 16), (planner, "CHUNKS", (16,))],
+    "when to look is learnt": [(looks, "REQUEST_RATE", 0.0), (looks, "PAIR_RATE", 0.0)],
+    "over requests too": [(looks, "PAIR_RATE", 0.0)],
+    "catching up is paid as skis are": [(Planner, "_view", eager_view)],
+    "three kinds of looks": [(planner, "kind_of", lambda offer, n: 0)],  # noqa: ARG005
+    "ledger": [(ledger, "STAKE", 1e9), (ledger, "ALLOWANCE", 1e9)],
+    "stake is a part of the credit": [(ledger, "STAKE", 1.0)],
+    "plain rounds no more than needed": [(ledger, "PLAIN_EVERY", 25.0)],
+}
+
+
+class Cell(NamedTuple):
+    """One machine, draft cost and workload, and the rates of others' times to ours there."""
+
+    machine: str
+    step: float
+    workload: str
+    rates: dict[str, float]
+
+
+def known(seconds: Seconds) -> CostCurve:
+    """A curve whose widths were all measured."""
+    found = CostCurve()
+    for n in range(1, WIDEST + 1):
+        for _ in range(FIRST):
+            found.observe(n, seconds(n))
+    return found
+
+
+def cells(traces: Workloads, cold: bool, fixed: bool, copies: bool = True) -> Iterator[Cell]:
+    """Replay everything everywhere; what is learnt lasts over the workloads of a machine."""
+    free: Callable[[], Drafter] | None = CopyDrafter if copies else None
+    for machine, points in others.MACHINES.items():
+        seconds = curve(points)
+        for step in others.STEPS:
+
+            def make(
+                drafters: Sequence[Drafter], clock: Callable[[], float], t: Seconds = seconds
+            ) -> Planner:
+                return Planner(drafters, clock, None if cold else known(t))
+
+            session = Session(make, seconds, step, free)
+            for workload, texts in traces.items():
+                took = session.replay(texts).seconds
+                rates = {
+                    "plain": others.plain(texts, seconds) / took,
+                    "n_max 3": sum(others.classical(t, seconds, step, 3) for t in texts) / took,
+                    "best of grid": others.best_of_grid(texts, seconds, step) / took,
+                    "perfect stop": sum(others.perfect_stop(t, seconds, step, free) for t in texts) / took,
+                }
+                if fixed:
+                    rates["best fixed"] = others.best_fixed(texts, seconds, step, CopyDrafter)[1] / took
+                yield Cell(machine, step, workload, rates)
+
+
+def scrambled(traces: Workloads) -> Workloads:
+    """The same texts with a draft model that knows nothing and is sure of it."""
+    rng = random.Random(1)
+
+    def lie(trace: Trace) -> Trace:
+        n = len(trace.text)
+        return Trace(
+            trace.prompt, trace.text, rng.choices(range(5, 4000), k=n), rng.choices(CONFIDENCES, k=n)
+        )
+
+    return {workload: [lie(t) for t in texts] for workload, texts in traces.items()}
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def summary(label: str, found: Sequence[Cell], detail: bool) -> None:
+    """Print geometric means and the worst cells."""
+    if detail:
+        for c in found:
+            rates = ", ".join(f"{rate:.3f} x {name}" for name, rate in c.rates.items())
+            print(f"  {c.machine:9s} c={c.step:.2f} {c.workload:10s} {rates}")
+    means = ", ".join(f"{mean([c.rates[k] for c in found]):.3f} x {k}" for k in found[0].rates)
+    print(f"{label}: {means} ({len(found)} cells)")
+    for name in ("plain", "best fixed"):
+        if name in found[0].rates:
+            worst = min(found, key=lambda c: c.rates[name])
+            where = f"{worst.machine}, draft cost {worst.step}, {worst.workload}"
+            print(f"    worst against {name}: {worst.rates[name]:.3f} ({where})")
+
+
+@contextmanager
+def changed(settings: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Constants of modules, for a while."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in settings]
+    for module, name, value in settings:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def parts(traces: Workloads, cold: bool) -> None:
+    """Print the rate with everything over the rate without each part."""
+
+    def rate(copies: bool = True) -> float:
+        return mean([c.rates["plain"] for c in cells(traces, cold, False, copies)])
+
+    whole = rate()
+    print(f"    what is lost without copying: {whole / rate(copies=False) - 1:+.1%}")
+    for name, settings in PARTS.items():
+        with changed(settings):
+            print(f"    {name}: {whole / rate() - 1:+.1%}", flush=True)
+
+
+def load(path: str) -> Workloads:
+    data: Mapping[str, Any] = json.loads(Path(path).read_text())
+    return {workload: [Trace.from_dict(t) for t in texts] for workload, texts in data.items()}
+
+
+def record_traces(arguments: argparse.Namespace) -> None:
+    """Let the target write greedily behind each prompt, and ask the draft model at every position."""
+    from specllama.llama import Context, Model
+    from specllama.settings import ModelSettings
+
+    n_threads, n_ctx = 1, arguments.ctx
+    target = Model(ModelSettings(path=arguments.model, n_threads=n_threads))
+    draft = Model(ModelSettings(path=arguments.draft, n_threads=n_threads))
+    writing, drafting = Context(target, n_ctx), Context(draft, n_ctx)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for workload, prompts in json.loads(Path(arguments.prompts).read_text()).items():
+        found[workload] = []
+        for prompt in prompts:
+            ids = target.tokenize(prompt, target.adds_bos, True)
+            room = n_ctx - len(ids)
+            if room < 2:
+                print(f"left out, longer than the context of {n_ctx} tokens: {prompt[:60]!r}")
+                continue
+            text = write_text(writing, ids, min(arguments.n, room - 1), target.end_ids)
+            found[workload].append(record(ids, text, drafting).to_dict())
+    Path(arguments.record).write_text(json.dumps(found, separators=(",", ":")))
+    print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="*")
+    for flag in ("cold", "fixed", "detail", "parts"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--record", metavar="OUT")
+    parser.add_argument("--prompts")
+    parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
+    parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))
+    parser.add_argument("-n", type=int, default=256)
+    parser.add_argument("--ctx", type=int, default=2048)
+    arguments = parser.parse_args()
+    if arguments.record:
+        if not arguments.prompts:
+            parser.error("--record needs --prompts")
+        record_traces(arguments)
+    elif not arguments.traces:
+        parser.error("which traces?")
+    for path in arguments.traces:
+        try:
+            traces = load(path)
+        except (OSError, ValueError, AttributeError) as error:
+            parser.error(f"{path}: {error}")
+        name = Path(path).stem
+        for label, texts in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
+            summary(label, list(cells(texts, arguments.cold, arguments.fixed)), arguments.detail)
+        if arguments.parts:
+            parts(traces, arguments.cold)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What things took: t(n), the seconds of a decode of n rows, and a draft token. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from specllama.bench.samples import Sample
+
+_LEAST_ROUNDS = 3  # of a width, to be shown
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Decodes of `rows` rows took `seconds` each; rounds: how many there were."""
+
+    rows: float
+    seconds: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """points: t(n), by rows. exact: whether rows are those of single decodes; else each point is a
+    configuration, mean rows and mean seconds. draft_token: seconds of a token of the draft model, catching up
+    with the prompt included; None without one. first_accepted: share of accepted first draft tokens; drafted:
+    share of rounds with a draft, both over the fixed lengths, None without.
+    """
+
+    points: Sequence[Point]
+    exact: bool
+    draft_token: float | None
+    first_accepted: float | None
+    drafted: float | None
+
+    @property
+    def t1(self) -> float | None:
+        return next((p.seconds for p in self.points if p.rows == 1), None)
+
+    def relative(self, point: Point) -> float | None:
+        """The point's time in t(1)."""
+        return point.seconds / self.t1 if self.t1 else None
+
+    @property
+    def second(self) -> Point | None:
+        """The point nearest to two rows that stands for drafts."""
+        near = [p for p in self.points if p.rows >= 1.25]
+        return min(near, key=lambda p: abs(p.rows - 2), default=None)
+
+    @property
+    def break_even(self) -> float | None:
+        """Acceptance from which a draft of as many tokens as `second` has pays, were each as likely: the
+        expected tokens of a round have to outweigh its time.
+        """
+        second = self.second
+        if second is None or not self.t1:
+            return None
+        k = second.rows - 1
+        return (second.seconds / self.t1 + k * (self.draft_token or 0.0) / self.t1 - 1) / k
+
+
+def costs_of(samples: Sequence[Sample]) -> Costs:
+    """The costs that the samples show."""
+    by_rows: dict[int, list[tuple[int, float]]] = {}
+    for sample in samples:
+        for n, took in sample.round_seconds.items():
+            by_rows.setdefault(n, []).append(took)
+    exact = 1 in by_rows
+    points = _measured(by_rows) if exact else _means(samples)
+    fixed = [s for s in samples if s.step.config.draft_max]
+    n_model = sum(s.stats.drafted_by["model"] + s.stats.n_discarded for s in fixed)
+    reached = sum(s.stats.reached[0] for s in fixed if s.stats.reached)
+    accepted = sum(s.stats.accepted_at[0] for s in fixed if s.stats.accepted_at)
+    rounds = sum(s.stats.rounds for s in fixed)
+    return Costs(
+        points=points,
+        exact=exact,
+        draft_token=sum(s.stats.draft_seconds for s in fixed) / n_model
+        if any(s.stats.drafted_by["model"] for s in fixed)
+        else None,
+        first_accepted=accepted / reached if reached else None,
+        drafted=reached / rounds if rounds else None,
+    )
+
+
+def _measured(by_rows: Mapping[int, Iterable[tuple[int, float]]]) -> list[Point]:
+    """Per width the median of the answers' means, so that an answer that was disturbed counts little."""
+    points = []
+    for n, times in sorted(by_rows.items()):
+        times = [(c, s) for c, s in times if c > 0]
+        rounds = sum(c for c, _ in times)
+        if rounds >= _LEAST_ROUNDS or (n == 1 and rounds):
+            points.append(Point(n, median(s / c for c, s in times), rounds))
+    return points
+
+
+def _means(samples: Iterable[Sample]) -> list[Point]:
+    """Per configuration its mean rows and mean seconds of a decode."""
+    sums: dict[str, list[float]] = {}
+    for sample in samples:
+        stats = sample.stats
+        if stats.rounds and sample.step.config.draft_max is not None:
+            mine = sums.setdefault(sample.config, [0, 0, 0.0])
+            mine[0] += stats.rounds
+            mine[1] += stats.n_drafted + stats.n_forced
+            mine[2] += stats.verify_seconds
+    found = [Point(1 + n / rounds, seconds / rounds, int(rounds)) for rounds, n, seconds in sums.values()]
+    return sorted(found, key=lambda p: p.rows)

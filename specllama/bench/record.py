@@ -1,0 +1,110 @@
+"""The object of `bench --json`: schema specllama.bench/1. Times in seconds unless named ms; what is not known
+is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specllama.bench.intervals import Estimate
+from specllama.bench.samples import PLAIN, Sample
+from specllama.bench.summary import Cell, Row, Summary
+
+SCHEMA = "specllama.bench/1"
+
+
+def record(
+    summary: Summary, samples: Sequence[Sample], about: Mapping[str, Any], verdict: str
+) -> dict[str, Any]:
+    """Everything that was found. about: models, machine and settings, as they are to stand there."""
+    costs = summary.costs
+    return {
+        "schema": SCHEMA,
+        **about,
+        "configurations": list(summary.configs),
+        "answers": summary.answers,
+        "too_short": summary.too_short,
+        "near_ties": summary.near_ties,
+        "total": _row(summary.total),
+        "rows": [_row(row) for row in summary.rows],
+        "t_n": [
+            {"rows": p.rows, "seconds": p.seconds, "relative": costs.relative(p), "rounds": p.rounds}
+            for p in costs.points
+        ],
+        "t_n_exact": costs.exact,
+        "draft_token_seconds": costs.draft_token,
+        "first_accepted": costs.first_accepted,
+        "rounds_drafted": costs.drafted,
+        "texts_compared": summary.compared,
+        "texts_different": [
+            {
+                "workload": d.unit.workload,
+                "prompt": d.unit.number,
+                "temperature": d.unit.temperature,
+                "run": d.run,
+                "configuration": d.config,
+                "token": d.token,
+            }
+            for d in summary.differences
+        ],
+        "verdict": verdict,
+        "samples": [_sample(s) for s in samples],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "workload": row.workload,
+        "temperature": row.temperature,
+        "configurations": {name: _cell(name, cell) for name, cell in row.cells.items()},
+        "best_fixed": row.best,
+        "auto_against_best": _estimate(row.auto_against_best),
+        "regret": row.regret,
+    }
+
+
+def _cell(name: str, cell: Cell) -> dict[str, Any]:
+    total = cell.total
+    return {
+        "answers": cell.answers,
+        "decode_tps": _estimate(cell.rate),
+        "speedup": _estimate(cell.speedup) if name != PLAIN else None,
+        "ttft_ms": _estimate(cell.ttft, 1000),
+        "n_predict": total.n_predict,
+        "n_drafted": total.n_drafted,
+        "n_accept": total.n_accept,
+        "n_discarded": total.n_discarded,
+        "drafted_by": dict(total.drafted_by),
+        "acceptance": total.acceptance_rate,
+        "accept_by_position": total.accept_by_position,
+        "rounds": total.rounds,
+        "decode_seconds": total.decode_seconds,
+        "time": total.time_shares,
+    }
+
+
+def _estimate(e: Estimate | None, factor: float = 1) -> dict[str, Any] | None:
+    if e is None:
+        return None
+    low, high = (None if x is None else x * factor for x in (e.low, e.high))
+    return {"value": e.value * factor, "low": low, "high": high, "n": e.n}
+
+
+def _sample(s: Sample) -> dict[str, Any]:
+    unit, stats = s.step.unit, s.stats
+    return {
+        "workload": unit.workload,
+        "prompt": unit.number,
+        "temperature": unit.temperature,
+        "run": s.step.run,
+        "configuration": s.config,
+        "n_prompt": stats.n_prompt,
+        "n_reused": stats.n_reused,
+        "n_predict": stats.n_predict,
+        "n_drafted": stats.n_drafted,
+        "n_accept": stats.n_accept,
+        "ttft_ms": 1000 * stats.ttft_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "decode_tps": stats.decode_tps,
+    }

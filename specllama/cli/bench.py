@@ -1,0 +1,205 @@
+"""`specllama bench`: plain against speculative decoding on this machine with this pair."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import specllama
+from specllama.bench.plan import order
+from specllama.bench.record import record
+from specllama.bench.report import report
+from specllama.bench.runner import Runner
+from specllama.bench.samples import Sample, configs
+from specllama.bench.summary import summarise
+from specllama.bench.verdict import verdict
+from specllama.cli import bench_text, build, console, readout
+from specllama.cli.answer import INTERRUPTED, log_file, template_variables
+from specllama.cli.bench_plan import Plan, plan
+from specllama.cli.progress import Progress
+from specllama.errors import ResourceError, SpecllamaError
+from specllama.machine import physical_cores
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings
+
+_LONG = 60.0  # seconds of measuring that are announced before
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What a bench has got so far."""
+
+    info: Mapping[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    planned: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+    failure: SpecllamaError | None = None
+
+
+def bench(given: Mapping[str, Any]) -> int:
+    """Measure, print the tables, write the report; the exit code. Raises SpecllamaError, once what was
+    measured before it has been shown.
+    """
+    # bench drafts as it wants to, and what earlier answers said must not help: the same are asked for again
+    decided = {"draft_max", "draft_min", "draft_p_min"}
+    values = {k: v for k, v in build.resolved(given).items() if k not in decided} | {"no_memory": True}
+    wanted = plan(given, values)
+    settings = build.load_settings(values)
+    variables, log = template_variables(values), log_file(values)
+    measured = _Measured()
+    with log or contextlib.nullcontext():
+        verbose = values.get("verbose", False) or log is not None
+        try:
+            with EngineClient(log or (sys.stderr if verbose else None)) as client:
+                _measure(client, settings, wanted, variables, verbose, measured)
+        except KeyboardInterrupt:
+            measured.interrupted = True
+        except SpecllamaError as error:
+            measured.failure = error
+    if measured.samples:
+        _show(wanted, measured, settings.exact, values.get("json", False))
+    if measured.failure is not None:
+        raise measured.failure
+    return INTERRUPTED if measured.interrupted else 0
+
+
+def _measure(
+    client: EngineClient,
+    settings: LoadSettings,
+    wanted: Plan,
+    variables: dict[str, Any],
+    verbose: bool,
+    into: _Measured,
+) -> None:
+    progress = Progress(delay=1.0)
+    try:
+        info = client.load(settings, lambda name, share: progress.show(f"loading the {name}", share), verbose)
+    finally:
+        progress.clear()
+    into.info = info
+    console.note(readout.start_line(info).removesuffix(", length auto"))
+    for text in info["notes"]:
+        console.note(text if text.startswith("warning:") else f"note: {text}")
+    raw = not info["chat_template"]
+    if raw:
+        console.note("note: the model has no chat template, prompts go in as they are")
+    runner = Runner(client, wanted.params, variables, raw)
+    ways = configs(wanted.lengths, bool(_drafters(info)))
+    into.planned = len(wanted.units) * len(ways) * wanted.runs
+    began = time.monotonic()
+    for n, config in enumerate(runner.warm_up(ways, wanted.units), 1):
+        progress.show("warming up", n / len(ways), config.name)
+    progress.clear()
+    _announce(into.planned, (time.monotonic() - began) / len(ways) * into.planned)
+    began = time.monotonic()
+    progress = Progress(delay=1.0, every=15.0)
+    try:
+        steps = order(wanted.units, ways, wanted.runs)
+        for n, sample in enumerate(runner.measure(steps), 1):
+            if sample is not None:
+                into.samples.append(sample)
+            into.seconds = time.monotonic() - began
+            left = bench_text.duration(into.seconds / n * (into.planned - n))
+            progress.show("measuring", n / into.planned, f"of {into.planned} answers, {left} left")
+            while client.notices:
+                progress.clear()
+                console.note(f"note: {client.notices.pop(0)}")
+    finally:
+        progress.clear()
+        into.skipped = {f"{u.workload} {u.number}": why for u, why in runner.skipped.items()}
+
+
+def _drafters(info: Mapping[str, Any]) -> list[str]:
+    """Who drafts without a grammar."""
+    return [name for name in info["drafters"] if name != "grammar"] if info["speculation"] == "on" else []
+
+
+def _announce(planned: int, seconds: float) -> None:
+    if seconds > _LONG:
+        console.note(
+            f"{planned} answers, {bench_text.duration(seconds)}; Ctrl-C shows what there is by then, "
+            "--runs, -n, --k, --temp and --workloads make it shorter"
+        )
+
+
+def _show(wanted: Plan, measured: _Measured, exact: bool, as_json: bool) -> None:
+    info = measured.info
+    ways = configs(wanted.lengths, bool(_drafters(info)))
+    summary = summarise(measured.samples, [c.name for c in ways])
+    off = "" if _drafters(info) else info["reason"] or "no drafter has anything to do without a grammar"
+    found, about = verdict(summary, off), _about(wanted, measured, exact)
+    if as_json:
+        console.data(json.dumps(record(summary, measured.samples, about, found)) + "\n")
+    else:
+        width = shutil.get_terminal_size((80, 24)).columns
+        lines = bench_text.lines(summary, about, found, max(40, width))
+        console.data("".join(f"{line}\n" for line in lines))
+    if wanted.report is not None:
+        with _replaced(wanted.report) as file:
+            file.write(report(summary, about, found))
+        console.note(f"report: {wanted.report}")
+
+
+def _about(wanted: Plan, measured: _Measured, exact: bool) -> dict[str, Any]:
+    """Models, machine and settings of the bench."""
+    info = measured.info
+    return {
+        "version": specllama.__version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": physical_cores(),
+            "n_threads": info["n_threads"],
+        },
+        "target": info["target"],
+        "draft": info["draft"],
+        "drafters": _drafters(info),
+        "n_ctx": info["n_ctx"],
+        "load_ms": 1000 * info["load_seconds"],
+        "settings": {
+            "n_tokens": wanted.n_tokens,
+            "runs": wanted.runs,
+            "k": list(wanted.lengths),
+            "temperatures": list(wanted.temperatures),
+            "workloads": {name: len(prompts) for name, prompts in wanted.workloads.items()},
+        },
+        "exact": exact,
+        "planned": measured.planned,
+        "seconds": measured.seconds,
+        "interrupted": measured.interrupted or measured.failure is not None,
+        "skipped": measured.skipped,
+    }
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[Any]:
+    """A file that takes the place of `path` when it is complete. Raises ResourceError."""
+    try:
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=".bench-", suffix=".html")
+        try:
+            with open(number, "w", encoding="utf-8", newline="\n") as file:
+                yield file
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(name, 0o666 & ~umask)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise ResourceError(f"--report: {path} cannot be written: {error.strerror or error}") from None

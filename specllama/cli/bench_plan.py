@@ -1,0 +1,118 @@
+"""What a `bench` command line asks for: numbers and lists checked before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specllama.bench import workloads
+from specllama.bench.report import TITLE
+from specllama.bench.samples import Unit
+from specllama.cli import build
+from specllama.core.params import SamplingParams
+from specllama.errors import UsageError
+
+LENGTHS, TEMPERATURES, N_TOKENS, RUNS = "1,2,3,5,7,11,15", "0,0.8", 64, 3
+LONGEST_DRAFT, MOST_TOKENS, MOST_RUNS, MOST_TEMPERATURES = 64, 32_768, 1000, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured. params: SamplingParams that all answers share."""
+
+    workloads: Mapping[str, tuple[str, ...]]
+    temperatures: tuple[float, ...]
+    lengths: tuple[int, ...]
+    runs: int
+    n_tokens: int
+    params: Mapping[str, Any]
+    report: Path | None
+
+    @property
+    def units(self) -> list[Unit]:
+        return workloads.units(self.workloads, self.temperatures)
+
+
+def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
+    """given: the command line; values: with what files and environment say.
+
+    Raises UsageError, NotFoundError.
+    """
+    lengths = [_whole("--k", text, 1, LONGEST_DRAFT) for text in _parts("--k", given.get("lengths", LENGTHS))]
+    temperatures = _temperatures(given.get("temperatures", TEMPERATURES))
+    runs = _whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS)
+    n_tokens = _whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS)
+    report = _report(given["report"]) if "report" in given else None
+    found = workloads.load(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
+    shared = {k: v for k, v in values.items() if k not in ("temperature", "seed", "max_tokens")}
+    return Plan(
+        workloads=workloads.chosen(found, given.get("workloads")),
+        temperatures=temperatures,
+        lengths=tuple(sorted(set(lengths))),
+        runs=runs,
+        n_tokens=n_tokens,
+        params={**build.sampling(shared), "max_tokens": n_tokens},
+        report=report,
+    )
+
+
+def _parts(flag: str, text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError(f"{flag} is an empty list")
+    return parts
+
+
+def _whole(flag: str, given: str | int, low: int, high: int) -> int:
+    value = given if isinstance(given, int) else int(given) if re.fullmatch("[0-9]{1,9}", given) else -1
+    if not low <= value <= high:
+        raise UsageError(f"{flag} takes whole numbers from {low} to {high}, not {given!r}")
+    return value
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    found = []
+    for part in _parts("--temp", text):
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UsageError(f"--temp takes numbers separated by commas, not {part!r}")
+        SamplingParams.merge({"temperature": value})
+        found.append(abs(value))  # -0.0 is 0
+    unique = tuple(dict.fromkeys(found))
+    if len(unique) > MOST_TEMPERATURES:
+        raise UsageError(f"--temp has {len(unique)} temperatures, {MOST_TEMPERATURES} are allowed")
+    return unique
+
+
+def _report(name: str) -> Path:
+    """A place where a report can be written, tried. Only an earlier report is ever replaced."""
+    if not name.strip() or "\0" in name:
+        raise UsageError("--report needs the path of a file to write")
+    path = Path(name)
+    try:
+        if path.is_dir():
+            raise UsageError(f"--report: {name} is a directory", f"for example {path / 'bench.html'}")
+        if os.path.lexists(path):
+            if not path.is_file():
+                raise UsageError(f"--report: {name} is no regular file")
+            with path.open("rb") as file:
+                start = file.read(1024)
+            if start and TITLE.encode() not in start:
+                raise UsageError(f"--report: {name} is there and no report of bench, it is not overwritten")
+            if not os.access(path, os.W_OK):
+                raise UsageError(f"--report: {name} cannot be written: Permission denied")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--report: {name} cannot be written: {why}", "name a file that can be") from None
+    return path

@@ -1,0 +1,190 @@
+"""The tables of `bench` for people. Figures in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specllama.bench.intervals import Estimate
+from specllama.bench.notes import notes
+from specllama.bench.samples import AUTO, PLAIN
+from specllama.bench.summary import Row, Summary
+
+_POSITIONS, _LONGEST_NAME = 16, 16
+_WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+
+
+def lines(s: Summary, about: Mapping[str, Any], verdict: str, width: int) -> Iterator[str]:
+    """All tables, no line longer than `width` where that can be."""
+    yield from _filled(_head(about), width)
+    settings = about["settings"]
+    yield from _filled(
+        f"{s.answers} of {about['planned']} answers, up to {settings['n_tokens']} tokens each, measured in "
+        f"{duration(about['seconds'], about=False)}. Medians, with 95 % intervals.",
+        width,
+    )
+    yield from _speeds(s, width)
+    if AUTO in s.configs:
+        yield from _hindsight(s, width)
+    yield from _by_config(s, width)
+    yield from _positions(s, width)
+    yield from _curve(s, width)
+    yield ""
+    for text in [*notes(s, about), verdict]:
+        yield from _filled(text, width)
+
+
+def duration(seconds: float, about: bool = True) -> str:
+    """`about 3 min`."""
+    if seconds < 90:
+        text = f"{max(1, round(seconds))} s"
+    elif seconds < 5400:
+        text = f"{seconds / 60:.0f} min"
+    else:
+        text = f"{seconds / 3600:.1f} h"
+    return f"about {text}" if about else text
+
+
+def _head(about: Mapping[str, Any]) -> str:
+    target, draft = about["target"], about["draft"]
+    parts = [f"target {printable(target['name'])} {target['quant']}"]
+    if draft:
+        parts.append(f"draft {printable(draft['name'])} {draft['quant']}")
+    others = [name for name in about["drafters"] if name != "model"]
+    n = about["machine"]["n_threads"]
+    return ", ".join([*parts, *others, f"{n} thread{'s' if n > 1 else ''}"])
+
+
+def _speeds(s: Summary, width: int) -> Iterator[str]:
+    lengths = [name for name in s.configs if name != PLAIN]
+    header = ["workload", "temp", "plain t/s", *lengths]
+    rows = []
+    for row in [*s.rows, s.total]:
+        base = row.cells.get(PLAIN)
+        rate = f"{base.rate.value:.1f}" if base and base.rate else "-"
+        cells = []
+        for name in lengths:
+            e = row.cells[name].speedup if name in row.cells else None
+            cells.append("-" if e is None else f"{e.value:.2f}" + ("*" if name == row.best else " "))
+        rows.append([*_labels(row), rate, *cells])
+    yield ""
+    if lengths:
+        yield from _filled("Speed over plain decoding, by draft length (* the best fixed one):", width)
+    yield from table(header, rows, width, 2)
+
+
+def _hindsight(s: Summary, width: int) -> Iterator[str]:
+    header = ["workload", "temp", "auto", "95 %", "best", "its", "auto/best", "95 %", "regret"]
+    rows = []
+    for row in [*s.rows, s.total]:
+        auto = row.cells[AUTO].speedup if AUTO in row.cells else None
+        best = row.cells[row.best].speedup if row.best else None
+        regret = "-" if row.regret is None else f"{100 * row.regret:.0f} %"
+        its = "1.00" if row.best == PLAIN else _value(best)
+        against = row.auto_against_best
+        values = [_value(auto), _range(auto), row.best or "-", its, _value(against), _range(against), regret]
+        rows.append([*_labels(row), *values])
+    yield ""
+    yield from _filled("Auto against plain decoding, and against the best fixed length in hindsight:", width)
+    yield from table(header, rows, width, 2)
+
+
+def _by_config(s: Summary, width: int) -> Iterator[str]:
+    header = ["length", "t/s", "x plain", "95 %", "1st token", "accept", "verify", "draft", "samp.", "other"]
+    rows = []
+    for name in s.configs:
+        cell = s.total.cells[name]
+        shares = cell.total.time_shares.values()
+        whole = sum(shares) or 1.0
+        accept = cell.total.acceptance_rate
+        rows.append(
+            [
+                name,
+                f"{cell.rate.value:.1f}" if cell.rate else "-",
+                _value(cell.speedup),
+                _range(cell.speedup),
+                f"{1000 * cell.ttft.value:.1f} ms" if cell.ttft else "-",
+                "-" if accept is None else f"{100 * accept:.0f} %",
+                *(f"{100 * share / whole:.0f} %" for share in shares),
+            ]
+        )
+    yield ""
+    yield "All workloads together, by draft length:"
+    yield from table(header, rows, width, 1)
+
+
+def _positions(s: Summary, width: int) -> Iterator[str]:
+    """Acceptance by position of auto, of the best and of the longest length."""
+    lengths = [name for name in s.configs if name not in (PLAIN, AUTO)]
+    shown = {*lengths[-1:], AUTO, s.total.best}
+    found = {n: s.total.cells[n].total.accept_by_position[:_POSITIONS] for n in s.configs if n in shown}
+    found = {name: shares for name, shares in found.items() if shares}
+    if not found:
+        return
+    most = max(map(len, found.values()))
+    rows = [
+        [name, *(f"{100 * p:.0f}" for p in shares), *["-"] * (most - len(shares))]
+        for name, shares in found.items()
+    ]
+    yield ""
+    yield "Accepted by position, %:"
+    yield from table(["length", *map(str, range(1, most + 1))], rows, width, 1)
+
+
+def _curve(s: Summary, width: int) -> Iterator[str]:
+    costs = s.costs
+    points = [p for p in costs.points if not costs.exact or p.rows in _WIDTHS_SHOWN]
+    if len(points) < 2:
+        return
+    head = "t(n), a decode of n rows:" if costs.exact else "A decode by its mean rows, one column a length:"
+    rows = [
+        ["ms", *(f"{1000 * p.seconds:.3g}" for p in points)],
+        ["x t(1)", *("-" if (x := costs.relative(p)) is None else f"{x:.2f}" for p in points)],
+    ]
+    yield ""
+    yield from _filled(head, width)
+    yield from table(["rows", *(f"{p.rows:.3g}" for p in points)], rows, width, 1)
+    if costs.draft_token is not None:
+        each = f" = {costs.draft_token / costs.t1:.2f} x t(1)" if costs.t1 else ""
+        cost = f"{1000 * costs.draft_token:.3g} ms{each}"
+        yield from _filled(f"A token of the draft model, reading the prompt included: {cost}", width)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, n_labels: int) -> Iterator[str]:
+    """Columns side by side; those that `width` has no room for below, behind the first n_labels again."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    labels, at = list(range(n_labels)), n_labels
+    used = sum(widths[i] + 1 for i in labels)
+    while at < len(header):
+        part, room = [at], width - used - widths[at]
+        at += 1
+        while at < len(header) and room >= widths[at] + 1:
+            part, room, at = [*part, at], room - widths[at] - 1, at + 1
+        for row in [header, *rows]:
+            cells = [row[i].ljust(widths[i]) if i == 0 else row[i].rjust(widths[i]) for i in [*labels, *part]]
+            yield " ".join(cells).rstrip()
+
+
+def _labels(row: Row) -> list[str]:
+    name = row.workload or "all"
+    short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+    return [short, "all" if row.temperature is None else f"{row.temperature:g}"]
+
+
+def _value(e: Estimate | None) -> str:
+    return "-" if e is None else f"{e.value:.2f}"
+
+
+def _range(e: Estimate | None) -> str:
+    return "-" if e is None or e.low is None or e.high is None else f"{e.low:.2f}-{e.high:.2f}"
+
+
+def _filled(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def printable(text: str) -> str:
+    """A text of a file as it is, but for what a terminal would obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

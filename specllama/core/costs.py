@@ -1,0 +1,172 @@
+"""What a decode of n rows takes: one estimate per n, refined by every round. Knows no models and no clock.
+
+t(n) is a staircase that differs from machine to machine, so no line is fitted: widths that were measured are
+known, those between them lie on straight lines, those beyond follow a cautious shape from the widest known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from math import exp, isfinite, log
+from typing import Any
+
+WIDEST = 64  # rows; wider decodes are taken to cost in proportion
+PRIOR = ((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0), (16, 4.5), (32, 8.0), (64, 15.0))  # rows, multiples of t(1)
+MOST_COUNTED = 1000
+FIRST = 3  # of a width's first times the shortest counts: some pay for what is prepared only once
+LARGEST_STEP = log(1.5)  # one time moves the scale no further than one this much off would
+OUTLIER = log(1.8)  # further off, a time says nothing about its width
+SCALE_RATE, WIDTH_RATE, PLAIN_RATE = 0.12, 0.04, 0.12  # share of what a time is off that is believed at once
+DRIFT, MOST_PLAIN = 0.05, 4  # change of the scale that wants plain rounds; as many on end
+DISTURBED = 3.0  # a time this often the predicted one counts as predicted
+CAUTION = 1.5  # a width that was never measured may cost this often what is predicted
+FIRST_STEP, CATCH_UP = 0.15, 0.35  # t(1) of an unmeasured step of the draft model; of a step, per further id
+
+
+class CostCurve:
+    """Seconds of a decode by its rows.
+
+    scale: what all widths share at the moment (throttling, other load), 1 when it was made or loaded.
+    """
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self._seconds: dict[int, float] = {}  # at scale 1
+        self._counts: dict[int, int] = {}
+        self._widths: list[int] = []
+        self._moved: set[int] = set()  # widths measured since the last plain round
+        self._drift = 0.0  # of the logarithm of the scale, since then
+        self._n_plain = 0  # plain rounds on end
+        self._predicted: dict[int, float] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._widths)
+
+    def count(self, n: int) -> int:
+        """How often n rows were measured."""
+        return self._counts.get(n, 0)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether times have changed since the last plain round, which alone tells if all widths' have."""
+        return abs(self._drift) > DRIFT and self._n_plain < MOST_PLAIN
+
+    def observe(self, n: int, seconds: float, plain: bool = False) -> None:
+        """A decode of n rows took so long; impossible times are ignored. plain: nothing was drafted."""
+        if n < 1 or n > WIDEST or not (isfinite(seconds) and seconds > 0):
+            return
+        self._predicted.clear()
+        count = self._counts.get(n, 0)
+        self._counts[n] = min(count + 1, MOST_COUNTED)
+        if count < FIRST:
+            if count == 0:
+                self._widths.insert(bisect_left(self._widths, n), n)
+            self._seconds[n] = min(seconds / self.scale, self._seconds.get(n, seconds / self.scale))
+            return
+        off = log(seconds / (self.scale * self._seconds[n]))
+        limited = max(-LARGEST_STEP, min(LARGEST_STEP, off))
+        if plain:
+            self._anchor(limited)
+            return
+        shared = limited * SCALE_RATE
+        self.scale *= exp(shared)
+        self._drift += shared
+        self._n_plain = 0
+        self._moved.add(n)
+        if abs(off) < OUTLIER:
+            self._seconds[n] *= exp((off - shared) * max(WIDTH_RATE, 1 / (1 + count)))
+
+    def _anchor(self, off: float) -> None:
+        """A plain round says what the scale is; the widths seen since the last one keep their times."""
+        shared = off * PLAIN_RATE
+        self.scale *= exp(shared)
+        for n in self._moved:
+            self._seconds[n] *= exp(-shared)
+        self._drift = off - shared
+        self._n_plain += 1
+        if self._n_plain > 1:
+            self._moved.clear()
+
+    def predict(self, n: int) -> float:
+        """Seconds of a decode of n rows now; 0 where nothing is known at all."""
+        found = self._predicted.get(n)
+        if found is None:
+            found = self._predicted[n] = self._predict(n) * self.scale
+        return found
+
+    def cautious(self, n: int) -> float:
+        """The same to be on the safe side: widths that were never measured may well cost more."""
+        if n in self._seconds or not self._widths:
+            return self.predict(n)
+        return max(self.predict(n), min(CAUTION * self.predict(n), 1.1 * n * self.predict(1)))
+
+    def _predict(self, n: int) -> float:
+        if n in self._seconds:
+            return max(self._seconds[n], self._seconds[self._widths[0]])  # more rows never take less than one
+        if not self._widths:
+            return 0.0
+        i = bisect_left(self._widths, n)
+        if 0 < i < len(self._widths):
+            low, high = self._widths[i - 1], self._widths[i]
+            part = (n - low) / (high - low)
+            return self._seconds[low] + part * (self._seconds[high] - self._seconds[low])
+        nearest = self._widths[-1] if i else self._widths[0]
+        return self._seconds[nearest] * prior(n) / prior(nearest)
+
+    def missing(self, widths: Iterable[int]) -> list[int]:
+        """Those of the widths that were not measured often enough to be sure of."""
+        return [n for n in widths if self.count(n) < FIRST]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data to be stored; `from_dict` is the inverse, up to the scale, which is folded in."""
+        return {"widths": [[n, self._seconds[n] * self.scale, self._counts[n]] for n in self._widths]}
+
+    @classmethod
+    def from_dict(cls, data: object) -> CostCurve:
+        """What was stored; an empty curve where it is not what `to_dict` wrote."""
+        curve = cls()
+        widths = data.get("widths") if isinstance(data, Mapping) else None
+        for item in widths if isinstance(widths, list) else ():
+            if not (isinstance(item, list | tuple) and len(item) == 3 and all(map(_is_number, item))):
+                return cls()
+            n, seconds, count = item
+            if n != int(n) or not 1 <= n <= WIDEST or not 0 < seconds < 1e6 or count < 1:
+                return cls()
+            curve._seconds[int(n)], curve._counts[int(n)] = float(seconds), min(int(count), MOST_COUNTED)
+        curve._widths = sorted(curve._seconds)
+        return curve
+
+
+class StepCosts:
+    """Seconds of a step of the draft model by the ids that it evaluates."""
+
+    def __init__(self) -> None:
+        self.curve = CostCurve()
+
+    def observe(self, n_ids: int, seconds: float) -> None:
+        wide = max(1.0, n_ids / WIDEST)
+        self.curve.observe(min(n_ids, WIDEST), seconds / wide)
+
+    def predict(self, n_ids: int, t1: float) -> float:
+        """t1: seconds of the target's decode of one row, which the first guess goes by."""
+        if self.curve.known:
+            return self.curve.predict(n_ids)
+        return FIRST_STEP * t1 * (1 + CATCH_UP * (n_ids - 1))
+
+
+def prior(n: int) -> float:
+    """What n rows are taken to cost before any was measured, in t(1)."""
+    if n >= WIDEST:
+        return PRIOR[-1][1] * n / WIDEST
+    for (low, a), (high, b) in pairwise(PRIOR):
+        if n <= high:
+            return a + (b - a) * (n - low) / (high - low)
+    raise AssertionError("PRIOR ends at WIDEST")
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x)

@@ -1,0 +1,147 @@
+"""What others would have taken on a trace: llama.cpp's grid, the best fixed length, a perfect stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specllama.core.fixed import Fixed
+from specllama.core.ports import Drafter
+from specllama.core.replay import CATCH_UP, GREEDY, Seconds, Session, Trace
+from specllama.core.sampling import Chooser
+from specllama.core.sequence import common_prefix
+
+LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15)
+GRID = (*((n, 0.0) for n in LENGTHS[1:]), (7, 0.8), (15, 0.8))  # n_max, p_min
+NGRAM, NGRAM_DRAFT = 4, 15  # tokens that must agree, tokens drafted
+MOST_STOPPED = 48  # tokens of the model in one draft of the perfect stop
+
+
+def plain(traces: Sequence[Trace], seconds: Seconds) -> float:
+    """Seconds without drafts."""
+    return sum(len(t.text) for t in traces) * seconds(1)
+
+
+def classical(trace: Trace, seconds: Seconds, step: float, n_max: int, p_min: float = 0.0) -> float:
+    """Seconds of llama.cpp's loop: n_max tokens while the draft model is sure enough, every verify batch
+    evaluated again on the draft model.
+    """
+    text, at, spent = trace.text, 0, 0.0
+    while at < len(text):
+        n = n_right = 0
+        for here in range(at, min(at + n_max, len(text) - 1)):
+            spent += step
+            if trace.conf[here] < p_min:
+                break
+            n_right += n_right == n and trace.draft[here] == text[here]
+            n += 1
+        spent += seconds(n + 1) + CATCH_UP * step * n
+        at += n_right + 1
+    return spent
+
+
+def ngram(trace: Trace, seconds: Seconds) -> float:
+    """Seconds of llama.cpp's simple n-gram drafter."""
+    ids, at, spent = [*trace.prompt, *trace.text], 0, 0.0
+    latest: dict[tuple[int, ...], int] = {}  # behind the latest earlier occurrence
+    n_indexed = NGRAM
+    while at < len(trace.text):
+        n = len(trace.prompt) + at
+        while n_indexed < n:
+            latest[tuple(ids[n_indexed - NGRAM : n_indexed])] = n_indexed
+            n_indexed += 1
+        found = latest.get(tuple(ids[n - NGRAM : n])) if n >= NGRAM else None
+        draft = ids[found : min(found + NGRAM_DRAFT, n)] if found is not None else []
+        del draft[len(trace.text) - at - 1 :]
+        spent += seconds(len(draft) + 1)
+        at += 1 + common_prefix(draft, trace.text[at:])
+    return spent
+
+
+def best_of_grid(traces: Sequence[Trace], seconds: Seconds, step: float) -> float:
+    """Seconds of the best of llama.cpp's settings for these texts together: plain, n-gram, draft lengths."""
+    return min(
+        plain(traces, seconds),
+        sum(ngram(t, seconds) for t in traces),
+        *(sum(classical(t, seconds, step, n, p) for t in traces) for n, p in GRID),
+    )
+
+
+def best_fixed(
+    traces: Sequence[Trace],
+    seconds: Seconds,
+    step: Seconds | float | None,
+    free: Callable[[], Drafter],
+    lengths: Sequence[int] = LENGTHS,
+) -> tuple[int, float]:
+    """(length, seconds): the best of our own fixed policies for these texts together."""
+    found = []
+    for n in lengths:
+
+        def make(drafters: list[Drafter], clock: Callable[[], float], n: int = n) -> Fixed:  # noqa: ARG001
+            return Fixed(drafters, n)
+
+        session = Session(make, seconds, step, free)
+        found.append((session.replay(traces).seconds, n))
+    took, length = min(found)
+    return length, took
+
+
+def perfect_stop(
+    trace: Trace, seconds: Seconds, step: float, copied: Callable[[], Drafter] | None = None
+) -> float:
+    """Seconds of one who knows how many each drafter will have right, and drafts no more: a bound."""
+    text, n = trace.text, len(trace.text)
+    modelled = [0] * (n + 1)
+    for i in range(n - 1, -1, -1):
+        modelled[i] = modelled[i + 1] + 1 if trace.draft[i] == text[i] else 0
+    free = _right_copies(trace, copied()) if copied is not None else [0] * n
+    best = [0.0] * (n + 1)
+    for i in range(n - 1, -1, -1):
+        room = n - i - 1
+        best[i] = seconds(1) + best[i + 1]
+        for k in range(1, min(free[i], room) + 1):
+            best[i] = min(best[i], seconds(k + 1) + best[i + k + 1])
+        for k in range(1, min(modelled[i], MOST_STOPPED, room) + 1):
+            best[i] = min(best[i], seconds(k + 1) + k * step + best[i + k + 1])
+    return best[0]
+
+
+def _right_copies(trace: Trace, drafter: Drafter) -> list[int]:
+    """How many tokens a free drafter would have right at every position."""
+    drafter.start(0, trace.prompt, Chooser(GREEDY, 0, 1))
+    found = []
+    for at, token in enumerate(trace.text):
+        n = 0
+        drafted: list[int] = []
+        while at + n < len(trace.text) and n < MOST_STOPPED:
+            proposal = drafter.step({0: drafted}).get(0)
+            if proposal is None or proposal.token != trace.text[at + n]:
+                break
+            drafted.append(proposal.token)
+            n += 1
+        found.append(n)
+        drafter.committed(0, [token])
+    return found
+
+
+# t(n) / t(1): a 640 M-parameter target measured on two machines of two AVX-512 cores; a shape known of GPUs.
+MACHINES = {
+    "A f16": {1: 1, 2: 1.29, 3: 1.36, 4: 1.45, 5: 1.69, 8: 2.24, 16: 2.82},
+    "A Q8_0": {1: 1, 2: 2.2, 3: 2.6, 4: 2.8, 5: 3.5, 8: 4.1, 16: 4.9},
+    "A Q4_0": {1: 1, 2: 1.75, 3: 2.4, 4: 1.58, 5: 2.4, 8: 2.8, 16: 4.2},
+    "A Q4_K_M": {1: 1, 2: 1.5, 3: 2.1, 4: 3.1, 5: 3.6, 8: 4.8, 16: 6.5},
+    "B f16": {
+        1: 1, 2: 1.8, 3: 2, 4: 2.1, 5: 2.2, 6: 2.3, 8: 2.8, 9: 2.9, 12: 3.3, 16: 4.1, 24: 5.8, 32: 7.4,
+    },
+    "B Q8_0": {
+        1: 1, 2: 1.55, 3: 1.78, 4: 1.95, 5: 2.85, 6: 3.1, 8: 2.8, 9: 4, 12: 3.7, 16: 4.3, 24: 6.4, 32: 7.9,
+    },
+    "B Q4_0": {
+        1: 1, 2: 1.75, 3: 2.7, 4: 3.1, 5: 4, 6: 4.7, 8: 5.2, 9: 6.2, 12: 7.5, 16: 7.6, 24: 11.6, 32: 14.4,
+    },
+    "B Q4_K_M": {
+        1: 1, 2: 1.7, 3: 2.35, 4: 3.5, 5: 4, 6: 4.5, 8: 6, 9: 6.5, 12: 7.7, 16: 7.7, 24: 11.9, 32: 14.3,
+    },
+    "GPU": {1: 1, 2: 1.03, 3: 1.05, 4: 1.07, 5: 1.1, 8: 1.2, 9: 1.9, 16: 2, 32: 2.4},
+}  # fmt: skip
+STEPS = (0.02, 0.07, 0.15)  # t(1) of a step of the draft model

@@ -1,0 +1,75 @@
+"""What is learnt of a loaded pair, over all requests: what is accepted, what asking it costs and brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specllama.core.acceptance import AcceptanceTable
+from specllama.core.costs import CostCurve, StepCosts
+from specllama.core.looks import PairLooks
+from specllama.core.offers import Offer
+
+# Chances before any was seen, by bin of confidence: of a token; of the model's token behind an accepted one.
+CHANCES = (0.05, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.92, 0.96, 0.98, 0.985, 0.99, 0.995)
+AFTER = tuple(0.4 + 0.04 * b for b in range(len(CHANCES)))
+FORCED = 0.95  # that the target spells what a grammar forces in the usual way
+MODEL, GRAMMAR = "model", "grammar"  # drafters that are told apart by name
+
+
+class Learnt:
+    """tables: by drafter, chances by bin of its confidence. after: chances of the model's token behind an
+    accepted one, by that one's bin. steps: what the draft model takes. looks: what asking it brought.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.tables = {
+            name: AcceptanceTable(CHANCES, weight=8, forget=0.995)
+            for name in names if name not in (MODEL, GRAMMAR)
+        }  # fmt: skip
+        self.tables |= {MODEL: AcceptanceTable(CHANCES), GRAMMAR: AcceptanceTable((FORCED,))}
+        self.after = AcceptanceTable(AFTER)
+        self.steps, self.looks = StepCosts(), PairLooks()
+
+    def score_free(self, offer: Offer, tokens: Sequence[int]) -> None:
+        """Count what was offered for nothing, drafted or not, as far as the text has come."""
+        for offered, token, source, bin_ in zip(
+            offer.tokens, tokens, offer.sources, offer.bins, strict=False
+        ):
+            self.tables[source].see(bin_, offered == token)
+            if offered != token:
+                return
+
+    def score_look(self, offer: Offer, tokens: Sequence[int]) -> None:
+        """The same for what the draft model said."""
+        before = None
+        for offered, token, source, bin_ in zip(
+            offer.tokens, tokens, offer.sources, offer.bins, strict=False
+        ):
+            if source == MODEL:
+                self.tables[MODEL].see(bin_, offered == token)
+                if before is not None:
+                    self.after.see(before, offered == token)
+            if offered != token:
+                return
+            before = bin_ if source == MODEL else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data to be stored."""
+        return {
+            "tables": {name: table.to_dict() for name, table in self.tables.items()},
+            "after": self.after.to_dict(),
+            "steps": self.steps.curve.to_dict(),
+            "gains": list(self.looks.gains),
+        }
+
+    def restore(self, data: object) -> None:
+        """Go on from what `to_dict` gave; parts that are something else are left as they are."""
+        if not isinstance(data, Mapping):
+            return
+        tables = data.get("tables")
+        for name, table in self.tables.items():
+            table.restore(tables.get(name) if isinstance(tables, Mapping) else None)
+        self.after.restore(data.get("after"))
+        self.steps.curve = CostCurve.from_dict(data.get("steps"))
+        self.looks.restore(data.get("gains"))

@@ -1,0 +1,245 @@
+"""Replaying recorded texts: what a policy would have taken on a machine of given costs, in simulated time.
+
+A trace holds a text and what the draft model says at each of its positions, the text before it given. What a
+draft says behind its own first mistake is not recorded: it is taken to be wrong there, with the recorded
+confidence. That is the one inexactness; policies and the copy drafter are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any
+
+from specllama.core.drafting import Draft, Outcome, Policy, Round
+from specllama.core.params import SamplingParams
+from specllama.core.ports import Drafter, Mask, Proposal, View
+from specllama.core.sampling import Chooser
+from specllama.core.sequence import common_prefix
+
+WRONG = -1  # drafted behind a mistake where the recorded choice would be right
+CATCH_UP, MOST_CATCH_UP = 0.35, 60  # of a step, per id that the draft model must catch up with; ids counted
+
+Seconds = Callable[[int], float]
+
+
+def undisturbed(now: float) -> float:  # noqa: ARG001
+    """The factor of a machine that is always as fast."""
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """prompt: ids. text: the ids that the target wrote behind it. draft, conf: at each position of the text
+    the draft model's choice and its probability. Raises ValueError where they do not fit together.
+    """
+
+    prompt: list[int]
+    text: list[int]
+    draft: list[int]
+    conf: list[float]
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not len(self.text) == len(self.draft) == len(self.conf):
+            raise ValueError("a trace needs a prompt, and a choice and a probability for each id of its text")
+        if not all(isfinite(c) and 0 <= c <= 1 for c in self.conf):
+            raise ValueError("a trace has probabilities outside of 0 to 1")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
+        """From JSON. Raises ValueError for what is no trace."""
+        try:
+            return cls(*(list(data[f.name]) for f in fields(cls)))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a trace: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Machine:
+    """The simulated clock. disturb: factor on what is spent next, by the time so far.
+
+    now: seconds as a policy sees them; quiet: the same without disturbance.
+    """
+
+    def __init__(self, disturb: Callable[[float], float] = undisturbed) -> None:
+        self.now = self.quiet = 0.0
+        self._disturb = disturb
+
+    def clock(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds * self._disturb(self.now)
+        self.quiet += seconds
+
+
+class TraceDrafter:
+    """Proposes what the traces say the draft model would, and takes its time.
+
+    step_seconds: of a step that evaluates so many ids. It keeps a cache as the real one does, and catches up.
+    """
+
+    name, continues = "model", True
+
+    def __init__(self, machine: Machine, step_seconds: Seconds) -> None:
+        self.machine, self.step_seconds = machine, step_seconds
+        self.traces: dict[int, Trace] = {}
+        self._at: dict[int, int] = {}  # ids of the text that are committed
+        self._held: dict[int, list[int]] = {}  # ids in the cache, or left out
+        self._skipped: dict[int, int] = {}
+
+    def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
+        """The sequence is this trace; prefilled: its prompt is in the cache."""
+        self.traces[seq_id], self._at[seq_id] = trace, 0
+        self._held[seq_id] = trace.prompt[:-1] if prefilled else []
+        self._skipped[seq_id] = 0
+
+    def start(
+        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None
+    ) -> None:  # `begin` said it all
+        pass
+
+    def view(self, seq_id: int) -> View:
+        n, kept = len(self._history(seq_id)), self._kept(seq_id, ())
+        return View(self._skipped[seq_id], kept - self._skipped[seq_id], n - kept)
+
+    def cover(self, seq_id: int, n_last: int) -> None:
+        """What a draft model says of a part of the text only is not recorded: the same, here."""
+        self._skipped[seq_id] = max(0, len(self._history(seq_id)) - n_last)
+        self._held[seq_id] = self._history(seq_id)[: self._skipped[seq_id]]
+
+    def _history(self, seq_id: int) -> list[int]:
+        trace = self.traces[seq_id]
+        return [*trace.prompt, *trace.text[: self._at[seq_id]]]
+
+    def _kept(self, seq_id: int, draft: Sequence[int]) -> int:
+        ids = [*self._history(seq_id), *draft]
+        return min(common_prefix(self._held[seq_id], ids), len(ids) - 1)
+
+    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        n_ids, found = 0, {}
+        for seq_id, draft in wanted.items():
+            trace, at = self.traces[seq_id], self._at[seq_id]
+            here = at + len(draft)
+            n_ids += len(trace.prompt) + here - self._kept(seq_id, draft)
+            self._held[seq_id] = [*self._history(seq_id), *draft]
+            if here < len(trace.text):
+                token = trace.draft[here]
+                if list(draft) != trace.text[at:here] and token == trace.text[here]:
+                    token = WRONG
+                found[seq_id] = Proposal(token, trace.conf[here])
+        if n_ids:
+            self.machine.spend(self.step_seconds(n_ids))
+        return found
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self._at[seq_id] += len(tokens)
+
+    def forget(self, seq_id: int) -> None:
+        """The next `begin` starts anew."""
+
+
+@dataclass(slots=True)
+class Replayed:
+    """seconds: without disturbance; measured: with it."""
+
+    seconds: float = 0.0
+    measured: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    n_drafted: int = 0
+    n_accept: int = 0
+
+
+MakePolicy = Callable[[list[Drafter], Callable[[], float]], Policy]
+GREEDY = SamplingParams(temperature=0)
+
+
+class Session:
+    """A loaded pair on a simulated machine: what is learnt in one `replay` serves the next.
+
+    seconds: of a target decode of n rows. step: seconds of the draft model's evaluation of n ids, or of one
+    id, further ones then CATCH_UP of it each; None: no draft model. free: makes the drafter that copies.
+    prefilled: the draft model has seen the prompts, at no cost.
+    """
+
+    def __init__(
+        self,
+        make_policy: MakePolicy,
+        seconds: Seconds,
+        step: Seconds | float | None,
+        free: Callable[[], Drafter] | None,
+        disturb: Callable[[float], float] = undisturbed,
+        prefilled: bool = True,
+    ) -> None:
+        self.machine, self.seconds, self.prefilled = Machine(disturb), seconds, prefilled
+        drafters: list[Drafter] = [free()] if free is not None else []
+        self.model = None
+        if step is not None:
+            self.model = TraceDrafter(self.machine, step if callable(step) else steps_at(step))
+            drafters.append(self.model)
+        self.policy = make_policy(drafters, self.machine.clock)
+
+    def replay(self, traces: Sequence[Trace], n_slots: int = 1) -> Replayed:
+        """Decode the texts, `n_slots` at a time, to their ends."""
+        done, waiting = Replayed(), [t for t in traces if t.text]
+        active: dict[int, tuple[Trace, int]] = {}
+        quiet, now = self.machine.quiet, self.machine.now
+        while waiting or active:
+            for slot in range(n_slots):
+                if slot not in active and waiting:
+                    self._begin(slot, waiting[0])
+                    active[slot] = waiting.pop(0), 0
+            self._round(active, done)
+        done.seconds, done.measured = self.machine.quiet - quiet, self.machine.now - now
+        return done
+
+    def _begin(self, slot: int, trace: Trace) -> None:
+        if self.model is not None:
+            self.model.begin(slot, trace, self.prefilled)
+        self.policy.start(slot, trace.prompt, Chooser(GREEDY, 0, 1))
+
+    def _round(self, active: dict[int, tuple[Trace, int]], done: Replayed) -> None:
+        began = self.machine.now
+        drafts = self.policy.draft({slot: len(trace.text) - at - 1 for slot, (trace, at) in active.items()})
+        drafted = self.machine.now
+        rows = len(active) + sum(len(d.tokens) for d in drafts.values())
+        self.machine.spend(self.seconds(rows))
+        decoded = self.machine.now
+        outcomes = []
+        for slot, (trace, at) in list(active.items()):
+            draft = drafts.get(slot, Draft())
+            n_accept = common_prefix(draft.tokens, trace.text[at:])
+            emitted = trace.text[at : at + n_accept + 1]
+            self.policy.committed(slot, emitted)
+            outcomes.append(Outcome(slot, draft, n_accept, len(emitted)))
+            done.tokens += len(emitted)
+            done.n_drafted += len(draft.tokens)
+            done.n_accept += n_accept
+            active[slot] = trace, at + len(emitted)
+        done.rounds += 1
+        self.policy.observe(Round(rows, decoded - drafted, drafted - began, decoded - began, outcomes))
+        for slot, (trace, at) in list(active.items()):
+            if at == len(trace.text):
+                self.policy.forget(slot)
+                del active[slot]
+
+
+def steps_at(step: float) -> Seconds:
+    """Seconds of a step of the draft model by the ids that it evaluates, one taking `step`."""
+    return lambda n: step * (1 + CATCH_UP * min(n - 1, MOST_CATCH_UP))
+
+
+def curve(points: Mapping[int, float], most: int = 66) -> Seconds:
+    """Seconds of a decode of n rows, straight between the given widths and as at the last ones beyond."""
+    widths = sorted(points)
+    table = [0.0] * (most + 1)
+    for n in range(1, most + 1):
+        high = next((i for i, w in enumerate(widths) if w >= n), len(widths) - 1)
+        low = max(0, high - 1) if widths[high] != n else high
+        a, b = widths[low], widths[high]
+        table[n] = points[b] if a == b else points[a] + (points[b] - points[a]) * (n - a) / (b - a)
+    return table.__getitem__

@@ -1,0 +1,261 @@
+"""`specllama bench` as users type it, on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import jsonschema
+import psutil
+import pytest
+
+from tests.command import Command, Result
+
+QUICK = ("--runs", "1", "-n", "8")
+TWO = (*QUICK, "--workloads", "edit,json", "--k", "7,2", "--temp", "0,0.8")
+NUMBER, SHARES = {"type": "number", "minimum": 0}, {"type": "array", "items": {"maximum": 1, "minimum": 0}}
+MAYBE = {"type": ["number", "null"], "minimum": 0}
+
+
+def an_object(**properties: object) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def or_null(schema: dict[str, object]) -> dict[str, object]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+COUNT = {"type": "integer", "minimum": 0}
+TEXT = {"type": "string"}
+ESTIMATE = or_null(an_object(value=NUMBER, low=MAYBE, high=MAYBE, n=COUNT))
+CELL = an_object(
+    answers=COUNT, decode_tps=ESTIMATE, speedup=ESTIMATE, ttft_ms=ESTIMATE, n_predict=COUNT, n_drafted=COUNT,
+    n_accept=COUNT, n_discarded=COUNT, drafted_by={"type": "object"}, acceptance=MAYBE,
+    accept_by_position=SHARES, rounds=COUNT, decode_seconds=NUMBER,
+    time=an_object(verify=NUMBER, draft=NUMBER, sampling=NUMBER, other=NUMBER),
+)  # fmt: skip
+ROW = an_object(
+    workload={"type": ["string", "null"]}, temperature=MAYBE,
+    configurations={"type": "object", "additionalProperties": CELL}, best_fixed={"type": ["string", "null"]},
+    auto_against_best=ESTIMATE, regret=MAYBE,
+)  # fmt: skip
+MODEL = an_object(name=TEXT, path=TEXT, params=COUNT, quant=TEXT, n_gpu_layers={"type": "integer"})
+OBJECT = an_object(
+    schema={"const": "specllama.bench/1"}, version=TEXT, date=TEXT,
+    machine=an_object(system=TEXT, machine=TEXT, cores=COUNT, n_threads=COUNT),
+    target=MODEL, draft=or_null(MODEL), drafters={"type": "array", "items": TEXT}, n_ctx=COUNT,
+    load_ms=NUMBER,
+    settings=an_object(
+        n_tokens=COUNT, runs=COUNT, k={"type": "array", "items": COUNT},
+        temperatures={"type": "array", "items": NUMBER}, workloads={"type": "object"},
+    ),
+    exact={"type": "boolean"}, planned=COUNT, seconds=NUMBER, interrupted={"type": "boolean"},
+    skipped={"type": "object"}, configurations={"type": "array", "items": TEXT}, answers=COUNT,
+    too_short=COUNT, near_ties={"type": ["integer", "null"]}, total=ROW,
+    rows={"type": "array", "items": ROW},
+    t_n={"type": "array", "items": an_object(rows=NUMBER, seconds=NUMBER, relative=MAYBE, rounds=COUNT)},
+    t_n_exact={"type": "boolean"}, draft_token_seconds=MAYBE, first_accepted=MAYBE, rounds_drafted=MAYBE,
+    texts_compared=COUNT,
+    texts_different={
+        "type": "array",
+        "items": an_object(
+            workload=TEXT, prompt=COUNT, temperature=NUMBER, run=COUNT, configuration=TEXT, token=COUNT
+        ),
+    },
+    verdict=TEXT, samples={"type": "array"},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tables(shared: Command) -> Result:
+    return shared("bench", *TWO)
+
+
+@pytest.fixture(scope="module")
+def found(shared: Command) -> Result:
+    return shared("bench", *TWO, "--json", "--report", "bench.html")
+
+
+def test_the_tables(tables: Result) -> None:
+    assert tables.code == 0, tables.err
+    lines = tables.out.splitlines()
+    assert max(map(len, lines)) <= 80  # in a pipe
+    assert "\x1b" not in tables.out + tables.err
+    assert lines[0] == "target pydoc-target Q4_0, draft pydoc-draft Q4_0, copy, 1 thread"
+    assert lines[1].startswith("64 of 64 answers, up to 8 tokens each")  # 8 prompts, 2 temperatures, 4 ways
+    header = lines.index("workload temp plain t/s     2     7  auto")
+    labels = [line.split()[:2] for line in lines[header + 1 : header + 8]]
+    assert labels == [
+        ["edit", "0"], ["edit", "0.8"], ["json", "0"], ["json", "0.8"], ["all", "0"], ["all", "0.8"],
+        ["all", "all"],
+    ]  # fmt: skip
+    for head in ("Auto against plain decoding", "All workloads together", "Accepted by position", "Texts: "):
+        assert any(line.startswith(head) for line in lines), head
+    assert " plain decoding's speed" in " ".join(lines[-8:])
+    assert tables.lines[0].startswith("speculation on: draft pydoc-draft Q4_0 (vocabulary identical) + copy")
+
+
+def test_the_object(found: Result) -> None:
+    assert found.code == 0, found.err
+    jsonschema.validate(found.json, OBJECT)
+    assert found.json["configurations"] == ["plain", "2", "7", "auto"]
+    assert (found.json["answers"], found.json["planned"], found.json["texts_compared"]) == (64, 64, 48)
+    assert [(row["workload"], row["temperature"]) for row in found.json["rows"]] == [
+        ("edit", 0), ("edit", 0.8), ("json", 0), ("json", 0.8), (None, 0), (None, 0.8),
+    ]  # fmt: skip
+    total = found.json["total"]["configurations"]
+    assert total["plain"]["n_drafted"] == 0
+    assert total["plain"]["speedup"] is None
+    assert total["7"]["n_drafted"] > total["2"]["n_drafted"] > 0
+    assert len(total["2"]["accept_by_position"]) == 2
+    assert found.json["t_n"][0]["relative"] == 1
+
+
+def test_its_figures_are_those_of_its_samples(found: Result) -> None:
+    samples = found.json["samples"]
+    assert len(samples) == found.json["answers"]
+    for name, cell in found.json["total"]["configurations"].items():
+        mine = [s for s in samples if s["configuration"] == name]
+        assert cell["answers"] == len(mine) == 16
+        for counter in ("n_predict", "n_drafted", "n_accept"):
+            assert cell[counter] == sum(s[counter] for s in mine)
+        for s in mine:  # nothing of a prompt was there already but the template's beginning
+            assert s["n_reused"] < s["n_prompt"] / 2
+            assert s["decode_tps"] == pytest.approx((s["n_predict"] - 1) / s["decode_seconds"])
+
+
+def test_the_report(shared: Command, found: Result) -> None:
+    assert "report: bench.html" in found.err
+    page = (shared.home / "bench.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert page.count("<svg") == 4
+    assert found.json["verdict"][:20] in page
+    assert [p.name for p in shared.home.glob(".bench-*")] == []
+
+
+def test_own_prompts_and_a_report_that_replaces_an_earlier_one(command: Command) -> None:
+    prompts = {"short": ["What is zip?"], "long": ["word " * 3000]}
+    (command.home / "mine.json").write_text(json.dumps(prompts))
+    (command.home / "old.html").write_text("<title>specllama bench: old</title>")
+    args = (
+        "--prompts",
+        "mine.json",
+        "--k",
+        "3",
+        "--temp",
+        "0",
+        "--report",
+        "old.html",
+        *QUICK,
+        "--runs",
+        "2",
+    )
+    result = command("bench", *args)
+    assert result.code == 0, result.err
+    assert "Left out: prompt long 1: the prompt has" in result.out
+    assert "6 of 12 answers" in result.out  # one prompt, which did not find its own cache the second time
+    assert "old" not in (command.home / "old.html").read_text("utf-8").split("</title>")[0]
+    (command.home / "long.json").write_text(json.dumps({"long": prompts["long"]}))
+    none = command("bench", "--prompts", "long.json", *QUICK)
+    assert (none.code, none.raw) == (2, b"")
+    assert "no prompt fits the context" in none.err
+
+
+def test_without_drafters_plain_decoding_is_measured_and_it_says_why(command: Command) -> None:
+    args = ("--workloads", "edit", "--temp", "0", *QUICK)
+    for how in (("--drafters", "none"), ("--drafters", "grammar")):
+        result = command("bench", *args, *how)
+        assert result.code == 0, result.err
+        assert "4 of 4 answers" in result.out
+        assert "Only plain decoding was measured:" in result.out
+    stored = command(
+        "bench", *args, "--k", "2", env={"SPECLLAMA_DRAFT_MAX": "0", "SPECLLAMA_MAX_TOKENS": "3"}
+    )
+    assert stored.code == 0, stored.err
+    assert "12 of 12 answers, up to 8 tokens" in stored.out  # bench decides that itself
+
+
+def test_narrow_terminals(command: Command) -> None:
+    result = command("bench", *QUICK, "--workloads", "edit", "--temp", "0", "--k", "1", env={"COLUMNS": "40"})
+    assert result.code == 0, result.err
+    assert max(map(len, result.out.splitlines())) <= 40
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "needle"),
+    [
+        (("--k", "0"), 2, "--k"),
+        (("--k", "1,65"), 2, "'65'"),
+        (("--k", "two"), 2, "--k"),
+        (("--k", ","), 2, "--k"),
+        (("--temp", "-1"), 2, "temperature"),
+        (("--temp", "nan"), 2, "--temp"),
+        (("--temp", ",".join(str(i) for i in range(17))), 2, "--temp"),
+        (("--runs", "0"), 2, "--runs"),
+        (("--runs", "1001"), 2, "--runs"),
+        (("-n", "1"), 2, "-n"),
+        (("-n", "-2"), 2, "-n"),
+        (("--workloads", "nope"), 2, "nope"),
+        (("--prompts", "absent.json"), 3, "absent.json"),
+        (("--prompts", "."), 2, "--prompts"),
+        (("--report", "absent/x.html"), 2, "--report"),
+        (("--report", "."), 2, "directory"),
+        (("--report", "/dev/null"), 2, "regular"),
+        (("--report", "precious.gguf"), 2, "not overwritten"),
+        (("--report", "page.html"), 2, "not overwritten"),
+        (("--report", ""), 2, "--report"),
+        (("-m", "absent.gguf"), 3, "absent.gguf"),
+        (("--draft-max", "3"), 2, "--draft-max"),
+        (("-pps",), 2, "-pps"),
+    ],
+)
+def test_bad_input_is_one_clear_line(shared: Command, args: tuple[str, ...], code: int, needle: str) -> None:
+    (shared.home / "precious.gguf").write_bytes(b"GGUF")
+    (shared.home / "page.html").write_text("<!doctype html><title>my page</title>")
+    result = shared("bench", *args, timeout=30)
+    assert (result.code, result.raw) == (code, b"")
+    assert "Traceback" not in result.err
+    assert needle in next(line for line in result.lines if line.startswith("error: "))
+    assert (shared.home / "precious.gguf").read_bytes() == b"GGUF"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_report_that_may_not_be_written(command: Command) -> None:
+    place = command.home / "closed"
+    place.mkdir(mode=0o500)
+    result = command("bench", "--report", str(place / "x.html"))
+    assert (result.code, result.raw) == (2, b"")
+
+
+def measuring(command: Command, path: Path) -> psutil.Popen:
+    """A long bench, once it is measuring."""
+    process = command.start("bench", "--runs", "1000", "--k", "2", "--report", str(path))
+    assert process.stderr is not None
+    next(line for line in process.stderr if line.startswith(b"measuring"))
+    return process
+
+
+def test_ctrl_c_shows_what_there_is(command: Command) -> None:
+    process = measuring(command, command.home / "part.html")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Interrupted: " in out
+    assert b"Traceback" not in err
+    assert "Interrupted: " in (command.home / "part.html").read_text("utf-8")
+
+
+def test_when_the_engine_dies_what_there_is_is_shown(command: Command) -> None:
+    process = measuring(command, command.home / "part.html")
+    psutil.Process(process.pid).children()[0].kill()
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 9
+    assert b"Interrupted: " in out
+    assert b"error: the engine process" in err

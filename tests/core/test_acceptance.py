@@ -1,0 +1,76 @@
+"""Chances by bin: counted, forgotten slowly, shrunk to a prior, stored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.core.acceptance import HIGHEST, AcceptanceTable
+
+PRIORS = (0.2, 0.5, 0.9)
+
+
+def test_nothing_seen_is_the_prior():
+    assert AcceptanceTable(PRIORS).chances == list(PRIORS)
+
+
+def test_what_was_seen_weighs_more_and_more():
+    table = AcceptanceTable(PRIORS, weight=4)
+    table.see(0, True)
+    assert table.chances[0] == pytest.approx((1 + 4 * 0.2) / 5)
+    for _ in range(300):
+        table.see(0, True)
+    assert table.chances[0] > 0.95
+    assert table.chances[1:] == [0.5, 0.9]
+
+
+def test_what_is_long_ago_is_forgotten():
+    table = AcceptanceTable(PRIORS, forget=0.98)
+    for right in [True] * 500 + [False] * 100:
+        table.see(1, right)
+    assert table.chances[1] < 0.2
+
+
+def test_nothing_is_certain():
+    table = AcceptanceTable((1.0,))
+    for _ in range(10_000):
+        table.see(0, True)
+    assert table.chances[0] == HIGHEST < 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
+def test_it_is_stored(seen):
+    table, again = AcceptanceTable(PRIORS), AcceptanceTable(PRIORS)
+    for bin_, right in seen:
+        table.see(bin_, right)
+    assert all(0 < chance < 1 for chance in table.chances)
+    assert again.restore(table.to_dict())
+    assert again.chances == pytest.approx(table.chances, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "x",
+        {},
+        {"right": [0, 0, 0]},
+        {"right": [0, 0], "seen": [1, 1]},
+        {"right": [2, 0, 0], "seen": [1, 1, 1]},
+        {"right": [-1, 0, 0], "seen": [1, 1, 1]},
+        {"right": [0, 0, "0"], "seen": [1, 1, 1]},
+        {"right": [0, 0, True], "seen": [1, 1, 1]},
+        {"right": [0, 0, math.nan], "seen": [1, 1, math.nan]},
+        {"right": [0, 0, 0], "seen": [1, 1, 1e9]},
+    ],
+)
+def test_what_is_no_table_is_left_out(data):
+    table = AcceptanceTable(PRIORS)
+    table.see(0, True)
+    before = list(table.chances)
+    assert not table.restore(data)
+    assert table.chances == before

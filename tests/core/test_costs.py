@@ -1,0 +1,160 @@
+"""The cost curve: one estimate per width, cautious where nothing was measured, robust against the clock."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.core.costs import FIRST, WIDEST, CostCurve, StepCosts, prior
+
+STAIR = {1: 0.010, 2: 0.0175, 3: 0.024, 4: 0.0158, 5: 0.024, 8: 0.028, 16: 0.042}
+
+
+def measured(points: dict[int, float], times: int = FIRST) -> CostCurve:
+    found = CostCurve()
+    for n, seconds in points.items():
+        for _ in range(times):
+            found.observe(n, seconds)
+    return found
+
+
+def test_nothing_measured_is_nothing_known():
+    curve = CostCurve()
+    assert not curve.known
+    assert curve.predict(5) == 0
+    assert curve.missing([1, 2, 4]) == [1, 2, 4]
+
+
+def test_each_width_is_as_measured_stairs_too():
+    curve = measured(STAIR)
+    for n, seconds in STAIR.items():
+        assert curve.predict(n) == pytest.approx(seconds)
+    assert curve.missing([1, 4, 6, 16]) == [6]
+
+
+def test_between_measured_widths_it_is_straight():
+    curve = measured(STAIR)
+    assert curve.predict(6) == pytest.approx(0.024 + (0.028 - 0.024) / 3)
+    assert curve.predict(12) == pytest.approx(0.035)
+
+
+def test_beyond_the_measured_widths_it_follows_the_shape_from_the_nearest():
+    curve = measured({1: 0.01})
+    assert curve.predict(8) == pytest.approx(0.01 * prior(8))
+    curve = measured({1: 0.01, 8: 0.012})
+    assert curve.predict(16) == pytest.approx(0.012 * prior(16) / prior(8))
+    assert curve.predict(2 * WIDEST) == pytest.approx(2 * curve.predict(WIDEST))
+
+
+def test_more_rows_never_take_less_than_one():
+    assert measured({1: 0.01, 2: 0.005}).predict(2) == pytest.approx(0.01)
+
+
+def test_caution_concerns_widths_that_were_never_measured():
+    curve = measured({1: 0.01, 8: 0.02})
+    assert curve.cautious(8) == curve.predict(8)
+    assert curve.cautious(2) == pytest.approx(1.5 * curve.predict(2))
+    assert curve.cautious(30) > curve.predict(30)
+
+
+def test_the_first_times_of_a_width_pay_for_what_is_prepared_once():
+    curve = CostCurve()
+    for seconds in (0.9, 0.011, 0.010):
+        curve.observe(1, seconds)
+    assert curve.predict(1) == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tenth_of_the_times_twice_as_long_moves_it_little(seed):
+    rng, curve = random.Random(seed), measured(STAIR)
+    for _ in range(400):
+        n = rng.choice([1, 1, 4, 5])
+        curve.observe(n, STAIR[n] * (2 if rng.random() < 0.1 else 1), plain=n == 1)
+    for n in (1, 4, 5):
+        assert curve.predict(n) == pytest.approx(STAIR[n], rel=0.35)
+    assert curve.predict(4) / curve.predict(1) == pytest.approx(1.58, rel=0.2)
+
+
+def test_a_machine_that_slows_down_slows_all_widths():
+    curve = measured(STAIR)
+    for i in range(60):
+        n = (1, 4)[i % 2]
+        curve.observe(n, 2 * STAIR[n], plain=n == 1)
+    for n in STAIR:  # those that were not measured again too
+        assert curve.predict(n) == pytest.approx(2 * STAIR[n], rel=0.1)
+    assert curve.scale == pytest.approx(2, rel=0.1)
+
+
+def test_a_changed_scale_wants_plain_rounds_and_not_for_ever():
+    curve = measured(STAIR)
+    assert not curve.unsettled
+    for _ in range(4):
+        curve.observe(4, 2 * STAIR[4])
+    assert curve.unsettled
+    for i in range(4):
+        curve.observe(1, STAIR[1] * (1.5 if i % 2 else 1), plain=True)
+    assert not curve.unsettled
+
+
+def test_a_hung_round_is_an_outlier():
+    curve = measured(STAIR)
+    curve.observe(4, 60.0)
+    assert curve.predict(4) < 1.1 * STAIR[4]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_times_are_ignored(seconds):
+    curve = CostCurve()
+    curve.observe(1, seconds)
+    assert not curve.known
+
+
+@pytest.mark.parametrize("n", [0, -3, WIDEST + 1])
+def test_impossible_widths_are_ignored(n):
+    curve = CostCurve()
+    curve.observe(n, 1.0)
+    assert not curve.known
+
+
+def test_it_is_stored_with_its_scale():
+    curve = measured(STAIR)
+    for _ in range(40):
+        curve.observe(1, 0.02, plain=True)
+    again = CostCurve.from_dict(curve.to_dict())
+    assert again.scale == 1
+    for n in range(1, 20):
+        assert again.predict(n) == pytest.approx(curve.predict(n))
+    assert again.missing(STAIR) == []
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["widths", "x"]), inner),
+    max_leaves=12,
+)
+
+
+@given(json)
+def test_garbage_gives_an_empty_or_a_sound_curve(data):
+    curve = CostCurve.from_dict(data)
+    assert all(math.isfinite(curve.predict(n)) and curve.predict(n) >= 0 for n in (1, 2, 64))
+
+
+@pytest.mark.parametrize(
+    "item", [[0, 1.0, 3], [1, -1.0, 3], [1, 1.0, 0], [1.5, 1.0, 3], [1, "1", 3], [65, 1.0, 3], [1, 1.0], True]
+)
+def test_one_impossible_width_spoils_the_store(item):
+    assert not CostCurve.from_dict({"widths": [[1, 0.01, 3], item]}).known
+
+
+def test_steps_of_the_draft_model_count_the_ids_that_they_evaluate():
+    steps = StepCosts()
+    assert 0 < steps.predict(1, 1.0) < steps.predict(4, 1.0) < 1
+    steps.observe(1, 0.01)
+    steps.observe(256, 0.4)
+    assert steps.predict(1, 1.0) == pytest.approx(0.01)
+    assert steps.predict(512, 1.0) == pytest.approx(0.8)

@@ -1,0 +1,70 @@
+"""The ledger: what may be lost is what was won, the allowance and one per cent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.core.ledger import ALLOWANCE, MOST, PLAIN_EVERY, SHARE, STAKE, Ledger
+
+
+def test_it_begins_with_the_allowance_and_no_round_risks_all_of_it():
+    ledger = Ledger()
+    assert ledger.credit == ALLOWANCE < 4
+    assert ledger.stake == pytest.approx(STAKE * ALLOWANCE)
+    assert 0 < STAKE < 1
+
+
+def test_wins_and_losses_are_booked():
+    ledger = Ledger()
+    ledger.drafted(worth=5, cost=2)
+    assert ledger.credit == pytest.approx(ALLOWANCE + 3)
+    ledger.drafted(worth=1, cost=2.5)
+    assert ledger.credit == pytest.approx(ALLOWANCE + 1.5)
+
+
+def test_what_was_won_is_kept_up_to_a_limit():
+    ledger = Ledger()
+    for _ in range(100):
+        ledger.drafted(worth=5, cost=1)
+    assert ledger.credit == MOST + ALLOWANCE
+
+
+def test_plain_decoding_fills_the_allowance_and_no_more():
+    ledger = Ledger()
+    ledger.drafted(worth=1, cost=3)
+    before = ledger.credit
+    ledger.plain(10)
+    assert ledger.credit == pytest.approx(before + 10 * SHARE)
+    for _ in range(1000):
+        ledger.plain(10)
+    assert ledger.credit == ALLOWANCE
+
+
+def test_a_plain_round_is_due_after_a_while_of_drafting():
+    ledger = Ledger()
+    while not ledger.plain_due:
+        ledger.drafted(worth=6, cost=2)
+        assert ledger.since_plain <= PLAIN_EVERY + 2
+    ledger.plain(1)
+    assert not ledger.plain_due
+
+
+rounds = st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 12), st.booleans()), max_size=200)
+
+
+@given(rounds)
+def test_a_loss_within_the_stake_keeps_the_promise(played):
+    """Whatever comes of them: rounds that risk the stake at most end within 1 % and four t(1) of plain."""
+    ledger, plain, took = Ledger(), 0.0, 0.0
+    for tokens, cost, drafts in played:
+        worth = float(tokens)
+        if drafts and ledger.credit > 0:
+            cost = min(cost, worth + ledger.stake)
+            ledger.drafted(worth, cost)
+        else:
+            cost = worth
+            ledger.plain(worth)
+        plain, took = plain + worth, took + cost
+        assert took <= (1 + SHARE) * plain + ALLOWANCE + 1e-9

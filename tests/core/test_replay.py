@@ -1,0 +1,258 @@
+"""Replay: deterministic, and exact where it can be reckoned; the planner keeps its promises there."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from specllama.core import hindsight
+from specllama.core.costs import FIRST, WIDEST, CostCurve
+from specllama.core.fixed import Fixed
+from specllama.core.planner import Planner
+from specllama.core.recording import record, write_text
+from specllama.core.replay import CATCH_UP, Session, Trace, curve, undisturbed
+from specllama.drafters.copy import CopyDrafter
+from specllama.testing import TableContext
+
+HERE = Path(__file__).parent
+PROTOTYPE = HERE.parents[2] / "shared" / "prototype" / "traces"
+CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
+
+
+def load(path: Path) -> dict[str, list[Trace]]:
+    return {w: [Trace.from_dict(t) for t in ts] for w, ts in json.loads(path.read_text()).items()}
+
+
+OWN = load(HERE / "traces" / "pydoc.json")
+
+
+def known(points: dict[int, float]) -> CostCurve:
+    seconds, found = curve(points), CostCurve()
+    for n in [n for n in range(1, WIDEST + 1) for _ in range(FIRST)]:
+        found.observe(n, seconds(n))
+    return found
+
+
+def session(machine: str, step: float | None, cold: bool = False, disturb=undisturbed) -> Session:
+    points = hindsight.MACHINES[machine]
+    return Session(
+        lambda drafters, clock: Planner(drafters, clock, None if cold else known(points)),
+        curve(points), step, CopyDrafter, disturb,
+    )  # fmt: skip
+
+
+def mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def ids(n: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(5, 4000), k=n)
+
+
+def lying(prompt: list[int], text: list[int], seed: int = 1, right=lambda i: False) -> Trace:  # noqa: ARG005
+    """A draft that is sure of itself, and right where `right` says so."""
+    rng = random.Random(seed)
+    draft = [x if right(i) else x + 1 for i, x in enumerate(text)]
+    return Trace(prompt, text, draft, rng.choices(CONFIDENCES, k=len(text)))
+
+
+# Replaying
+
+
+def test_plain_decoding_takes_a_row_a_token():
+    points = hindsight.MACHINES["B f16"]
+    replayed = Session(lambda d, clock: Fixed(d, 0), curve(points), 0.1, None).replay(OWN["json"])  # noqa: ARG005
+    n = sum(len(t.text) for t in OWN["json"])
+    assert (replayed.tokens, replayed.rounds, replayed.n_drafted) == (n, n, 0)
+    assert replayed.seconds == pytest.approx(n) == pytest.approx(replayed.measured)
+
+
+def test_a_fixed_length_takes_what_can_be_reckoned():
+    """Two tokens each round, the second of them wrong, the room for both but at the end."""
+    text = list(range(10, 19))
+    trace = Trace([1, 2, 3], text, [t if i % 2 == 0 else 0 for i, t in enumerate(text)], [0.9] * 9)
+    points = {1: 1.0, 2: 1.25, 3: 1.5}
+    replayed = Session(lambda d, clock: Fixed(d, 2), curve(points), 0.1, None).replay([trace])  # noqa: ARG005
+    rounds = 4 * (1.5 + 0.2) + 1.0  # two tokens each, then one alone
+    assert replayed.rounds == 5
+    assert (replayed.n_drafted, replayed.n_accept) == (8, 4)
+    assert replayed.seconds == pytest.approx(rounds)
+
+
+def test_the_draft_model_catches_up_with_what_was_copied():
+    period = ids(6, 1)
+    trace = Trace(period * 3, period * 4, period * 4, [0.9] * 24)
+    points = {1: 1.0, 2: 1.0}
+    made = Session(lambda d, clock: Fixed(d, 5), curve(points), 0.1, CopyDrafter)  # noqa: ARG005
+    made.replay([trace])
+    assert made.model is not None
+    assert made.model.view(0).n_pending == 1 + 24 - 0  # all was copied; it has the prompt but its last id
+    assert made.model.step({0: []}) == {}
+    assert made.machine.quiet == pytest.approx(4 + 0.1 * (1 + CATCH_UP * 24))
+
+
+def test_the_same_replay_twice_is_the_same():
+    first, second = (session("A Q4_0", 0.07, cold=True).replay(OWN["edit"]) for _ in range(2))
+    assert first == second
+
+
+def test_disturbance_is_seen_by_the_policy_and_not_billed():
+    replayed = session("GPU", 0.07, disturb=lambda now: 3.0).replay(OWN["json"])  # noqa: ARG005
+    assert replayed.measured == pytest.approx(3 * replayed.seconds)
+
+
+@pytest.mark.parametrize(
+    "change", [{"prompt": []}, {"text": [1]}, {"conf": [2.0] * 3}, {"conf": [math.nan] * 3}, {"draft": 5}]
+)
+def test_what_is_no_trace_is_refused(change):
+    sound = {"prompt": [1], "text": [1, 2, 3], "draft": [1, 2, 3], "conf": [0.5] * 3}
+    assert Trace.from_dict(sound).to_dict() == sound
+    with pytest.raises(ValueError, match="trace"):
+        Trace.from_dict(sound | change)
+    with pytest.raises(ValueError, match="not a trace"):
+        Trace.from_dict({"prompt": [1]})
+
+
+def test_recording_asks_the_draft_at_every_position():
+    target, draft = TableContext(32, 128), TableContext(32, 128, n_batch=8)
+    prompt = [5, 6, 7, 8, 9] * 4
+    text = write_text(target, prompt, 40, {0})
+    assert 1 <= len(text) <= 40
+    trace = record(prompt, text, draft)
+    for i in range(len(text)):
+        row = draft.rows([*prompt, *text[:i]])
+        assert trace.draft[i] == row.argmax()
+        assert 0 < trace.conf[i] <= 1
+    assert trace.draft == text  # the same table: the draft is the target
+
+
+def test_nobody_is_faster_than_the_perfect_stop():
+    for machine in ("A Q4_0", "GPU"):
+        seconds = curve(hindsight.MACHINES[machine])
+        for trace in OWN["source"]:
+            bound = hindsight.perfect_stop(trace, seconds, 0.07)
+            assert bound <= hindsight.plain([trace], seconds)
+            for n in (1, 3, 7):
+                assert bound <= hindsight.classical(trace, seconds, 0.07, n)
+
+
+# The planner's promises
+
+
+MACHINES = ("A f16", "A Q8_0", "A Q4_0", "B Q4_K_M", "GPU")
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_on_own_traces_it_beats_what_others_could_at_best(cold):
+    against_grid, against_plain = [], []
+    for machine in MACHINES:
+        seconds = curve(hindsight.MACHINES[machine])
+        for step in (0.02, 0.15):
+            made = session(machine, step, cold)
+            for texts in OWN.values():
+                took = made.replay(texts).seconds
+                against_grid.append(hindsight.best_of_grid(texts, seconds, step) / took)
+                if sum(len(t.text) for t in texts) > 100:  # in less, one wrong draft is many per cent
+                    against_plain.append(hindsight.plain(texts, seconds) / took)
+    assert mean(against_grid) > 1.05
+    assert min(against_plain) > (0.97 if cold else 0.98)
+
+
+def test_on_own_traces_it_beats_its_own_best_fixed_length():
+    found = []
+    for machine in ("A f16", "B Q4_K_M", "GPU"):
+        seconds = curve(hindsight.MACHINES[machine])
+        made = session(machine, 0.07)
+        for texts in OWN.values():
+            took = made.replay(texts).seconds
+            found.append(
+                hindsight.best_fixed(texts, seconds, 0.07, CopyDrafter, (0, 1, 2, 3, 5, 9, 15))[1] / took
+            )
+    assert mean(found) > 1.03
+
+
+def test_it_is_determined_by_what_it_sees():
+    lengths = []
+    for _ in range(2):
+        made = session("B Q8_0", 0.07)
+        made.replay(OWN["edit"])
+        lengths.append(made.policy.learnt.to_dict())
+    assert lengths[0] == lengths[1]
+
+
+def adversaries() -> dict[str, list[Trace]]:
+    source, copied = ids(600, 1), []
+    for block in range(8):
+        copied += source[block * 70 : block * 70 + 50] if block % 2 == 0 else ids(50, block + 100)
+    rng, said, misleading = random.Random(3), ids(12, 5), []
+    for _ in range(60):
+        i = rng.randrange(6)
+        misleading += [*said[i : i + 4], rng.randrange(5, 4000)]
+    return {
+        "random draft": [lying(ids(50, k), ids(300, k + 9), k) for k in range(3)],
+        "switching every 50 tokens": [
+            lying(source, copied),
+            lying(source, copied, 2, lambda i: i // 50 % 2 == 1),
+        ],
+        "acceptance drops": [lying(ids(50, k), ids(400, k), k, lambda i: i < 150) for k in range(2)],
+        "misleading copies": [lying(said * 3, misleading)],
+        "short texts": [lying(ids(50, k), ids(20, k), k) for k in range(15)],
+    }
+
+
+def noisy(now: float, rng=random.Random(1)) -> float:  # noqa: ARG001
+    return 2.0 if rng.random() < 0.1 else 1.0
+
+
+def throttling(now: float) -> float:
+    return 1.0 if now < 100 else 2.5
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["known machine", "unknown machine"])
+@pytest.mark.parametrize("disturb", ["nothing", "one round in ten twice as slow", "throttling"])
+@pytest.mark.parametrize("name", adversaries())
+def test_never_slower(name, disturb, cold):
+    """Always within 1 % and four plain decodes of plain decoding, whatever draft and clock say."""
+    for machine in ("A f16", "A Q4_K_M", "B Q8_0", "GPU"):
+        for step in (0.02, 0.15):
+            rng = random.Random(7)
+            factor = {
+                "nothing": undisturbed,
+                "one round in ten twice as slow": lambda now, rng=rng: noisy(now, rng),
+                "throttling": throttling,
+            }[disturb]
+            made, took, n = session(machine, step, cold, factor), 0.0, 0
+            for trace in adversaries()[name]:
+                took += made.replay([trace]).seconds
+                n += len(trace.text)
+                assert took <= 1.01 * n + 4, (machine, step)
+
+
+@pytest.mark.parametrize("machine", ["A f16", "B Q4_K_M", "GPU"])
+def test_several_sequences_are_no_slower_than_plain_ones_together(machine):
+    seconds, texts = curve(hindsight.MACHINES[machine]), [t for ts in OWN.values() for t in ts]
+    for n_slots in (2, 4, 8):
+        plain = Session(lambda d, clock: Fixed(d, 0), seconds, None, None).replay(texts, n_slots)  # noqa: ARG005
+        replayed = session(machine, 0.07).replay(texts, n_slots)
+        assert replayed.tokens == plain.tokens
+        assert replayed.seconds < plain.seconds
+
+
+@pytest.mark.skipif(not PROTOTYPE.is_dir(), reason="the prototype's traces are not here")
+@pytest.mark.parametrize(("name", "grid", "worst"), [("workloads", 1.14, 0.98), ("renames", 1.45, 1.5)])
+def test_on_the_prototypes_traces_it_beats_the_sketch(name, grid, worst):
+    against_grid, against_plain = [], []
+    for machine, points in hindsight.MACHINES.items():
+        seconds = curve(points)
+        for step in hindsight.STEPS:
+            made = session(machine, step)
+            for texts in load(PROTOTYPE / f"{name}.json").values():
+                took = made.replay(texts).seconds
+                against_grid.append(hindsight.best_of_grid(texts, seconds, step) / took)
+                against_plain.append(hindsight.plain(texts, seconds) / took)
+    assert mean(against_grid) >= grid
+    assert min(against_plain) >= worst
