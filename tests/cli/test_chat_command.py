@@ -584,7 +584,7 @@ class TestTerminal:
             assert user.restored()
 
     def test_measuring_beside_the_prompt_costs_no_reuse(self, command: Command) -> None:
-        with Terminal(command, *FEW[1:], "--ignore-eos") as user:
+        with Terminal(command, *FEW[1:], "--ignore-eos", "--draft-max", "4") as user:
             user.prompt()
             first = user.ask("What does zip do?")
             user.prompt()

@@ -128,8 +128,9 @@ def test_plain_decoding_reports_no_drafts(plain: Result, shared: Command) -> Non
 
 DRAFTING = {  # flags, and who may have drafted
     "--temp 0": {"model", "copy"},
-    "--temp 1.3 --seed 11 --top-k 0 --top-p 1 --min-p 0": {"model", "copy"},
-    "--drafters copy --seed 5": {"copy"},
+    "--temp 0 --draft-max 5": {"model", "copy"},
+    "--temp 1.3 --seed 11 --top-k 0 --top-p 1 --min-p 0 --draft-max 5": {"model", "copy"},
+    "--drafters copy --seed 5 --draft-max 9": {"copy"},
     "--drafters model --draft-max 7 --seed 6": {"model"},
     "--draft-max 1 --repeat-penalty 1.3 --seed 7": {"model", "copy"},
     "--draft-max 16 --draft-min 2 --draft-p-min 0.5 --exact": {"model", "copy"},
@@ -141,12 +142,13 @@ def test_speculative_text_is_plain_text(shared: Command) -> None:
     results = shared.many(*((*common, *flags.split()) for flags in DRAFTING))
     for result, (flags, sources) in zip(results, DRAFTING.items(), strict=True):
         assert result.json["compare"]["identical"] is True, flags
-        assert result.json["n_drafted"] > 0, flags
+        if "--draft-max" in flags:  # the default drafts or not, as the clock has it
+            assert result.json["n_drafted"] > 0, flags
         assert set(result.json["drafted_by"]) <= sources, flags
 
 
 def test_compare_says_so_and_measures_the_plain_rate(shared: Command) -> None:
-    result = shared.generate(*ARGS, "--compare")
+    result = shared.generate(*ARGS, "--compare", "--draft-max", "4")
     assert re.fullmatch(r"compare   = plain \d+\.\d t/s, the same text", result.lines[-1])
     assert re.search(r"x plain \(\d+\.\d t/s\)$", result.lines[3])
 
