@@ -1,57 +1,80 @@
-"""Measures on a context what later runs need to know: t(1), and how far batched rows differ from single ones.
+"""Measures on a context what later runs need to know: t(1), how far batched rows differ from single ones, and
+what decodes of several rows take.
 
 epsilon is the 99.9 % quantile of the change of the margin between the two best scores when a row is decoded
-in a batch instead of alone; 0 where the backend is bit-equal.
+in a batch instead of alone; 0 where the backend is bit-equal. Memories that cannot go back freely are left
+alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import BatchRow, Context
+from specllama.core.costs import CostCurve
+from specllama.core.ports import BatchRow, Context, NoRoomError
 
-WIDTHS = (2, 4, 8, 16)
+WIDTHS = (2, 4, 8, 16)  # of the batches that are compared with single rows
+TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
 
 
 @dataclass(slots=True)
 class Calibration:
-    """t1: median seconds of a decode of one row. changes: logits, one per compared row."""
+    """singles: seconds of decodes of one row. changes: logits, one per compared row."""
 
-    t1: float | None = None
-    epsilon: float | None = None
-    n_rows: int = 0
     singles: list[float] = field(default_factory=list)
     changes: list[float] = field(default_factory=list)
 
+    @property
+    def t1(self) -> float | None:
+        """Median seconds of a decode of one row."""
+        return float(np.median(self.singles)) if self.singles else None
+
+    @property
+    def epsilon(self) -> float | None:
+        return float(np.quantile(self.changes, 0.999)) if self.changes else None
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.changes)
+
     def to_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k not in ("singles", "changes")}
+        return {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
+
+
+def goes_back(context: Context) -> bool:
+    """Whether the context's memory takes back any tokens."""
+    return not context.cuts_need_checkpoint and context.max_cut >= context.n_ctx
 
 
 def measure(
-    context: Context, seq_id: int, ids: Sequence[int], seconds: float, clock: Callable[[], float]
+    context: Context,
+    seq_id: int,
+    ids: Sequence[int],
+    seconds: float,
+    clock: Callable[[], float],
+    into: Calibration | None = None,
 ) -> Calibration:
     """Decode stretches of `ids`, which the cache holds, from their end backwards: in batches and one by one.
 
-    Takes about `seconds` and leaves the cache shorter or empty. Memories that cannot go back freely are
-    left alone.
+    Takes about `seconds` and leaves the cache shorter or empty. into: what was found before, to be added to.
     """
-    found, n, started = Calibration(), len(ids), clock()
-    if context.cuts_need_checkpoint or context.n_past(seq_id) != n:
+    found, n, started = into if into is not None else Calibration(), len(ids), clock()
+    if not goes_back(context) or context.n_past(seq_id) != n:
         return found
     for width in cycle(WIDTHS):
         begin, left = n - width, seconds - (clock() - started)
         cost = 3 * width * min(found.singles) if found.singles else 0.0
         if begin < 1 or left <= 0 or (cost > left and width == WIDTHS[0]):
             break
-        if cost > left or width > min(context.max_cut, context.n_outputs_max):
+        if cost > left or width > context.n_outputs_max:
             continue
-        rows = [BatchRow(ids[begin + i], begin + i, seq_id, True) for i in range(width)]
+        rows = _stretch(ids[begin:n], begin, seq_id)
         if context.cut(seq_id, begin) != begin:
             break
         together = context.decode(rows).copy()
@@ -63,11 +86,65 @@ def measure(
             found.singles.append(clock() - t)
             found.changes.append(margin_change(alone, batched))
         n = begin
-    if found.singles:
-        found.t1 = float(np.median(found.singles))
-        found.epsilon = float(np.quantile(found.changes, 0.999))
-        found.n_rows = len(found.changes)
     return found
+
+
+def unmeasured(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:
+    """The widths that the curve misses and that can be timed behind so many ids, none longer than
+    `seconds`.
+    """
+    most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n_ids)
+    if n_ids < 1 or not goes_back(context):
+        return []
+    t1 = curve.predict(1)
+    return [n for n in curve.missing(TIMED) if n <= most and curve.cautious(n) + t1 < seconds]
+
+
+def time_widths(
+    context: Context,
+    seq_id: int,
+    ids: Sequence[int],
+    curve: CostCurve,
+    seconds: float,
+    clock: Callable[[], float],
+) -> int:
+    """Tell the curve what decodes of the widths that it misses take, in turn, each behind one of one row.
+
+    Stretches of `ids`, which the cache holds, are decoded behind it and taken out again. Takes about
+    `seconds` at most; the number of decodes.
+    """
+    n, started, at, n_timed = len(ids), clock(), 0, 0
+    if context.n_past(seq_id) != n:
+        return 0
+    before = -1
+    while n_timed > before and (widths := unmeasured(context, n, curve, seconds)):
+        before = n_timed
+        for width in widths:
+            if curve.predict(1) + curve.cautious(width) >= seconds - (clock() - started):
+                continue
+            for rows in (1, width) if width > 1 else (1,):
+                stretch = [ids[(at + i) % n] for i in range(rows)]
+                at += rows
+                took = _timed(context, _stretch(stretch, n, seq_id), clock)
+                if took is None or context.cut(seq_id, n) != n:
+                    return n_timed
+                curve.observe(rows, took, plain=rows == 1)
+                n_timed += 1
+    return n_timed
+
+
+def _timed(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float | None:
+    """Seconds of a decode; None without room for it."""
+    started = clock()
+    try:
+        context.decode(rows)
+    except NoRoomError:
+        return None
+    return clock() - started
+
+
+def _stretch(ids: Sequence[int], begin: int, seq_id: int) -> list[BatchRow]:
+    return [BatchRow(token, begin + i, seq_id, True) for i, token in enumerate(ids)]
 
 
 def margin_change(alone: NDArray[np.float32], batched: NDArray[np.float32]) -> float:

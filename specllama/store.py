@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import platformdirs
 
 SCHEMA = 1
+_LARGEST = 4 << 20  # bytes; what is longer was not written here
 
 
 def cache_dir() -> Path:
@@ -39,6 +41,10 @@ class Store:
         """What is stored under the key; empty if nothing is, or the file is broken (then moved aside)."""
         path = self.path(key)
         try:
+            if not path.is_file():
+                return {}
+            if path.stat().st_size > _LARGEST:
+                raise ValueError("too long")
             data = json.loads(path.read_bytes())
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 raise ValueError("not a calibration file of this version")
@@ -53,8 +59,12 @@ class Store:
     def write(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Store under the key, whole or not at all; a cache that cannot be written is no error."""
         path = self.path(key)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with contextlib.suppress(OSError):
+        temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+        text = json.dumps({"schema": SCHEMA, "key": dict(key), **values}, default=str)
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"schema": SCHEMA, "key": dict(key), **values}, default=str))
+            temporary.write_text(text)
             temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from specllama.calibrate import Calibration, margin_change, measure
+from specllama.calibrate import TIMED, Calibration, margin_change, measure, time_widths
+from specllama.core.costs import FIRST, CostCurve
 from specllama.core.ports import BatchRow
 from specllama.testing import TableContext
 
@@ -124,5 +125,92 @@ def test_margin_change():
 
 
 def test_what_is_stored_is_small_plain_data():
-    found = Calibration(0.01, 0.02, 3, [0.01] * 3, [0.0] * 3)
+    found = Calibration([0.01, 0.03, 0.01], [0.02] * 3)
     assert json.loads(json.dumps(found.to_dict())) == {"t1": 0.01, "epsilon": 0.02, "n_rows": 3}
+    assert Calibration().to_dict() == {"t1": None, "epsilon": None, "n_rows": 0}
+
+
+def test_what_was_found_before_is_added_to():
+    context, ids = Timed(rounding=0.01), [i * 7 % N_VOCAB for i in range(200)]
+    found = Calibration()
+    for _ in range(3):
+        context.cut(0, 0)
+        filled(context, 200)
+        assert measure(context, 0, ids, 0.5, context.clock, found) is found
+    assert found.n_rows > 60
+    assert found.epsilon == pytest.approx(0.02, rel=0.01)
+
+
+# Decodes of several rows
+
+
+def timed(context: Timed, curve: CostCurve, seconds: float = 9.0, n: int = 60) -> int:
+    ids = filled(context, n)
+    context.widths.clear()
+    found = time_widths(context, 0, ids, curve, seconds, context.clock)
+    assert found == len(context.widths)
+    assert context.cells[0] == ids, "the cache is as it was"
+    return found
+
+
+def test_missing_widths_are_timed_in_turn_with_single_rows_between():
+    context, curve = Timed(), CostCurve()
+    timed(context, curve)
+    assert set(context.widths) == set(TIMED)
+    assert context.widths[:7] == [1, 1, 2, 1, 3, 1, 4]
+    for n in TIMED:
+        assert curve.count(n) >= FIRST
+        assert curve.predict(n) == pytest.approx(context.t1 * (1 + (n - 1) / 4))
+    context.cut(0, 0)
+    assert timed(context, curve) == 0
+
+
+def test_only_what_is_missing_is_timed():
+    context, curve = Timed(), CostCurve()
+    for n in (1, 2, 3, 4, 5, 6, 8, 12, 24, 32):
+        for _ in range(FIRST):
+            curve.observe(n, context.t1 * (1 + (n - 1) / 4))
+    timed(context, curve)
+    assert context.widths == [1, 16] * FIRST
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.25, 1.0])
+def test_a_slice_is_kept(seconds):
+    context, curve = Timed(), CostCurve()
+    ids = filled(context, 60)
+    begun = context.now
+    time_widths(context, 0, ids, curve, seconds, context.clock)
+    assert context.now - begun <= 1.2 * seconds
+
+
+def test_widths_that_the_context_does_not_take_are_left_out():
+    for context, widest in (
+        (Timed(n_batch=8), 8),
+        (Timed(n_ctx=70), 8),  # behind 60 ids
+        (Timed(n_ctx=61), 1),
+        (Timed(n_ctx=60), 0),
+    ):
+        timed(context, CostCurve())
+        assert max(context.widths, default=0) == widest
+
+
+def test_no_room_beside_others_is_no_error():
+    context = Timed(n_ctx=256, n_seq_max=2)
+    ids = filled(context, 60)
+    for i in range(190):
+        context.decode([BatchRow(1, i, 1, False)])
+    time_widths(context, 0, ids, CostCurve(), 9.0, context.clock)
+    assert context.cells[0] == ids
+
+
+@pytest.mark.parametrize("memory", ["checkpoint", "rollback"])
+def test_widths_need_a_memory_that_goes_back(memory):
+    context = Timed(memory=memory)
+    assert timed(context, CostCurve()) == 0
+
+
+def test_nothing_is_timed_behind_another_text():
+    context = Timed()
+    ids = filled(context, 50)
+    assert time_widths(context, 0, ids[:-1], CostCurve(), 9.0, context.clock) == 0
+    assert time_widths(context, 0, [], CostCurve(), 9.0, context.clock) == 0

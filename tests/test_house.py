@@ -37,6 +37,7 @@ EVERYBODY = {"errors", "settings", "machine"}
 FRONT = {
     *EVERYBODY,
     *(
+        "core.breakeven",
         "core.params",
         "core.seeds",
         "core.stats",

@@ -70,6 +70,28 @@ def test_a_read_only_cache_is_no_error(tmp_path):
     assert Store(tmp_path).read(KEY) == {}
 
 
+def test_a_file_that_is_too_long_is_moved_aside(tmp_path):
+    store = Store(tmp_path)
+    store.path(KEY).write_bytes(b" " * (5 << 20))
+    assert store.read(KEY) == {}
+    assert [p.suffix for p in tmp_path.iterdir()] == [".broken"]
+
+
+def test_a_pipe_in_the_way_is_not_waited_for(tmp_path):
+    store = Store(tmp_path)
+    os.mkfifo(store.path(KEY))
+    assert store.read(KEY) == {}
+
+
+def test_what_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(self, target):  # noqa: ARG001
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(type(tmp_path), "replace", full)
+    Store(tmp_path).write(KEY, {"t1": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_say_what_they_are_about(tmp_path):
     store = Store(tmp_path)
     store.write(KEY, {"t1": 1})

@@ -17,6 +17,7 @@ from specllama.api.outputs import (
     RequestOutput,
 )
 from specllama.api.prompts import Source
+from specllama.api.words import in_python
 from specllama.core.stats import RunStats
 from specllama.figures import plain_rate
 from specllama.process import messages as m
@@ -80,8 +81,14 @@ class Choice:
                 n_accept=self.n_accept,
             )
         counters = {**self.done.stats, "drafted_by": Counter(self.done.stats["drafted_by"])}
-        plain = plain_rate(RunStats(**counters), self.done.extra.get("stored_t1"))
-        return CompletionStats(**counters, seed=self.seed, plain=plain)
+        extra = self.done.extra
+        return CompletionStats(
+            **counters,
+            seed=self.seed,
+            plain=plain_rate(RunStats(**counters), extra.get("stored_t1")),
+            speculation=extra.get("speculation", "on"),
+            reason=in_python(extra.get("reason", "")),
+        )
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -14,7 +15,8 @@ from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings
 
 Progress = Callable[[str, float], None]
-_CALIBRATE_SECONDS = 1.0
+_IDLE_SECONDS, _POLL_SECONDS = 1.0, 0.1  # without a call, before that is used for measuring
+_SLICE_SECONDS = 0.25  # of measuring, which a call may have to wait for
 _log = logging.getLogger("specllama")
 
 
@@ -30,7 +32,7 @@ class Engine:
         self._settings, self._engine_log, self._progress = settings, log, progress
         self._client: EngineClient | None = None
         self._closed = False
-        self._measuring, self._measured = threading.Lock(), not settings.calibrate
+        self._measuring, self._calls = threading.Lock(), 0
 
     def load(self) -> None:
         """Start the process and load the models; it is ended again where that fails. Raises what
@@ -53,23 +55,28 @@ class Engine:
             _log.log(logging.WARNING if serious else logging.INFO, note.removeprefix("warning: "))
 
     def client(self) -> EngineClient:
-        """The running process. Raises EngineError after a close."""
+        """The running process, for a call. Raises EngineError after a close."""
+        self._calls += 1
         if self._closed or self._client is None:
             raise EngineError("this LLM is closed", "make a new one")
         return self._client
 
-    def rest(self, stored_t1: float | None) -> None:
-        """After an answer: let the engine measure for a second, in the background and if it is idle, what it
-        does not know yet. stored_t1: what the answer said of that.
+    def rest(self, missing: bool) -> None:
+        """After an answer: once nobody has called for a while, let the engine measure in the background what
+        it does not know yet. missing: whether the answer said that there is something.
         """
-        if stored_t1 is not None or self._measured or not self._measuring.acquire(blocking=False):
-            return
-        threading.Thread(target=self._measure, name="specllama_measure", daemon=True).start()
+        if missing and self._settings.calibrate and self._measuring.acquire(blocking=False):
+            threading.Thread(target=self._measure, name="specllama_measure", daemon=True).start()
 
     def _measure(self) -> None:
         try:
+            calls, quiet, missing = self._calls, 0.0, True
+            while quiet < _IDLE_SECONDS and not self._closed:
+                time.sleep(_POLL_SECONDS)
+                calls, quiet = self._calls, quiet + _POLL_SECONDS if calls == self._calls else 0.0
             with contextlib.suppress(SpecllamaError):
-                self._measured = bool(self.client().calibrate(_CALIBRATE_SECONDS))
+                while missing and calls == self._calls and self._client is not None:
+                    missing = bool(self._client.calibrate(_SLICE_SECONDS).get("missing"))
         finally:
             self._measuring.release()
 

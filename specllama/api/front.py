@@ -140,4 +140,4 @@ class Front:
     def _rest(self, job: Job) -> None:
         done = job.choices[0].done
         if done is not None:
-            self._engine.rest(done.extra.get("stored_t1"))
+            self._engine.rest(bool(done.extra.get("missing")))

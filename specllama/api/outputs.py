@@ -29,11 +29,13 @@ class CompletionStats(RunStats):
     n_drafted and n_accept are known.
 
     seed: with it, and the same parameters, the text comes again. plain: rate of plain decoding, which the
-    speed-up is measured against.
+    speed-up is measured against. speculation: "off" where next to nothing was drafted, and the reason.
     """
 
     seed: int
     plain: PlainRate = NOT_MEASURED
+    speculation: Literal["on", "off"] = "on"
+    reason: str = ""
 
     @property
     def plain_tps(self) -> float | None:
@@ -54,7 +56,8 @@ class CompletionStats(RunStats):
         """All counters and figures, as JSON takes them."""
         counters = {name: getattr(self, name) for name in RunStats.__slots__}
         names = ("seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps")
-        figures = {name: getattr(self, name) for name in (*names, "plain_source", "speedup", "time_shares")}
+        more = ("plain_source", "speedup", "time_shares", "speculation", "reason")
+        figures = {name: getattr(self, name) for name in (*names, *more)}
         return {**counters, **figures, "drafted_by": dict(self.drafted_by)}
 
 

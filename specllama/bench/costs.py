@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from specllama.bench.samples import Sample
+from specllama.core.breakeven import acceptance_needed
 
 _LEAST_ROUNDS = 3  # of a width, to be shown
 
@@ -50,14 +51,14 @@ class Costs:
 
     @property
     def break_even(self) -> float | None:
-        """Acceptance from which a draft of as many tokens as `second` has pays, were each as likely: the
-        expected tokens of a round have to outweigh its time.
+        """Acceptance from which a draft of as many tokens as `second` has pays, were each as likely; 1 where
+        it never does.
         """
         second = self.second
         if second is None or not self.t1:
             return None
         k = second.rows - 1
-        return (second.seconds / self.t1 + k * (self.draft_token or 0.0) / self.t1 - 1) / k
+        return acceptance_needed(k, (second.seconds + k * (self.draft_token or 0.0)) / self.t1)
 
 
 def costs_of(samples: Sequence[Sample]) -> Costs:

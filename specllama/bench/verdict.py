@@ -69,7 +69,7 @@ def why(s: Summary) -> str:
     accepted = f"{_percent(got)} of first draft tokens were accepted"
     if need >= 1:
         return f"{text}, so that such drafts cannot pay even where all of them are accepted; {accepted}."
-    text += f", so that such a draft pays from an acceptance of {_percent(max(0.0, need))}; {accepted}"
+    text += f", so that such a draft pays from an acceptance of {_percent(need)}; {accepted}"
     if costs.drafted is not None and costs.drafted < 0.5:
         text += f", but only {_percent(costs.drafted)} of rounds had a draft"
     elif got > need:

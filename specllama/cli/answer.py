@@ -24,6 +24,7 @@ from specllama.process.client import EngineClient
 
 INTERRUPTED = 130
 CALIBRATE_SECONDS = 1.0
+IDLE_SLICE_SECONDS = 0.25  # of measuring while somebody may want something any moment
 Show = Callable[[str, Sequence[tuple[int, str]]], None]
 
 
@@ -44,6 +45,11 @@ class Answer:
     @property
     def seed(self) -> int:
         return int(self.params.get("seed", 0))
+
+    @property
+    def off(self) -> str:
+        """Why it was not drafted for, "" where it was."""
+        return str(self.extra.get("reason", ""))
 
 
 def generate(
@@ -135,7 +141,7 @@ def log_file(values: Mapping[str, Any]) -> IO[str] | None:
 
 
 def calibrate(client: EngineClient) -> None:
-    """Use a second after the answer to learn what the next run wants to know."""
+    """Use a second after the answer to measure what the next run wants to know."""
     try:
         client.calibrate(CALIBRATE_SECONDS)
     except (SpecllamaError, KeyboardInterrupt):

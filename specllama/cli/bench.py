@@ -53,9 +53,12 @@ def bench(given: Mapping[str, Any]) -> int:
     """Measure, print the tables, write the report; the exit code. Raises SpecllamaError, once what was
     measured before it has been shown.
     """
-    # bench drafts as it wants to, and what earlier answers said must not help: the same are asked for again
+    # bench drafts as it wants to, and what earlier answers said must not help: the same are asked for again.
+    # What was measured and learnt before it, the default begins with, as in a run; what the same few prompts
+    # teach is not stored.
     decided = {"draft_max", "draft_min", "draft_p_min"}
-    values = {k: v for k, v in build.resolved(given).items() if k not in decided} | {"no_memory": True}
+    values = {k: v for k, v in build.resolved(given).items() if k not in decided}
+    values |= {"no_memory": True, "no_calibrate": True}
     wanted = plan(given, values)
     settings = build.load_settings(values)
     variables, log = template_variables(values), log_file(values)

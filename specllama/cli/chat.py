@@ -86,7 +86,7 @@ def _guarded(session: Session, reader: Reader) -> int:
         session.rescue()
         raise
     last = session.totals.last
-    if not session.interactive and last is not None and not last.extra.get("stored_t1"):
+    if not session.interactive and last is not None and last.extra.get("missing"):
         session.engine.calibrate()
     return code
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import CALIBRATE_SECONDS, INTERRUPTED, Answer, Show, calibrate, generate
+from specllama.cli.answer import IDLE_SLICE_SECONDS, INTERRUPTED, Answer, Show, calibrate, generate
 from specllama.cli.chat_conversation import Conversation
 from specllama.cli.progress import Progress
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -41,7 +41,6 @@ class ChatEngine:
         self._client = EngineClient(self._log)
         self._measuring: threading.Thread | None = None
         self._wanted = threading.Event()
-        self._measured = False
 
     def __enter__(self) -> ChatEngine:
         return self
@@ -120,10 +119,10 @@ class ChatEngine:
         return found
 
     def measure(self, conversation: Conversation, variables: Mapping[str, Any]) -> None:
-        """Calibrate when nobody has asked for a while, once; then evaluate again what that took out of the
-        cache.
+        """Measure what is missing while nobody asks, in slices that hardly delay who does; then evaluate
+        again what that took out of the cache.
         """
-        if self._measured or not self.settings.calibrate:
+        if not self.settings.calibrate:
             return
         again = m.Generate(
             self._client.next_id(),
@@ -137,9 +136,10 @@ class ChatEngine:
         def work(client: EngineClient) -> None:
             if self._wanted.wait(_IDLE_SECONDS):
                 return
-            self._measured = True
             with contextlib.suppress(SpecllamaError):
-                client.calibrate(CALIBRATE_SECONDS)
+                missing = True
+                while missing and not self._wanted.is_set():
+                    missing = bool(client.calibrate(IDLE_SLICE_SECONDS).get("missing"))
                 if not self._wanted.is_set():
                     for _ in client.generate(again):
                         pass

@@ -156,7 +156,7 @@ class Session:
                 raise LeaveError(INTERRUPTED)
         elif not answer.text:
             self.screen.dim("the answer is empty")
-        if self.interactive and answer.reason != "cancel" and not answer.extra.get("stored_t1"):
+        if self.interactive and answer.reason != "cancel" and answer.extra.get("missing"):
             self.engine.measure(self.conversation, self.variables)
 
     def rescue(self) -> None:

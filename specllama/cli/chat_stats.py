@@ -54,7 +54,7 @@ class Totals:
         if total.decode_seconds > 0:
             rate = f" at {self.n_decoded / total.decode_seconds:.1f} t/s"
         found = [
-            *readout.lines(stats, _plain(self.last)),
+            *readout.lines(stats, _plain(self.last), self.last.off),
             f"seed      = {self.last.seed}",
             f"context   = {used} of {n_ctx} tokens after it",
             "",

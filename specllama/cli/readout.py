@@ -28,8 +28,10 @@ def start_line(info: Mapping[str, Any], structured: bool = False) -> str:
     return f"speculation on: {' + '.join(parts)}, length {length}"
 
 
-def lines(stats: RunStats, plain: PlainRate) -> list[str]:
-    """The statistics for people. Nothing appears that was not measured."""
+def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
+    """The statistics for people. Nothing appears that was not measured. off: why next to nothing was
+    drafted.
+    """
     out = [_rate("encoded", stats.n_prompt - stats.n_reused, stats.encode_seconds, stats.encode_tps)]
     decoded = _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps)
     gain = speedup(stats, plain)
@@ -51,7 +53,7 @@ def lines(stats: RunStats, plain: PlainRate) -> list[str]:
     if stats.decode_seconds > 0:
         shares = (f"{name} {100 * t / stats.decode_seconds:.0f} %" for name, t in stats.time_shares.items())
         out.append(f"time      = {' · '.join(shares)}")
-    return out
+    return [*out, f"speculation was off: {off}"] if off else out
 
 
 def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:
@@ -67,10 +69,10 @@ def as_json(
     stats: RunStats,
     plain: PlainRate,
     info: Mapping[str, Any],
-    near_ties_known: bool,
+    extra: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
-    null.
+    null. info: of the load; extra: of the answer.
     """
     models = {
         name: {key: info[name][key] for key in ("path", "params", "quant", "n_gpu_layers")}
@@ -102,11 +104,11 @@ def as_json(
         "speedup": _rounded(speedup(stats, plain)),
         "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
         "rounds": stats.rounds,
-        "near_ties": stats.near_ties if near_ties_known else None,
+        "near_ties": stats.near_ties if extra.get("epsilon") is not None else None,
         "redecided": stats.redecided,
         **models,
-        "speculation": info["speculation"],
-        "reason": info["reason"],
+        "speculation": extra.get("speculation", info["speculation"]),
+        "reason": extra.get("reason", info["reason"]),
     }
 
 

@@ -42,7 +42,7 @@ def run(given: Mapping[str, Any]) -> int:
         if compared is not None:
             plain = readout.PlainRate(compared.stats.decode_tps, "run", compared.stats.rounds)
         _show(answer, compared, plain, info, as_json)
-        if settings.calibrate and not interrupted and not answer.extra.get("stored_t1"):
+        if settings.calibrate and not interrupted and answer.extra.get("missing"):
             calibrate(client)
     if log is not None:
         log.close()
@@ -99,9 +99,8 @@ def _show(
     answer: Answer, compared: Answer | None, plain: readout.PlainRate, info: Mapping[str, Any], as_json: bool
 ) -> None:
     if as_json:
-        known = answer.extra.get("epsilon") is not None
-        args = (answer.text, answer.tokens, answer.reason, answer.seed, answer.stats, plain, info, known)
-        result = readout.as_json(*args)
+        args = (answer.text, answer.tokens, answer.reason, answer.seed, answer.stats, plain, info)
+        result = readout.as_json(*args, answer.extra)
         if answer.logprobs:
             result["logprobs"] = answer.logprobs
         if compared is not None:
@@ -114,7 +113,7 @@ def _show(
         return
     console.data("" if answer.text.endswith("\n") else "\n")
     console.note("")
-    for line in readout.lines(answer.stats, plain):
+    for line in readout.lines(answer.stats, plain, answer.off if info["speculation"] == "on" else ""):
         console.note(line)
     if answer.reason == "context":
         console.note(f"note: the context of {info['n_ctx']} tokens is full; -c makes it larger")

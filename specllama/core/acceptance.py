@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
+
+from specllama.core.stored import numbers
 
 HIGHEST = 0.9995  # nothing is surer: S of a long draft would hardly fall
 
@@ -32,6 +33,16 @@ class AcceptanceTable:
         mean = (self._right[bin_] + self.weight * self.priors[bin_]) / (self._seen[bin_] + self.weight)
         self.chances[bin_] = min(HIGHEST, mean)
 
+    @property
+    def n_seen(self) -> float:
+        """Observations that still count, in all bins."""
+        return sum(self._seen)
+
+    @property
+    def rate(self) -> float | None:
+        """The share of right ones among them; None without any."""
+        return sum(self._right) / self.n_seen if self.n_seen else None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data to be stored: right and seen by bin, rounded."""
         return {"right": [round(x, 3) for x in self._right], "seen": [round(x, 3) for x in self._seen]}
@@ -40,19 +51,11 @@ class AcceptanceTable:
         """Go on from what `to_dict` wrote; False, and nothing changed, where it is something else."""
         if not isinstance(data, Mapping):
             return False
-        right, seen = (_counts(data.get(name), len(self.priors)) for name in ("right", "seen"))
         most = 1.01 / (1 - self.forget)
-        if not right or not seen or any(r > s or s > most for r, s in zip(right, seen, strict=True)):
+        right, seen = (numbers(data.get(name), len(self.priors), 0, most) for name in ("right", "seen"))
+        if right is None or seen is None or any(r > s for r, s in zip(right, seen, strict=True)):
             return False
         self._right, self._seen = right, seen
         for bin_ in range(len(self.priors)):
             self._settle(bin_)
         return True
-
-
-def _counts(x: Any, n: int) -> list[float]:
-    """The numbers of a stored list of n; empty where it is something else."""
-    if not isinstance(x, list) or len(x) != n:
-        return []
-    fits = all(isinstance(v, int | float) and not isinstance(v, bool) and isfinite(v) and v >= 0 for v in x)
-    return [float(v) for v in x] if fits else []

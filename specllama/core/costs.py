@@ -12,14 +12,18 @@ from itertools import pairwise
 from math import exp, isfinite, log
 from typing import Any
 
+from specllama.core.stored import is_number
+
 WIDEST = 64  # rows; wider decodes are taken to cost in proportion
 PRIOR = ((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0), (16, 4.5), (32, 8.0), (64, 15.0))  # rows, multiples of t(1)
 MOST_COUNTED = 1000
+SHORTEST, LONGEST = 1e-9, 1e6  # seconds of a decode that can be believed
 FIRST = 3  # of a width's first times the shortest counts: some pay for what is prepared only once
 LARGEST_STEP = log(1.5)  # one time moves the scale no further than one this much off would
 OUTLIER = log(1.8)  # further off, a time says nothing about its width
 SCALE_RATE, WIDTH_RATE, PLAIN_RATE = 0.12, 0.04, 0.12  # share of what a time is off that is believed at once
 DRIFT, MOST_PLAIN = 0.05, 4  # change of the scale that wants plain rounds; as many on end
+TRUSTED = 4  # as many times at most count of those that were measured at another time
 DISTURBED = 3.0  # a time this often the predicted one counts as predicted
 CAUTION = 1.5  # a width that was never measured may cost this often what is predicted
 FIRST_STEP, CATCH_UP = 0.15, 0.35  # t(1) of an unmeasured step of the draft model; of a step, per further id
@@ -28,7 +32,9 @@ FIRST_STEP, CATCH_UP = 0.15, 0.35  # t(1) of an unmeasured step of the draft mod
 class CostCurve:
     """Seconds of a decode by its rows.
 
-    scale: what all widths share at the moment (throttling, other load), 1 when it was made or loaded.
+    scale: what all widths share at the moment (throttling, other load), 1 when it was made or loaded. What
+    was measured at another time says how the widths compare, until each is seen; the first plain rounds say
+    how fast the machine is now.
     """
 
     def __init__(self) -> None:
@@ -40,32 +46,49 @@ class CostCurve:
         self._drift = 0.0  # of the logarithm of the scale, since then
         self._n_plain = 0  # plain rounds on end
         self._predicted: dict[int, float] = {}
+        self._earlier: set[int] = set()  # widths that were measured at another time only
+        self._unplaced = 0  # plain rounds that still say what the scale is, however far off
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured."""
+        """Whether there is anything to go by."""
         return bool(self._widths)
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything was measured at this context length."""
+        return bool(self._counts)
 
     def count(self, n: int) -> int:
         """How often n rows were measured."""
         return self._counts.get(n, 0)
 
+    def sure(self, n: int) -> bool:
+        """Whether n rows were measured often enough, and not at another time alone."""
+        return self.count(n) >= FIRST and n not in self._earlier
+
     @property
     def unsettled(self) -> bool:
         """Whether times have changed since the last plain round, which alone tells if all widths' have."""
-        return abs(self._drift) > DRIFT and self._n_plain < MOST_PLAIN
+        return self._unplaced == FIRST or (abs(self._drift) > DRIFT and self._n_plain < MOST_PLAIN)
 
     def observe(self, n: int, seconds: float, plain: bool = False) -> None:
         """A decode of n rows took so long; impossible times are ignored. plain: nothing was drafted."""
         if n < 1 or n > WIDEST or not (isfinite(seconds) and seconds > 0):
             return
         self._predicted.clear()
-        count = self._counts.get(n, 0)
+        if plain and self._unplaced and n in self._seconds:
+            self._place(n, seconds)
+            return
+        count = self._believed(n, seconds)
         self._counts[n] = min(count + 1, MOST_COUNTED)
         if count < FIRST:
-            if count == 0:
+            if n not in self._seconds:
                 self._widths.insert(bisect_left(self._widths, n), n)
-            self._seconds[n] = min(seconds / self.scale, self._seconds.get(n, seconds / self.scale))
+            now = seconds / self.scale
+            self._seconds[n] = min(now, self._seconds[n]) if count else now
+            if self._unplaced:
+                self._moved.add(n)
             return
         off = log(seconds / (self.scale * self._seconds[n]))
         limited = max(-LARGEST_STEP, min(LARGEST_STEP, off))
@@ -80,16 +103,40 @@ class CostCurve:
         if abs(off) < OUTLIER:
             self._seconds[n] *= exp((off - shared) * max(WIDTH_RATE, 1 / (1 + count)))
 
+    def _believed(self, n: int, seconds: float) -> int:
+        """As how many times the width counts that were measured before; 0 where it has to be learnt anew."""
+        count = self._counts.get(n, 0)
+        if n in self._earlier:
+            self._earlier.discard(n)
+            far = abs(log(seconds / (self.scale * self._seconds[n]))) > OUTLIER
+            return 0 if far or count < FIRST else count
+        return count
+
+    def _place(self, n: int, seconds: float) -> None:
+        """One of the first plain rounds of a curve from another time; the shortest of them counts."""
+        scale = seconds / self._seconds[n]
+        if self._unplaced == FIRST or scale < self.scale:
+            self._rescale(log(scale / self.scale))
+        self._unplaced -= 1
+        self._earlier.discard(n)
+        self._counts[n] = min(self.count(n) + 1, MOST_COUNTED)
+        self._drift = 0.0
+        self._n_plain += 1
+
     def _anchor(self, off: float) -> None:
-        """A plain round says what the scale is; the widths seen since the last one keep their times."""
+        """A plain round says what the scale is."""
         shared = off * PLAIN_RATE
-        self.scale *= exp(shared)
-        for n in self._moved:
-            self._seconds[n] *= exp(-shared)
+        self._rescale(shared)
         self._drift = off - shared
         self._n_plain += 1
         if self._n_plain > 1:
             self._moved.clear()
+
+    def _rescale(self, shared: float) -> None:
+        """The widths seen since the last plain round keep their times."""
+        self.scale *= exp(shared)
+        for n in self._moved:
+            self._seconds[n] *= exp(-shared)
 
     def predict(self, n: int) -> float:
         """Seconds of a decode of n rows now; 0 where nothing is known at all."""
@@ -100,7 +147,7 @@ class CostCurve:
 
     def cautious(self, n: int) -> float:
         """The same to be on the safe side: widths that were never measured may well cost more."""
-        if n in self._seconds or not self._widths:
+        if self.count(n) or not self._widths:
             return self.predict(n)
         return max(self.predict(n), min(CAUTION * self.predict(n), 1.1 * n * self.predict(1)))
 
@@ -122,8 +169,22 @@ class CostCurve:
         return [n for n in widths if self.count(n) < FIRST]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data to be stored; `from_dict` is the inverse, up to the scale, which is folded in."""
-        return {"widths": [[n, self._seconds[n] * self.scale, self._counts[n]] for n in self._widths]}
+        """Plain data to be stored; `from_dict` is the inverse, up to the scale, which is folded in, and to
+        the counts.
+        """
+        return {
+            "widths": [
+                [n, self._seconds[n] * self.scale, self._counts[n]] for n in self._widths if self.count(n)
+            ]
+        }
+
+    def as_prior(self) -> CostCurve:
+        """A curve for another context length that goes by this one until its own widths are measured."""
+        curve = CostCurve()
+        curve._widths = list(self._widths)
+        curve._seconds = {n: self._seconds[n] * self.scale for n in self._widths}
+        curve._unplaced = FIRST if curve._widths else 0
+        return curve
 
     @classmethod
     def from_dict(cls, data: object) -> CostCurve:
@@ -131,13 +192,17 @@ class CostCurve:
         curve = cls()
         widths = data.get("widths") if isinstance(data, Mapping) else None
         for item in widths if isinstance(widths, list) else ():
-            if not (isinstance(item, list | tuple) and len(item) == 3 and all(map(_is_number, item))):
+            if not (isinstance(item, list | tuple) and len(item) == 3):
                 return cls()
             n, seconds, count = item
-            if n != int(n) or not 1 <= n <= WIDEST or not 0 < seconds < 1e6 or count < 1:
+            if not (is_number(n, 1, WIDEST) and n == int(n) and is_number(count, 1)):
                 return cls()
-            curve._seconds[int(n)], curve._counts[int(n)] = float(seconds), min(int(count), MOST_COUNTED)
+            if not is_number(seconds, SHORTEST, LONGEST):
+                return cls()
+            curve._seconds[int(n)], curve._counts[int(n)] = float(seconds), int(min(count, TRUSTED))
         curve._widths = sorted(curve._seconds)
+        curve._earlier = set(curve._widths)
+        curve._unplaced = FIRST if curve._widths else 0
         return curve
 
 
@@ -166,7 +231,3 @@ def prior(n: int) -> float:
         if n <= high:
             return a + (b - a) * (n - low) / (high - low)
     raise AssertionError("PRIOR ends at WIDEST")
-
-
-def _is_number(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x)

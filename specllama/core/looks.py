@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from specllama.core.offers import Offer
+from specllama.core.stored import is_number
 
 ALONE, DOUBTFUL, BESIDE = 0, 1, 2  # nothing else would be drafted; an unlikely copy; a likely one
 LIKELY_COPY = 0.75  # chance of its first token
@@ -21,6 +21,7 @@ FIRST_WAIT, LONGEST_WAIT = 32, 64  # rounds without a look where looks do not pa
 LIKELY, MOST_HOPED = 0.93, 1.7  # acceptance, and t(1) won at most, of the looks that are taken to be good
 GOOD_SHARE, WASTED, LESS_BESIDE = 0.2, 0.7, 0.5  # their share; of a step, t(1) lost on the others; on a copy
 OWED = 0.5  # of what a look not taken would have brought
+STORED = (-0.5, 4.0)  # t(1); what was learnt on other texts, or is broken, is unlearnt within a few looks
 
 
 @dataclass(slots=True)
@@ -32,9 +33,10 @@ class PairLooks:
     def restore(self, data: Any) -> bool:
         """Go on from stored gains; False where the data is something else."""
         fits = isinstance(data, list) and len(data) == len(self.gains)
-        if not fits or not all(g is None or (type(g) in (int, float) and isfinite(g)) for g in data):
+        if not fits or not all(g is None or is_number(g) for g in data):
             return False
-        self.gains = [None if g is None else max(-100.0, min(100.0, float(g))) for g in data]
+        low, high = STORED
+        self.gains = [None if g is None else max(low, min(high, float(g))) for g in data]
         return True
 
 

@@ -8,9 +8,10 @@ offers.py, when to ask the draft model in looks.py, what may still be lost in le
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from specllama.core.asking import MOST_LOOKED, Asking, confidence_bin
-from specllama.core.costs import DISTURBED, FIRST, WIDEST, CostCurve
+from specllama.core.costs import DISTURBED, WIDEST, CostCurve
 from specllama.core.drafting import Draft, Drafting, Outcome, Round
 from specllama.core.learnt import GRAMMAR, MODEL, Learnt
 from specllama.core.ledger import ALLOWANCE, Ledger
@@ -23,6 +24,20 @@ CHUNKS = (16, WIDEST - 1)  # tokens that free drafters are asked for; more only 
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
 WORTH_COVERING = 64  # ids; for fewer the draft model's view is not narrowed
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of a request, whether drafted or not: rounds with a token that was offered for nothing (forced ones
+    left out), and those where it was right; rounds in which the draft model was asked, named a token, and was
+    right.
+    """
+
+    offered: int = 0
+    offered_right: int = 0
+    asked: int = 0
+    named: int = 0
+    named_right: int = 0
 
 
 class _State:
@@ -63,6 +78,7 @@ class Planner(Drafting):
         self._asking = Asking(clock, self.learnt)
         self._caching = next((d for d in drafters if d.name == MODEL and isinstance(d, CachingDrafter)), None)
         self._states: dict[int, _State] = {}
+        self._tallies: dict[int, Tally] = {}  # the last one of each sequence, ended or not
         self._alternative = 0.0  # tokens per second of the best round without a look
         self.use_costs(costs if costs is not None else CostCurve())
 
@@ -76,6 +92,7 @@ class Planner(Drafting):
     def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
         super().start(seq_id, prompt, chooser, mask)
         self._states.pop(seq_id, None)
+        self._tallies[seq_id] = Tally()
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)
@@ -87,9 +104,20 @@ class Planner(Drafting):
         state = self._states.get(seq_id)
         if state is None:
             return
+        tally, first = self._tallies.setdefault(seq_id, Tally()), tokens[:1]
         self.learnt.score_free(state.free, tokens)
+        if state.free.tokens and state.free.sources[0] != GRAMMAR:
+            tally.offered += 1
+            tally.offered_right += state.free.tokens[:1] == list(first)
         if state.look is not None:
             self.learnt.score_look(state.look, tokens)
+            tally.asked += 1
+            tally.named += bool(state.look.tokens)
+            tally.named_right += bool(first) and state.look.tokens[:1] == list(first)
+
+    def tally(self, seq_id: int) -> Tally:
+        """What the sequence's last request was offered; it may have ended."""
+        return self._tallies.get(seq_id, Tally())
 
     # Drafting
 
@@ -231,7 +259,7 @@ class Planner(Drafting):
         """Book the time of the round, and judge the looks."""
         costs, prices, active = self.costs, self._prices, len(done.outcomes)
         verify, n_emitted = done.verify_seconds, sum(o.n_emitted for o in done.outcomes)
-        if costs.count(done.n_rows) >= FIRST:
+        if costs.sure(done.n_rows):
             verify = min(verify, DISTURBED * costs.predict(done.n_rows))
         plain = done.n_rows == active and prices.spent == 0
         costs.observe(done.n_rows, done.verify_seconds, plain)

@@ -73,16 +73,36 @@ def speculation(settings: LoadSettings, drafters: Sequence[Drafter], problem: st
     return {"speculation": "off", "reason": "no drafter: --drafters names none that can be used"}
 
 
-def store_key(header: Header, s: ModelSettings, context: Context, n_ctx: int) -> dict[str, Any]:
-    """What measured times and differences depend on."""
+def store_key(header: Header, s: ModelSettings, context: Context) -> dict[str, Any]:
+    """What measured times and differences depend on. Not on the size of the context: what counts is how much
+    of it is in use, and for that there is a cost curve each.
+    """
     return {
-        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
+        **_identity(header, s, context),
         "machine": [platform.machine(), platform.processor(), physical_cores()],
         "devices": [d.name for d in devices()],
+    }
+
+
+def pair_key(
+    header: Header | None, s: ModelSettings | None, context: Context | None, drafters: Sequence[Drafter]
+) -> dict[str, Any]:
+    """What the things learnt of a pair depend on, beside the target: the draft in use, and who drafts."""
+    draft = _identity(header, s, context) if header and s and context else None
+    return {"draft": draft, "drafters": [d.name for d in drafters]}
+
+
+def _identity(header: Header, s: ModelSettings, context: Context) -> dict[str, Any]:
+    """A model and how it is run, as JSON gives it back."""
+    placed = [s.split_mode, s.main_gpu, list(s.devices), list(s.tensor_split), s.n_cpu_moe]
+    overrides = [list(override) for override in s.override_tensor]
+    return {
+        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
+        "lora": [list(one) for one in s.lora],
         "n_gpu_layers": s.n_gpu_layers,
+        "placed": [*placed, overrides],
         "threads": [context.n_threads, context.n_threads_batch],
-        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn],
-        "n_ctx": n_ctx,
+        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn, s.swa_full],
     }
 
 

@@ -12,14 +12,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from specllama import chat
-from specllama.calibrate import measure
 from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
 from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
 from specllama.core.ports import DecodeError, Drafter
-from specllama.core.sequence import Request
+from specllama.core.sequence import Generation, Request
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
@@ -27,6 +25,7 @@ from specllama.process import messages as m
 from specllama.process.describe import sampling_defaults
 from specllama.process.inspection import inspect_build
 from specllama.process.loading import Loaded, load
+from specllama.process.reasons import speculation
 from specllama.process.running import Running
 from specllama.process.turns import Turns
 from specllama.settings import LoadSettings
@@ -49,7 +48,6 @@ class Host:
         self._last: list[int] = []  # ids of the last generation, whose cache is slot _last_slot's
         self._last_slot = 0
         self._turns = Turns()
-        self._adaptive: Planner | None = None
         self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
@@ -93,7 +91,9 @@ class Host:
     def step(self) -> None:
         """One step of the engine; one message with everybody's tokens."""
         assert self.engine is not None
+        assert self.loaded is not None
         started = self.busy_since = time.perf_counter()
+        self.loaded.learning.follow(sum(len(g.history) for g in self.engine.active))
         try:
             self.engine.step()
         except (DecodeError, SpecllamaError) as error:
@@ -110,19 +110,18 @@ class Host:
     def _load(self, settings: LoadSettings) -> None:
         if self.loaded is not None:
             raise EngineError("this engine process has loaded its models already")
-        loaded = load(settings, self.send, self.store)
-        self.loaded = loaded
+        self.loaded = loaded = load(settings, self.send, self.store)
         self.engine = Engine(
             loaded.context,
             self._policy(loaded),
             end_ids=loaded.model.end_ids,
             suppressed=loaded.model.suppressed,
             clock=time.perf_counter,
-            epsilon=loaded.stored.get("epsilon"),
+            epsilon=loaded.learning.epsilon,
             exact=settings.exact,
         )
         self._compile_template(loaded)
-        if settings.exact and loaded.stored.get("epsilon") is None:
+        if settings.exact and loaded.learning.epsilon is None:
             self._measure_epsilon()
         usable = self._template is not None and self._template_error is None
         self.send(m.Ready({**loaded.info, "chat_template": usable}))
@@ -151,8 +150,7 @@ class Host:
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
         if s.draft_max is None:
-            self._adaptive = self._adaptive or Planner(drafters, time.perf_counter)
-            return self._adaptive
+            return loaded.learning.plan(drafters)
         ordered: list[Drafter] = sorted(drafters, key=lambda d: d.name == "model")
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 
@@ -181,8 +179,7 @@ class Host:
         while self.engine.busy:
             self.engine.step()
         self._last, self._last_slot = generation.history[: generation.n_past], generation.seq_id
-        found = self._calibrate(2.0)
-        self.engine.epsilon = found.get("epsilon")
+        self.engine.epsilon = self._calibrate(2.0, with_widths=False).get("epsilon")
 
     def _generate(self, message: m.Generate) -> None:
         if self.engine is None or self.loaded is None:
@@ -262,13 +259,22 @@ class Host:
         text, runs = r.writer.finish_runs()
         if r.messages is not None:
             self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
-        extra = {**self._extra(), "stop_string": r.writer.stopped_by}
+        extra = {**self._extra(g), "stop_string": r.writer.stopped_by}
         self.send(m.Done(r.id, text, g.finish_reason or "cancel", g.stats.to_dict(), extra, runs))
+        if self.loaded is not None:
+            self.loaded.learning.save()
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self, g: Generation) -> dict[str, Any]:
+        """What the read-out needs beside the figures of a generation."""
         assert self.loaded is not None
         assert self.engine is not None
-        return {"stored_t1": self.loaded.stored.get("t1"), "epsilon": self.engine.epsilon}
+        loaded, n_cached = self.loaded, g.n_past if g.seq_id >= 0 else 0
+        return {
+            "stored_t1": loaded.learning.t1,
+            "epsilon": self.engine.epsilon,
+            "missing": bool(loaded.learning.missing(loaded.context, n_cached)),
+            **speculation(loaded.info, self.engine.policy, g),
+        }
 
     def _fail(self, error: Exception) -> None:
         problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")
@@ -276,19 +282,18 @@ class Host:
             self.send(m.Failed(problem.to_dict(), r.id))
         self.running.clear()
 
-    def _calibrate(self, seconds: float) -> dict[str, Any]:
-        """Measure on the last generation's cache what is not stored yet, and store it."""
-        if self.engine is None or self.loaded is None or self.engine.busy or not self._last:
+    def _calibrate(self, seconds: float, with_widths: bool = True) -> dict[str, Any]:
+        """Measure on the last generation's cache what is not known yet, and store it."""
+        if self.engine is None or self.loaded is None or self.engine.busy:
             return {}
         slot = self.engine.slots[self._last_slot]
         if slot.owner is not None or slot.ids != self._last:
             return {}
-        try:
-            found = measure(self.loaded.context, slot.seq_id, slot.ids, seconds, time.perf_counter).to_dict()
-        except DecodeError:
-            found = {}
-        slot.ids = slot.ids[: self.loaded.context.n_past(slot.seq_id)]
-        if found.get("t1") is not None:
-            self.loaded.stored = {**self.loaded.stored, **found}
-            self.store.write(self.loaded.store_key, self.loaded.stored)
+        found = self.loaded.learning.measure(self.loaded.context, slot, seconds, with_widths)
+        self._last = slot.ids
         return found
+
+    def leave(self) -> None:
+        """The front is gone: what was learnt is stored."""
+        if self.loaded is not None:
+            self.loaded.learning.flush()

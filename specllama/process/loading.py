@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.core.ports import BatchRow, Drafter
@@ -23,6 +23,7 @@ from specllama.llama import Context, Model, devices
 from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
 from specllama.process import describe
 from specllama.process import messages as m
+from specllama.process.learning import Learning
 from specllama.settings import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.store import Store
 from specllama.vocab import check_pair
@@ -44,8 +45,7 @@ class Loaded:
     drafters: list[Drafter]
     grammars: Grammars
     info: dict[str, Any]
-    store_key: dict[str, Any]
-    stored: dict[str, Any] = field(default_factory=dict)
+    learning: Learning
     draft_model: Model | None = None
     draft_context: Context | None = None
 
@@ -80,7 +80,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     model = Model(target_settings, _reporter("target", send))
     context = Context(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
     drafters: list[Drafter] = []
-    draft_model = draft_context = None
+    draft_model = draft_context = draft_settings = None
     problem = ""
     if settings.draft is not None and draft_header is not None and plan.draft is not None:
         draft_settings = _fitted(settings.draft, plan.draft.n_gpu_layers)
@@ -99,7 +99,13 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     for one in (context, draft_context):
         if one is not None:
             _warm_up(one)
-    key = describe.store_key(target_header, target_settings, context, plan.n_ctx)
+    learning = Learning(
+        store,
+        describe.store_key(target_header, target_settings, context),
+        describe.pair_key(draft_header, draft_settings, draft_context, drafters),
+        settings.calibrate,
+        time.perf_counter,
+    )
     info = {
         "target": describe.about(target_settings.path, target_header, plan.target.n_gpu_layers),
         "draft": describe.about(settings.draft.path, draft_header, plan.draft.n_gpu_layers)
@@ -124,8 +130,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         drafters,
         Grammars(model),
         info,
-        key,
-        store.read(key),
+        learning,
         draft_model,
         draft_context,
     )

@@ -1,7 +1,7 @@
 """The engine process: `python -m specllama.process.worker`, messages in on stdin, out on stdout.
 
-The main thread decodes. One thread reads stdin and ends the process when it closes, so that no front, however
-it dies, leaves gigabytes behind; another one says every half second that the process lives.
+The main thread decodes. One thread reads stdin and ends the process soon after it closes, so that no front,
+however it dies, leaves gigabytes behind; another one says every half second that the process lives.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from specllama.process.host import Host
 
 _BEAT_SECONDS = 0.5
+_LEAVE_SECONDS = 0.5  # for storing what was learnt, once the front is gone
 
 
 class _Pipes:
     """stdin and stdout as message streams. Whatever else prints to stdout is sent to stderr instead."""
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[m.Message | None] = queue.SimpleQueue()  # None: the front is gone
+        self.left = threading.Event()  # what was learnt is stored then
+        self.host: Host | None = None
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
@@ -47,6 +50,9 @@ class _Pipes:
         with os.fdopen(0, "rb", closefd=False) as pipe:  # not sys.stdin, whose lock a dying interpreter wants
             for line in pipe:
                 self.inbox.put(m.decode(line))
+        self.inbox.put(None)
+        if self.host is not None and self.host.loaded is not None:
+            self.left.wait(_LEAVE_SECONDS)
         os._exit(0)
 
 
@@ -75,12 +81,18 @@ def _serve(pipes: _Pipes) -> None:
     """Handle messages as they come, step the engine while there is work."""
     from specllama.process.host import Host
 
-    host = Host(pipes.send)
+    host = pipes.host = Host(pipes.send)
     threading.Thread(target=_beat, args=(pipes, host), daemon=True).start()
     while True:
         with contextlib.suppress(queue.Empty):
             while True:
-                host.handle(pipes.inbox.get(block=not host.busy))
+                message = pipes.inbox.get(block=not host.busy)
+                if message is None:
+                    host.leave()
+                    pipes.left.set()
+                    threading.Event().wait()  # for the end of the process
+                else:
+                    host.handle(message)
         host.step()
 
 

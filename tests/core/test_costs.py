@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.costs import FIRST, WIDEST, CostCurve, StepCosts, prior
@@ -131,8 +131,91 @@ def test_it_is_stored_with_its_scale():
     assert again.missing(STAIR) == []
 
 
+# What was measured at another time
+
+
+def stored(points: dict[int, float], times: int = FIRST) -> CostCurve:
+    return CostCurve.from_dict(measured(points, times).to_dict())
+
+
+def test_the_first_plain_round_says_how_fast_the_machine_is_now():
+    curve = stored(STAIR)
+    assert curve.unsettled
+    curve.observe(1, 3 * STAIR[1], plain=True)
+    assert not curve.unsettled
+    for n in STAIR:
+        assert curve.predict(n) == pytest.approx(3 * STAIR[n])
+    curve.observe(4, STAIR[4])  # the plain round was disturbed, as the next one shows
+    curve.observe(1, STAIR[1], plain=True)
+    for n in STAIR:
+        assert curve.predict(n) == pytest.approx(STAIR[n], rel=0.01)
+
+
+def test_a_stored_width_that_is_far_off_is_learnt_anew():
+    curve = stored(STAIR)
+    curve.observe(1, STAIR[1], plain=True)
+    assert not curve.sure(4)
+    curve.observe(4, 5 * STAIR[4])
+    assert curve.predict(4) == pytest.approx(5 * STAIR[4])
+    assert curve.missing([4]) == [4]
+    for _ in range(FIRST):
+        curve.observe(4, 5 * STAIR[4])
+    assert curve.sure(4)
+    assert curve.predict(16) == pytest.approx(STAIR[16])  # the others stay
+
+
+def test_a_stored_width_that_is_about_right_is_believed_and_adapts():
+    curve = stored(STAIR, 500)
+    curve.observe(1, STAIR[1], plain=True)
+    for _ in range(30):
+        curve.observe(4, 1.2 * STAIR[4])
+        curve.observe(1, STAIR[1], plain=True)
+        assert STAIR[4] * 0.99 < curve.predict(4) < 1.21 * STAIR[4]
+    assert curve.sure(4)
+    assert curve.predict(4) == pytest.approx(1.2 * STAIR[4], rel=0.05)
+
+
+def test_a_width_that_was_stored_half_measured_is_measured_anew():
+    curve = stored({1: 0.01, 4: 0.001}, 1)
+    curve.observe(1, 0.01, plain=True)
+    for _ in range(FIRST):
+        curve.observe(4, 0.02)
+    assert curve.predict(4) == pytest.approx(0.02)
+
+
+def test_another_context_length_begins_with_what_is_known_and_measures_all():
+    near = measured(STAIR)
+    for _ in range(60):
+        near.observe(1, 2 * STAIR[1], plain=True)
+    curve = near.as_prior()
+    assert curve.known
+    assert not curve.measured
+    assert curve.unsettled
+    assert curve.to_dict() == {"widths": []}
+    assert curve.missing(STAIR) == list(STAIR)
+    assert curve.predict(4) == pytest.approx(near.predict(4))
+    assert curve.cautious(4) > near.cautious(4)
+    curve.observe(1, 0.03, plain=True)
+    assert curve.predict(4) == pytest.approx(3 * STAIR[4], rel=0.01)
+    curve.observe(4, 0.08)
+    assert curve.predict(4) == pytest.approx(0.08)  # the first time of its own counts
+    assert [n for n, _, _ in curve.to_dict()["widths"]] == [1, 4]
+    assert near.predict(4) == pytest.approx(2 * STAIR[4], rel=0.01)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 16]), st.floats(1e-4, 1.0)), max_size=30))
+def test_a_curve_from_another_time_stays_sound(times):
+    for curve in (stored(STAIR), measured(STAIR).as_prior()):
+        for n, seconds in times:
+            curve.observe(n, seconds, plain=n == 1)
+        assert all(0 < curve.predict(n) < 1e4 for n in (1, 2, 3, 4, 16, 64))
+        again = CostCurve.from_dict(curve.to_dict())
+        assert again.measured == curve.measured
+
+
 json = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3),
+    st.none() | st.booleans() | st.floats() | st.integers() | st.just(10**400) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["widths", "x"]), inner),
     max_leaves=12,
 )

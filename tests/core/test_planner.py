@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -58,13 +59,15 @@ class World:
         n_sequences: int = 1,
         cold: bool = False,
         learnt: object = None,
+        costs: CostCurve | None = None,
     ) -> None:
         self.now, self.seconds, self.step, self.right = 0.0, seconds, step, right
         drafters = []
         for name in names:
             guess = self._guess if name == "model" else _five
             drafters.append(ScriptedDrafter(guess, name, confidence))
-        costs = None if cold else measured(seconds)
+        if costs is None and not cold:
+            costs = measured(seconds)
         self.policy = Planner(drafters, lambda: self.now, costs, learnt)
         self.sequences = range(n_sequences)
         for seq in self.sequences:
@@ -306,10 +309,67 @@ def test_what_was_learnt_is_stored_and_restored():
     rng = random.Random(1)
     world = World(cheap_rows, 0.0005, lambda: rng.random() < 0.8)
     world.run(400)
-    data = world.policy.learnt.to_dict()
+    data = json.loads(json.dumps(world.policy.learnt.to_dict()))
     again = World(cheap_rows, 0.0005, learnt=data).policy.learnt
-    assert again.to_dict() == data
+    stored = again.to_dict()
+    assert {name: stored[name] for name in ("tables", "after", "gains")} == {
+        name: data[name] for name in ("tables", "after", "gains")
+    }
+    assert [width[:2] for width in stored["steps"]["widths"]] == [w[:2] for w in data["steps"]["widths"]]
     assert again.steps.predict(1, 1.0) == pytest.approx(0.0005)
+
+
+def test_a_stored_curve_serves_from_the_second_round_on():
+    world = World(cheap_rows, 0.0005, costs=CostCurve.from_dict(measured(cheap_rows).to_dict()))
+    world.run(12)
+    assert world.widths()[0] == 1  # the plain round that says how fast the machine is now
+    assert max(world.widths()[1:]) > 4
+
+
+def nonsense(seconds: float) -> CostCurve:
+    """As a broken store could have it: well formed, and every width costs the same."""
+    return CostCurve.from_dict({"widths": [[n, seconds, 1000] for n in range(1, WIDEST + 1)]})
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e-4, 1e6])
+def test_a_stored_curve_that_is_all_wrong_does_no_harm_for_long(seconds):
+    """Where rows cost what tokens cost, and the draft is never right: the worst that can be believed."""
+    world = World(dear_rows, 0.001, lambda: False, confidence=0.99, costs=nonsense(seconds))
+    rate = world.run(600)
+    assert rate > 0.95 * 100
+    assert world.widths()[-400:].count(1) > 390
+    cheap = World(cheap_rows, 0.0005, costs=nonsense(seconds))
+    cheap.run(200)
+    assert cheap.run(100) > 4 * 100
+
+
+@pytest.mark.parametrize("gain", [-1e9, -100.0, 100.0, 1e9])
+def test_stored_gains_that_are_all_wrong_are_unlearnt(gain):
+    good = World(cheap_rows, 0.0005, learnt={"gains": [gain] * 3})
+    good.run(400)
+    assert good.run(100) > 4 * 100
+    bad = World(cheap_rows, 0.001, lambda: False, confidence=0.99, learnt={"gains": [gain] * 3})
+    bad.run(400)
+    assert bad.run(600) > 0.97 * 100
+
+
+def test_what_a_request_was_offered_is_counted_used_or_not():
+    rng = random.Random(1)
+    world = World(dear_rows, names=("copy",), right=lambda: rng.random() < 0.5)
+    world.run(200)
+    tally = world.policy.tally(0)
+    assert tally.offered == 200
+    assert 70 < tally.offered_right < 130
+    assert (tally.asked, tally.named) == (0, 0)
+    world.policy.forget(0)
+    assert world.policy.tally(0) == tally
+    world.policy.start(0, [1], GREEDY)
+    assert world.policy.tally(0).offered == 0
+    asked = World(cheap_rows, 0.0005)
+    asked.run(50)
+    tally = asked.policy.tally(0)
+    assert 40 < tally.asked == tally.named == tally.named_right
+    assert tally.offered == 0
 
 
 @pytest.mark.parametrize(

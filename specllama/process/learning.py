@@ -1,0 +1,166 @@
+"""What is measured and learnt of a loaded pair, from one process to the next.
+
+Of the target: t(1), epsilon, cost curves by context length; of each pair: what is accepted and what asking
+the draft model takes. Written whole, beside the decoding; several processes may write.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specllama.calibrate import Calibration, goes_back, measure, time_widths, unmeasured
+from specllama.core.curves import Curves
+from specllama.core.planner import Planner
+from specllama.core.ports import Context, DecodeError, Drafter
+from specllama.core.slots import Slot
+from specllama.core.stored import is_number
+from specllama.store import Store
+
+RUN_SECONDS = 1.0  # that a front may measure at once
+_COMPARE_SECONDS = 1.0  # of measuring t(1) and epsilon, once
+_LEAST_COMPARED = 32  # ids; of a shorter text what is left is not worth another go
+_WRITE_SECONDS = 5.0  # between two writes
+_MOST_PAIRS = 8  # kept of a target, the last ones used
+_FIGURES = {"t1": (1e-9, 1e6), "epsilon": (0, 1e6), "n_rows": (1, 1e12)}  # and what they may be
+
+
+class Learning:
+    """Knows the store; what it read there may be anything. key: what the target's figures depend on; pair:
+    what those of the draft depend on. keep: whether anything is written. clock: seconds.
+
+    t1, epsilon: in seconds and logits, None where they were not measured yet.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: Mapping[str, Any],
+        pair: Mapping[str, Any],
+        keep: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.store, self.key, self.pair, self.keep, self.clock = store, key, pair, keep, clock
+        data = store.read(key)
+        self._figures = _figures(data)
+        self._learnt = next((p["learnt"] for p in _pairs(data) if p["pair"] == pair), None)
+        self.curves = Curves.from_dict(data.get("curves"))
+        self.planner: Planner | None = None
+        self._calibration, self._compare_left = Calibration(), _COMPARE_SECONDS
+        if self.t1 is not None and self.epsilon is not None:
+            self._compare_left = 0.0
+        self._refused = False  # the cache could not go back
+        self._changed, self._written = False, -_WRITE_SECONDS
+        self._writer: threading.Thread | None = None
+
+    @property
+    def t1(self) -> float | None:
+        return self._figures.get("t1")
+
+    @property
+    def epsilon(self) -> float | None:
+        return self._figures.get("epsilon")
+
+    def plan(self, drafters: Sequence[Drafter]) -> Planner:
+        """The planner of this pair, which begins with what is stored; always the same one."""
+        if self.planner is None:
+            self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt)
+        return self.planner
+
+    def follow(self, n_ids: int) -> None:
+        """The next round decodes sequences of so many ids."""
+        curve = self.curves.at(n_ids)
+        if self.planner is not None and self.planner.costs is not curve:
+            self.planner.use_costs(curve)
+
+    # Measuring
+
+    def missing(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:
+        """Widths that could be timed behind a text of so many ids; 1 stands for t(1) and epsilon too."""
+        if self._refused or not goes_back(context) or n_ids < 1:
+            return []
+        widths = unmeasured(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
+        return widths if self._compare_left <= 0 or n_ids < 3 else sorted({1, *widths})
+
+    def measure(
+        self, context: Context, slot: Slot, seconds: float, with_widths: bool = True
+    ) -> dict[str, Any]:
+        """Measure for `seconds` what is not known yet, on the text that an idle slot's cache holds, and store
+        it; the slot may hold less of it afterwards. `missing` of what is found: what another call could
+        measure. with_widths: False leaves it at t(1) and epsilon.
+        """
+        n_before = self._calibration.n_rows
+        try:
+            n_timed = self._measure(context, slot, seconds, with_widths)
+        except DecodeError:
+            n_timed, self._refused = 0, True
+        n_kept, n_compared = context.n_past(slot.seq_id), self._calibration.n_rows - n_before
+        slot.ids = slot.ids[:n_kept]
+        self._changed |= n_timed + n_compared > 0
+        self.flush()
+        more = self.missing(context, n_kept, seconds) if n_timed + n_compared else []
+        return {**self._figures, "missing": more}
+
+    def _measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool) -> int:
+        """How many decodes were timed."""
+        started, seq_id, ids = self.clock(), slot.seq_id, slot.ids
+        n_timed, compares = 0, self._compare_left > 0
+        if with_widths and self.planner is not None and not self._refused:
+            share, curve = seconds / 2 if compares else seconds, self.curves.at(len(ids))
+            n_timed = time_widths(context, seq_id, ids, curve, share, self.clock)
+            self._refused = context.n_past(seq_id) != len(ids)
+        if compares and not self._refused:
+            began = self.clock()
+            left = seconds - (began - started)
+            measure(context, seq_id, ids, left, self.clock, self._calibration)
+            if self._calibration.n_rows:
+                self._figures |= self._calibration.to_dict()
+            used_up = context.n_past(seq_id) < _LEAST_COMPARED
+            self._compare_left = 0.0 if used_up else self._compare_left - (self.clock() - began)
+        return n_timed
+
+    # Storing
+
+    def save(self) -> None:
+        """After an answer: have stored what is known by now, soon and without waiting for it."""
+        self._changed |= self.planner is not None
+        writing = self._writer is not None and self._writer.is_alive()
+        if not self.keep or not self._changed or writing or self.clock() - self._written < _WRITE_SECONDS:
+            return
+        self._changed, self._written = False, self.clock()
+        self._writer = threading.Thread(target=self._write, args=(self._snapshot(),), daemon=True)
+        self._writer.start()
+
+    def flush(self) -> None:
+        """Store what is not stored yet, and wait for it."""
+        if self._writer is not None:
+            self._writer.join()
+        if self.keep and self._changed:
+            self._changed, self._written = False, self.clock()
+            self._write(self._snapshot())
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Of what this process has measured and learnt, so that decoding can go on."""
+        learnt = [] if self.planner is None else [self.planner.learnt.to_dict()]
+        pairs = [{"pair": self.pair, "learnt": one} for one in learnt]
+        return {**self._figures, "curves": self.curves.to_dict(used=True), "pairs": pairs}
+
+    def _write(self, ours: Mapping[str, Any]) -> None:
+        """What others have stored meanwhile stays, where this process has nothing to say."""
+        data = self.store.read(self.key)
+        curves = Curves.from_dict(data.get("curves")).to_dict() | ours["curves"]
+        others = [p for p in _pairs(data) if p["pair"] != self.pair or not ours["pairs"]]
+        pairs = [*others, *ours["pairs"]][-_MOST_PAIRS:]
+        self.store.write(self.key, {**_figures(data), **ours, "curves": curves, "pairs": pairs})
+
+
+def _figures(data: Mapping[str, Any]) -> dict[str, float]:
+    return {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
+
+
+def _pairs(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is stored of pairs, as far as it has their shape."""
+    found = data.get("pairs")
+    shaped = (p for p in found if isinstance(p, dict)) if isinstance(found, list) else ()
+    return [p for p in shaped if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)]

@@ -1,0 +1,77 @@
+"""Whether an answer was drafted for, and if not, why: in words, with figures that were measured only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specllama.core.breakeven import break_evens, easiest
+from specllama.core.drafting import Policy
+from specllama.core.learnt import MODEL
+from specllama.core.planner import Planner, Tally
+from specllama.core.sequence import Generation
+
+_ENOUGH = 64  # rounds, to tell
+_HARDLY = 0.03  # drafted tokens of an answer, rounds with an offer
+_SEEN = 8  # tokens, for their acceptance to be spoken of
+_SPENT = 0.5  # t(1) of credit; with less hardly any draft can be afforded
+
+
+def speculation(info: Mapping[str, Any], policy: Policy, g: Generation) -> dict[str, str]:
+    """ "speculation": "on", or "off" and a "reason". info: what the front was told of the load."""
+    if info["speculation"] == "off":
+        reason = info["reason"]
+    elif not g.request.speculate:
+        reason = "not asked for"
+    elif g.stats.rounds < _ENOUGH or g.stats.n_drafted + g.stats.n_forced > _HARDLY * g.stats.n_predict:
+        reason = ""
+    else:
+        reason = _why(policy, g)
+    return {"speculation": "off" if reason else "on", "reason": reason}
+
+
+def _why(policy: Policy, g: Generation) -> str:
+    """Why next to nothing was drafted of a long answer, by a policy that had drafters."""
+    model = any(d.name == MODEL for d in policy.drafters)
+    tally = policy.tally(g.seq_id) if isinstance(policy, Planner) else Tally()
+    copies = tally.offered > _HARDLY * g.stats.rounds
+    if not model and not copies:
+        return "there is no draft model, and the text hardly repeats anything" if policy.drafters else ""
+    if not isinstance(policy, Planner):
+        return ""
+    if model and tally.asked and not tally.named:
+        return "the draft model had nothing to propose"
+    return _costs(policy, tally, model)
+
+
+def _costs(planner: Planner, tally: Tally, model: bool) -> str:
+    """What drafts cost here and need, and what was seen of them. model: speak of the draft model's."""
+    steps, learnt = planner.learnt.steps.curve, planner.learnt.tables
+    if model and not steps.known:
+        return "asking the draft model was not expected to pay for its reading of the text"
+    found = break_evens(planner.costs, steps.predict(1) if model else 0.0)
+    need = easiest(found)
+    if need is None:
+        return "drafts were not expected to pay; what decodes of several rows take was not measured yet"
+    text = f"a decode of {need.k + 1} rows takes {need.decode:.2f} x one row's here"
+    if model:
+        text += f" and a token of the draft model {need.step:.2f} x"
+    if need.acceptance >= 1:
+        return f"{text}, so that no draft can pay"
+    text += f", a draft pays from an acceptance of {_percent(need.acceptance)}"
+    n, right = (tally.named, tally.named_right) if model else (tally.offered, tally.offered_right)
+    seen = right / n if n >= _SEEN else None
+    if seen is None:
+        tables = [t for name, t in learnt.items() if (name == MODEL) == model and t.n_seen >= _SEEN]
+        seen = tables[0].rate if tables else None
+    if seen is None:
+        return text
+    text += f"; {_percent(seen)} was seen"
+    if seen >= need.acceptance:
+        spent = planner.ledger.credit < _SPENT
+        text += f", but {'drafts have lost what they may' if spent else 'no draft was sure enough to gain'}"
+    return text
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

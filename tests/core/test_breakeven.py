@@ -1,0 +1,92 @@
+"""The acceptance from which drafts pay, where it can be reckoned by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.core.breakeven import acceptance_needed, break_evens, easiest, expected_tokens
+from specllama.core.costs import FIRST, CostCurve
+
+
+def curve(points: dict[int, float], times: int = FIRST) -> CostCurve:
+    found = CostCurve()
+    for n, seconds in points.items():
+        for _ in range(times):
+            found.observe(n, seconds)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "k", "tokens"),
+    [(0, 3, 1), (1, 3, 4), (0.5, 1, 1.5), (0.5, 3, 1.875), (0.9, 2, 2.71), (1, 2.5, 3.5)],
+)
+def test_tokens_of_a_round(acceptance, k, tokens):
+    assert expected_tokens(acceptance, k) == pytest.approx(tokens)
+
+
+def test_tokens_of_a_round_are_those_of_a_simulated_one():
+    rng, n = random.Random(1), 40_000
+    total = sum(1 + next((i for i in range(4) if rng.random() >= 0.7), 4) for _ in range(n))
+    assert total / n == pytest.approx(expected_tokens(0.7, 4), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("k", "cost", "acceptance"),
+    [
+        (1, 1.9, 0.9),  # 1 + a = 1.9
+        (1, 1.0, 0.0),
+        (1, 0.5, 0.0),
+        (1, 2.0, 1.0),
+        (1, 5.0, 1.0),
+        (2, 2.0, (math.sqrt(5) - 1) / 2),  # 1 + a + a² = 2
+        (3, 1.875, 0.5),
+        (7, 1.2, 1 / 6),  # nearly 1 / (1 - a)
+    ],
+)
+def test_the_acceptance_that_a_draft_needs(k, cost, acceptance):
+    assert acceptance_needed(k, cost) == pytest.approx(acceptance, abs=1e-5)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 63), st.floats(1.001, 60))
+def test_what_is_needed_pays_for_what_it_costs(k, cost):
+    found = acceptance_needed(k, cost)
+    assert 0 <= found <= 1
+    if cost < k + 1:
+        assert expected_tokens(found, k) == pytest.approx(cost, rel=1e-6)
+    assert acceptance_needed(k, cost * 1.01) >= found
+
+
+def test_each_length_whose_decode_was_measured():
+    found = break_evens(curve({1: 0.01, 2: 0.019, 3: 0.03, 4: 0.0158}), 0.0)
+    assert [b.k for b in found] == [1, 2, 3]
+    assert [b.decode for b in found] == pytest.approx([1.9, 3.0, 1.58])
+    assert found[0].acceptance == pytest.approx(0.9)
+    assert found[1].acceptance == 1
+    assert found[2].acceptance < 0.45
+    assert easiest(found) == found[2]  # the third token goes down a stair
+    assert break_evens(curve({1: 0.01, 2: 0.019, 4: 0.02}), 0.0, (1, 2)) == found[:1]
+
+
+def test_the_draft_model_has_its_price():
+    (one,) = break_evens(curve({1: 0.01, 2: 0.015}), 0.003)
+    assert (one.k, one.step) == (1, pytest.approx(0.3))
+    assert one.acceptance == pytest.approx(0.8)
+
+
+def test_nothing_is_said_of_what_was_not_measured():
+    assert break_evens(CostCurve(), 0.0) == []
+    assert break_evens(curve({1: 0.01}), 0.0) == []
+    assert break_evens(curve({1: 0.01, 2: 0.02}, FIRST - 1), 0.0) == []
+    assert easiest([]) is None
+
+
+def test_where_no_draft_can_pay_the_shortest_is_named():
+    found = easiest(break_evens(curve({1: 0.01, 2: 0.025, 3: 0.04}), 0.0))
+    assert found is not None
+    assert (found.k, found.acceptance) == (1, 1.0)

@@ -1,0 +1,124 @@
+"""Cost curves by context length: each range has its own, a new one begins as the nearest known."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.core.costs import FIRST
+from specllama.core.curves import BUCKETS, Curves
+from specllama.core.drafting import Draft, Outcome, Round
+from specllama.core.params import SamplingParams
+from specllama.core.planner import Planner
+from specllama.core.sampling import Chooser
+from specllama.testing import ScriptedDrafter
+
+
+def fill(curves: Curves, n_ids: int, points: dict[int, float]) -> None:
+    for n, seconds in points.items():
+        for _ in range(FIRST):
+            curves.at(n_ids).observe(n, seconds, plain=n == 1)
+
+
+def test_a_curve_holds_for_a_range_of_lengths():
+    curves = Curves()
+    assert curves.at(0) is curves.at(4095)
+    assert curves.at(4096) is curves.at(16383)
+    assert len({id(curves.at(n)) for n in (0, 4096, 16384, 65536, 10**7)}) == len(BUCKETS)
+
+
+def test_a_new_range_begins_as_the_nearest_measured_one():
+    curves = Curves()
+    fill(curves, 10, {1: 0.01, 4: 0.02})
+    fill(curves, 70_000, {1: 0.1, 4: 0.3})
+    curves.at(20_000)
+    assert curves.at(20_000).predict(4) == pytest.approx(0.3)  # next to the one from 65536 on
+    assert curves.at(5_000).predict(4) == pytest.approx(0.02)  # next to the first; one without times is none
+    assert not curves.at(20_000).measured
+
+
+def test_a_new_range_adapts_at_once():
+    """Attention makes wide decodes dearer: the plain round sets the scale, the first wide one its width."""
+    curves = Curves()
+    fill(curves, 0, {1: 0.01, 4: 0.015})
+    long = curves.at(5000)
+    long.observe(1, 0.02, plain=True)
+    assert long.predict(4) == pytest.approx(0.03)
+    long.observe(4, 0.06)
+    assert long.predict(4) == pytest.approx(0.06)
+    assert curves.at(0).predict(4) == pytest.approx(0.015)
+
+
+def test_they_are_stored_apart():
+    curves = Curves()
+    fill(curves, 0, {1: 0.01, 4: 0.02})
+    fill(curves, 5000, {1: 0.02})
+    curves.at(20_000)
+    data = json.loads(json.dumps(curves.to_dict()))
+    assert list(data) == ["0", "4096"]
+    again = Curves.from_dict(data)
+    assert again.at(0).predict(4) == pytest.approx(0.02)
+    assert again.at(5000).predict(1) == pytest.approx(0.02)
+    assert again.at(20_000).predict(1) == pytest.approx(0.02)  # a prior
+
+
+def test_only_what_was_used_is_told_apart():
+    curves = Curves()
+    fill(curves, 0, {1: 0.01})
+    fill(curves, 5000, {1: 0.02})
+    again = Curves.from_dict(curves.to_dict())
+    assert again.to_dict(used=True) == {}
+    again.at(4096)
+    assert list(again.to_dict(used=True)) == ["4096"]
+    assert list(again.to_dict()) == ["0", "4096"]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.just(10**400) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["widths", "0", "4096"]), inner, max_size=3)
+    ),
+    max_leaves=15,
+)
+
+
+@settings(deadline=None)
+@given(anything)
+def test_garbage_gives_sound_curves(data):
+    curves = Curves.from_dict(data)
+    for n_ids in (0, 5000, 10**6):
+        assert all(math.isfinite(curves.at(n_ids).predict(n)) for n in (1, 2, 64))
+    json.dumps(curves.to_dict(), allow_nan=False)
+
+
+def test_a_planner_goes_over_to_the_curve_of_a_longer_context():
+    """Rows cost nothing in a short context and what tokens cost in a long one; drafts are always right."""
+    curves, now = Curves(), [0.0]
+    fill(curves, 0, {n: 0.01 * (1 + 0.02 * n) for n in (1, 2, 4, 8, 16)})
+    copies = ScriptedDrafter(lambda history, draft: 5, "copy", 0.97)  # noqa: ARG005
+    policy = Planner([copies], lambda: now[0], curves.at(0))
+    policy.start(0, [1], Chooser(SamplingParams(temperature=0), 0, 32))
+    assert max(_widths(policy, curves, 0, now, lambda n: 0.01 * (1 + 0.02 * n))) > 4
+    long = _widths(policy, curves, 4096, now, lambda n: 0.02 * n)
+    assert long[0] == 1, "the first round in a new range is plain"
+    assert long[-40:].count(1) > 35
+    assert max(_widths(policy, curves, 0, now, lambda n: 0.01 * (1 + 0.02 * n))) > 4
+
+
+def _widths(policy, curves, n_ids, now, seconds, n_rounds=80):
+    found = []
+    for _ in range(n_rounds):
+        if policy.costs is not curves.at(n_ids):
+            policy.use_costs(curves.at(n_ids))
+        draft = policy.draft({0: 99}).get(0, Draft())
+        n = len(draft.tokens) + 1
+        now[0] += seconds(n)
+        policy.committed(0, [*draft.tokens, 5])
+        policy.observe(Round(n, seconds(n), 0.0, seconds(n), [Outcome(0, draft, n - 1, n)]))
+        found.append(n)
+    return found

@@ -1,0 +1,325 @@
+"""What is kept of a loaded pair between processes, over table models with a clock of their own."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.calibrate import TIMED
+from specllama.core.costs import FIRST
+from specllama.core.engine import Engine
+from specllama.core.params import SamplingParams
+from specllama.core.ports import BatchRow
+from specllama.core.sequence import Generation, Request
+from specllama.core.slots import Slot
+from specllama.process.learning import Learning
+from specllama.store import Store
+from specllama.testing import ScriptedDrafter, TableContext
+
+KEY = {"model": ["m", 7], "threads": [2, 2]}
+PAIR = {"draft": {"model": ["d", 1]}, "drafters": ["copy"]}
+
+
+class Timed(TableContext):
+    """A decode of n rows takes t1 · (1 + (n - 1) · slope) seconds of its clock."""
+
+    def __init__(self, t1: float = 0.001, slope: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(32, **{"n_ctx": 1024, "n_batch": 64, **kwargs})
+        self.t1, self.slope, self.now = t1, slope, 0.0
+
+    def decode(self, batch: Any) -> Any:
+        self.now += self.seconds(len(batch))
+        return super().decode(batch)
+
+    def seconds(self, n: int) -> float:
+        return self.t1 * (1 + (n - 1) * self.slope)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def learning(store: Store, context: Timed, keep: bool = True, pair: dict[str, Any] = PAIR) -> Learning:
+    found = Learning(store, KEY, pair, keep, context.clock)
+    found.plan([ScriptedDrafter(lambda history, draft: 5, "copy")])  # noqa: ARG005
+    return found
+
+
+def answer(learning: Learning, context: Timed, n: int = 200, seed: int = 0) -> Generation:
+    """One answer of n tokens, by the planner."""
+    policy = learning.plan([])
+    engine = Engine(context, policy, end_ids=(), clock=context.clock)
+    params = SamplingParams(temperature=0, max_tokens=n)
+    generation = engine.submit(Request([3 + seed, 4, 5], params, 1))
+    while engine.busy:
+        learning.follow(sum(len(g.history) for g in engine.active))
+        engine.step()
+    learning.save()
+    return generation
+
+
+def filled(context: TableContext, n: int) -> Slot:
+    ids = [i * 7 % 32 for i in range(n)]
+    context.cut(0, 0)
+    for begin in range(0, n, context.n_batch):
+        part = ids[begin : begin + context.n_batch]
+        context.decode([BatchRow(t, begin + i, 0, False) for i, t in enumerate(part)])
+    return Slot(0, ids)
+
+
+# From one process to the next
+
+
+def test_the_next_process_begins_with_what_this_one_measured_and_learnt(tmp_path):
+    context = Timed()
+    first = learning(Store(tmp_path), context)
+    answer(first, context)
+    first.flush()
+    again = learning(Store(tmp_path), Timed())
+    assert first.planner is not None
+    assert again.planner is not None
+    for n in (1, 2, 4):
+        assert again.planner.costs.predict(n) == pytest.approx(first.planner.costs.predict(n))
+    assert again.planner.learnt.to_dict()["tables"] == first.planner.learnt.to_dict()["tables"]
+    assert again.planner.learnt.tables["copy"].n_seen > 100
+    other = learning(Store(tmp_path), Timed(), pair={**PAIR, "draft": None})
+    assert other.planner is not None
+    assert other.planner.costs.known  # the target is the same
+    assert other.planner.learnt.tables["copy"].n_seen == 0
+
+
+def test_nothing_is_stored_where_nothing_is_to_be_kept(tmp_path):
+    context = Timed()
+    found = learning(Store(tmp_path), context, keep=False)
+    answer(found, context)
+    found.measure(context, filled(context, 100), 1.0)
+    found.flush()
+    assert found.t1 is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_has_it_stored_at_once_and_many_answers_now_and_then(tmp_path):
+    context, store = Timed(t1=0.01), Store(tmp_path)
+    found, written = learning(store, context), []
+
+    def n_stored() -> float:
+        if found._writer is not None:
+            found._writer.join()
+        data = store.read(KEY)
+        return sum(data["pairs"][0]["learnt"]["tables"]["copy"]["seen"]) if data else 0.0
+
+    for seed in range(12):
+        answer(found, context, 60, seed)  # at most 0.6 s
+        written.append(n_stored())
+    assert written[0] > 0
+    assert 1 < len(set(written)) <= 3
+    found.flush()
+    assert n_stored() > written[-1]
+
+
+def test_what_others_store_meanwhile_stays(tmp_path):
+    context, store = Timed(), Store(tmp_path)
+    mine, theirs = learning(store, context), learning(store, context, pair={**PAIR, "draft": None})
+    answer(mine, context)
+    answer(theirs, context, seed=1)
+    theirs.curves.at(5000).observe(1, 0.5, plain=True)
+    theirs.measure(context, filled(context, 100), 1.0)
+    mine.flush()
+    theirs.flush()
+    mine.save()
+    mine.flush()
+    data = store.read(KEY)
+    assert data["t1"] > 0
+    assert [p["pair"]["draft"] for p in data["pairs"]] == [None, PAIR["draft"]]  # the last used comes last
+    assert list(data["curves"]) == ["0", "4096"]
+
+
+def test_only_the_last_pairs_are_kept(tmp_path):
+    context, store = Timed(), Store(tmp_path)
+    for n in range(12):
+        found = learning(store, context, pair={"draft": None, "drafters": [str(n)]})
+        found.save()
+        found.flush()
+    assert [p["pair"]["drafters"] for p in store.read(KEY)["pairs"]] == [[str(n)] for n in range(4, 12)]
+
+
+def test_writers_at_once_leave_a_whole_file(tmp_path):
+    store, broken = Store(tmp_path), []
+
+    def write(number: int) -> None:
+        context = Timed()
+        found = learning(store, context, pair={"draft": None, "drafters": [str(number)]})
+        answer(found, context, 40)
+        for _ in range(25):
+            found.save()
+            found._written = -math.inf
+            found.flush()
+            if not store.read(KEY).get("pairs"):
+                broken.append(number)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert broken == []
+    assert [p.suffix for p in tmp_path.iterdir()] == [".json"]
+
+
+def test_a_text_that_grows_has_a_curve_for_each_range(tmp_path):
+    """As the text passes 4096 ids, the curve is another one, and both are stored."""
+    context = Timed(n_ctx=8192, t1=0.0001)
+    found = learning(Store(tmp_path), context)
+    engine = Engine(context, found.plan([]), end_ids=(), clock=context.clock)
+    prompt = [3 + i * 5 % 29 for i in range(4000)]
+    engine.submit(Request(prompt, SamplingParams(temperature=0, max_tokens=300), 1))
+    used = []
+    while engine.busy:
+        found.follow(sum(len(g.history) for g in engine.active))
+        engine.step()
+        assert found.planner is not None
+        used.append(found.planner.costs)
+    assert len(set(map(id, used))) == 2
+    found.save()
+    found.flush()
+    assert list(Store(tmp_path).read(KEY)["curves"]) == ["0", "4096"]
+
+
+# Measuring what is missing
+
+
+def test_missing_widths_are_measured_and_stored(tmp_path):
+    context, store = Timed(), Store(tmp_path)
+    found = learning(store, context)
+    slot = filled(context, 200)
+    assert found.missing(context, 200) == list(TIMED)
+    slices, result = 0, {"missing": [1]}
+    while result["missing"]:
+        before = context.now
+        result = found.measure(context, slot, 0.25)
+        assert context.now - before < 0.3
+        assert slot.ids == context.cells[0]
+        slices += 1
+    assert 1 < slices < 10
+    curve = found.curves.at(0)
+    for n in TIMED:
+        assert curve.count(n) >= FIRST
+        assert curve.predict(n) == pytest.approx(context.seconds(n))
+    assert (result["t1"], result["epsilon"]) == (pytest.approx(0.001), 0)
+    again = learning(store, Timed())
+    assert again.missing(context, 200) == []
+    assert again.curves.at(0).predict(24) == pytest.approx(context.seconds(24))
+    assert again.measure(context, filled(context, 100), 0.25)["missing"] == []
+
+
+def test_without_a_planner_only_single_rows_are_measured(tmp_path):
+    context = Timed()
+    found = Learning(Store(tmp_path), KEY, PAIR, True, context.clock)
+    assert found.missing(context, 100) == [1]
+    slot = filled(context, 100)
+    context.widths.clear()
+    found.measure(context, slot, 1.0)
+    assert set(context.widths) <= {1, 2, 4, 8, 16}
+    assert Store(tmp_path).read(KEY)["t1"] == pytest.approx(0.001)
+    assert found.missing(context, 100) == [], "the text was used up"
+
+
+@pytest.mark.parametrize("memory", ["checkpoint", "rollback"])
+def test_memories_that_cannot_go_back_miss_nothing(tmp_path, memory):
+    context = Timed(memory=memory)
+    found = learning(Store(tmp_path), context)
+    assert found.missing(context, 100) == []
+    slot = filled(context, 100)
+    assert found.measure(context, slot, 1.0) == {"missing": []}
+    assert len(slot.ids) == 100
+
+
+def test_a_memory_that_refuses_is_left_alone_from_then_on(tmp_path):
+    context = Timed(memory="window")
+    found = learning(Store(tmp_path), context)
+    slot = filled(context, 100)
+    assert found.measure(context, slot, 1.0)["missing"] == []
+    assert slot.ids == context.cells[0] == []
+    assert found.missing(context, 100) == []
+
+
+def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
+    context = Timed(t1=0.1, slope=1.0)
+    found = learning(Store(tmp_path), context)
+    found._compare_left = 0.0
+    slot = filled(context, 100)
+    begun = context.now
+    result = found.measure(context, slot, 1.0)
+    assert context.now - begun < 1.3
+    while result["missing"]:
+        result = found.measure(context, slot, 1.0)
+    counts = [found.curves.at(0).count(n) for n in TIMED]
+    assert counts[:4] == [pytest.approx(counts[0])] + [FIRST] * 3
+    assert counts[-3:] == [0, 0, 0]
+
+
+# A store that holds something else
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers()
+    | st.sampled_from([10**400, -1, "x", "", 0, 1e308])
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+)
+curves = st.dictionaries(
+    st.sampled_from(["0", "4096", "x"]),
+    anything
+    | st.fixed_dictionaries({"widths": st.lists(st.lists(scalars, max_size=4), max_size=3) | anything}),
+)
+learnt = anything | st.fixed_dictionaries(
+    {},
+    optional={
+        "tables": anything | st.fixed_dictionaries({}, optional={"copy": anything, "model": anything}),
+        "after": anything,
+        "steps": anything | st.fixed_dictionaries({"widths": st.lists(st.lists(scalars, max_size=4))}),
+        "gains": anything | st.lists(scalars, min_size=3, max_size=3),
+    },
+)
+pairs = st.lists(st.fixed_dictionaries({"pair": anything | st.just(PAIR), "learnt": learnt}), max_size=3)
+files = st.fixed_dictionaries(
+    {},
+    optional={
+        "t1": anything,
+        "epsilon": anything,
+        "n_rows": anything,
+        "curves": anything | curves,
+        "pairs": anything | pairs,
+        "more": anything,
+    },
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(files)
+def test_whatever_is_stored_is_survived(data):
+    """Loaded, used, measured and stored again; sound figures are what is left."""
+    with tempfile.TemporaryDirectory() as directory:
+        store, context = Store(Path(directory)), Timed()
+        store.path(KEY).write_text(json.dumps({"schema": 1, "key": KEY, **data}))
+        found = learning(store, context)
+        assert found.t1 is None or 0 < found.t1 < math.inf
+        assert found.epsilon is None or 0 <= found.epsilon < math.inf
+        assert answer(found, context, 12).finish_reason == "length"
+        found.measure(context, filled(context, 40), 0.05)
+        found.flush()
+        stored = json.loads(store.path(KEY).read_text())
+        assert learning(store, Timed()).t1 == stored.get("t1")
+        assert stored["curves"]["0"]["widths"][0][0] == 1

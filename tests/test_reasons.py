@@ -1,0 +1,191 @@
+"""Where speculation cannot pay it is off, and the answer says why: on a table model, by its own clock."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from specllama.core.costs import FIRST, CostCurve
+from specllama.core.drafting import Policy
+from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
+from specllama.core.params import SamplingParams
+from specllama.core.planner import Planner
+from specllama.core.sequence import Generation, Request
+from specllama.process.reasons import speculation
+from specllama.testing import ScriptedDrafter, TableContext
+
+ON = {"speculation": "on", "reason": ""}
+
+
+class World:
+    """A target whose decode of n rows takes t(n), a draft that is right with some chance, and a clock."""
+
+    def __init__(self, t: dict[int, float], step: float = 0.1, right: float = 0.6, seed: int = 1) -> None:
+        self.now, self.t, self.step, self.right = 0.0, t, step, right
+        self.context, self.rng = _Timed(self), random.Random(seed)
+        self.curve = CostCurve()
+        for n, seconds in t.items():
+            for _ in range(FIRST):
+                self.curve.observe(n, seconds, plain=n == 1)
+
+    def seconds(self, n: int) -> float:
+        return self.t.get(n, n * self.t[2] / 2)
+
+    def guess(self, history: Sequence[int], draft: Sequence[int]) -> int:
+        """The target's own choice, or another id."""
+        token = int(self.context.rows([*history, *draft]).argmax())
+        return token if self.rng.random() < self.right else (token + 1) % 32
+
+    def model(self, history: Sequence[int], draft: Sequence[int]) -> int:
+        self.now += self.step
+        return self.guess(history, draft)
+
+    def planner(self, *names: str, guess: Callable[..., int | None] | None = None) -> Planner:
+        """With drafters of these names, all of which guess alike."""
+        own = {name: self.model if name == "model" else self.guess for name in names}
+        drafters = [ScriptedDrafter(guess or own[name], name, 0.6) for name in names]
+        return Planner(drafters, lambda: self.now, self.curve)
+
+    def answer(self, policy: Policy, n: int = 400, **request: Any) -> Generation:
+        engine = Engine(self.context, policy, end_ids=(), clock=lambda: self.now)
+        params = SamplingParams(temperature=0, max_tokens=n)
+        generation = engine.submit(Request([3, 4, 5], params, 1, **request))
+        while engine.busy:
+            engine.step()
+        return generation
+
+
+class _Timed(TableContext):
+    def __init__(self, world: World) -> None:
+        super().__init__(32, n_ctx=1024)
+        self.world = world
+
+    def decode(self, batch: Any) -> Any:
+        self.world.now += self.world.seconds(len(batch))
+        return super().decode(batch)
+
+
+def said(policy: Policy, generation: Generation, **info: str) -> dict[str, str]:
+    return speculation({"speculation": "on", "reason": "", **info}, policy, generation)
+
+
+def why(world: World, policy: Policy, n: int = 400) -> str:
+    generation = world.answer(policy, n)
+    assert generation.stats.n_drafted <= 0.03 * n
+    found = said(policy, generation)
+    assert found["speculation"] == "off"
+    return found["reason"]
+
+
+DEAR = {1: 1.0, 2: 1.9, 3: 2.8, 4: 3.7, 5: 4.6}
+
+
+def test_a_draft_that_is_too_seldom_right_is_off_with_its_figures():
+    world = World(DEAR, step=0.05, right=0.6)
+    reason = why(world, world.planner("model"), 900)
+    found = re.fullmatch(
+        r"a decode of 2 rows takes 1\.90 x one row's here and a token of the draft model 0\.05 x, "
+        r"a draft pays from an acceptance of 95 %; (\d+) % was seen",
+        reason,
+    )
+    assert found, reason
+    assert 35 <= int(found[1]) <= 80
+
+
+def test_copies_cost_nothing_and_still_do_not_pay():
+    world = World(DEAR, right=0.61)
+    reason = why(world, world.planner("copy"))
+    found = re.fullmatch(
+        r"a decode of 2 rows takes 1\.90 x one row's here, a draft pays from an acceptance of 90 %; "
+        r"(\d+) % was seen",
+        reason,
+    )
+    assert found, reason
+    assert 52 <= int(found[1]) <= 70  # of 400 tokens
+
+
+def test_where_rows_cost_more_than_tokens_nothing_can_pay():
+    world = World({1: 1.0, 2: 2.2, 3: 3.3}, right=1.0)
+    reason = why(world, world.planner("copy"))
+    assert reason == "a decode of 2 rows takes 2.20 x one row's here, so that no draft can pay"
+
+
+def test_a_stair_is_named_where_it_needs_the_least():
+    world = World({1: 1.0, 2: 1.9, 3: 2.8, 4: 2.2}, right=0.2)
+    reason = why(world, world.planner("copy"))
+    assert reason.startswith(
+        "a decode of 4 rows takes 2.20 x one row's here, a draft pays from an acceptance of"
+    )
+
+
+def test_nothing_was_offered():
+    world = World(DEAR)
+    nothing = world.planner("copy", guess=lambda history, draft: None)  # noqa: ARG005
+    assert why(world, nothing) == "there is no draft model, and the text hardly repeats anything"
+    fixed = Fixed([ScriptedDrafter(lambda history, draft: None, "copy")], 4)  # noqa: ARG005
+    assert why(World(DEAR), fixed) == "there is no draft model, and the text hardly repeats anything"
+
+
+def test_a_draft_model_that_is_silent():
+    world = World({1: 1.0, 2: 1.1, 4: 1.3})
+
+    def silent(history: Sequence[int], draft: Sequence[int]) -> None:  # noqa: ARG001
+        world.now += 0.01
+
+    assert why(world, world.planner("model", guess=silent)) == "the draft model had nothing to propose"
+
+
+def test_what_was_never_measured_is_not_spoken_of():
+    world = World({1: 1.0, 2: 1.9}, right=0.3)
+    world.curve = CostCurve()
+    policy = world.planner("copy")
+    policy.ledger.credit = -1e9  # nothing can be tried
+    assert why(world, policy) == (
+        "drafts were not expected to pay; what decodes of several rows take was not measured yet"
+    )
+
+
+def test_drafts_that_were_right_often_and_lost_all_the_same():
+    world = World({1: 1.0, 2: 1.2, 4: 1.4}, right=0.9)
+    policy = world.planner("copy")
+    policy.ledger.credit = -1e9
+    reason = why(world, policy)
+    assert reason.endswith(" % was seen, but drafts have lost what they may")
+
+
+def test_where_it_pays_it_was_on():
+    world = World({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4}, step=0.02, right=0.9)
+    policy = world.planner("copy", "model")
+    generation = world.answer(policy)
+    assert generation.stats.n_drafted > 100
+    assert said(policy, generation) == ON
+
+
+def test_a_short_answer_tells_nothing():
+    world = World(DEAR)
+    policy = world.planner("copy")
+    assert said(policy, world.answer(policy, 40)) == ON
+
+
+def test_off_from_the_start_and_not_asked_for():
+    world = World(DEAR)
+    policy = world.planner("copy")
+    off = {"speculation": "off", "reason": "--draft-max 0"}
+    assert said(policy, world.answer(policy, 10), **off) == off
+    plain = world.answer(policy, 10, speculate=False)
+    assert said(policy, plain) == {"speculation": "off", "reason": "not asked for"}
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.95])
+def test_it_was_off_and_cost_next_to_nothing(right):
+    """What the read-out says is what happened: hardly a round was wider than one row."""
+    world = World({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, step=0.2, right=right)
+    policy = world.planner("copy", "model")
+    generation = world.answer(policy, 800)
+    assert said(policy, generation)["speculation"] == "off"
+    assert generation.stats.decode_seconds <= 1.01 * 799 + 4
