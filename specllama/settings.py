@@ -103,7 +103,8 @@ class LoadSettings:
     drafts off.
 
     n_slots: sequences at once. exact: decide near-ties on rows decoded alone. calibrate: measure after the
-    first answer what is not known yet. chat_template: overrides the model's own.
+    first answer what is not known yet, and store that and what was learnt. chat_template: overrides the
+    model's own.
     """
 
     target: ModelSettings

@@ -182,7 +182,7 @@ DRAFT = _table(
     ("cache_type_k_draft", "-ctkd --cache-type-k-draft", str, "type of the draft's K cache", "TYPE"),
     ("cache_type_v_draft", "-ctvd --cache-type-v-draft", str, "type of the draft's V cache", "TYPE"),
     ("exact", "--exact", bool, "decide near-ties on rows decoded alone, always"),
-    ("no_calibrate", "--no-calibrate", bool, "measure nothing after the answer"),
+    ("no_calibrate", "--no-calibrate", bool, "measure nothing after the answer, store nothing"),
     ("no_memory", "--no-memory", bool, "draft from this request alone, not from earlier ones of the process"),
 )
 SAMPLING = _table(

@@ -112,7 +112,7 @@ class Learning:
             self._refused = context.n_past(seq_id) != len(ids)
         if compares and not self._refused:
             began = self.clock()
-            left = seconds - (began - started)
+            left = max(seconds / 2, seconds - (began - started))
             measure(context, seq_id, ids, left, self.clock, self._calibration)
             if self._calibration.n_rows:
                 self._figures |= self._calibration.to_dict()

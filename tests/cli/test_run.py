@@ -7,11 +7,16 @@ import os
 import re
 import shlex
 import shutil
+from typing import Any
 
 import pytest
 
 from specllama.cli.options import RUN
+from specllama.core.costs import FIRST
+from specllama.core.curves import Curves
+from specllama.core.planner import Planner
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.testing import ScriptedDrafter
 from tests.command import Command, Result
 
 CODE = (
@@ -355,9 +360,78 @@ def test_measured_figures_are_kept_and_used_by_the_next_run(command: Command) ->
     second = command.generate(*few)
     assert second.json["plain_source"] == "stored"
     assert second.json["near_ties"] is not None
-    before = files[0].read_bytes()
     assert command("run", "-p", "zip", "-n", "4").code == 0
-    assert files[0].read_bytes() == before
+    assert json.loads(files[0].read_text())["t1"] == stored["t1"]  # measured once
+
+
+def test_the_next_run_begins_with_what_was_measured_and_learnt(command: Command) -> None:
+    """Told from the file, and from a planner made of it; the second run has another context size."""
+
+    def stored() -> tuple[dict[str, Any], Planner]:
+        (file,) = (command.cache / "calibration").iterdir()
+        data = json.loads(file.read_text())
+        (pair,) = data["pairs"]
+        assert pair["pair"]["draft"]["model"][0] == "pydoc-draft"
+        drafters = [ScriptedDrafter(lambda history, draft: None, n) for n in pair["pair"]["drafters"]]  # noqa: ARG005
+        curve = Curves.from_dict(data["curves"]).at(0)
+        return data, Planner(drafters, float, curve, pair["learnt"])
+
+    once = ("run", *ARGS, "--temp", "0")
+    assert command(*once).code == 0
+    data, first = stored()
+    assert first.costs.count(1) >= FIRST
+    assert first.costs.predict(1) == pytest.approx(data["curves"]["0"]["widths"][0][1])
+    assert first.learnt.tables["copy"].n_seen > 20
+    assert command(*once, "-c", "1024").code == 0
+    _, second = stored()
+    assert second.learnt.tables["copy"].n_seen > 1.5 * first.learnt.tables["copy"].n_seen
+    (file,) = (command.cache / "calibration").iterdir()
+    before = file.read_bytes()
+    command.generate(*once[1:])  # --no-calibrate
+    assert file.read_bytes() == before
+
+
+def test_runs_at_once_leave_one_whole_file(command: Command) -> None:
+    line = ("run", "-p", "zip", "-n", "20", "--ignore-eos", "--seed", "3")
+    assert [result.code for result in command.many(*[line] * 4)] == [0] * 4
+    (file,) = (command.cache / "calibration").iterdir()
+    assert json.loads(file.read_text())["t1"] > 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"t1": "fast"},
+        {"t1": -1, "epsilon": None},
+        {"epsilon": [1]},
+        {"curves": 5},
+        {"curves": {"0": {"widths": [["a"]]}, "4096": 1}},
+        {"pairs": {"x": 1}},
+        {"pairs": [7, {"pair": {}, "learnt": []}]},
+    ],
+)
+def test_a_part_of_the_wrong_type_is_left_out(command: Command, part: dict[str, Any]) -> None:
+    line = ("run", "-p", "zip", "-n", "20", "--ignore-eos", "--seed", "3", "--json")
+    first = command(*line)
+    (file,) = (command.cache / "calibration").iterdir()
+    good = json.loads(file.read_text())
+    file.write_text(json.dumps({**good, **part}))
+    assert "Traceback" not in command("doctor").err
+    again = command(*line)
+    assert (again.code, again.json["tokens"]) == (0, first.json["tokens"])
+    assert "rror" not in again.err
+    repaired = json.loads(file.read_text())
+    assert [p.suffix for p in file.parent.iterdir()] == [".json"]
+    assert {name: type(repaired[name]) for name in good} == {name: type(good[name]) for name in good}
+
+
+def test_an_object_says_whether_it_was_drafted_for(answer_json: Result, shared: Command) -> None:
+    found = answer_json.json
+    assert (found["speculation"], found["reason"]) == ("on", "")
+    line = ("-p", "zip", "--seed", "3", "--ignore-eos", "-n", "300", "--drafters", "copy", "-md", "none")
+    found = shared.generate(*line, "--json").json
+    assert (found["speculation"] == "on") == (found["reason"] == "")
+    assert (found["speculation"] == "on") == (found["n_drafted"] > 9)
 
 
 def test_environment_and_files_set_what_flags_would(command: Command) -> None:

@@ -398,7 +398,8 @@ class TestHost:
             0 <= found.found["epsilon"] < 0.5
         )  # nothing, or a rounding of activations that went the other way
         assert front.host.loaded is not None
-        assert front.host.store.read(front.host.loaded.store_key)["t1"] == found.found["t1"]
+        learning = front.host.loaded.learning
+        assert front.host.store.read(learning.key)["t1"] == found.found["t1"]
         assert len(front.ids(messages=ZIP, params=FEW)) == 12
 
     def test_drafting_is_configured_without_loading_again(self, front: Front) -> None:

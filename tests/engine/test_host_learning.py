@@ -1,0 +1,98 @@
+"""What a host measures, learns and stores with the embedded pair, and what the next one begins with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specllama.calibrate import TIMED
+from specllama.core import curves
+from specllama.core.costs import FIRST, TRUSTED
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.process import messages as m
+from specllama.settings import LoadSettings, ModelSettings
+from specllama.store import Store
+from tests.engine.front import Front
+
+ZIP = [{"role": "user", "content": "zip"}]
+FEW = {"max_tokens": 12, "ignore_eos": True, "seed": 5}
+LONGER = {**FEW, "max_tokens": 80}
+PAIR = LoadSettings(
+    target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512),
+    draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512),
+)
+
+
+def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(tmp_path: Path) -> None:
+    first = Front(PAIR, Store(tmp_path))
+    expected = first.ids(messages=ZIP, params=LONGER)
+    done = first.said[-1]
+    assert isinstance(done, m.Done)
+    assert done.extra["missing"] is True
+    missing, slices = True, 0
+    while missing:
+        first.said.clear()
+        first.host.handle(m.Calibrate(1.0))
+        (found,) = first.said
+        assert isinstance(found, m.Calibrated)
+        missing, slices = found.found["missing"], slices + 1
+        assert slices < 100
+    assert first.ids(messages=ZIP, params=LONGER) == expected
+    done = first.said[-1]
+    assert isinstance(done, m.Done)
+    assert (done.extra["missing"], done.extra["stored_t1"]) == (False, found.found["t1"])
+    first.close()
+    second = Front(PAIR, Store(tmp_path))
+    assert second.host.loaded is not None
+    learning = second.host.loaded.learning
+    assert learning.planner is not None
+    assert all(learning.planner.costs.count(n) >= FIRST for n in TIMED)
+    assert learning.t1 == found.found["t1"]
+    assert second.ids(messages=ZIP, params=LONGER) == expected
+    second.close()
+
+
+def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with another context size goes on from the same file. A long one is 100 ids here."""
+    monkeypatch.setattr(curves, "BUCKETS", (0, 100))
+    found = []
+    for n_ctx, n_prompt in ((512, 50), (1024, 120), (2048, 20)):
+        target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=n_ctx)
+        front = Front(LoadSettings(target=target), Store(tmp_path))
+        front.ids(ids=[300 + i % 500 for i in range(n_prompt)], params=FEW)
+        front.host.leave()
+        front.close()
+        (file,) = tmp_path.iterdir()
+        found.append(json.loads(file.read_text())["curves"])
+    assert [list(stored) for stored in found] == [["0"], ["0", "100"], ["0", "100"]]
+    long = found[1]["100"]["widths"]
+    assert long[0][0] == 1
+    assert found[2]["100"]["widths"] == [[n, seconds, min(count, TRUSTED)] for n, seconds, count in long]
+
+
+def test_configuring_keeps_what_was_learnt(front: Front) -> None:
+    front.host.handle(m.Configure(None))
+    assert front.host.engine is not None
+    policy = front.host.engine.policy
+    front.ids(messages=ZIP, params=FEW)
+    front.host.handle(m.Configure(4))
+    assert front.host.engine.policy is not policy
+    front.ids(messages=ZIP, params=FEW)
+    front.host.handle(m.Configure(None))
+    assert front.host.engine.policy is policy
+
+
+def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:
+    front = Front(replace(PAIR, calibrate=False), Store(tmp_path / "store"))
+    front.ids(messages=ZIP, params=LONGER)
+    front.said.clear()
+    front.host.handle(m.Calibrate(0.1))
+    (found,) = front.said
+    assert isinstance(found, m.Calibrated)
+    assert found.found["t1"] > 0  # somebody asked for it
+    front.host.leave()
+    front.close()
+    assert not (tmp_path / "store").exists()
