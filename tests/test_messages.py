@@ -15,7 +15,7 @@ EXAMPLES = [
     m.Load({"target": {"path": "a b\n.gguf"}, "draft": None}, verbose=True),
     m.Generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
     m.Generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
-    m.Generate(5, ids=[1, 2, 3]),
+    m.Generate(5, ids=[1, 2, 3], forced=[4, 5]),
     m.Cancel(3),
     m.Calibrate(0.25),
     m.Loading("draft", 0.5),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specllama.core.drafting import Draft, Outcome, Policy, Round
 from specllama.core.ports import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.sampling import Chooser
-from specllama.core.sequence import FinishReason, Generation, Request, ends_ignored
+from specllama.core.sequence import FinishReason, Generation, Request, bounded, ends_ignored
 from specllama.core.slots import Slot, empty, take_slot
 from specllama.core.verify import NO_CHOICE, verify
 from specllama.errors import ContextLengthError, EngineError
@@ -57,7 +57,9 @@ class Engine:
         return bool(self.waiting or self.active)
 
     def submit(self, request: Request) -> Generation:
-        """Queue a request. Raises ContextLengthError where the prompt leaves no room for one token."""
+        """Queue a request. Raises ContextLengthError where the prompt leaves no room for one token, or for
+        the text that is given, UsageError for one that cannot be written.
+        """
         n_prompt, n_ctx = len(request.prompt), self.target.n_ctx
         if n_prompt == 0:
             raise EngineError("a prompt needs at least one token")
@@ -66,10 +68,12 @@ class Engine:
                 f"the prompt has {n_prompt} tokens and the context {n_ctx}",
                 f"use -c {n_prompt + 256} or more",
             )
+        request = bounded(request, self.target.n_vocab, n_ctx)
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
         chooser = Chooser(request.params, request.seed, self.target.n_vocab, forbidden)
+        end_ids = self.end_ids if request.forced is None else ()
         generation = Generation(
-            request, chooser, self.end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
+            request, chooser, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
         )
         generation.history = list(request.prompt)
         generation.stats.n_prompt = n_prompt

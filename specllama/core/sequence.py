@@ -5,7 +5,7 @@ drafters.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.params import UNTIL_CONTEXT_FULL, SamplingParams
@@ -13,6 +13,7 @@ from specllama.core.ports import Mask, MaskError, Row
 from specllama.core.sampling import NOTHING_LEGAL, Chooser, top_logprobs
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
+from specllama.errors import ContextLengthError, UsageError
 
 FinishReason = Literal["stop", "length", "context", "cancel"]
 _GUARD_SHARE = 0.01  # near-ties are decided again only where they are rarer than this
@@ -36,7 +37,8 @@ class TokenLogprobs(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or
-    None. mask: a grammar's, at its beginning; not shared with another request.
+    None. mask: a grammar's, at its beginning; not shared with another request. forced: the ids that are to be
+    written whatever is chosen (teacher forcing); the generation ends with the last of them, not before.
     """
 
     prompt: Sequence[int]
@@ -46,6 +48,7 @@ class Request:
     deadline: float | None = None
     speculate: bool = True
     mask: Mask | None = None
+    forced: Sequence[int] | None = None
 
 
 @dataclass(slots=True)
@@ -106,12 +109,14 @@ class Generation:
         """The token that follows by `row`; NO_CHOICE where it must be decided again on a row decoded alone,
         or where nothing legal is left and the generation ends.
         """
-        params, margin = self.request.params, self.epsilon > 0
+        forced, margin = self.request.forced, self.epsilon > 0
         try:
             choice = self.chooser.choose(row, self.history, margin, self.request.mask)
         except MaskError as error:
             self.finish_reason, self.problem = "cancel", str(error)
             return NO_CHOICE
+        if forced is not None:  # the choice took its time, that is all
+            return self._scored(row, forced[self.n_output])
         if choice.token == NOTHING_LEGAL:
             self.finish_reason = "stop"
             return NO_CHOICE
@@ -121,9 +126,14 @@ class Generation:
                 self.alone = True
                 return NO_CHOICE
             self.stats.near_ties += 1
-        if params.logprobs is not None:
-            self._logprobs = TokenLogprobs(*top_logprobs(row, choice.token, params.logprobs))
-        return choice.token
+        return self._scored(row, choice.token)
+
+    def _scored(self, row: Row, token: int) -> int:
+        """The token, its log probability noted where it was asked for."""
+        n = self.request.params.logprobs
+        if n is not None:
+            self._logprobs = TokenLogprobs(*top_logprobs(row, token, n))
+        return token
 
     def _guarded(self) -> bool:
         ties = self.stats.redecided + self.stats.near_ties
@@ -158,6 +168,31 @@ class Generation:
 def ends_ignored(params: SamplingParams) -> bool:
     """Whether end tokens are never chosen."""
     return params.ignore_eos or params.max_tokens == UNTIL_CONTEXT_FULL
+
+
+def bounded(request: Request, n_vocab: int, n_ctx: int) -> Request:
+    """The request, its max_tokens at most the number of ids that it is forced to write.
+
+    Raises UsageError for what is no id and beside a grammar, ContextLengthError where prompt and ids do not
+    fit the context together.
+    """
+    forced, params = request.forced, request.params
+    if forced is None:
+        return request
+    if request.mask is not None:
+        raise UsageError("a given text and a grammar exclude each other")
+    if not forced:
+        raise UsageError("the given text is empty")
+    if not all(isinstance(i, int) and 0 <= i < n_vocab for i in forced):
+        raise UsageError(f"token ids of a given text must be from 0 to {n_vocab - 1}")
+    n_prompt, n = len(request.prompt), len(forced)
+    n = min(n, params.max_tokens) if params.max_tokens > 0 else n
+    if n_prompt + n > n_ctx:
+        raise ContextLengthError(
+            f"the prompt has {n_prompt} tokens, the given text {n}, and the context {n_ctx}",
+            f"use -c {n_prompt + n} or more, or write fewer tokens of it",
+        )
+    return replace(request, params=replace(params, max_tokens=n))
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -26,7 +26,7 @@ from specllama.process.describe import sampling_defaults
 from specllama.process.inspection import inspect_build
 from specllama.process.loading import Loaded, load
 from specllama.process.reasons import speculation
-from specllama.process.running import Running
+from specllama.process.running import Running, forced_ids
 from specllama.process.turns import Turns
 from specllama.settings import LoadSettings
 from specllama.store import Store
@@ -190,11 +190,12 @@ class Host:
         if highest > last:
             raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
         seed = params.seed if params.seed is not None else secrets.randbits(32)
-        writer = TokenWriter(self.loaded.model.piece, params.stop)
+        forced = forced_ids(self.loaded.model, message)
+        writer = TokenWriter(self.loaded.model.piece, params.stop if forced is None else ())
         ids = self._ids(message)
         schema = params.json_schema if isinstance(params.json_schema, str) else None
         mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar)
-        request = Request(ids, params, seed, writer, speculate=message.speculate, mask=mask)
+        request = Request(ids, params, seed, writer, speculate=message.speculate, mask=mask, forced=forced)
         generation = self.engine.submit(request)
         generation.submitted = asked  # template, ids and grammar are part of the time to the first token
         self.running.append(Running(message.id, generation, writer, message.messages))

@@ -24,7 +24,8 @@ class Generate:
 
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
     plainly. follows: id of an earlier generation of `messages` whose prompt and answer these messages begin
-    with; its ids are kept where the template writes the same text for them.
+    with; its ids are kept where the template writes the same text for them. forced: the text, or the ids,
+    that is written whatever the model would write, to its end or to max_tokens (teacher forcing).
     """
 
     id: int
@@ -35,6 +36,7 @@ class Generate:
     speculate: bool = True
     variables: dict[str, Any] = field(default_factory=dict)
     follows: int | None = None
+    forced: str | list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

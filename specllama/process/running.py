@@ -39,6 +39,12 @@ class Running:
         return m.Item(self.id, text, ids, runs, drafted, accepted, logprobs or None)
 
 
+def forced_ids(model: Model, message: m.Generate) -> list[int] | None:
+    """Ids that the request is forced to write; a text is tokenised by itself, without control tokens."""
+    forced = message.forced
+    return model.tokenize(forced, False, False) if isinstance(forced, str) else forced
+
+
 def _logprobs(model: Model, token: int, found: TokenLogprobs) -> dict[str, Any]:
     top = [_entry(model, i, logprob) for i, logprob in found.top]
     return {**_entry(model, token, found.logprob), "top_logprobs": top}

@@ -1,0 +1,157 @@
+"""Teacher-forced decoding over table models: what is given comes out, whatever is drafted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
+from specllama.core.params import SamplingParams
+from specllama.core.planner import Planner
+from specllama.core.sampling import Chooser
+from specllama.core.sequence import Request
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.errors import ContextLengthError, UsageError
+from specllama.testing import ScriptedDrafter, TableContext, TableMask
+from tests.core.test_engine_table import (
+    END,
+    MEMORIES,
+    N_VOCAB,
+    clock,
+    engine_over,
+    noisy_draft,
+    params_strategy,
+    prompt_strategy,
+    run,
+)
+
+GREEDY = SamplingParams(temperature=0)
+forced_strategy = st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt_strategy,
+    forced_strategy,
+    params_strategy,
+    st.integers(1, 16),
+    st.sampled_from(MEMORIES),
+    st.sampled_from(["none", "model", "copy", "both", "adaptive", "liar", "knows it"]),
+)
+def test_what_is_given_comes_out(prompt, forced, params, n_max, memory, kind):
+    model = ModelDrafter(TableContext(N_VOCAB, 96, rows=noisy_draft(3)), N_VOCAB)
+    drafters = {
+        "none": [],
+        "model": [model],
+        "copy": [CopyDrafter()],
+        "both": [CopyDrafter(), model],
+        "adaptive": [CopyDrafter(), model],
+        "liar": [ScriptedDrafter(lambda h, d: (len(h) * 7 + len(d)) % N_VOCAB)],
+        "knows it": [ScriptedDrafter(lambda h, d: [*forced, 5][min(len(h) - len(prompt), 99) + len(d)])],
+    }[kind]
+    policy = Planner(drafters, clock()) if kind == "adaptive" else Fixed(drafters, n_max)
+    got = run(
+        engine_over(TableContext(N_VOCAB, 96, memory=memory), policy),
+        Request(prompt, params, 1, forced=forced),
+    )[0]
+    n = min(len(forced), params.max_tokens) if params.max_tokens > 0 else len(forced)
+    assert (got.output, got.finish_reason) == (forced[:n], "length")
+    stats = got.stats
+    assert (stats.n_predict, stats.near_ties, stats.redecided) == (n, 0, 0)
+    assert stats.n_accept + stats.rounds == n - 1  # the prompt's last row gives the first
+    assert stats.n_accept <= stats.n_drafted == sum(stats.drafted_by.values())
+    if kind == "knows it":
+        assert stats.n_accept == stats.n_drafted == n - 1 - -(-(n - 1) // (n_max + 1))
+
+
+def test_the_real_choice_is_made_and_scored_as_in_plain_decoding(monkeypatch):
+    chosen = []
+    choose = Chooser.choose
+
+    def noted(self, row, history, *more, **named):
+        choice = choose(self, row, history, *more, **named)
+        chosen.append((len(history), choice.token))
+        return choice
+
+    monkeypatch.setattr(Chooser, "choose", noted)
+    forced = [5, 6, 7, 5, 6, 7, 5, 6, 7, 8, 5, 6]
+    params = SamplingParams(temperature=0.8, logprobs=2)
+    found = []
+    for policy in (Fixed([], 0), Fixed([CopyDrafter()], 4)):
+        chosen.clear()
+        (got,) = run(engine_over(TableContext(N_VOCAB), policy), Request([5, 6, 7], params, 9, forced=forced))
+        found.append((got.logprobs, list(chosen)))
+        assert got.output == forced
+    assert found[0] == found[1]
+    assert [at for at, _ in found[0][1]] == list(range(3, 15)), "one choice for each token, in order"
+    assert [token for _, token in found[0][1]] != forced
+    free = run(engine_over(TableContext(N_VOCAB), Fixed([], 0)), Request([5, 6, 7], params, 9))[0]
+    assert found[0][1][0][1] == free.output[0]
+
+
+def test_end_tokens_among_what_is_given_end_nothing():
+    forced = [END, 7, END, END, 8, END]
+    for drafters in ([], [ScriptedDrafter(lambda h, d: [*forced, 5][len(h) - 2 + len(d)])]):
+        engine = engine_over(TableContext(N_VOCAB), Fixed(drafters, 3))
+        (got,) = run(engine, Request([5, 6], GREEDY, 1, forced=forced))
+        assert (got.output, got.finish_reason) == (forced, "length")
+
+
+def test_near_ties_are_not_looked_for():
+    engine = Engine(
+        TableContext(N_VOCAB),
+        Fixed([ScriptedDrafter(lambda _h, _d: 9)], 3),
+        end_ids={END},
+        clock=clock(),
+        epsilon=1e9,
+        exact=True,
+    )
+    (got,) = run(engine, Request([5, 6], GREEDY, 1, forced=[9, 9, 9, 4, 9, 9]))
+    assert (got.stats.redecided, got.stats.near_ties, got.stats.n_accept) == (0, 0, 3)
+
+
+def test_given_texts_and_free_ones_side_by_side():
+    """Each as alone, also where the shared cache is too small for all at once."""
+    forced = [4 + i * 5 % 28 for i in range(40)]
+    requests = [
+        Request([5, 6, 7], GREEDY, 1, forced=forced),
+        Request([8, 9], SamplingParams(max_tokens=40, ignore_eos=True), 2),
+        Request([9, 9], GREEDY, 3, forced=forced[::-1]),
+    ]
+    alone = run(engine_over(TableContext(N_VOCAB), Fixed([], 0)), requests[1])[0]
+    for n_ctx in (256, 72):
+        draft = TableContext(N_VOCAB, n_ctx, 3, rows=noisy_draft(1))
+        engine = engine_over(
+            TableContext(N_VOCAB, n_ctx, 3), Fixed([CopyDrafter(), ModelDrafter(draft, N_VOCAB)], 5)
+        )
+        one, two, three = run(engine, *requests)
+        assert (one.output, two.output, three.output) == (forced, alone.output, forced[::-1])
+
+
+def test_it_fills_the_context_to_its_end_and_not_beyond():
+    engine = engine_over(TableContext(N_VOCAB, 20), Fixed([ScriptedDrafter(lambda _h, _d: 9)], 4))
+    (got,) = run(engine, Request([5] * 8, GREEDY, 1, forced=[9] * 12))
+    assert (got.output, got.finish_reason) == ([9] * 12, "length")
+    with pytest.raises(ContextLengthError, match="8 tokens, the given text 13, and the context 20"):
+        engine.submit(Request([5] * 8, GREEDY, 1, forced=[9] * 13))
+    limited = SamplingParams(temperature=0, max_tokens=2)
+    assert run(engine, Request([5] * 8, limited, 1, forced=[9] * 99))[0].output == [9, 9]
+
+
+@pytest.mark.parametrize("forced", [[], [N_VOCAB], [5, -1], [5, 6.5], ["a"], [None]])
+def test_what_cannot_be_written_is_refused(forced):
+    engine = engine_over(TableContext(N_VOCAB), Fixed([], 0))
+    with pytest.raises(UsageError):
+        engine.submit(Request([5], GREEDY, 1, forced=forced))
+    assert not engine.busy
+
+
+def test_a_grammar_and_a_given_text_exclude_each_other():
+    mask = TableMask(N_VOCAB, lambda _: {5})
+    with pytest.raises(UsageError, match="grammar"):
+        engine_over(TableContext(N_VOCAB), Fixed([], 0)).submit(
+            Request([5], GREEDY, 1, mask=mask, forced=[5])
+        )
