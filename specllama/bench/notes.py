@@ -8,6 +8,10 @@ from typing import Any
 from specllama.bench.summary import Summary
 
 _MOST_NAMED = 5
+_GIVEN = (
+    "The text was given, and every way of decoding wrote it as it is: a draft was accepted where it agrees "
+    "with the text, whatever the model would have written."
+)
 
 
 def notes(s: Summary, about: Mapping[str, Any]) -> list[str]:
@@ -21,7 +25,17 @@ def notes(s: Summary, about: Mapping[str, Any]) -> list[str]:
         found.append(f"Left out: {len(about['skipped']) - _MOST_NAMED} more prompts.")
     if s.too_short:
         found.append(f"{s.too_short} answers ended with their first token and have no speed.")
+    if about["settings"]["text"] is not None:
+        return [*found, _GIVEN]
     return found + ([_texts(s, about["exact"])] if s.compared else [])
+
+
+def extent(settings: Mapping[str, Any]) -> str:
+    """How much of an answer is measured: `up to 64 tokens each`."""
+    n = settings["n_tokens"]
+    if settings["text"] is None:
+        return f"up to {n} tokens each"
+    return "each a given text" + ("" if n is None else f", up to {n} tokens of it")
 
 
 def _texts(s: Summary, exact: bool) -> str:

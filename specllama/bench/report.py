@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from specllama.bench import charts
-from specllama.bench.notes import notes
+from specllama.bench.notes import extent, notes
 from specllama.bench.samples import AUTO, PLAIN
 from specllama.bench.summary import Row, Summary
 from specllama.bench.verdict import label, times
@@ -71,8 +71,8 @@ def _settings(s: Summary, about: Mapping[str, Any]) -> str:
     return (
         f"specllama {about['version']}, {about['date']}; {machine['system']} {machine['machine']}, "
         f"{machine['cores']} cores, {machine['n_threads']} threads; "
-        f"{', '.join(about['drafters']) or 'no drafter'}; {s.answers} of {about['planned']} answers of up to "
-        f"{wanted['n_tokens']} tokens, {wanted['runs']} runs, interleaved. "
+        f"{', '.join(about['drafters']) or 'no drafter'}; {s.answers} of {about['planned']} answers, "
+        f"{extent(wanted)}, {wanted['runs']} runs, interleaved. "
         "Figures are medians, in brackets 95 % intervals."
     )
 

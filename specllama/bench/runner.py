@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.bench.samples import Config, Sample, Step, Unit
+from specllama.bench.samples import Config, Given, Sample, Step, Unit
 from specllama.core.stats import RunStats
 from specllama.errors import ContextLengthError
 from specllama.process import messages as m
@@ -41,8 +41,9 @@ class Runner:
             while self.answer(Step(0, unit, config)) is None:
                 following = next(fitting, None)
                 if following is None:
+                    part = " or a shorter text, or -n for a part of it" if unit.given else ""
                     raise ContextLengthError(
-                        f"no prompt fits the context: {self.skipped[unit]}", "use a larger -c"
+                        f"no prompt fits the context: {self.skipped[unit]}", f"use a larger -c{part}"
                     )
                 unit = following
             yield config
@@ -58,11 +59,11 @@ class Runner:
             self.client.configure(step.config.draft_max)
             self._config = step.config
         if step.unit.prompt == self._last_prompt:
-            self._ask(_BETWEEN, {"max_tokens": 1, "temperature": 0})
+            self._ask(_BETWEEN, {"max_tokens": 1, "temperature": 0}, None)
         self._last_prompt = step.unit.prompt
         params = {**self.params, "temperature": step.unit.temperature, "seed": step.run}
         try:
-            tokens, done = self._ask(step.unit.prompt, params)
+            tokens, done = self._ask(step.unit.prompt, params, step.unit.given)
         except ContextLengthError as error:
             self.skipped[step.unit] = error.message
             return None
@@ -70,13 +71,14 @@ class Runner:
         ties_known = done.extra.get("epsilon") is not None
         return Sample(step, tuple(tokens), RunStats.from_dict(done.stats), rounds, ties_known)
 
-    def _ask(self, prompt: str, params: dict[str, Any]) -> tuple[list[int], m.Done]:
+    def _ask(self, prompt: str, params: dict[str, Any], given: Given | None) -> tuple[list[int], m.Done]:
         id_ = self.client.next_id()
-        if self.raw:
-            request = m.Generate(id_, prompt=prompt, params=params)
+        forced = given.text if given else None
+        if self.raw or (given and given.raw):
+            request = m.Generate(id_, prompt=prompt, params=params, forced=forced)
         else:
-            messages = [{"role": "user", "content": prompt}]
-            request = m.Generate(id_, messages=messages, params=params, variables=dict(self.variables))
+            messages, variables = [{"role": "user", "content": prompt}], dict(self.variables)
+            request = m.Generate(id_, messages, params=params, variables=variables, forced=forced)
         tokens: list[int] = []
         for event in self.client.generate(request):
             if isinstance(event, m.Tokens):

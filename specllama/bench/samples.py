@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specllama.core.stats import RunStats
 
@@ -23,14 +24,25 @@ class Config:
         return str(self.draft_max) if self.draft_max else PLAIN
 
 
+class Given(NamedTuple):
+    """A text that is written whatever the model would write behind the prompt. raw: without chat template."""
+
+    prompt: str
+    text: str
+    raw: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A prompt at a temperature. number: of the prompt in its workload, from 1."""
+    """A prompt at a temperature. number: of the prompt in its workload, from 1. given: the prompt's answer,
+    where that is not the model's.
+    """
 
     workload: str
     number: int
     prompt: str = field(repr=False)
     temperature: float
+    given: Given | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from specllama.bench.samples import Unit
-from specllama.errors import NotFoundError, UsageError
+from specllama.bench import files
+from specllama.bench.samples import Given, Unit
+from specllama.errors import UsageError
 
-MOST_PROMPTS = 10_000
-MOST_CHARACTERS = 1 << 20  # of one prompt
-MOST_BYTES = 64 << 20  # of a file
-LONGEST_NAME = 40
-TOTAL = "all"  # the rows over all workloads; none may be called so
+_Tasks = TypeVar("_Tasks")
 
 _COUNT = (
     "def count(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
@@ -71,76 +66,25 @@ WORKLOADS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_SHAPE = 'it has to be an object of lists of texts: {"chat": ["Who was Ada Lovelace?", ...], ...}'
+
+
 def load(path: str) -> dict[str, tuple[str, ...]]:
     """The workloads of a file: a JSON object, name → list of prompts.
 
     Raises NotFoundError without the file, UsageError naming what is wrong in it.
     """
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)  # it may be a device without an end
-        if len(raw) > MOST_BYTES:
-            raise UsageError(f"--prompts: {path} is larger than {MOST_BYTES >> 20} MiB")
-        found = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_once)
-    except FileNotFoundError:
-        raise NotFoundError(f"--prompts: there is no file {path}") from None
-    except OSError as error:
-        raise UsageError(f"--prompts: {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--prompts: {path} is not UTF-8, at byte {error.start}") from None
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UsageError(f"--prompts: {path} is no JSON: {why}", _SHAPE) from None
-    return check(found, f"--prompts: {path}")
-
-
-_SHAPE = 'it has to be an object of lists of texts: {"chat": ["Who was Ada Lovelace?", ...], ...}'
+    where = f"--prompts: {path}"
+    return check(files.json_of(files.text_of(path, "--prompts"), where, _SHAPE), where)
 
 
 def check(found: Any, where: str) -> dict[str, tuple[str, ...]]:
     """The same from what JSON gave. Raises UsageError, its message beginning with `where`."""
-    if not isinstance(found, dict) or not found:
-        raise UsageError(f"{where} has no workloads" if found == {} else f"{where} is no JSON object", _SHAPE)
-    workloads, n = {}, 0
-    for name, prompts in found.items():
-        if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME or name == TOTAL:
-            raise UsageError(
-                f"{where}: {name[:LONGEST_NAME]!r} cannot name a workload",
-                f"1 to {LONGEST_NAME} printable characters, without {TOTAL!r}",
-            )
-        if not isinstance(prompts, list) or not prompts:
-            raise UsageError(f"{where}: {name} has to be a list with at least one prompt", _SHAPE)
-        for i, prompt in enumerate(prompts, 1):
-            if problem := _problem(prompt):
-                raise UsageError(f"{where}: prompt {i} of {name} {problem}")
-        n += len(prompts)
-        workloads[name] = tuple(prompts)
-    if n > MOST_PROMPTS:
-        raise UsageError(f"{where} has {n} prompts, {MOST_PROMPTS} are allowed")
-    return workloads
+    checked = files.by_workload(found, where, _SHAPE, "prompt", files.problem)
+    return {name: tuple(prompts) for name, prompts in checked.items()}
 
 
-def _problem(prompt: Any) -> str:
-    if not isinstance(prompt, str):
-        return f"is no text but {json.dumps(prompt)[:40]}"
-    if not prompt.strip():
-        return "is empty"
-    if len(prompt) > MOST_CHARACTERS:
-        return f"has {len(prompt)} characters, {MOST_CHARACTERS} are allowed"
-    if any("\ud800" <= c <= "\udfff" for c in prompt):
-        return "has half a character (a lone surrogate)"
-    return ""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is there twice")
-    return found
-
-
-def chosen(workloads: Mapping[str, tuple[str, ...]], names: str | None) -> dict[str, tuple[str, ...]]:
+def chosen(workloads: Mapping[str, _Tasks], names: str | None) -> dict[str, _Tasks]:
     """Those of the workloads that a list with commas names, in its order. Raises UsageError."""
     if names is None:
         return dict(workloads)
@@ -153,11 +97,11 @@ def chosen(workloads: Mapping[str, tuple[str, ...]], names: str | None) -> dict[
     return {name: workloads[name] for name in wanted}
 
 
-def units(workloads: Mapping[str, tuple[str, ...]], temperatures: Iterable[float]) -> list[Unit]:
+def units(workloads: Mapping[str, tuple[str | Given, ...]], temperatures: Iterable[float]) -> list[Unit]:
     """Every prompt at every temperature."""
     return [
-        Unit(name, i, prompt, temperature)
-        for temperature in temperatures
-        for name, prompts in workloads.items()
-        for i, prompt in enumerate(prompts, 1)
+        Unit(name, i, task, t) if isinstance(task, str) else Unit(name, i, task.prompt, t, task)
+        for t in temperatures
+        for name, tasks in workloads.items()
+        for i, task in enumerate(tasks, 1)
     ]

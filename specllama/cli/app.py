@@ -95,6 +95,7 @@ def pair_check(
     epilog="Examples:\n\nspecllama bench --runs 1\n\n"
     "specllama bench -m main.gguf -md draft.gguf --workloads edit,json --report bench.html\n\n"
     "specllama bench -m main.gguf -md draft.gguf --prompts mine.json -n 128 --json > bench.json\n\n"
+    "specllama bench -m main.gguf -md none --text edited.py -n 500\n\n"
     "Ctrl-C shows what was measured by then."
 )
 @takes(options.BENCH)

@@ -174,6 +174,7 @@ def _about(wanted: Plan, measured: _Measured, exact: bool) -> dict[str, Any]:
         "n_ctx": info["n_ctx"],
         "load_ms": 1000 * info["load_seconds"],
         "settings": {
+            "text": wanted.text,
             "n_tokens": wanted.n_tokens,
             "runs": wanted.runs,
             "k": list(wanted.lengths),

@@ -11,26 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama.bench import workloads
+from specllama.bench import texts, workloads
 from specllama.bench.report import TITLE
-from specllama.bench.samples import Unit
+from specllama.bench.samples import Given, Unit
 from specllama.cli import build
-from specllama.core.params import SamplingParams
+from specllama.core.params import UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
 
 LENGTHS, TEMPERATURES, N_TOKENS, RUNS = "1,2,3,5,7,11,15", "0,0.8", 64, 3
+GREEDY = "0"  # for given texts, of which a temperature changes nothing but what is proposed, and how fast
 LONGEST_DRAFT, MOST_TOKENS, MOST_RUNS, MOST_TEMPERATURES = 64, 32_768, 1000, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured. params: SamplingParams that all answers share."""
+    """What is to be measured. text: the file of the texts that are given, None where the model writes its
+    own. n_tokens: None for all of a given text. params: SamplingParams that all answers share.
+    """
 
-    workloads: Mapping[str, tuple[str, ...]]
+    workloads: Mapping[str, tuple[str | Given, ...]]
     temperatures: tuple[float, ...]
     lengths: tuple[int, ...]
     runs: int
-    n_tokens: int
+    text: str | None
+    n_tokens: int | None
     params: Mapping[str, Any]
     report: Path | None
 
@@ -45,19 +49,31 @@ def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
     Raises UsageError, NotFoundError.
     """
     lengths = [_whole("--k", text, 1, LONGEST_DRAFT) for text in _parts("--k", given.get("lengths", LENGTHS))]
-    temperatures = _temperatures(given.get("temperatures", TEMPERATURES))
+    text = given.get("text")
+    if text is not None and "prompts" in given:
+        raise UsageError("--text and --prompts are both given")
+    temperatures = _temperatures(given.get("temperatures", TEMPERATURES if text is None else GREEDY))
     runs = _whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS)
-    n_tokens = _whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS)
+    n_tokens = None
+    if text is None or "n_tokens" in given:
+        n_tokens = _whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS)
     report = _report(given["report"]) if "report" in given else None
-    found = workloads.load(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
+    found: Mapping[str, tuple[str | Given, ...]] = (
+        texts.load(text)
+        if text is not None
+        else workloads.load(given["prompts"])
+        if "prompts" in given
+        else workloads.WORKLOADS
+    )
     shared = {k: v for k, v in values.items() if k not in ("temperature", "seed", "max_tokens")}
     return Plan(
         workloads=workloads.chosen(found, given.get("workloads")),
         temperatures=temperatures,
         lengths=tuple(sorted(set(lengths))),
         runs=runs,
+        text=text,
         n_tokens=n_tokens,
-        params={**build.sampling(shared), "max_tokens": n_tokens},
+        params={**build.sampling(shared), "max_tokens": UNTIL_STOP if n_tokens is None else n_tokens},
         report=report,
     )
 

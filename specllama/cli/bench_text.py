@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.bench.intervals import Estimate
-from specllama.bench.notes import notes
+from specllama.bench.notes import extent, notes
 from specllama.bench.samples import AUTO, PLAIN
 from specllama.bench.summary import Row, Summary
 
@@ -17,9 +17,8 @@ _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 def lines(s: Summary, about: Mapping[str, Any], verdict: str, width: int) -> Iterator[str]:
     """All tables, no line longer than `width` where that can be."""
     yield from _filled(_head(about), width)
-    settings = about["settings"]
     yield from _filled(
-        f"{s.answers} of {about['planned']} answers, up to {settings['n_tokens']} tokens each, measured in "
+        f"{s.answers} of {about['planned']} answers, {extent(about['settings'])}, measured in "
         f"{duration(about['seconds'], about=False)}. Medians, with 95 % intervals.",
         width,
     )

@@ -251,11 +251,19 @@ CHATTING = _table(
 BENCHING = _table(
     "Bench",
     ("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
+    (
+        "text",
+        "--text",
+        str,
+        "measure on a given text, not on what the model would write: a text file, whose first quarter is the "
+        "prompt, or *.json, workload to list of {prompt, text}",
+        "FILE",
+    ),
     ("workloads", "--workloads", str, "those of the workloads, separated by commas (default: all)", "NAMES"),
-    ("n_tokens", "-n --predict --n-predict", int, "most tokens of an answer (default 64)", "N"),
+    ("n_tokens", "-n --predict --n-predict", int, "most tokens of an answer (default 64; a text: all)", "N"),
     ("runs", "--runs", int, "how often each answer is measured (default 3)", "N"),
     ("lengths", "--k", str, "fixed draft lengths to measure (default 1,2,3,5,7,11,15)", "LIST"),
-    ("temperatures", "--temp --temperature", str, "temperatures (default 0,0.8)", "LIST"),
+    ("temperatures", "--temp --temperature", str, "temperatures (default 0,0.8; 0 with --text)", "LIST"),
     ("report", "--report", str, "also write an HTML page with charts", "FILE"),
     ("json", "--json", bool, "one JSON object on stdout instead of the tables"),
     ("verbose", "-v --verbose", bool, "show llama.cpp's log"),

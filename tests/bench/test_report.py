@@ -25,8 +25,8 @@ def about(**changes: Any) -> dict[str, Any]:
     return {
         "version": "1", "date": "today", "target": MODEL, "draft": MODEL, "drafters": ["copy", "model"],
         "machine": {"system": "Linux", "machine": "x86", "cores": 2, "n_threads": 2},
-        "settings": {"n_tokens": 8, "runs": 1}, "interrupted": False, "skipped": {}, "planned": 9,
-        "exact": False, **changes,
+        "settings": {"text": None, "n_tokens": 8, "runs": 1}, "interrupted": False, "skipped": {},
+        "planned": 9, "exact": False, **changes,
     }  # fmt: skip
 
 

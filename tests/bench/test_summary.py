@@ -19,7 +19,10 @@ from specllama.core.stats import RunStats
 from tests.bench.samples import sample
 
 NAMES = ["plain", "1", "4", "auto"]
-ABOUT = {"interrupted": False, "skipped": {}, "planned": 8, "exact": False}
+ABOUT = {
+    "settings": {"text": None, "n_tokens": 8}, "interrupted": False, "skipped": {}, "planned": 8,
+    "exact": False,
+}  # fmt: skip
 
 
 def test_configurations() -> None:
@@ -174,6 +177,8 @@ def test_other_texts_are_found_and_named() -> None:
     assert "please report it" in notes(s, {**ABOUT, "exact": True})[-1]
     same = summarise([sample(name, 10) for name in NAMES], NAMES)
     assert notes(same, ABOUT) == ["Texts: all 3 are plain decoding's, token for token."]
+    given = {"settings": {"text": "edited.py", "n_tokens": None}}
+    assert [note[:18] for note in notes(same, ABOUT | given)] == ["The text was given"]
 
 
 def test_counters_are_added() -> None:

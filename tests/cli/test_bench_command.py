@@ -53,7 +53,8 @@ OBJECT = an_object(
     target=MODEL, draft=or_null(MODEL), drafters={"type": "array", "items": TEXT}, n_ctx=COUNT,
     load_ms=NUMBER,
     settings=an_object(
-        n_tokens=COUNT, runs=COUNT, k={"type": "array", "items": COUNT},
+        text={"type": ["string", "null"]}, n_tokens={"type": ["integer", "null"]}, runs=COUNT,
+        k={"type": "array", "items": COUNT},
         temperatures={"type": "array", "items": NUMBER}, workloads={"type": "object"},
     ),
     exact={"type": "boolean"}, planned=COUNT, seconds=NUMBER, interrupted={"type": "boolean"},
@@ -99,7 +100,8 @@ def test_the_tables(tables: Result) -> None:
     for head in ("Auto against plain decoding", "All workloads together", "Accepted by position", "Texts: "):
         assert any(line.startswith(head) for line in lines), head
     assert " plain decoding's speed" in " ".join(lines[-8:])
-    assert tables.lines[0].startswith("speculation on: draft pydoc-draft Q4_0 (vocabulary identical) + copy")
+    start = "speculation on: draft pydoc-draft Q4_0 (vocabulary identical) + copy"
+    assert start in tables.lines  # a busy machine shows before it how far the loading is
 
 
 def test_the_object(found: Result) -> None:
@@ -182,6 +184,34 @@ def test_without_drafters_plain_decoding_is_measured_and_it_says_why(command: Co
     assert "12 of 12 answers, up to 8 tokens" in stored.out  # bench decides that itself
 
 
+def test_a_given_text(command: Command) -> None:
+    text = "def first(a):\n    return a[0]\n\n" + "def last(a):\n    return a[-1]\n\n" * 3
+    (command.home / "given.py").write_text(text)
+    shown = command("bench", "--text", "given.py", "--k", "3", "--runs", "1")
+    assert shown.code == 0, shown.err
+    assert "3 of 3 answers, each a given text, measured in" in shown.out
+    assert "The text was given" in shown.out
+    args = ("--k", "3", "--runs", "1", "--json", "--report", "given.html")
+    pairs = [{"prompt": "Write it.", "text": text}, {"prompt": "Again.", "text": "# Grüße\n" + text}]
+    (command.home / "given.json").write_text(json.dumps({"write": pairs}))
+    found = command("bench", "--text", "given.json", *args)
+    assert found.code == 0, found.err
+    jsonschema.validate(found.json, OBJECT)
+    settings = found.json["settings"]
+    assert (settings["text"], settings["n_tokens"], settings["temperatures"]) == ("given.json", None, [0])
+    written = {(s["prompt"], s["configuration"]): s["n_predict"] for s in found.json["samples"]}
+    assert len(written) == 6
+    assert written[1, "plain"] == written[1, "3"] == written[1, "auto"] > 30
+    assert found.json["texts_different"] == []
+    assert found.json["total"]["configurations"]["3"]["n_accept"] > 10
+    page = (command.home / "given.html").read_text("utf-8")
+    assert "each a given text" in page
+    part = command("bench", "--text", "given.json", *args, "-n", "5", "--temp", "0.8", "--drafters", "copy")
+    assert part.code == 0, part.err
+    assert {s["n_predict"] for s in part.json["samples"]} == {5}
+    assert (part.json["settings"]["n_tokens"], part.json["settings"]["temperatures"]) == (5, [0.8])
+
+
 def test_narrow_terminals(command: Command) -> None:
     result = command("bench", *QUICK, "--workloads", "edit", "--temp", "0", "--k", "1", env={"COLUMNS": "40"})
     assert result.code == 0, result.err
@@ -211,6 +241,12 @@ def test_narrow_terminals(command: Command) -> None:
         (("--report", "precious.gguf"), 2, "not overwritten"),
         (("--report", "page.html"), 2, "not overwritten"),
         (("--report", ""), 2, "--report"),
+        (("--text", "absent.txt"), 3, "absent.txt"),
+        (("--text", "."), 2, "--text"),
+        (("--text", "page.html", "--prompts", "page.html"), 2, "both given"),
+        (("--text", "page.html", "--workloads", "edit"), 2, "edit"),
+        (("--text", "page.html", "-n", "1"), 2, "-n"),
+        (("--text", "long.txt"), 2, "no prompt fits the context"),
         (("-m", "absent.gguf"), 3, "absent.gguf"),
         (("--draft-max", "3"), 2, "--draft-max"),
         (("-pps",), 2, "-pps"),
@@ -219,6 +255,7 @@ def test_narrow_terminals(command: Command) -> None:
 def test_bad_input_is_one_clear_line(shared: Command, args: tuple[str, ...], code: int, needle: str) -> None:
     (shared.home / "precious.gguf").write_bytes(b"GGUF")
     (shared.home / "page.html").write_text("<!doctype html><title>my page</title>")
+    (shared.home / "long.txt").write_text("word " * 9000)
     result = shared("bench", *args, timeout=30)
     assert (result.code, result.raw) == (code, b"")
     assert "Traceback" not in result.err
