@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from measuring import CHATML
+
 from specllama.calibrate import margin_change
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
@@ -55,7 +57,6 @@ PROMPTS = {
         "```python\ndef put(self, value):\n    self.queue.append(value)\n```"
     ],
 }
-CHATML = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 TYPES, COSTS = ("f16", "q8_0", "q4_0", "q4_k_m"), ("0.02", "0.07", "0.15")
 
 

@@ -1,158 +1,173 @@
 """specllama beside llama.cpp's own speculative tools: same files, prompts, threads and token counts, in turn.
 
 usage: bench_peers.py --pairs DIR [--types f16,q8_0,q4_0,q4_k_m] [--costs 0.02,0.07,0.15] [--prompts FILE]
-                      [--per-workload N] [--temps 0,0.8] [--runs N] [--no-draft] [--out FILE.md]
+                      [--per-workload N] [--temps 0,0.8] [--runs N] [--no-draft] [--short-grid] [-n TOKENS]
+                      [--tools DIR] [--out FILE.md] [--minutes N] [--fresh]
 
 The tools are built from the source package of the installed llama-cpp-python (once, about 8 minutes; --tools
-DIR takes what is built already). --pairs holds what make_bench_pair.py made. The grid point that counts as
-llama.cpp's best is chosen for each cell on every other run and compared on the rest; plain is one of the
-points. Writes a table and all raw figures. Run nothing beside it: with other work on the machine llama.cpp's
-tools wait for each other at every operation.
+DIR takes what is built already). --pairs holds what make_bench_pair.py made. A prompts file is a JSON
+object, workload to list of prompts as they go in; without one those of `specllama bench` are used, in
+ChatML. The grid point that counts as llama.cpp's best is chosen for each cell on every other run and
+compared on the rest; plain is one of the points.
+
+With --out a table is written, and all figures as JSON beside it, anew after every cell. The same command
+goes on where an earlier one ended, however it ended, with the cells that are not there yet; --minutes ends
+it after the cell in which they are over. The order of the cells is such that any part of them covers
+weights, costs, workloads and temperatures. Figures of earlier commits stay and are said; --fresh measures
+everything again. Run nothing beside it: with other work on the machine llama.cpp's tools wait for each other
+at every operation.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-import platform
-import random
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from demo_pair import cli
+from measuring import CHATML
+from peers import about
 from peers.build import tools
-from peers.points import Case, Point, points
+from peers.cells import Cell, Figures, key, measure, spread
+from peers.points import Case, grid
+from peers.raw import OtherSettings, Raw, replace
+from peers.table import TITLE, line, markdown, summary, totals
 
+from specllama.bench.workloads import WORKLOADS
 from specllama.machine import physical_cores
 
-Rates = dict[str, list[float]]  # point to tokens/s, run after run
+Prompts = Mapping[str, list[str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pairs", type=Path, required=True)
+    args = arguments()
+    bin_ = tools(args.tools)
+    compared = grid(not args.no_draft, args.short_grid)
+    prompts = load_prompts(args.prompts)
+    if args.no_draft:
+        args.costs = ["none"]
+    cells = spread(args.types, args.costs, list(prompts), args.temps)
+    settings = {
+        "n": args.n, "runs": args.runs, "n_threads": args.threads, "per_workload": args.per_workload,
+        "grid": "short" if args.short_grid else "whole", "points": [point.name for point in compared],
+        "peer": about.peer(bin_), "binding": about.binding(),
+    }  # fmt: skip
+    asked = {cell: requests(cell, prompts, args) for cell in cells}
+    raw = Raw(args.out and args.out.with_suffix(".json"), settings, args.fresh)
+    commit, told = about.commit(), {"machine": about.machine(), "command": about.command(sys.argv)}
+    todo = [cell for cell in cells if raw.known(cell, key(asked[cell])) is None]
+    tell_known(raw, cells, todo, commit)
+    for cell in todo:
+        raw.figures.pop(cell, None)
+    planned = len({*cells, *raw.figures})
+    began = time.monotonic()
+    for n, cell in enumerate(todo, 1):
+        figures = Figures(cell, key(asked[cell]), commit, "")
+        measure(bin_, asked[cell], compared, args.runs, figures)
+        raw.add(figures, told)
+        print(f"{n:3}/{len(todo)} {line(summary(figures))}", flush=True)
+        write(args.out, raw, told, planned)
+        if args.minutes and time.monotonic() - began > 60 * args.minutes and n < len(todo):
+            print(f"{args.minutes:g} minutes are over; the same command goes on with {len(todo) - n} cells")
+            break
+    write(args.out, raw, told, planned)
+    print("\n".join(totals([summary(figures) for figures in raw.figures.values()])))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
+    )
+    parser.add_argument("--pairs", type=Path, required=True, metavar="DIR")
     parser.add_argument("--types", type=words, default=words("f16,q8_0,q4_0,q4_k_m"))
     parser.add_argument("--costs", type=words, default=words("0.02,0.07,0.15"))
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--per-workload", type=int, default=1)
+    parser.add_argument("--prompts", type=Path, metavar="FILE")
+    parser.add_argument("--per-workload", type=int, default=1, help="prompts of each workload (default 1)")
     parser.add_argument("--temps", type=lambda text: [float(t) for t in text.split(",")], default=[0.0, 0.8])
-    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=4, help="of each way of decoding (default 4)")
     parser.add_argument("--no-draft", action="store_true", help="n-grams and copies alone")
+    parser.add_argument("--short-grid", action="store_true", help="9 of llama.cpp's points instead of 16")
     parser.add_argument("--tools", type=Path, help="a directory with llama.cpp's tools")
-    parser.add_argument("-n", type=int, default=64)
+    parser.add_argument("-n", type=int, default=64, help="tokens of an answer (default 64)")
     parser.add_argument("-t", "--threads", type=int, default=physical_cores())
-    parser.add_argument("--out", type=Path, help="Markdown file; the raw figures go beside it as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="the raw figures go beside it as JSON")
+    parser.add_argument("--minutes", type=float, default=0, help="begin no cell after so many")
+    parser.add_argument("--fresh", action="store_true", help="measure again what --out has already")
     args = parser.parse_args()
     if args.runs < 2:
         parser.error("--runs must be 2 or more: half of the runs choose, the other half compares")
-    bin_ = tools(args.tools)
-    compared = points(not args.no_draft)
-    cells = {}
-    for label, case in cases(args):
-        cells[label] = measure(bin_, case, compared, args.runs)
-        print(line(label, summary(cells[label], compared)), flush=True)
-    if args.out:
-        write(args.out, cells, compared)
-    print("\n".join(totals([summary(rates, compared) for rates in cells.values()])))
+    if min(args.per_workload, args.n, args.threads) < 1 or args.minutes < 0:
+        parser.error("--per-workload, -n, --threads and --minutes are numbers above 0")
+    if args.out and (args.out.suffix == ".json" or not args.out.parent.is_dir()):
+        parser.error(f"--out needs the name of a Markdown file in a directory that is there, not {args.out}")
+    if args.out and args.out.exists() and not args.out.read_text("utf-8", "replace").startswith(TITLE):
+        parser.error(f"{args.out} is there and no page of bench_peers.py, it is not overwritten")
+    for kind in args.types:
+        names = [f"bench-target-{kind}.gguf"]
+        names += [] if args.no_draft else [f"bench-draft-{kind}-c{cost}.gguf" for cost in args.costs]
+        for name in names:
+            if not (args.pairs / name).is_file():
+                parser.error(f"{args.pairs} has no {name}: make_bench_pair.py makes it")
+    return args
 
 
 def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def cases(args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
-    """A label and the requests of each cell: weights, draft cost, workload, temperature."""
-    prompts: dict[str, list[str]] = json.loads(args.prompts.read_text("utf-8"))
-    for kind in args.types:
-        for cost in args.costs:
-            target = args.pairs / f"bench-target-{kind}.gguf"
-            draft = args.pairs / f"bench-draft-{kind}-c{cost}.gguf"
-            for workload, texts in prompts.items():
-                for temperature in args.temps:
-                    requests = [
-                        Case(target, draft, text, args.n, temperature, 1 + i, args.threads)
-                        for i, text in enumerate(texts[: args.per_workload])
-                    ]
-                    yield f"{kind} {cost} {workload} T={temperature:g}", requests
+def load_prompts(path: Path | None) -> Prompts:
+    """Prompts as they go in, by workload."""
+    if path is None:
+        return {name: [CHATML.format(text) for text in texts] for name, texts in WORKLOADS.items()}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {name: [str(text) for text in texts] for name, texts in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise SystemExit(f"--prompts: {path} is no JSON object of lists: {error}") from None
 
 
-def measure(bin_: Path, requests: Sequence[Case], compared: Sequence[Point], runs: int) -> Rates:
-    """Every point on every request, the order of the points another one each time."""
-    rates: Rates = {point.name: [] for point in compared}
-    rng = random.Random(0)
-    for _ in range(runs):
-        for case in requests:
-            for point in rng.sample(compared, len(compared)):
-                rates[point.name].append(point.rate(bin_, case))
-    return rates
-
-
-def summary(rates: Rates, compared: Sequence[Point]) -> dict[str, float | str]:
-    """Medians of the runs that compare; the best point of llama.cpp's was chosen on the others."""
-    chosen = {name: statistics.median(found[0::2]) for name, found in rates.items()}
-    median = {name: statistics.median(found[1::2]) for name, found in rates.items()}
-    grid = [point.name for point in compared if point.kind != "ours"]
-    best = max(grid, key=lambda name: chosen[name])
-    ours = median["specllama"]
-    found: dict[str, float | str] = {
-        "best": best, "over plain": ours / median["specllama plain"], "over best": ours / median[best],
-        "over llama.cpp plain": ours / median["plain"], "t/s": ours,
-    }  # fmt: skip
-    if "n_max 3" in median:
-        found["over default"] = ours / median["n_max 3"]
-    return found
-
-
-def line(label: str, found: dict[str, float | str]) -> str:
-    default = f"{found['over default']:.2f} x its default, " if "over default" in found else ""
-    return (
-        f"{label:28} {found['t/s']:7.1f} t/s, {found['over plain']:.2f} x plain, {default}"
-        f"{found['over best']:.2f} x {found['best']}"
-    )
-
-
-def totals(cells: Sequence[dict[str, float | str]]) -> list[str]:
-    """Geometric means and worst cells."""
-    out = []
-    for name in ("over plain", "over llama.cpp plain", "over default", "over best"):
-        found = [float(cell[name]) for cell in cells if name in cell]
-        if found:
-            mean = math.exp(statistics.mean(map(math.log, found)))
-            out.append(f"{name}: geometric mean {mean:.2f}, worst {min(found):.2f}")
-    for label, plain in (("plain", True), ("not plain", False)):
-        found = [float(cell["over best"]) for cell in cells if (cell["best"] == "plain") is plain]
-        if found:
-            mean = math.exp(statistics.mean(map(math.log, found)))
-            out.append(f"over llama.cpp's best where that is {label}: {mean:.2f} over {len(found)} cells")
-    return out
-
-
-def write(path: Path, cells: dict[str, Rates], compared: Sequence[Point]) -> None:
-    """The table as Markdown with the command and the machine, and all figures as JSON."""
-    found = {label: summary(rates, compared) for label, rates in cells.items()}
-    rows = [
-        f"| {label} | {cell['t/s']:.1f} | {cell['over plain']:.2f} | "
-        + (f"{cell['over default']:.2f}" if "over default" in cell else "")
-        + f" | {cell['over best']:.2f} | {cell['best']} |"
-        for label, cell in found.items()
+def requests(cell: Cell, prompts: Prompts, args: argparse.Namespace) -> list[Case]:
+    """What is asked in a cell."""
+    target = args.pairs / f"bench-target-{cell.kind}.gguf"
+    draft = None if args.no_draft else args.pairs / f"bench-draft-{cell.kind}-c{cell.cost}.gguf"
+    return [
+        Case(target, draft, text, args.n, cell.temperature, 1 + i, args.threads)
+        for i, text in enumerate(prompts[cell.workload][: args.per_workload])
     ]
-    command = "scripts/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    text = [
-        "# specllama beside llama.cpp's own tools", "",
-        f"`{command}`, {time.strftime('%Y-%m-%d')}, {platform.system()} {platform.machine()}, "
-        f"{os.cpu_count()} cores.",
-        "", *totals(list(found.values())), "",
-        "| cell | specllama, t/s | x plain | x llama.cpp's default | x its best | which is |",
-        "|---|---|---|---|---|---|", *rows, "", f"Raw figures: {path.with_suffix('.json').name}", "",
-    ]  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(text), "utf-8")
-    path.with_suffix(".json").write_text(json.dumps({"command": command, "rates": cells}, indent=1), "utf-8")
+
+
+def tell_known(raw: Raw, cells: list[Cell], todo: list[Cell], commit: str) -> None:
+    """Say what is there already, and what of it other commits measured."""
+    if len(todo) < len(cells):
+        print(f"{len(cells) - len(todo)} of {len(cells)} cells are measured already", file=sys.stderr)
+    changed = [cell for cell in todo if cell in raw.figures]
+    if changed:
+        print(f"{len(changed)} are measured again: their prompts or files are others now", file=sys.stderr)
+    known = [f for f in raw.figures.values() if f.cell not in todo]
+    for other in sorted({f.commit for f in known} - {commit}):
+        n = sum(f.commit == other for f in known)
+        print(f"{n} with specllama {other}, this is {commit}; --fresh measures again", file=sys.stderr)
+
+
+def write(out: Path | None, raw: Raw, told: Mapping[str, Any], planned: int) -> None:
+    """The page, from all figures that there are; none without a name for it."""
+    figures, settings = list(raw.figures.values()), raw.settings
+    if out is None or not figures:
+        return
+    dates = sorted({f.date for f in figures})
+    about_all = {
+        "commits": sorted({f.commit for f in figures}),
+        "dates": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+        "peer_points": [name for name in settings["points"] if not name.startswith("specllama")],
+        "planned": planned,
+        "raw": out.with_suffix(".json").name,
+    }
+    replace(out, markdown([summary(f) for f in figures], {**told, **settings, **about_all}))
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main, OtherSettings)

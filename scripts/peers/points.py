@@ -6,27 +6,55 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 DRAFTS = [(n, 0.0) for n in (1, 2, 3, 5, 7, 11, 15)] + [(7, 0.8), (15, 0.8)]  # n_max, p_min
+SHORT_DRAFTS = [(n, 0.0) for n in (1, 3, 7, 15)] + [(15, 0.8)]
 NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-SHORT = ["--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "15"]
-_PERF = re.compile(r"eval time =\s*([\d.]+) ms /\s*(\d+) runs")
+SHORT_NGRAMS = ("ngram-mod", "ngram-map-k")
+TRIES = 8
+SMALL = ["--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "15"]
+_EVAL = re.compile(r" eval time =\s*([\d.]+) ms /\s*(\d+) runs")
+_SAMPLING = re.compile(r"sampling time =\s*([\d.]+) ms")
 _SPEC = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is decoded: files, prompt, how many tokens, how they are chosen."""
+    """What is decoded: files, prompt, how many tokens, how they are chosen. grammar: a file with the only
+    text that may be written; llama.cpp's tools end with it.
+    """
 
     target: Path
-    draft: Path
+    draft: Path | None
     prompt: str
     n: int
     temperature: float
     seed: int
     n_threads: int
+    n_ctx: int = 2048
+    grammar: Path | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run of a program by its own clock. n: tokens that were decoded in `seconds`, of which `choosing` were
+    spent on choosing them, where the program says it. ttft_ms: request to first token, likewise. text: what
+    it printed.
+    """
+
+    n: int
+    seconds: float
+    choosing: float = 0.0
+    ttft_ms: float | None = None
+    text: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Decoded tokens per second."""
+        return self.n / self.seconds
 
 
 @dataclass(frozen=True)
@@ -37,57 +65,82 @@ class Point:
     kind: str
     args: tuple[str, ...] = ()
 
-    def rate(self, tools: Path, case: Case) -> float:
-        """Decoded tokens per second behind the first one, by the program's own clock."""
+    def run(self, tools: Path, case: Case) -> Measured:
+        """Decode the case."""
         if self.kind == "ours":
             return _ours(case, self.args)
-        common = ["-m", str(case.target), "-t", str(case.n_threads), "-c", "2048", "-n", str(case.n)]
-        common += [
-            "--temp",
-            str(case.temperature),
-            "--seed",
-            str(case.seed),
-            "--ignore-eos",
-            "-p",
-            case.prompt,
-        ]
+        common = ["-m", str(case.target), "-t", str(case.n_threads), "-c", str(case.n_ctx), "-n", str(case.n)]
+        common += ["--temp", str(case.temperature), "--seed", str(case.seed), "-p", case.prompt]
+        common += ["--ignore-eos"] if case.grammar is None else ["--grammar-file", str(case.grammar)]
         if self.kind == "plain":  # the speculative tool does not run without drafts
-            text = _run([tools / "llama-completion", *common, "--perf", "-no-cnv"])
-            found = [(float(ms), int(n)) for ms, n in _PERF.findall(text)]
-            ms, n = found[-1]
-            return 1000 * n / ms
+            return _plain(tools, common, case.grammar is not None)
         draft = ["-md", str(case.draft), "-td", str(case.n_threads)] if self.kind == "draft" else []
-        text = _run([tools / "llama-speculative-simple", *common, *draft, *self.args])
-        match = _SPEC.search(text)
-        if match is None:
-            raise SystemExit(f"llama-speculative-simple printed no speed:\n{text[-2000:]}")
-        return (int(match[1]) - 1) / float(match[2])
+        command = [tools / "llama-speculative-simple", *common, *draft, *self.args]
+        text, (n, seconds), choosing = _measured(command, _SPEC)
+        # Its clock starts before the decode of the prompt's last token, so that all tokens are in it.
+        return Measured(int(n), float(seconds), choosing, text=text)
 
 
-def points(draft: bool = True) -> list[Point]:
+def grid(draft: bool = True, short: bool = False) -> list[Point]:
     """All that is compared; without a draft model the n-gram types and plain alone."""
     found = [Point("plain", "plain")]
-    if draft:
-        for n_max, p_min in DRAFTS:
-            args = ("--spec-type", "draft-simple", "--spec-draft-n-max", str(n_max))
-            args += ("--spec-draft-p-min", str(p_min))
-            found.append(Point(f"n_max {n_max}" + (f", p_min {p_min}" if p_min else ""), "draft", args))
-    found += [Point(name, "ngram", ("--spec-type", name)) for name in NGRAMS]
-    found.append(Point("ngram-simple 4/15", "ngram", ("--spec-type", "ngram-simple", *SHORT)))
+    for n_max, p_min in (SHORT_DRAFTS if short else DRAFTS) if draft else ():
+        args = ("--spec-type", "draft-simple", "--spec-draft-n-max", str(n_max))
+        args += ("--spec-draft-p-min", str(p_min))
+        found.append(Point(f"n_max {n_max}" + (f", p_min {p_min}" if p_min else ""), "draft", args))
+    found += ngrams(short)
     ours = () if draft else ("-md", "none")
     return [*found, Point("specllama", "ours", ours), Point("specllama plain", "ours", ("--draft-max", "0"))]
 
 
-def _ours(case: Case, args: tuple[str, ...]) -> float:
+def ngrams(short: bool = False) -> list[Point]:
+    """llama.cpp's n-gram types, and the simple one with sizes that suit short texts."""
+    names = SHORT_NGRAMS if short else NGRAMS
+    found = [Point(name, "ngram", ("--spec-type", name)) for name in names]
+    return [*found, Point("ngram-simple 4/15", "ngram", ("--spec-type", "ngram-simple", *SMALL))]
+
+
+def literal(ids: Sequence[int]) -> str:
+    """A GBNF grammar of these tokens alone. (One of their text admits other tokens that spell it, and a model
+    that would write something else takes twice as many, which no draft has.)
+    """
+    return "root ::= " + " ".join(f"<[{i}]>" for i in ids) + "\n"
+
+
+def _plain(tools: Path, common: Sequence[str], with_choosing: bool) -> Measured:
+    """with_choosing: that is a part of the time, as it is of the speculative tool's."""
+    command = [tools / "llama-completion", *common, "--perf", "-no-cnv", "--no-display-prompt"]
+    text, (ms, n), choosing = _measured(command, _EVAL)
+    choosing = choosing if with_choosing else 0.0
+    return Measured(int(n), float(ms) / 1000 + choosing, choosing, text=text)
+
+
+def _measured(command: Sequence[object], figures: re.Pattern[str]) -> tuple[str, tuple[str, str], float]:
+    """What llama.cpp's tool wrote, its figures, and the seconds that it spent on choosing tokens.
+
+    Its log is written by a thread that does not always get to the end before the process does: then the run
+    tells nothing, and is made again.
+    """
+    for _ in range(TRIES):
+        text, log = _run(command)
+        found, choosing = figures.findall(text + log), _SAMPLING.findall(text + log)
+        if found and choosing:
+            return text, found[-1], float(choosing[-1]) / 1000
+    raise SystemExit(f"{Path(str(command[0])).name} printed no times:\n{(text + log)[-2000:]}")
+
+
+def _ours(case: Case, args: tuple[str, ...]) -> Measured:
     command = [sys.executable, "-m", "specllama", "run", "--json", "--raw", "-m", str(case.target)]
-    command += [] if "-md" in args else ["-md", str(case.draft)]
-    command += [*args, "-t", str(case.n_threads), "-c", "2048", "-n", str(case.n), "--ignore-eos"]
+    command += [] if "-md" in args or case.draft is None else ["-md", str(case.draft)]
+    command += [*args, "-t", str(case.n_threads), "-c", str(case.n_ctx), "-n", str(case.n), "--ignore-eos"]
     command += ["--temp", str(case.temperature), "-s", str(case.seed), "-p", case.prompt]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout)["decode_tps"])
+    found = json.loads(_run(command)[0])
+    n = found["n_predict"] - 1  # the prompt gives the first
+    return Measured(n, n / found["decode_tps"], found["time"]["sampling"], found["ttft_ms"], found["text"])
 
 
-def _run(command: list[object]) -> str:
+def _run(command: Sequence[object]) -> tuple[str, str]:
+    """What a program writes on stdout and on stderr; where it fails, the script ends."""
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,
@@ -97,4 +150,4 @@ def _run(command: list[object]) -> str:
     )
     if done.returncode:
         raise SystemExit(f"{Path(str(command[0])).name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout + done.stderr
+    return done.stdout, done.stderr

@@ -1,0 +1,62 @@
+"""What figures are to be read with: the machine, the versions, the command line."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import specllama
+from specllama.machine import physical_cores
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_WIDE = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "i8mm", "sve")  # what kernels are chosen by
+
+
+def machine() -> str:
+    """Processor, instructions, cores, system."""
+    try:
+        info = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        info = ""
+    name = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
+    wide = [flag for flag in _WIDE if flags and flag in flags[1].split()]
+    parts = [name[1] if name else platform.processor() or platform.machine(), *wide]
+    parts.append(f"{physical_cores()} physical cores, {os.cpu_count()} logical")
+    return f"{', '.join(parts)}; {platform.system()} {platform.machine()}"
+
+
+def commit() -> str:
+    """specllama's version and, in a checkout, its commit, with a + where files differ from it."""
+    version = specllama.__version__
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return f"{version} ({done.stdout.strip()})" if done.returncode == 0 else version
+
+
+def peer(tools: Path) -> str:
+    """The version that llama.cpp's tools say they are."""
+    command = [str(tools / "llama-completion"), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"^version:\s*([^\s(]+)", done.stdout + done.stderr, re.MULTILINE)
+    return found[1] if found else "unknown"
+
+
+def binding() -> str:
+    """The llama-cpp-python that specllama decodes with."""
+    return metadata.version("llama-cpp-python")
+
+
+def command(argv: Sequence[str]) -> str:
+    """A command line with paths reduced to their last parts."""
+
+    def short(part: str) -> str:
+        head, equals, path = part.rpartition("=") if part.startswith("-") else ("", "", part)
+        return head + equals + (Path(path).name if "/" in path else path)
+
+    return " ".join(["scripts/" + Path(argv[0]).name, *map(short, argv[1:])])

@@ -1,0 +1,86 @@
+"""The file of all figures, from which a long comparison goes on; replaced after every cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .cells import Cell, Figures
+
+SCHEMA = "specllama.peers/1"
+
+
+class OtherSettings(Exception):
+    """The file holds figures that these cannot stand beside; the message says why and what to do."""
+
+
+class Raw:
+    """The figures by cell. path: None keeps them in memory alone. settings: what all figures depend on.
+
+    begin_anew: what the file holds is replaced. Raises OtherSettings.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], begin_anew: bool = False) -> None:
+        self.path, self.settings = path, dict(settings)
+        self.figures: dict[Cell, Figures] = {}
+        if path is not None and path.exists():
+            found = _read(path)
+            if not begin_anew:
+                self._take(found)
+
+    def known(self, cell: Cell, key: str) -> Figures | None:
+        """What was measured of the cell with the same prompts and files."""
+        found = self.figures.get(cell)
+        return found if found is not None and found.key == key else None
+
+    def add(self, figures: Figures, about: Mapping[str, Any]) -> None:
+        """Keep the figures of a cell, and write the file. about: what else it is to say."""
+        self.figures[figures.cell] = figures
+        if self.path is not None:
+            cells = [f.to_dict() for f in self.figures.values()]
+            data = {"schema": SCHEMA, "settings": self.settings, "about": dict(about), "cells": cells}
+            replace(self.path, json.dumps(data, indent=1) + "\n")
+
+    def _take(self, found: Mapping[str, Any]) -> None:
+        given = found["settings"]
+        other = [
+            f"{name} {given.get(name)!r}, not {self.settings.get(name)!r}"
+            for name in sorted({*given, *self.settings})
+            if given.get(name) != self.settings.get(name)
+        ]
+        if other:
+            raise OtherSettings(
+                f"{self.path} was measured with other settings ({'; '.join(other)}); "
+                "name another --out, or --fresh to replace it"
+            )
+        figures = [Figures.from_dict(cell) for cell in found["cells"]]
+        self.figures = {f.cell: f for f in figures}
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise OtherSettings(f"{path} cannot be read ({error}); name another --out") from None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise OtherSettings(f"{path} holds no figures of bench_peers.py; name another --out")
+    return found

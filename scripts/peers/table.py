@@ -1,0 +1,164 @@
+"""What the figures come to: cells, totals, and the page. Figures in, text out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .cells import Figures
+
+TITLE = "# specllama beside llama.cpp's own tools"
+DEFAULT = "n_max 3"  # what llama.cpp's tool drafts unless told otherwise
+OURS, OUR_PLAIN, PLAIN = "specllama", "specllama plain", "plain"
+
+
+class Summary(NamedTuple):
+    """A cell: specllama's rate in tokens/s, and over others'. best: llama.cpp's fastest point, chosen on
+    every other run, compared on the rest. default: None without a draft model. ttft: specllama's time to
+    first token over that of its plain decoding.
+    """
+
+    label: str
+    group: str
+    rate: float
+    plain: float
+    peer_plain: float
+    default: float | None
+    best_name: str
+    best: float
+    ttft: float | None
+
+
+def summary(figures: Figures) -> Summary:
+    """Medians of the runs that compare; the best point of llama.cpp's was chosen on the others."""
+    chosen = {name: statistics.median(found[0::2]) for name, found in figures.rates.items()}
+    median = {name: statistics.median(found[1::2]) for name, found in figures.rates.items()}
+    best = max((name for name in chosen if name not in (OURS, OUR_PLAIN)), key=lambda name: chosen[name])
+    ours = median[OURS]
+    ttft = {name: statistics.median(found) for name, found in figures.ttft_ms.items()}
+    return Summary(
+        label=figures.cell.label,
+        group=f"{figures.cell.kind} {figures.cell.cost}",
+        rate=ours,
+        plain=ours / median[OUR_PLAIN],
+        peer_plain=ours / median[PLAIN],
+        default=ours / median[DEFAULT] if DEFAULT in median else None,
+        best_name=best,
+        best=ours / median[best],
+        ttft=ttft[OURS] / ttft[OUR_PLAIN] if OUR_PLAIN in ttft else None,
+    )
+
+
+def line(s: Summary) -> str:
+    """A cell in words."""
+    default = f"{s.default:.2f} x its default, " if s.default is not None else ""
+    return f"{s.label:28} {s.rate:7.1f} t/s, {s.plain:.2f} x plain, {default}{s.best:.2f} x {s.best_name}"
+
+
+def totals(cells: Sequence[Summary]) -> list[str]:
+    """Geometric means and worst cells, a sentence each."""
+    out = [
+        _mean("over its own plain decoding", cells, "plain"),
+        _mean("over llama.cpp's plain decoding", cells, "peer_plain"),
+        _mean("over llama.cpp's default, 3 drafted tokens", cells, "default"),
+        _mean("over llama.cpp's best point, chosen in hindsight for each cell", cells, "best"),
+    ]
+    drafting = [s for s in cells if s.best_name != PLAIN]
+    out.append(_mean("the same where that point drafts", drafting, "best"))
+    out.append(_mean("the same where it is plain", [s for s in cells if s.best_name == PLAIN], "best"))
+    first = [s for s in cells if s.ttft is not None]
+    if first:
+        worst = max(first, key=lambda s: s.ttft or 0.0)
+        out.append(
+            f"time to first token over that of plain decoding: {_geometric(first, 'ttft'):.2f}, longest "
+            f"{worst.ttft:.2f} ({worst.label})"
+        )
+    return [text for text in out if text]
+
+
+def _mean(what: str, cells: Sequence[Summary], name: str) -> str:
+    found = [s for s in cells if getattr(s, name) is not None]
+    if not found:
+        return ""
+    worst = min(found, key=lambda s: getattr(s, name))
+    least, cells_ = getattr(worst, name), f"{len(found)} cell{'s' if len(found) > 1 else ''}"
+    return f"{what}: {_geometric(found, name):.2f} over {cells_}, worst {least:.2f} ({worst.label})"
+
+
+def _geometric(cells: Sequence[Summary], name: str) -> float:
+    return math.exp(statistics.mean(math.log(getattr(s, name)) for s in cells))
+
+
+def markdown(cells: Sequence[Summary], about: Mapping[str, Any]) -> str:
+    """The page. about: machine and settings, versions, command, dates, how many cells there will be, the file
+    of raw figures.
+    """
+    end = ["", f"All figures: `{about['raw']}`.", ""]
+    return "\n".join([*_head(cells, about), *_totals(cells), *_groups(cells), *_cells(cells), *end])
+
+
+def _head(cells: Sequence[Summary], about: Mapping[str, Any]) -> Iterator[str]:
+    yield from (TITLE, "")
+    if len(cells) < about["planned"]:
+        yield from (f"**Not complete: {len(cells)} of {about['planned']} cells are measured.**", "")
+    yield f"- Machine: {about['machine']}; {about['n_threads']} threads"
+    yield f"- specllama {', '.join(about['commits'])}, llama-cpp-python {about['binding']}"
+    yield f"- llama.cpp's tools: {about['peer']}"
+    yield f"- Measured: {about['dates']}"
+    yield f"- Command: `{about['command']}`"
+    yield from ("", "## How it was measured", "", *_method(about))
+
+
+def _method(about: Mapping[str, Any]) -> Iterator[str]:
+    points = "; ".join(about["peer_points"])
+    for text in (
+        f"""A cell is a type of weights, the cost of a draft model (one of its decodes in one of the
+        target's), a workload and a temperature. In each all ways of decoding answer the same prompts with the
+        same files, threads and seeds, {about["n"]} tokens each, prompts per workload:
+        {about["per_workload"]}, runs: {about["runs"]}, in another order each time, each in a process of its
+        own.""",
+        """Rates are by each program's own clock: decoded tokens over the time behind the prompt. specllama
+        runs as it is by default; its plain decoding is `--draft-max 0`. llama.cpp's plain decoding is
+        `llama-completion`, by the time of its decodes alone; all else of llama.cpp is
+        `llama-speculative-simple`.""",
+        f"""llama.cpp's grid ({about["grid"]}): {points}. Its best point is chosen for each cell in hindsight,
+        on every other run; compared are the medians of the runs that did not choose. Means are geometric.""",
+    ):
+        yield from (textwrap.fill(" ".join(text.split()), 110, break_on_hyphens=False), "")
+
+
+def _totals(cells: Sequence[Summary]) -> Iterator[str]:
+    yield from ("## Totals", "", "specllama's rate", "")
+    yield from (*(f"- {text}" for text in totals(cells)), "")
+
+
+def _groups(cells: Sequence[Summary]) -> Iterator[str]:
+    yield from ("## By weights and draft cost", "", "Geometric means over workloads and temperatures.", "")
+    yield "| weights, cost | cells | x plain | worst | x peer's default | x its best | worst | first token |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for group in sorted({s.group for s in cells}):
+        mine = [s for s in cells if s.group == group]
+        default, ttft = (_optional(mine, name) for name in ("default", "ttft"))
+        yield (
+            f"| {group} | {len(mine)} | {_geometric(mine, 'plain'):.2f} | {min(s.plain for s in mine):.2f} | "
+            f"{default} | {_geometric(mine, 'best'):.2f} | {min(s.best for s in mine):.2f} | {ttft} |"
+        )
+    yield ""
+
+
+def _optional(cells: Sequence[Summary], name: str) -> str:
+    found = [s for s in cells if getattr(s, name) is not None]
+    return f"{_geometric(found, name):.2f}" if found else ""
+
+
+def _cells(cells: Sequence[Summary]) -> Iterator[str]:
+    yield from ("## All cells", "")
+    yield "| cell | specllama, t/s | x plain | x peer's default | x its best | which is | first token |"
+    yield "|---|---|---|---|---|---|---|"
+    for s in sorted(cells):
+        default, ttft = ("" if x is None else f"{x:.2f}" for x in (s.default, s.ttft))
+        best = f"{s.best:.2f} | {s.best_name}"
+        yield f"| {s.label} | {s.rate:.1f} | {s.plain:.2f} | {default} | {best} | {ttft} |"

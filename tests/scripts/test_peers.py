@@ -1,0 +1,152 @@
+"""The comparison with llama.cpp's tools, without them: order of cells, what is kept, what figures come to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.peers import about
+from scripts.peers.cells import Cell, Figures, key, spread
+from scripts.peers.points import Case, grid, literal
+from scripts.peers.raw import OtherSettings, Raw
+from scripts.peers.table import TITLE, markdown, summary, totals
+
+names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5, unique=True)
+SETTINGS = {"n": 64, "runs": 4, "points": ["plain", "n_max 3", "n_max 7"]}
+
+
+@settings(deadline=None)
+@given(names, names, names, st.sampled_from([[0.0], [0.0, 0.8]]))
+def test_every_cell_is_there_once(
+    kinds: list[str], costs: list[str], works: list[str], temps: list[float]
+) -> None:
+    cells = spread(kinds, costs, works, temps)
+    assert Counter(cells) == Counter(Cell(*c) for c in itertools.product(kinds, costs, works, temps))
+
+
+def test_a_beginning_covers_everything() -> None:
+    kinds, costs = ["f16", "q8_0", "q4_0", "q4_k_m"], ["0.02", "0.07", "0.15"]
+    cells = spread(kinds, costs, ["explain", "source", "json", "edit", "free"], [0.0, 0.8])
+    assert len(cells) == 120
+    assert {c.kind for c in cells[:4]} == set(kinds)
+    assert {c.cost for c in cells[:4]} == set(costs)
+    assert len({(c.kind, c.cost) for c in cells[:12]}) == 12
+    assert len({(c.workload, c.temperature) for c in cells[:12]}) == 10
+
+
+def figures(cell: Cell, rates: dict[str, list[float]], **more: object) -> Figures:
+    found = Figures(cell, "k", "1 (abc)", "2026-01-02", rates)
+    for name, value in more.items():
+        setattr(found, name, value)
+    return found
+
+
+RATES = {
+    "specllama": [30.0, 30.0, 50.0, 34.0], "specllama plain": [20.0, 20.0, 20.0, 20.0],
+    "plain": [21.0, 20.0, 21.0, 20.0], "n_max 3": [40.0, 24.0, 40.0, 24.0],
+    "n_max 7": [30.0, 90.0, 30.0, 90.0],
+}  # fmt: skip
+EDIT, JSON = Cell("f16", "0.02", "edit", 0.0), Cell("q4_0", "0.15", "json", 0.8)
+
+
+def test_the_best_point_is_chosen_on_other_runs_than_it_is_compared_on() -> None:
+    s = summary(figures(EDIT, RATES, ttft_ms={"specllama": [11.0, 13.0], "specllama plain": [10.0, 10.0]}))
+    assert (s.best_name, s.best, s.default) == ("n_max 3", 32 / 24, 32 / 24)
+    assert (s.rate, s.plain, s.peer_plain, s.ttft) == (32, 1.6, 1.6, 1.2)
+
+
+def test_totals_and_page() -> None:
+    slow = {**RATES, "plain": [95.0] * 4, "specllama": [19.0] * 4}
+    cells = [summary(figures(EDIT, RATES)), summary(figures(JSON, slow))]
+    text = "\n".join(totals(cells))
+    assert "over its own plain decoding: 1.23 over 2 cells, worst 0.95 (q4_0 0.15 json T=0.8)" in text
+    assert "where that point drafts: 1.33 over 1 cell," in text
+    assert "where it is plain: 0.20 over 1 cell," in text
+    assert "first token" not in text
+    told = {
+        "machine": "M", "n_threads": 2, "commits": ["1 (abc)"], "binding": "0.3", "peer": "0.5",
+        "dates": "today", "command": "scripts/x", "n": 64, "per_workload": 1, "runs": 4,
+        "grid": "short", "planned": 3, "peer_points": ["plain", "n_max 3"], "raw": "x.json",
+    }  # fmt: skip
+    page = markdown(cells, told)
+    assert page.startswith(TITLE)
+    assert "2 of 3 cells" in page
+    assert "grid (short): plain; n_max 3" in page
+    assert "| f16 0.02 | 1 | 1.60 |" in page
+    assert "| q4_0 0.15 json T=0.8 |" in page
+    assert "Not complete" not in markdown(cells, told | {"planned": 2})
+
+
+def test_totals_of_nothing() -> None:
+    assert totals([]) == []
+
+
+def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    raw = Raw(path, SETTINGS)
+    raw.add(figures(EDIT, RATES), {"command": "x"})
+    again = Raw(path, SETTINGS)
+    assert again.known(EDIT, "k") == figures(EDIT, RATES)
+    assert again.known(EDIT, "other prompts") is None
+    assert again.known(JSON, "k") is None
+    again.add(figures(JSON, RATES, ttft_ms={"specllama": [1.0]}), {"command": "x"})
+    assert set(Raw(path, SETTINGS).figures) == {EDIT, JSON}
+    assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
+    assert Raw(path, {**SETTINGS, "n": 5}, begin_anew=True).figures == {}
+    with pytest.raises(OtherSettings, match=r"runs 4, not 2.*--fresh"):
+        Raw(path, {**SETTINGS, "runs": 2})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"command": "old", "rates": {}}'])
+def test_files_of_others_are_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    for anew in (False, True):
+        with pytest.raises(OtherSettings):
+            Raw(path, SETTINGS, anew)
+    assert path.read_text() == text
+
+
+def test_what_figures_depend_on(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"1234")
+    case = Case(file, None, "prompt", 8, 0.0, 1, 1)
+    known = key([case])
+    assert key([case, case]) != known
+    assert key([Case(file, None, "other", 8, 0.0, 1, 1)]) != known
+    file.write_bytes(b"12345")
+    assert key([case]) != known
+
+
+def test_grids() -> None:
+    whole, short = grid(), grid(short=True)
+    kinds = Counter(p.kind for p in whole)
+    assert (kinds["draft"], kinds["ngram"], kinds["plain"]) == (9, 6, 1)
+    assert [p.name for p in short] == [
+        "plain", "n_max 1", "n_max 3", "n_max 7", "n_max 15", "n_max 15, p_min 0.8", "ngram-mod",
+        "ngram-map-k", "ngram-simple 4/15", "specllama", "specllama plain",
+    ]  # fmt: skip
+    assert {p.name for p in short} <= {p.name for p in whole}
+    assert not any(p.kind == "draft" for p in grid(draft=False))
+
+
+def test_a_command_line_tells_no_places() -> None:
+    argv = ["/opt/x/bench_peers.py", "--pairs", "/tmp/dev/pairs", "--out=/srv/b.md", "--temps", "0,0.8"]
+    assert about.command(argv) == "scripts/bench_peers.py --pairs pairs --out=b.md --temps 0,0.8"
+    assert about.machine()
+    assert about.commit()
+
+
+def test_a_grammar_of_tokens() -> None:
+    assert literal([5, 0, 17]) == "root ::= <[5]> <[0]> <[17]>\n"
+
+
+def test_figures_are_json() -> None:
+    found = json.loads(json.dumps(figures(EDIT, RATES).to_dict()))
+    assert Figures.from_dict(found) == figures(EDIT, RATES)
