@@ -1,0 +1,199 @@
+"""True renames by the clock, without a draft model: specllama's copies beside llama.cpp's n-gram types.
+
+usage: bench_renames.py [-m TARGET] [--cases N] [--runs N] [--seed N] [--tools DIR | --no-peers]
+                        [-c N] [-t N] [--out FILE.json]
+
+A variable of a function of the standard library is called otherwise throughout (by its syntax tree; the
+functions are those of this Python). Prompt: the code and what to do with it; text: the renamed code. The
+text is given, so that any target can be measured, whatever it would write.
+
+specllama writes it teacher-forced, each token really drafted, decoded and chosen. llama.cpp's tools cannot
+be forced, but a grammar that is the text, token for token, leaves them nothing else to write: the same ids.
+The grammar takes time, about the same for each token, so it is in their plain decoding too (whose time is
+that of the decodes and of choosing). What is compared is the gain: (default over plain) of specllama,
+without a grammar, over (n-grams over plain) of llama.cpp, with it; and the same with what llama.cpp spent on
+choosing, the grammar with it, taken out of both of its times, which is the most that its gain could be.
+Absolute rates, in tokens a second, are with the grammar.
+
+Medians of interleaved runs. specllama's engine stays loaded and learns from text to text, as in chat;
+nothing is known of earlier processes. The tools are built once (8 minutes) unless --tools says where they
+are; --no-peers measures specllama alone. Run nothing beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from demo_pair import cli
+from measuring import CHATML
+from measuring.engine import Task, Timed, Vocab, turns
+from measuring.figures import mean, ranged
+from measuring.renames import Rename, renames
+from peers.build import tools
+from peers.points import Case, Measured, Point, literal, ngrams
+
+from specllama.data import EMBEDDED_TARGET
+from specllama.errors import SpecllamaError
+from specllama.machine import physical_cores
+
+OURS, OUR_PLAIN, THEIR_PLAIN = "specllama", "specllama plain", "plain"
+BARE = " without choosing"
+MOST_PROMPT = 2000  # tokens; llama.cpp's tool takes a prompt in one batch
+Rates = dict[str, list[float]]  # way of decoding to tokens a second, run after run
+
+
+@dataclass(frozen=True)
+class Written:
+    """A rename as it is written: prompt and text, and the ids of both."""
+
+    rename: Rename
+    prompt: str
+    task: Task
+    ids: Sequence[int]
+
+
+def main() -> None:
+    args = arguments()
+    bin_ = None if args.no_peers else tools(args.tools)
+    cases = written(args)
+    if not cases:
+        raise SystemExit("no rename fits the context: use a larger -c")
+    found = measure(args, cases, bin_)
+    for case in cases:
+        print(line(case, medians(found[case.rename.where])))
+    print("\n".join(totals([medians(rates) for rates in found.values()])))
+    if args.out:
+        raw = [
+            {**asdict(c.rename), "n_tokens": len(c.ids), "tokens_per_second": found[c.rename.where]}
+            for c in cases
+        ]
+        about = {"model": args.model.name, "runs": args.runs, "seed": args.seed, "n_threads": args.threads}
+        args.out.write_text(json.dumps({**about, "cases": raw}, indent=1), "utf-8")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
+    )
+    parser.add_argument("-m", "--model", type=Path, default=EMBEDDED_TARGET, help="the target, a GGUF file")
+    parser.add_argument("--cases", type=int, default=24, help="renames (default 24)")
+    parser.add_argument("--runs", type=int, default=5, help="of each way of decoding (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of functions and names")
+    parser.add_argument("--tools", type=Path, help="a directory with llama.cpp's tools")
+    parser.add_argument("--no-peers", action="store_true", help="specllama alone")
+    parser.add_argument("-c", "--ctx", type=int, default=4096, help="tokens of the context (default 4096)")
+    parser.add_argument("-t", "--threads", type=int, default=physical_cores())
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="all figures, raw")
+    args = parser.parse_args()
+    if min(args.cases, args.runs, args.threads) < 1:
+        parser.error("--cases, --runs and --threads must be 1 or more")
+    if not args.model.is_file():
+        parser.error(f"there is no file {args.model}")
+    return args
+
+
+def written(args: argparse.Namespace) -> list[Written]:
+    """The renames that fit the context, with their ids."""
+    vocab, found = Vocab(args.model), []
+    for rename in renames(2 * args.cases, args.seed):
+        prompt = CHATML.format(rename.instruction)
+        asked, ids = vocab.prompt(prompt), vocab.ids(rename.answer)
+        if len(asked) <= MOST_PROMPT and len(asked) + len(ids) < args.ctx:
+            found.append(Written(rename, prompt, Task(rename.where, asked, ids), ids))
+    vocab.close()
+    return found[: args.cases]
+
+
+def measure(args: argparse.Namespace, cases: Sequence[Written], bin_: Path | None) -> dict[str, Rates]:
+    """Rates by rename; every way of decoding it before the next one follows, in another order each time."""
+    rng = random.Random(args.seed)
+    by_name = {case.rename.where: case for case in cases}
+    found: dict[str, Rates] = {name: defaultdict(list) for name in by_name}
+    with Timed(args.model, None, args.threads, args.ctx) as engine, tempfile.TemporaryDirectory() as scratch:
+        engine.write(cases[0].task, auto=False)  # the first answer finds a cold machine
+        for _, task in turns([case.task for case in cases], args.runs, rng):
+            rates, times = found[task.name], engine.both(task, rng)
+            rates[OURS].append(times.auto.decode_tps or 0.0)
+            rates[OUR_PLAIN].append(times.plain.decode_tps or 0.0)
+            if bin_ is not None:
+                measure_peers(by_name[task.name], args, bin_, Path(scratch), rng, rates)
+    return found
+
+
+def measure_peers(
+    case: Written, args: argparse.Namespace, bin_: Path, scratch: Path, rng: random.Random, rates: Rates
+) -> None:
+    """llama.cpp's tools on a rename. Ends the script where they wrote another text."""
+    grammar = scratch / "text.gbnf"
+    grammar.write_text(literal(case.ids), "utf-8")
+    n = len(case.ids) + 8  # the end of the text ends it
+    once = Case(args.model, None, case.prompt, n, 0.0, 1, args.threads, args.ctx, grammar)
+    points = [Point(THEIR_PLAIN, "plain"), *ngrams()]
+    for point in rng.sample(points, len(points)):
+        run: Measured = point.run(bin_, once)
+        if case.rename.answer not in run.text:
+            raise SystemExit(f"{point.name} wrote another text for {case.rename.where}:\n{run.text[-2000:]}")
+        rates[point.name].append(run.rate)
+        rates[point.name + BARE].append(run.n / (run.seconds - run.choosing))
+
+
+def medians(rates: Rates) -> dict[str, float]:
+    return {way: statistics.median(found) for way, found in rates.items()}
+
+
+def gains(median: Mapping[str, float], bare: bool = False) -> dict[str, float]:
+    """Of each of llama.cpp's n-gram types over its plain decoding."""
+    end = BARE if bare else ""
+    return {p.name: median[p.name + end] / median[THEIR_PLAIN + end] for p in ngrams() if p.name in median}
+
+
+def line(case: Written, median: Mapping[str, float]) -> str:
+    """One rename in words."""
+    gain, theirs = median[OURS] / median[OUR_PLAIN], gains(median)
+    text = f"{case.rename.where:44.44} {len(case.ids):5} tokens  {gain:5.2f} x plain"
+    if theirs:
+        best = max(theirs, key=lambda name: theirs[name])
+        text += f"  llama.cpp {theirs[best]:5.2f} x ({best})"
+    return text
+
+
+def totals(cells: Sequence[Mapping[str, float]]) -> list[str]:
+    """Geometric means over the renames, smallest and largest."""
+    ours = [cell[OURS] / cell[OUR_PLAIN] for cell in cells]
+    rate = mean(cell[OURS] for cell in cells)
+    row = "{:18} {:22} {:9} {:9} {:22} {:22}".format
+    out = [
+        f"{len(cells)} renames; geometric means, in brackets the smallest and the largest",
+        row("", "x its plain decoding", "the same*", "tokens/s", "specllama's gain over", "the same*"),
+        row("specllama", ranged(ours), "", f"{rate:.1f}", "", ""),
+    ]
+    for name in gains(cells[0]):
+        theirs, bare = ([gains(cell, b)[name] for cell in cells] for b in (False, True))
+        over, over_bare = ([a / b for a, b in zip(ours, each, strict=True)] for each in (theirs, bare))
+        rate = mean(cell[name] for cell in cells)
+        out.append(
+            row(name, ranged(theirs), f"{mean(bare):.2f}", f"{rate:.1f}", ranged(over), ranged(over_bare))
+        )
+    if gains(cells[0]):
+        best, best_bare = (
+            [a / max(gains(cell, b).values()) for a, cell in zip(ours, cells, strict=True)]
+            for b in (False, True)
+        )
+        out.append(row("best of each text", "", "", "", ranged(best), ranged(best_bare)))
+        plain = mean(cell[OUR_PLAIN] / cell[THEIR_PLAIN] for cell in cells)
+        bare_plain = mean(cell[OUR_PLAIN] / cell[THEIR_PLAIN + BARE] for cell in cells)
+        out.append("* what llama.cpp spent on choosing, the grammar with it, left out of its times")
+        out.append(f"plain over llama.cpp's plain: {plain:.2f}, over its decodes alone {bare_plain:.2f}")
+    return [line.rstrip() for line in out]
+
+
+if __name__ == "__main__":
+    cli.run(main, SpecllamaError)

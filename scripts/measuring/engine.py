@@ -1,0 +1,114 @@
+"""specllama's engine in one process of its own, plain and by default in turn, on texts that are given."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from specllama.core.stats import RunStats
+from specllama.llama import Model
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings, ModelSettings
+
+
+class Vocab:
+    """The target's vocabulary, without its weights."""
+
+    def __init__(self, path: Path) -> None:
+        self._model = Model(ModelSettings(path=str(path)), vocab_only=True)
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids of a prompt, control tokens in it taken for such."""
+        return self._model.tokenize(text, self._model.adds_bos, True)
+
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text that is gone on with."""
+        return self._model.tokenize(text, False, False)
+
+    def words(self) -> list[int]:
+        """All ids that stand for a text."""
+        return [i for i in range(self._model.n_vocab) if self._model.piece(i)]
+
+    def close(self) -> None:
+        self._model.close()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is written: `text` behind `prompt`, both ids; without a text what the model writes, n ids."""
+
+    name: str
+    prompt: Sequence[int]
+    text: Sequence[int] | None = None
+    n: int = -1
+
+
+class Times(NamedTuple):
+    """One task, plain and by default: statistics of each."""
+
+    plain: RunStats
+    auto: RunStats
+
+
+class Timed:
+    """A loaded pair in an engine process; a context manager. draft: None decodes with copies alone.
+    copies: whether the draft model has them beside it.
+
+    Nothing that was learnt in earlier processes helps: its cache directory is empty.
+    """
+
+    def __init__(
+        self, target: Path, draft: Path | None, n_threads: int, n_ctx: int, copies: bool = True
+    ) -> None:
+        self._stack = ExitStack()
+        self._auto: bool | None = None
+        os.environ["SPECLLAMA_CACHE"] = self._stack.enter_context(tempfile.TemporaryDirectory())
+        self._client = self._stack.enter_context(EngineClient())
+        main, small = (
+            ModelSettings(path=str(path), n_ctx=n_ctx, n_threads=n_threads) for path in (target, draft)
+        )
+        drafters = (*(["model"] if draft else []), *(["copy"] if copies else []))
+        self._client.load(LoadSettings(target=main, draft=small if draft else None, drafters=drafters))
+
+    def __enter__(self) -> Timed:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._stack.close()
+
+    def write(self, task: Task, auto: bool) -> tuple[list[int], RunStats]:
+        """The ids of the answer, and its statistics."""
+        if auto != self._auto:
+            self._client.configure(None if auto else 0)
+            self._auto = auto
+        params = {"temperature": 0, "max_tokens": task.n, "ignore_eos": True}
+        forced = None if task.text is None else list(task.text)
+        request = m.Generate(self._client.next_id(), ids=list(task.prompt), params=params, forced=forced)
+        ids: list[int] = []
+        for event in self._client.generate(request):
+            if isinstance(event, m.Tokens):
+                ids += event.items[0].ids
+            elif isinstance(event, m.Done):
+                return ids, RunStats.from_dict(event.stats)
+        raise AssertionError("a generation ends with Done or an error")
+
+    def both(self, task: Task, rng: random.Random) -> Times:
+        """The task plain and by default, in an order drawn by `rng`."""
+        ways = rng.sample((False, True), 2)
+        found = {auto: self.write(task, auto)[1] for auto in ways}
+        return Times(found[False], found[True])
+
+
+def turns(tasks: Sequence[Task], runs: int, rng: random.Random) -> Iterator[tuple[int, Task]]:
+    """Every task in every run, in another order each time: what is compared is measured close together."""
+    for run in range(runs):
+        for task in rng.sample(tasks, len(tasks)):
+            yield run, task
