@@ -305,7 +305,7 @@ class Model:
     def n_swa(self) -> int:
         return int(llama.llama_model_n_swa(self.handle))
 
-    @property
+    @functools.cached_property
     def has_state(self) -> bool:
         """Whether (part of) the memory is a recurrent state, which cannot be cut token by token."""
         return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
@@ -454,6 +454,7 @@ class Context:
         self._n_swa = model.n_swa
         self._last_rows = [0] * n_seq_max  # of a sequence in its last decode; states go back no further
         self._marks: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
+        self._address, self._rows = 0, np.zeros((0, self.n_vocab), np.float32)
         self._make_batch()
 
     def _params(
@@ -538,9 +539,12 @@ class Context:
         pointer = llama.llama_get_logits(self.handle)
         if not pointer:
             raise DecodeError("llama.cpp gave no logits")
-        size = n_outputs * self.n_vocab
-        flat = (ctypes.c_float * size).from_address(ctypes.addressof(pointer.contents))
-        return np.frombuffer(flat, np.float32).reshape(n_outputs, self.n_vocab)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:  # of what llama.cpp has allocated, perhaps for fewer rows than the view
+            self._address, size = address, self.n_outputs_max * self.n_vocab
+            flat = (ctypes.c_float * size).from_address(address)
+            self._rows = np.ndarray((self.n_outputs_max, self.n_vocab), np.float32, flat)
+        return self._rows[:n_outputs]
 
     def n_past(self, seq_id: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1

@@ -30,6 +30,7 @@ _SPARE = 8  # candidates beyond top_k that a margin looks at
 _BAND = 1.0  # without top_k: logits below the last candidate that a margin looks at
 _FEW = 512  # values up to which numpy's sort by two keys is the quicker one
 _FAR = 1e30  # beyond any difference of logits
+_COLDEST = 1e-200  # temperature; below it even the least difference of two logits outweighs all noise
 _CUT = 20.0  # with top_k off, tokens further than _CUT temperatures below the best are never chosen
 
 
@@ -58,7 +59,8 @@ class Chooser:
         bias |= {t: -np.inf for t in forbidden if 0 <= t < n_vocab}
         self._bias_ids = np.array(sorted(bias), np.int64)
         self._bias = np.array([bias[t] for t in sorted(bias)], np.float32)
-        self._as_is = not bias and not params.penalised
+        self._temperature = max(params.temperature, _COLDEST)
+        self._min_p = math.log(params.min_p) if params.min_p > 0 else -_FAR
         # A repeat penalty stretches differences: the logits of the model need to change by so much less.
         repeat = params.repeat_penalty if params.penalised else 1.0
         self._gain = max(repeat, 1 / repeat)
@@ -78,19 +80,27 @@ class Chooser:
         mask: Mask | None = None,
         ahead: Sequence[int] = (),
     ) -> Choice:
-        """The token that follows `history` given its logits `row`, shape (at least n_vocab,).
+        """The token that follows `history` and `ahead` given its logits `row`, shape (at least n_vocab,),
+        which are changed meanwhile and put back.
 
-        The position is len(history). With `margin` the distance to another choice is measured too. mask:
-        what a grammar allows behind `ahead`, the end of the history that it has not accepted yet. Truncation
-        comes first, so that a choice that happens to be legal is the choice; only where truncation leaves
-        nothing legal, it is made again among all that is. The choice is NOTHING_LEGAL where there is none.
-        Raises DecodeError where the row has no finite maximum.
+        The position is the length of both. With `margin` the distance to another choice is measured too.
+        mask: what a grammar that has accepted `history` allows. Truncation comes first, so that a choice that
+        happens to be legal is the choice; only where truncation leaves nothing legal, it is made again among
+        all that is. The choice is NOTHING_LEGAL where there is none. Raises DecodeError where the row has no
+        finite maximum.
         """
-        row = self._adjusted(row, history)
-        choice = self._choose(row, len(history), margin)
-        if mask is None or mask.allows(choice.token, ahead):
-            return choice
-        return self._choose_legal(row, len(history), margin, mask.allowed(ahead)[: len(row)])
+        if len(row) > self.n_vocab:
+            row = row[: self.n_vocab]
+        position = len(history) + len(ahead)
+        replaced = self._adjust(row, history, ahead)
+        try:
+            choice = self._choose(row, position, margin)
+            if mask is None or mask.allows(choice.token, ahead):
+                return choice
+            return self._choose_legal(row, position, margin, mask.allowed(ahead)[: len(row)])
+        finally:
+            for ids, values in reversed(replaced):
+                row[ids] = values
 
     def _choose(self, row: Row, position: int, margin: bool) -> Choice:
         if not self.params.greedy:
@@ -113,23 +123,24 @@ class Chooser:
                 return choice
         return self._choose(rest, position, margin)
 
-    def _adjusted(self, row: Row, history: Sequence[int]) -> Row:
-        """Bias and penalties (repeat penalty as llama.cpp: divide what is positive, multiply the rest)."""
-        if len(row) > self.n_vocab:
-            row = row[: self.n_vocab]
-        if self._as_is:
-            return row
-        row = row.copy()
-        row[self._bias_ids] += self._bias
+    def _adjust(self, row: Row, history: Sequence[int], ahead: Sequence[int]) -> list[tuple[Ids, Row]]:
+        """Bias and penalties (repeat penalty as llama.cpp: divide what is positive, multiply the rest), in
+        place: a copy of a row takes longer than most choices. Ids and their values before, in order.
+        """
+        replaced = []
+        if len(self._bias_ids):
+            replaced.append((self._bias_ids, x := row[self._bias_ids]))
+            row[self._bias_ids] = x + self._bias
         p = self.params
-        if p.penalised and history:
-            counts = Counter(history[-p.repeat_last_n :] if p.repeat_last_n > 0 else history)
+        if p.penalised:
+            n_looked = p.repeat_last_n if p.repeat_last_n > 0 else len(history) + len(ahead)
+            counts = Counter([*history[-n_looked:], *ahead][-n_looked:])
             ids = np.fromiter((t for t in counts if t < self.n_vocab), np.int64)
             n = np.fromiter((c for t, c in counts.items() if t < self.n_vocab), np.float32)
-            x = row[ids]
+            replaced.append((ids, x := row[ids]))
             x = np.where(x > 0, x / p.repeat_penalty, x * p.repeat_penalty)
             row[ids] = x - n * p.frequency_penalty - p.presence_penalty
-        return row
+        return replaced
 
     def _sample(
         self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_] | None = None
@@ -142,12 +153,13 @@ class Chooser:
         if top_k:
             whole = None
             ids = top_ids(row, min(top_k + _SPARE, len(row)) if margin else top_k)
-            found = row[ids]
-            top = _finite(float(found.max()), position)
-            lowest = float(found.min())
-            below = -math.inf if len(ids) == len(row) else lowest
-            if lowest == -math.inf:
-                ids = ids[found > -np.inf]
+            values = row[ids].astype(np.float64)
+            top, below = _finite(float(values[0]), position), float(values[-1])
+            if below == -math.inf:
+                n = int(np.count_nonzero(values > below))
+                ids, values = ids[:n], values[:n]
+            elif len(ids) == len(row):
+                below = -math.inf
             floor = self._floor(top, top_k)
         else:
             top = _finite(float(row.max()), position)
@@ -155,13 +167,14 @@ class Chooser:
             whole, below = self._bounds(row, top, floor)
             below -= _BAND if margin else 0.0
             ids = np.flatnonzero(row >= np.float32(below))
-        if top_k or whole is not None or margin:
-            ids = best_first(row, ids)
-        values = row[ids].astype(np.float64)
+            if whole is not None or margin:
+                ids = best_first(row, ids)
+            values = row[ids].astype(np.float64)
         kept, whole = self._truncate(values, top, top_k, floor, whole)
+        if kept == 1 and not margin and legal is None:
+            return Choice(int(ids[0]), math.inf)
         n = len(ids) if margin else kept
-        with np.errstate(over="ignore"):  # a tiny temperature leaves -inf to all but the best
-            scores = (values[:n] - top) / p.temperature + gumbel(self.seed, position, ids[:n])
+        scores = (values[:n] - top) / self._temperature + gumbel(self.seed, position, ids[:n])
         if legal is not None:
             known = ids[:n] < len(legal)
             scores[~known | ~legal[np.where(known, ids[:n], 0)]] = -math.inf
@@ -170,7 +183,7 @@ class Chooser:
             return None
         if not margin:
             return Choice(int(ids[best]), math.inf)
-        scores *= p.temperature
+        scores *= self._temperature
         if below > -math.inf:  # what was not looked at counts as one more candidate, with the best of scores
             values, scores = np.append(values, below), np.append(scores, math.inf)
         gap = choice_margin(values, scores, slack(values, top_k, floor, p.top_p, whole), kept, best)
@@ -179,7 +192,7 @@ class Chooser:
     def _floor(self, top: float, top_k: int) -> float:
         """Logits below this are never chosen: min-p, and the cut where there is no top-k; a float32 value."""
         p = self.params
-        floor = top + math.log(p.min_p) if p.min_p > 0 else -_FAR
+        floor = top + self._min_p
         return float(np.float32(floor if top_k else max(floor, top - _CUT * p.temperature)))
 
     def _bounds(self, row: Row, top: float, floor: float) -> tuple[float | None, float]:
@@ -204,43 +217,49 @@ class Chooser:
         p = self.params
         kept = min(top_k, len(values)) if top_k else len(values)
         if p.top_p < 1:
-            weights = np.cumsum(np.exp(values[:kept] - top))
+            weights = np.exp(values[:kept] - top).cumsum()
             whole = float(weights[-1]) if whole is None else whole
-            kept = min(kept, int(np.searchsorted(weights, p.top_p * whole, side="left")) + 1)
+            kept = min(kept, int(weights.searchsorted(p.top_p * whole)) + 1)
         if values[kept - 1] < floor:
-            kept = int(np.searchsorted(-values[:kept], -floor, side="right"))
+            kept = int(np.count_nonzero(values[:kept] >= floor))
         return max(kept, 1), 1.0 if whole is None else whole
 
 
 def top_ids(row: Row, k: int) -> Ids:
-    """Ids of the k largest values of `row`, in no order; among equals at the edge the lowest ids. Exact;
-    the ids of what is not a number where there is such.
+    """Ids of the k largest values of `row`, the largest first, lower ids first among equals. Exact; the ids
+    of what is not a number where there is such.
 
-    Deals the row out to blocks, finds the k blocks with the largest maxima and looks at those only: the k-th
-    largest value cannot be smaller than the k-th largest maximum. Block b holds the ids b, b + n_blocks,
-    b + 2 n_blocks ..., so that all maxima are taken together in memory order.
+    Deals the row out to blocks and looks at those with the k largest maxima only: the k-th largest value
+    cannot be smaller than the k-th largest maximum. Block b holds the ids b, b + n_blocks, b + 2 n_blocks
+    ..., so that all maxima are taken together in memory order.
     """
-    n = len(row)
-    n_blocks = n // _BLOCK
-    if n_blocks <= 2 * k:
-        return _largest(row, np.arange(n), k) if not np.isnan(row.max()) else np.flatnonzero(np.isnan(row))
-    whole = n_blocks * _BLOCK
-    maxima = row[:whole].reshape(_BLOCK, n_blocks).max(axis=0)
-    edges = np.partition(maxima, n_blocks - k)
-    if np.isnan(edges[-1]):  # they sort last; whoever asked for the best shall see them
-        return np.flatnonzero(np.isnan(row))
-    edge = edges[n_blocks - k]
-    blocks = np.flatnonzero(maxima >= edge)
-    ids = (np.arange(_BLOCK)[:, None] * n_blocks + blocks).ravel()
-    if whole < n:
-        ids = np.concatenate((ids, np.arange(whole, n)))
-    return _largest(row[ids], ids, k)
+    n_blocks, maxima = len(row) // _BLOCK, row
+    n_dealt = n_blocks * _BLOCK
+    dealt, rest = row[:n_dealt].reshape(_BLOCK, n_blocks), row[n_dealt:]
+    if n_blocks > max(_BLOCK, 2 * k):
+        maxima = dealt.max(axis=0)
+        if len(rest):
+            np.maximum(maxima[: len(rest)], rest, out=maxima[: len(rest)])
+    if math.isnan(maxima.max()):  # whoever asked for the best shall see them
+        return np.isnan(row).nonzero()[0]
+    edge = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
+    if edge == -np.inf:
+        possible = best_first(row, (row > edge).nonzero()[0])
+        return np.concatenate((possible, (row == edge).nonzero()[0][:k]))[:k]
+    if maxima is row:
+        return best_first(row, (row >= edge).nonzero()[0])[:k]
+    blocks = (maxima >= edge).nonzero()[0]
+    turn, at = (dealt[:, blocks] >= edge).nonzero()
+    ids = turn * n_blocks + blocks[at]
+    if len(rest):
+        ids = np.concatenate((ids, (rest >= edge).nonzero()[0] + n_dealt))
+    return best_first(row, ids)[:k]
 
 
 def best_first(row: Row, ids: Ids) -> Ids:
-    """`ids` by their value in `row`, the largest first, lower ids first among equals."""
+    """Ids in ascending order by their value in `row`, the largest first, lower ids first among equals."""
     if len(ids) < _FEW:
-        return ids[np.lexsort((ids, -row[ids]))]
+        return ids[(-row[ids]).argsort(kind="stable")]
     bits = (row[ids] + np.float32(0)).view(np.uint32)  # + 0: no negative zeros
     keys = np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
     keys <<= np.uint64(32)
@@ -248,14 +267,6 @@ def best_first(row: Row, ids: Ids) -> Ids:
     keys.sort()
     keys &= np.uint64(0xFFFFFFFF)
     return keys.astype(np.int64)
-
-
-def _largest(values: Row, ids: Ids, k: int) -> Ids:
-    if len(ids) <= k:
-        return ids
-    edge = np.partition(values, len(values) - k)[len(values) - k]
-    above = ids[values > edge]
-    return np.concatenate((above, ids[values == edge][: k - len(above)]))
 
 
 def _finite(top: float, position: int) -> float:
@@ -273,8 +284,9 @@ def _second(row: Row, best: int) -> float:
 
 def probability(row: Row, token: int) -> float:
     """The token's probability in the softmax of the raw row."""
-    top = row.max()
-    return float(np.exp(row[token] - top) / np.exp(row - top).sum())
+    weights = row - row.max()
+    np.exp(weights, out=weights)
+    return float(weights[token] / weights.sum())
 
 
 def top_logprobs(row: Row, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
@@ -283,7 +295,7 @@ def top_logprobs(row: Row, token: int, n: int) -> tuple[float, list[tuple[int, f
     """
     top = float(row.max())
     log_sum = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
-    ids = best_first(row, top_ids(row, min(n, len(row)))) if n else ()
+    ids = top_ids(row, min(n, len(row))) if n else ()
     return float(row[token]) - log_sum, [(int(i), float(row[i]) - log_sum) for i in ids]
 
 

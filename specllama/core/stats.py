@@ -52,7 +52,8 @@ class RunStats:
         self.n_forced += len(sources) - len(guessed)
         self.n_forced_accept += min(n_accept, len(sources)) - sum(guessed)
         self.n_discarded += n_discarded
-        self.drafted_by.update(sources)
+        for source in sources:
+            self.drafted_by[source] += 1
         while len(self.reached) < len(guessed):
             self.reached.append(0)
             self.accepted_at.append(0)

@@ -72,8 +72,7 @@ class ModelDrafter:
         proposals = {}
         for row, (seq, draft) in zip(rows, asked.items(), strict=True):
             state = self.states[seq]
-            history = [*state.history, *draft] if draft else state.history
-            token = state.chooser.choose(row, history, mask=state.mask, ahead=draft).token
+            token = state.chooser.choose(row, state.history, mask=state.mask, ahead=draft).token
             if token == NOTHING_LEGAL:
                 continue
             proposals[seq] = Proposal(token, probability(row, token) if self.confident else 1.0)

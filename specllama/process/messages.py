@@ -215,11 +215,14 @@ _KINDS: Mapping[str, type[Message]] = {
 }  # fmt: skip
 
 
+_JSON = json.JSONEncoder(separators=(",", ":"))
+
+
 def encode(message: Message) -> bytes:
     """One line, without a newline inside."""
     kind = type(message).__name__
     body = {"items": message.items} if isinstance(message, Tokens) else asdict(message)
-    return json.dumps([kind, body], separators=(",", ":")).encode() + b"\n"
+    return _JSON.encode([kind, body]).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
