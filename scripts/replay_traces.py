@@ -2,13 +2,15 @@
 """Replay recorded texts with the planner on nine cost curves and three draft costs, against what others take.
 
 usage: replay_traces.py TRACES.json ... [--cold] [--fixed] [--detail] [--parts]
+       replay_traces.py TRACES.json ... --time
        replay_traces.py --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
 
 Rates over plain decoding, llama.cpp's default (three drafted tokens) and the best of its settings in
 hindsight, as geometric means over curves, costs and workloads; then the same with a draft model that knows
 nothing and is sure of it. --cold: nothing is known of the machine at first. --fixed: against the best of our
-own fixed lengths too (slow). --parts: what each part earns, by leaving it out. A prompts file is a JSON
-object, workload to list of prompts; a traces file one of lists of {prompt, text, draft, conf}, all ids.
+own fixed lengths too (slow). --parts: what each part earns, by leaving it out. --time: what the planner takes
+for a round of one and of eight sequences, drafters left aside. A prompts file is a JSON object, workload to
+list of prompts; a traces file one of lists of {prompt, text, draft, conf}, all ids.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ import argparse
 import json
 import math
 import random
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specllama.core import asking, ledger, looks, planner
 from specllama.core import hindsight as others
 from specllama.core.costs import FIRST, WIDEST, CostCurve
+from specllama.core.drafting import Draft, Round
 from specllama.core.planner import Planner
 from specllama.core.ports import Drafter
 from specllama.core.recording import record, write_text
@@ -157,6 +163,63 @@ def parts(traces: Workloads, cold: bool) -> None:
             print(f"    {name}: {whole / rate() - 1:+.1%}", flush=True)
 
 
+class TimedPlanner(Planner):
+    """rounds: real seconds that each took, what its drafters took left out."""
+
+    def __init__(self, drafters: Sequence[Drafter], clock: Callable[[], float], costs: CostCurve) -> None:
+        self.rounds: list[float] = []
+        self._spent = self._outside = 0.0
+        for drafter in drafters:
+            for name in ("start", "step", "propose", "view", "cover", "committed", "forget"):
+                if hasattr(drafter, name):
+                    setattr(drafter, name, self._drafters_own(getattr(drafter, name)))
+        super().__init__(drafters, clock, costs)
+
+    def _drafters_own(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any) -> Any:
+            began = time.perf_counter()
+            found = method(*given)
+            self._outside += time.perf_counter() - began
+            return found
+
+        return timed
+
+    def _timed(self, method: Callable[..., Any], *given: Any) -> Any:
+        began, outside = time.perf_counter(), self._outside
+        found = method(*given)
+        self._spent += time.perf_counter() - began - (self._outside - outside)
+        return found
+
+    def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
+        drafts: dict[int, Draft] = self._timed(super().draft, rooms)
+        return drafts
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        self._timed(super().committed, seq_id, tokens)
+
+    def observe(self, done: Round) -> None:
+        self._timed(super().observe, done)
+        self.rounds.append(self._spent)
+        self._spent = 0.0
+
+
+def planner_time(traces: Workloads) -> None:
+    """Print milliseconds of the planner's own for a round, over all curves and costs: mean, median, 99 %."""
+    texts = [t for some in traces.values() for t in some]
+    for n_slots in (1, 8):
+        rounds: list[float] = []
+        for points in others.MACHINES.values():
+            seconds = curve(points)
+            for step in others.STEPS:
+                session = Session(partial(TimedPlanner, costs=known(seconds)), seconds, step, CopyDrafter)
+                session.replay(texts, n_slots)
+                assert isinstance(session.policy, TimedPlanner)
+                rounds += session.policy.rounds
+        ms = sorted(1e3 * took for took in rounds)
+        half, most = (ms[int(len(ms) * share)] for share in (0.5, 0.99))
+        print(f"    {n_slots} at once: {statistics.mean(ms):.3f}, {half:.3f}, {most:.3f} ms a round")
+
+
 def load(path: str) -> Workloads:
     data: Mapping[str, Any] = json.loads(Path(path).read_text())
     return {workload: [Trace.from_dict(t) for t in texts] for workload, texts in data.items()}
@@ -191,7 +254,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("traces", nargs="*")
-    for flag in ("cold", "fixed", "detail", "parts"):
+    for flag in ("cold", "fixed", "detail", "parts", "time"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--record", metavar="OUT")
     parser.add_argument("--prompts")
@@ -212,6 +275,10 @@ def main() -> None:
         except (OSError, ValueError, AttributeError) as error:
             parser.error(f"{path}: {error}")
         name = Path(path).stem
+        if arguments.time:
+            print(name)
+            planner_time(traces)
+            continue
         for label, texts in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
             summary(label, list(cells(texts, arguments.cold, arguments.fixed)), arguments.detail)
         if arguments.parts:

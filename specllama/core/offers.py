@@ -6,8 +6,10 @@ the most tokens per second. Within a sequence chances never grow, so what is tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 
 @dataclass(slots=True)
@@ -26,11 +28,21 @@ class Offer:
 
     def add(self, token: int, source: str, bin_: int, chance: float) -> None:
         """One more token; chance: that it is right where all before are."""
-        self.tokens.append(token)
-        self.sources.append(source)
-        self.bins.append(bin_)
-        self.reached.append(chance * (self.reached[-1] if self.reached else 1.0))
-        self.expected.append(self.reached[-1] + (self.expected[-1] if self.expected else 0.0))
+        self.extend([token], source, [bin_], [chance])
+
+    def extend(
+        self, tokens: Sequence[int], source: str, bins: Sequence[int], chances: Sequence[float]
+    ) -> None:
+        """Further tokens of one source."""
+        reached, won = (self.reached[-1], self.expected[-1]) if self.tokens else (1.0, 0.0)
+        self.tokens += tokens
+        self.sources += [source] * len(tokens)
+        self.bins += bins
+        for chance in chances:
+            reached *= chance
+            won += reached
+            self.reached.append(reached)
+            self.expected.append(won)
 
     def wins(self, n: int) -> float:
         """Tokens that its first n are expected to win."""
@@ -75,18 +87,23 @@ def best_prefixes(offers: Mapping[int, Offer], prices: Prices, active: int) -> d
     """How many tokens to draft of each sequence's offer, `active` sequences being decoded in all."""
     if len(offers) == 1:
         return {seq: best_prefix(offer, prices, active, active)[0] for seq, offer in offers.items()}
-    ranked = sorted(
-        ((chance, -j, seq) for seq, offer in offers.items() for j, chance in enumerate(offer.reached)),
-        reverse=True,
-    )
+    ranked = heapq.merge(*(_ranked(seq, offer) for seq, offer in offers.items()))
+    seconds, spent = prices.seconds, prices.spent
     tokens, best, rate = float(active), 0, prices.rate(active, active)
-    for m, (chance, _, _) in enumerate(ranked, 1):
-        tokens += chance
-        now = prices.rate(tokens, active + m)
+    taken: list[int] = []
+    for m, (chance, _, seq) in enumerate(islice(ranked, max(0, prices.most_rows - active)), 1):
+        tokens -= chance
+        taken.append(-seq)
+        now = tokens / (seconds(active + m) + spent)
         if now > rate and prices.allows(active + m):
             best, rate = m, now
-    taken = [seq for _, _, seq in ranked[:best]]
+    del taken[best:]
     return {seq: taken.count(seq) for seq in offers}
+
+
+def _ranked(seq: int, offer: Offer) -> Iterator[tuple[float, int, int]]:
+    """A sequence's tokens as they are to be taken, all signs turned: heaps have the smallest on top."""
+    return ((-chance, j, -seq) for j, chance in enumerate(offer.reached))
 
 
 def total(offers: Mapping[int, Offer], counts: Mapping[int, int], others: Sequence[int]) -> tuple[int, float]:

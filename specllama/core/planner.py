@@ -175,7 +175,7 @@ class Planner(Drafting):
 
     def _ask(self, drafter: Drafter, seq: int, limit: int, offer: Offer) -> None:
         """Extend the offer to `limit` tokens as far as the drafter knows any."""
-        table, propose = self.learnt.tables[drafter.name], getattr(drafter, "propose", None)
+        chances, propose = self.learnt.tables[drafter.name].chances, getattr(drafter, "propose", None)
         while len(offer.tokens) < limit:
             if propose is not None:
                 run: list[Proposal] = propose(seq, limit)[len(offer.tokens) :]
@@ -183,9 +183,8 @@ class Planner(Drafting):
                 run = list(drafter.step({seq: offer.tokens}).values())
             if not run:
                 return
-            for p in run:
-                bin_ = confidence_bin(p.confidence)
-                offer.add(p.token, drafter.name, bin_, table.chances[bin_])
+            bins = [confidence_bin(p.confidence) for p in run]
+            offer.extend([p.token for p in run], drafter.name, bins, [chances[bin_] for bin_ in bins])
 
     # The draft model
 

@@ -163,6 +163,30 @@ def test_the_sorted_rule_is_the_best_of_all_prefixes(offered, spread):
     assert rate(best_prefixes(offers, price, active)) == pytest.approx(max(map(rate, every)))
 
 
+@settings(max_examples=100)
+@given(
+    st.dictionaries(
+        st.integers(0, 9), st.lists(st.sampled_from([0.2, 0.5, 0.9, 1.0]), max_size=9), min_size=2, max_size=5
+    ),
+    st.integers(1, 12),
+    st.floats(0.005, 0.05),
+)
+def test_of_several_sequences_the_likeliest_tokens_are_taken(offered, most_rows, budget):
+    """The tokens of all sequences sorted by their chances; ties go to the earlier token, then the larger
+    sequence.
+    """
+    offers, active = {seq: offer(*found) for seq, found in offered.items()}, len(offered)
+    price = Prices(cheap_rows, cheap_rows, budget, most_rows)
+    every = [(-s, j, -seq) for seq, found in offers.items() for j, s in enumerate(found.reached)]
+    best, n_best, tokens = price.rate(active, active), 0, float(active)
+    for n, (chance, _, _) in enumerate(sorted(every), 1):
+        tokens -= chance
+        if price.allows(active + n) and price.rate(tokens, active + n) > best:
+            best, n_best = price.rate(tokens, active + n), n
+    taken = [-seq for _, _, seq in sorted(every)[:n_best]]
+    assert best_prefixes(offers, price, active) == {seq: taken.count(seq) for seq in offers}
+
+
 # The policy
 
 
