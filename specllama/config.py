@@ -17,7 +17,9 @@ import platformdirs
 from specllama.errors import ConfigError
 
 PREFIX = "SPECLLAMA_"
-NOT_OPTIONS = frozenset({"SPECLLAMA_BACKEND", "SPECLLAMA_CACHE", "SPECLLAMA_CONFIG", "SPECLLAMA_PYTHON"})
+NOT_OPTIONS = frozenset(
+    f"{PREFIX}{name}" for name in ("BACKEND", "CACHE", "CONFIG", "MODELS", "PYTHON")
+)  # what other parts read
 Kinds = Mapping[str, tuple[type, bool]]  # option name to (type of a value, whether it is a list)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NoReturn
@@ -223,17 +224,22 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return read_source(source)
 
 
-def read_model(path: str | os.PathLike[str]) -> Header:
+Opener = Callable[[str], AbstractContextManager[Source]]
+
+
+def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Header:
     """The header of a model: all parts of a split one, named by its first part, merged.
 
-    Raises what `read_header` does, and IntegrityError naming the part that is missing or belongs elsewhere.
+    opener: opens a part by its name; from disk unless another is given. Raises what it raises and what
+    `read_source` does, and IntegrityError naming the part that is missing or belongs elsewhere.
     """
-    first = read_header(path)
+    with opener(os.fspath(path)) as source:
+        first = read_source(source)
     n_parts = first.integer("split.count")
     if n_parts <= 1:
         return first
     names = _part_names(first, n_parts)
-    parts = [first] + [_read_part(first, name, i) for i, name in enumerate(names) if i]
+    parts = [first] + [_read_part(first, name, i, opener) for i, name in enumerate(names) if i]
     tensors = [replace(t, part=i) for i, part in enumerate(parts) for t in part.tensors]
     counts = Counter(t.name for t in tensors)
     for t in tensors:
@@ -263,10 +269,11 @@ def _part_names(first: Header, n_parts: int) -> list[str]:
     return [f"{match[1]}-{i + 1:05d}-of-{n_parts:05d}.gguf" for i in range(n_parts)]
 
 
-def _read_part(first: Header, name: str, number: int) -> Header:
+def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:
     n_parts = first.integer("split.count")
     try:
-        part = read_header(name)
+        with opener(name) as source:
+            part = read_source(source)
     except NotFoundError:
         raise IntegrityError(f"{name}: part {number + 1} of {n_parts} is missing", DOWNLOAD_AGAIN) from None
     ours = part.integer("split.no", -1) == number and part.integer("split.count", n_parts) == n_parts

@@ -25,7 +25,7 @@ class Source(Protocol):
     size: int  # bytes
 
     def read(self, offset: int, n: int) -> bytes:
-        """At most `n` bytes from `offset`; fewer only where the source ends or changed meanwhile."""
+        """At most `n` bytes from `offset`; none only where the source ends or changed meanwhile."""
         ...
 
 

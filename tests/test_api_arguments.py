@@ -91,18 +91,18 @@ class TestModels:
         ("name", "error", "needle"),
         [
             ("nothing.gguf", NotFoundError, "model: there is no file nothing.gguf"),
-            ("8B", NotFoundError, "there is no file 8B"),
+            ("9B", NotFoundError, "there is no file 9B"),
             ("", UsageError, "model must be the path"),
             ("a\0b", UsageError, "model must be the path"),
             ("x" * 5000, UsageError, "model must be the path"),
-            (5, UsageError, "model must be the path of a GGUF file, not 5"),
+            (5, UsageError, "model must be the path of a GGUF file or a model's name, not 5"),
             (b"main.gguf", UsageError, "model must be the path"),
         ],
     )
     def test_that_are_none(self, name: Any, error: type[SpecllamaError], needle: str) -> None:
         with pytest.raises(error, match=needle):
             Unloaded(name)
-        if name != "8B":
+        if name != "9B":
             with pytest.raises(error, match="speculative_" + needle):
                 Unloaded(speculative_model=name)
 

@@ -1,5 +1,5 @@
 """Checks of single values that are given for loading: a UsageError names the argument and says what it must
-be. Here a model's name becomes a path.
+be.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def find_model(name: ModelName, argument: str) -> str:
-    """The path of a model. Raises NotFoundError, UsageError."""
+def model_name(name: ModelName, argument: str) -> str:
+    """A model's name or path as text; what is given as a path is no name. Raises UsageError."""
     if not isinstance(name, (str, os.PathLike)):
-        raise UsageError(f"{argument} must be the path of a GGUF file, not {name!r}")
+        raise UsageError(f"{argument} must be the path of a GGUF file or a model's name, not {name!r}")
     path = os.fspath(name)
     if not isinstance(path, str) or not path or "\0" in path or len(path) > 4096:
-        raise UsageError(f"{argument} must be the path of a GGUF file")
-    path = os.path.expanduser(path)
+        raise UsageError(f"{argument} must be the path of a GGUF file or a model's name")
+    return path if isinstance(name, str) else os.path.abspath(path)
+
+
+def find_file(name: ModelName, argument: str) -> str:
+    """The path of a file. Raises NotFoundError, UsageError."""
+    path = os.path.expanduser(model_name(name, argument))
     if not os.path.exists(path):
         raise NotFoundError(f"{argument}: there is no file {path}", "give the path of a GGUF file")
     return path
@@ -65,7 +70,7 @@ def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
         if name == "tensor_split":
             return tuple(float(share) for share in value)
         if name == "lora":
-            return tuple((find_model(path, name), float(scale)) for path, scale in value)
+            return tuple((find_file(path, name), float(scale)) for path, scale in value)
         return tuple((str(pattern), str(buffer)) for pattern, buffer in value)
     except (TypeError, ValueError):
         shape = "numbers" if name == "tensor_split" else "pairs"

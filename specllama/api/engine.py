@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from specllama.api.finding import Wanted
 from specllama.api.words import in_python, translated
 from specllama.errors import EngineError, SpecllamaError
 from specllama.process.client import EngineClient
@@ -27,17 +28,30 @@ class Engine:
     info: what the engine says of what it loaded; empty before that.
     """
 
-    def __init__(self, settings: LoadSettings, log: IO[str] | None, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        settings: LoadSettings,
+        log: IO[str] | None,
+        progress: Progress | None,
+        wanted: Wanted | None = None,
+    ) -> None:
         self.info: Mapping[str, Any] = {}
         self._settings, self._engine_log, self._progress = settings, log, progress
+        self._wanted = wanted
         self._client: EngineClient | None = None
         self._closed = False
         self._measuring, self._calls = threading.Lock(), 0
 
     def load(self) -> None:
-        """Start the process and load the models; it is ended again where that fails. Raises what
-        EngineClient.load raises.
+        """Download what is wanted, start the process and load the models; it is ended again where that fails.
+        Raises what Wanted.downloaded and EngineClient.load raise.
         """
+        if self._wanted is not None:
+            try:
+                self._settings = self._wanted.downloaded(self._settings, self._progress)
+            except SpecllamaError as error:
+                raise translated(error) from None
+            self._wanted = None
         client = self._client = EngineClient(self._engine_log, _log.warning)
         try:
             self.client()  # it may have been closed meanwhile

@@ -18,7 +18,7 @@ from specllama.core.params import SamplingParams
 from specllama.core.seeds import nth_seed
 from specllama.errors import SpecllamaError, UsageError
 from specllama.process import messages as m
-from specllama.settings import DRAFTERS, LoadSettings
+from specllama.settings import DRAFTERS
 
 
 class Front:
@@ -42,26 +42,28 @@ class Front:
         progress: Progress | None = None,
         **options: Unpack[LoadOptions],
     ) -> None:
-        """model: path of the target's GGUF file; None is the small pair that comes with the package.
-        speculative_model: path of the draft's, None for no draft; "auto" is the one that belongs to the
-        model, if one is known. num_speculative_tokens: draft tokens of a round; "auto" decides by measured
-        cost, 0 switches drafts off. speculative_config: vLLM's dict of these two instead.
+        """model: the target: path of a GGUF file, a name ("8B", see specllama models), "user/repo:Q4_K_M";
+        None is the small pair that comes with the package. speculative_model: the draft, the same way; None
+        for no draft; "auto" is the one that belongs to the model, if one is known and on disk. What is not on
+        disk is downloaded into the Hugging Face cache, once the headers of both show that they fit.
+        num_speculative_tokens: draft tokens of a round; "auto" decides by measured cost, 0 switches drafts
+        off. speculative_config: vLLM's dict of these two instead.
 
         max_num_seqs: texts written at once; what is beyond waits. max_model_len: tokens that a prompt and its
         text may have together; a cache of that many tokens is shared by all texts written at once.
         n_gpu_layers: a number, "auto" for all that fit, "all". drafters: who drafts, of "model", "copy" and
         "grammar"; () for nobody. chat_template: a Jinja template instead of the model's own. exact: decide
         near-ties on rows decoded alone. seed: of requests that bring none; None draws one for each. log:
-        where llama.cpp's log goes. progress: called with "target" or "draft" and the share that is loaded; by
-        AsyncLLM in another thread. options: see LoadOptions.
+        where llama.cpp's log goes. progress: called with "download", "target" or "draft" and the share that
+        is done; by AsyncLLM in another thread. options: see LoadOptions.
 
         The command's configuration files and environment variables are not looked at. Raises UsageError,
-        NotFoundError, and what loading raises: IntegrityError, IncompatiblePairError, ResourceError,
-        EngineError.
+        NotFoundError, and what downloading and loading raise: AccessError, NetworkError, IntegrityError,
+        IncompatiblePairError, ResourceError, EngineError.
         """
         draft, tokens = speculative(speculative_config, speculative_model, num_speculative_tokens)
         try:
-            self._settings: LoadSettings = load_settings(
+            settings, wanted = load_settings(
                 model,
                 draft,
                 tokens,
@@ -77,7 +79,8 @@ class Front:
             raise translated(error) from None
         self._seed = SamplingParams(seed=seed).seed
         self._numbers = itertools.count()
-        self._engine = Engine(self._settings, log, progress)
+        self._settings = settings
+        self._engine = Engine(settings, log, progress, wanted)
         self._end = weakref.finalize(self, self._engine.shut)
         self._start()
 

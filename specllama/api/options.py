@@ -10,14 +10,16 @@ from specllama.api.checks import (
     Layers,
     ModelName,
     as_tuple,
-    find_model,
     from_one,
     layers,
+    model_name,
     of_kind,
     texts,
 )
+from specllama.api.finding import Wanted, with_paths
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import UsageError
+from specllama.models.ready import Paths
 from specllama.settings import LoadSettings, ModelSettings
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
@@ -97,8 +99,11 @@ def load_settings(
     chat_template: str | None,
     exact: bool,
     options: Mapping[str, Any],
-) -> LoadSettings:
-    """Which models to load and how. Raises UsageError, NotFoundError."""
+) -> tuple[LoadSettings, Wanted | None]:
+    """How to load, and which models: those that have to be downloaded first, None where all are on disk.
+
+    Raises UsageError, NotFoundError, ConfigError.
+    """
     from_one("max_num_seqs", max_num_seqs, MAX_SLOTS)
     if max_model_len is not None:
         from_one("max_model_len", max_model_len, 2**31 - 1)
@@ -108,16 +113,16 @@ def load_settings(
     given = _known(options)
     own = {name: value for name, value in given.items() if name in _TARGET}
     target = ModelSettings(
-        path=find_model(model, "model") if model is not None else str(EMBEDDED_TARGET),
+        path="",
         n_ctx=0 if max_model_len is None else max_model_len,
         n_gpu_layers=layers("n_gpu_layers", n_gpu_layers),
         **own,
     )
     names = texts("drafters", drafters)
-    path = _draft_path(model, speculative_model) if "model" in names else None
-    return LoadSettings(
+    drafts = "model" in names and speculative_model not in (None, "none")
+    settings = LoadSettings(
         target=target,
-        draft=_draft(path, target, given) if path is not None else None,
+        draft=_draft(target, given) if drafts else None,
         n_slots=max_num_seqs,
         drafters=names,
         draft_max=_draft_max(num_speculative_tokens),
@@ -125,6 +130,15 @@ def load_settings(
         chat_template=chat_template,
         **{name: given[name] for name in _LOAD if name in given},
     )
+    if model is None and (speculative_model == "auto" or not drafts):
+        return with_paths(settings, Paths(str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT))), None
+    target_name = str(EMBEDDED_TARGET) if model is None else model_name(model, "model")
+    draft_name = "none"
+    if drafts and speculative_model is not None:
+        draft_name = model_name(speculative_model, "speculative_model")
+    wanted = Wanted(target_name, draft_name)
+    found = wanted.settings(settings)
+    return (settings, wanted) if found is None else (found, None)
 
 
 def speculative(
@@ -148,21 +162,13 @@ def speculative(
     return config.get("model", "auto"), config.get("num_speculative_tokens", "auto")
 
 
-def _draft_path(model: ModelName | None, draft: ModelName | None) -> str | None:
-    if draft is None or draft == "none":
-        return None
-    if draft == "auto":
-        return str(EMBEDDED_DRAFT) if model is None else None
-    return find_model(draft, "speculative_model")
-
-
-def _draft(path: str, target: ModelSettings, given: Mapping[str, Any]) -> ModelSettings:
+def _draft(target: ModelSettings, given: Mapping[str, Any]) -> ModelSettings:
     values = {name: getattr(target, name) for name in _SHARED}
     values |= {name.removesuffix("_draft"): given[name] for name in _DRAFT if name in given}
     if "n_threads_draft" in given and "n_threads_batch_draft" not in given:
         values["n_threads_batch"] = given["n_threads_draft"]
     values["n_gpu_layers"] = layers("n_gpu_layers_draft", given.get("n_gpu_layers_draft", "auto"))
-    return ModelSettings(path=path, **values)
+    return ModelSettings(path="", **values)
 
 
 def _draft_max(tokens: int | Literal["auto"]) -> int | None:

@@ -12,7 +12,7 @@ import typer
 import specllama
 from specllama.cli import console, options
 from specllama.cli.command import misread, takes
-from specllama.cli.completion import model_names
+from specllama.cli.completion import downloaded_names, model_names
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -72,23 +72,102 @@ def chat(given: dict[str, Any]) -> None:
 
 @app.command(
     "pair-check",
-    epilog="Example:\n\nspecllama pair-check main.gguf draft.gguf\n\n"
+    epilog="Examples:\n\nspecllama pair-check main.gguf draft.gguf\n\nspecllama pair-check 8B 1B\n\n"
+    "specllama pair-check user/repo:Q4_K_M hf:user/other-repo --json\n\n"
     "Ends with 0 where the draft can be used, 7 where it cannot.",
 )
 def pair_check(
     target: Annotated[
-        str, typer.Argument(metavar="MAIN", help="the target: a GGUF file", autocompletion=model_names)
+        str, typer.Argument(metavar="MAIN", help="the target: a file or a name", autocompletion=model_names)
     ],
     draft: Annotated[
-        str, typer.Argument(metavar="DRAFT", help="the draft: a GGUF file", autocompletion=model_names)
+        str, typer.Argument(metavar="DRAFT", help="the draft: a file or a name", autocompletion=model_names)
     ],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
 ) -> None:
-    """Can this draft propose tokens for this target? Reads the headers only."""
+    """Can this draft propose tokens for this target? Reads the headers only, on the hub too."""
     from specllama.cli.pair_check import pair_check as command
 
     raise typer.Exit(command(target, draft, as_json))
+
+
+@app.command(
+    epilog="Examples:\n\nspecllama pull 8B 1B\n\nspecllama pull user/repo:Q4_K_M --dry-run\n\n"
+    "Two names are a target and its draft: their headers are compared before anything big is downloaded."
+)
+def pull(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="a name (specllama models) or user/repo:QUANT", autocompletion=model_names
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be downloaded, no more")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="download what the check of the headers is against")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
+) -> None:
+    """Download models, or a pair. Goes on where an earlier attempt has stopped, whatever stopped it."""
+    from specllama.cli.pull import pull as command
+
+    raise typer.Exit(command(names, dry_run, force, as_json))
+
+
+models = typer.Typer(
+    invoke_without_command=True,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    epilog="Examples:\n\nspecllama models\n\nspecllama models verify\n\nspecllama models rm 8B:Q8_0",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(models, name="models")
+
+
+@models.callback()
+def list_models(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
+) -> None:
+    """The models on this disk and those that are known by name; rm, verify."""
+    if context.invoked_subcommand is None:
+        from specllama.cli.models import list_models as command
+
+        raise typer.Exit(command(as_json))
+
+
+@models.command("rm", epilog="Example:\n\nspecllama models rm 8B:Q8_0 user/repo")
+def remove_models(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="what to remove", autocompletion=downloaded_names)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
+) -> None:
+    """Remove downloaded models, and what unfinished downloads of them have left."""
+    from specllama.cli.models import remove as command
+
+    raise typer.Exit(command(names, as_json))
+
+
+@models.command("verify", epilog="Ends with 6 where a file is not what the hub said it was.")
+def verify_models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME...", help="what to verify (default: all)", autocompletion=downloaded_names
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
+) -> None:
+    """Hash downloaded models again."""
+    from specllama.cli.models import verify as command
+
+    raise typer.Exit(command(names or [], as_json))
 
 
 @app.command(

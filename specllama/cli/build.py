@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from specllama import config
+from specllama.cli.fetching import library
 from specllama.cli.options import STORED
 from specllama.core.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import NotFoundError, UsageError
+from specllama.models.names import check_text
+from specllama.models.ready import ready
 from specllama.settings import ALL_LAYERS, AUTO, DRAFTERS, LoadSettings, ModelSettings
 
 _SAMPLING_STEPS = "ekpmt"
@@ -31,12 +35,16 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
-    """Which models to load and how. Raises UsageError, NotFoundError."""
+    """Which models to load and how; models that are named and not on disk are downloaded, last of all.
+
+    Raises UsageError, NotFoundError and what models/ready.py raises.
+    """
     target = _target(v)
     drafters = _drafters(v.get("drafters"))
-    return LoadSettings(
+    name = _named(v, "draft_model", "hf_repo_draft", "auto") if "model" in drafters else "none"
+    settings = LoadSettings(
         target=target,
-        draft=_draft(v, target) if "model" in drafters else None,
+        draft=None if name == "none" else _draft(v, target),
         n_slots=n_slots,
         drafters=drafters,
         draft_max=_draft_max(v.get("draft_max")),
@@ -46,6 +54,31 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
         calibrate=not v.get("no_calibrate", False),
         chat_template=_template(v),
     )
+    return _found(settings, v, name)
+
+
+def _found(settings: LoadSettings, v: Mapping[str, Any], draft_name: str) -> LoadSettings:
+    """The settings with paths for names."""
+    name = _named(v, "model", "hf_repo", "")
+    if not name and draft_name in ("auto", "none"):
+        paths = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
+    else:
+        with library() as known:
+            found = ready(known, name or str(EMBEDDED_TARGET), draft_name, v.get("force", False))
+        paths = found.target, found.draft or ""
+    draft = replace(settings.draft, path=paths[1]) if settings.draft is not None and paths[1] else None
+    return replace(settings, target=replace(settings.target, path=paths[0]), draft=draft)
+
+
+def _named(v: Mapping[str, Any], path: str, repo: str, default: str) -> str:
+    """A model's name: from -m and -md, or a repository from -hf and -hfd."""
+    if repo not in v:
+        return str(v.get(path, default))
+    flags = {"model": ("-m", "-hf"), "draft_model": ("-md", "-hfd")}[path]
+    if path in v:
+        raise UsageError(f"{flags[0]} and {flags[1]} are both given")
+    check_text(v[repo], flags[1])
+    return "hf:" + str(v[repo]).removeprefix("hf:")
 
 
 def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,12 +113,9 @@ def _structure(v: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def find_model(name: str, flag: str) -> str:
-    """The path of a model that a flag names. Raises NotFoundError."""
-    if "\0" in name or len(name) > 4096:
-        raise UsageError(f"{flag}: not a usable path")
-    if not name:
-        raise UsageError(f"{flag} needs the path of a GGUF file")
+def find_file(name: str, flag: str) -> str:
+    """The path of a file that a flag names. Raises NotFoundError, UsageError."""
+    check_text(name, flag)
     try:
         there = Path(name).exists()
     except OSError as error:
@@ -96,12 +126,11 @@ def find_model(name: str, flag: str) -> str:
 
 
 def _target(v: Mapping[str, Any]) -> ModelSettings:
-    path = find_model(v["model"], "-m") if "model" in v else str(EMBEDDED_TARGET)
     lora = [(p, 1.0) for p in v.get("lora", [])] + [_scaled(text) for text in v.get("lora_scaled", [])]
     for adapter, _ in lora:
-        find_model(adapter, "--lora")
+        find_file(adapter, "--lora")
     return ModelSettings(
-        path=path,
+        path="",
         **_common(v, ""),
         n_ctx=v.get("n_ctx", 0),
         n_batch=v.get("n_batch", 2048),
@@ -119,16 +148,9 @@ def _target(v: Mapping[str, Any]) -> ModelSettings:
     )
 
 
-def _draft(v: Mapping[str, Any], target: ModelSettings) -> ModelSettings | None:
-    name = v.get("draft_model", "auto")
-    if name == "none":
-        return None
-    if name == "auto":
-        if "model" in v:
-            return None
-        name = str(EMBEDDED_DRAFT)
+def _draft(v: Mapping[str, Any], target: ModelSettings) -> ModelSettings:
     return ModelSettings(
-        path=find_model(name, "-md"),
+        path="",
         **_common(v, "_draft"),
         n_ctx=v.get("n_ctx_draft", 0),
         n_batch=target.n_batch,

@@ -6,6 +6,7 @@ Commands and flags are Typer's own to offer; where nothing is offered here the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -34,18 +35,52 @@ def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 def model_names(incomplete: str) -> list[str]:
     """What a model can be named by: paths of GGUF files and the directories on the way to them, those in the
-    hub's cache too. Names of models.toml are to be offered here as well.
+    hub's cache too, names of models.toml and of what was downloaded.
     """
     found = list(_below(incomplete))
     for _ in range(_DEPTH):  # a word that is complete gets a blank, which a directory must not have
         if len(found) != 1 or not found[0].endswith("/"):
             break
         found = list(_below(found[0])) or found
-    found = list(dict.fromkeys([*found, *_in_hub_cache(incomplete)]))
+    return _for_shell(incomplete, [*found, *_known(incomplete), *_in_hub_cache(incomplete)])
+
+
+def downloaded_names(incomplete: str) -> list[str]:
+    """Names of what was downloaded."""
+    return _for_shell(incomplete, [name for name in _downloaded() if name.startswith(incomplete)])
+
+
+def _for_shell(incomplete: str, words: list[str]) -> list[str]:
+    found = list(dict.fromkeys(words))
     shell = os.environ.get("_SPECLLAMA_COMPLETE", "").rpartition("_")[2]
     if shell == "zsh" and (incomplete.startswith("~") or _ZSH_BREAKS.search("".join(found))):
         return []  # Typer's script for zsh would change these words; zsh then offers files by itself
     return [_for_bash(word) for word in found] if shell == "bash" else found
+
+
+def _known(incomplete: str) -> Iterator[str]:
+    """Names of models.toml; of what was downloaded too, once something is typed."""
+    from specllama.errors import ConfigError
+    from specllama.models import manifest
+
+    with contextlib.suppress(ConfigError):
+        yield from (name for name in manifest.load().names() if name.startswith(incomplete))
+    if incomplete:
+        yield from (name for name in _downloaded() if name.startswith(incomplete))
+
+
+def _downloaded() -> Iterator[str]:
+    """user/repo:QUANT of what is whole in the hub's cache."""
+    from specllama.models.cache import RepoCache, repositories
+    from specllama.models.places import hub_cache
+    from specllama.models.quants import models
+
+    root = hub_cache(os.environ)
+    for repo in repositories(root)[:_MOST_ENTRIES]:
+        cache = RepoCache(root, repo)
+        for commit in cache.commits():
+            for model in models(s.path for s in cache.files(commit)):
+                yield f"{repo}:{model.quant}" if model.quant else repo
 
 
 def _next_in_list(words: list[str], incomplete: str) -> list[str]:
@@ -87,7 +122,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 def _in_hub_cache(incomplete: str) -> Iterator[str]:
     """GGUF files that were downloaded, by full path, where nothing or a path in there is being typed."""
-    from specllama.cli.doctor_places import hub_cache
+    from specllama.models.places import hub_cache
 
     root = str(hub_cache(os.environ))
     if incomplete and not os.path.expanduser(incomplete).startswith(root):

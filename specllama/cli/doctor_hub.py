@@ -12,10 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specllama.cli.doctor_files import directory_size, free_disk, writing_problem
-from specllama.cli.doctor_places import hub_cache, is_offline, token_source
 from specllama.cli.doctor_words import Problem
+from specllama.models.places import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 
-DEFAULT_ENDPOINT = "https://huggingface.co"
 NO_ADDRESS = "is not an http or https address"
 SECONDS = 3.0
 
@@ -24,7 +23,7 @@ class Probe:
     """Asks the hub's address for an answer, in a thread of its own: names and proxies can take any time."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.endpoint = (environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        self.endpoint = hub_endpoint(environ)
         self.status: int | None = None
         self.problem = ""
         self._ends = time.monotonic() + SECONDS

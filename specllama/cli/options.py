@@ -85,7 +85,14 @@ TEMPLATE = _table(
 )
 MODEL = _table(
     "Model",
-    ("model", "-m --model", str, "the target: a GGUF file (default: the embedded pair)", "FILE"),
+    (
+        "model",
+        "-m --model",
+        str,
+        "the target: a GGUF file, a name (specllama models) or user/repo:QUANT (default: the embedded pair)",
+        "MODEL",
+    ),
+    ("hf_repo", "-hf -hfr --hf-repo", str, "the target from the hub: user/repo[:QUANT]", "REPO"),
     (
         "n_ctx",
         "-c --ctx-size",
@@ -140,9 +147,11 @@ DRAFT = _table(
         "draft_model",
         "-md --model-draft --spec-draft-model",
         str,
-        "the draft: a GGUF file, auto or none",
-        "FILE",
+        "the draft: as -m, auto (default: the known one if it is on disk) or none",
+        "MODEL",
     ),
+    ("hf_repo_draft", "-hfd -hfrd --hf-repo-draft", str, "the draft from the hub: user/repo[:QUANT]", "REPO"),
+    ("force", "--force", bool, "download a pair although the check of its headers is against it"),
     ("drafters", "--drafters", str, "who drafts (default model,copy,grammar); none for nobody", "NAMES"),
     (
         "draft_max",

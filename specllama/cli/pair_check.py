@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.build import find_model
+from specllama.cli.fetching import library
 from specllama.errors import IncompatiblePairError
-from specllama.gguf import Header, check_model, read_model
+from specllama.gguf import Header, check_model
 from specllama.gguf_check import check_tokenizer
+from specllama.models.find import Library
 from specllama.vocab import PairVerdict, Vocab, check_pair
 from specllama.vocab_notes import end_ids, shown
 
@@ -26,10 +27,12 @@ _WITHOUT_TERMINAL = (1 << 20, 24)
 def pair_check(target: str, draft: str, as_json: bool) -> int:
     """Print whether the draft can propose tokens for the target; the exit code.
 
-    target, draft: paths of GGUF files, which may be vocabularies without weights. Raises NotFoundError,
-    UsageError, GGUFError, IntegrityError for what cannot be read or run.
+    target, draft: models by path or name; files may be vocabularies without weights. Of what is on the hub
+    and not on disk the header is read, and nothing is kept. Raises NotFoundError, UsageError, GGUFError,
+    IntegrityError, AccessError, NetworkError for what cannot be read or run.
     """
-    headers = _header(target, "MAIN"), _header(draft, "DRAFT")
+    with library(quiet=True) as known:
+        headers = _header(known, target, "MAIN"), _header(known, draft, "DRAFT")
     verdict = check_pair(*headers)
     if as_json:
         # Not in UTF-8, since that would pass control characters of the files on.
@@ -40,8 +43,8 @@ def pair_check(target: str, draft: str, as_json: bool) -> int:
     return 0 if verdict.ok else IncompatiblePairError.exit_code
 
 
-def _header(name: str, argument: str) -> Header:
-    header = read_model(find_model(name, argument))
+def _header(known: Library, name: str, argument: str) -> Header:
+    header = known.header(known.find(name, argument))
     if header.tensors or not len(header.tokens):
         check_model(header)
     else:

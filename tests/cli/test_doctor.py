@@ -21,8 +21,8 @@ import specllama
 from specllama.cli import doctor_engine, doctor_machine
 from specllama.cli.doctor_files import directory_size, meaning
 from specllama.cli.doctor_hub import without_secrets
-from specllama.cli.doctor_places import hub_cache, is_offline, token_source
 from specllama.cli.doctor_words import Problem, size
+from specllama.models.places import hub_cache, is_offline, token_source
 from specllama.process.inspection import features
 from tests.command import ROOT, Command, Result
 

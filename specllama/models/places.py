@@ -1,4 +1,4 @@
-"""Where Hugging Face's libraries keep what they keep, by the variables that they know."""
+"""Where Hugging Face's libraries keep what they keep, and whom they ask, by the variables that they know."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:
@@ -18,6 +20,11 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     """Where downloads of the hub are, for all tools."""
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     return _path(named) if named else hub_home(environ) / "hub"
+
+
+def hub_endpoint(environ: Mapping[str, str]) -> str:
+    """The hub's address, without a slash at its end."""
+    return (environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
 
 
 def token_source(environ: Mapping[str, str]) -> str:

@@ -1,0 +1,55 @@
+"""What is seen of a search and a download: notes, and one line for all files with rate and time left."""
+
+from __future__ import annotations
+
+from specllama.cli import console
+from specllama.cli.progress import Progress
+from specllama.models.find import Library
+from specllama.models.listener import State
+
+
+class Shown:
+    """A listener of models/listener.py that prints on stderr. quiet: notes are not shown, warnings are."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._progress = Progress(delay=0.0)
+        self._quiet = quiet
+
+    def note(self, text: str) -> None:
+        self.clear()
+        if text.startswith("warning: "):
+            console.warning(text.removeprefix("warning: "))
+        elif not self._quiet:
+            console.note(text)
+
+    def state(self, state: State) -> None:
+        share = state.done / state.total if state.total else 1.0
+        detail = f"{_amount(state.done, state.total)}"
+        if state.rate:
+            detail += f", {state.rate / 1e6:.1f} MB/s"
+        if state.left is not None:
+            detail += f", {duration(state.left)} left"
+        self._progress.show(f"{state.phase} {state.name.rpartition('/')[2]}", share, detail)
+
+    def clear(self) -> None:
+        self._progress.clear()
+
+
+def library(quiet: bool = False) -> Library:
+    """All models that can be named, with what happens to them shown on stderr."""
+    return Library(Shown(quiet))
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _amount(done: int, total: int) -> str:
+    unit, size = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)
+    return f"{done / size:.1f} of {total / size:.1f} {unit}"

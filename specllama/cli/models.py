@@ -1,0 +1,192 @@
+"""`specllama models`: what is on this disk and what is known by name; `models rm`, `models verify`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.fetching import Shown, library
+from specllama.errors import IntegrityError, SpecllamaError
+from specllama.gguf import Header, read_model
+from specllama.models.find import Library
+from specllama.models.listener import State
+from specllama.models.manifest import Entry
+from specllama.models.pull import size
+from specllama.models.shelf import OnDisk, chosen, on_disk, remove_unfinished, unfinished
+from specllama.models.shelf import remove as remove_model
+from specllama.models.shelf import verify as verify_file
+
+
+def list_models(as_json: bool) -> int:
+    """Print what there is; 0. Raises ConfigError."""
+    with library() as known:
+        there = [(model, _header(model)) for model in on_disk(known)]
+        begun = list(unfinished(known))
+        if as_json:
+            report = {
+                "schema": "specllama.models/1",
+                "cache": str(known.root),
+                "on_disk": [_about(known, model, header) for model, header in there],
+                "unfinished": [
+                    {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
+                ],
+                "known": [_entry(known, e, there) for e in known.manifest.entries.values()],
+            }
+            console.data(json.dumps(report) + "\n")
+            return 0
+        lines = [*_disk_lines(known, there)]
+        lines += [f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull goes on with it" for u in begun]
+        lines += ["", *_known_lines(known, there)]
+        console.data("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def remove(names: Sequence[str], as_json: bool) -> int:
+    """Remove models from the cache; 0. Raises NotFoundError before anything is removed, ResourceError."""
+    with library() as known:
+        todo = {model.files: model for name in names for model in chosen(known, name)}
+        repos = {
+            where.repo for name in names if (where := known.meaning(name, "NAME").where) and not where.tag
+        }
+        removed: list[dict[str, Any]] = []
+        for model in todo.values():
+            removed.append({"name": model.name, "bytes": remove_model(known, model)})
+        for repo in sorted(repos):
+            if freed := remove_unfinished(known, repo):
+                removed.append({"name": f"{repo}, unfinished", "bytes": freed})
+    if as_json:
+        console.data(json.dumps({"schema": "specllama.models-rm/1", "removed": removed}) + "\n")
+        return 0
+    for one in removed:
+        console.data(f"removed {one['name']}, {size(one['bytes'])} freed\n")
+    return 0
+
+
+def verify(names: Sequence[str], as_json: bool) -> int:
+    """Hash what is in the cache again and print what is whole; the exit code.
+
+    Raises NotFoundError, and IntegrityError for the first file that is damaged, after all were looked at.
+    """
+    shown = Shown()
+    with library() as known:
+        todo = [m for name in names for m in chosen(known, name)] if names else list(on_disk(known))
+        total, done = sum(model.n_bytes for model in todo), 0
+        results: list[dict[str, Any]] = []
+        damaged: list[IntegrityError] = []
+        for model in todo:
+            for file in model.files:
+
+                def progress(n_bytes: int, path: str = file.path, before: int = done) -> None:
+                    shown.state(State("verifying", path, before + n_bytes, total))
+
+                reason = ""
+                try:
+                    verify_file(file, progress)
+                except IntegrityError as error:
+                    damaged.append(error)
+                    reason = error.message
+                done += file.link.stat().st_size
+                results.append(
+                    {"name": model.name, "path": str(file.link), "ok": not reason, "reason": reason}
+                )
+        shown.clear()
+    if as_json:
+        console.data(json.dumps({"schema": "specllama.models-verify/1", "files": results}) + "\n")
+        return IntegrityError.exit_code if damaged else 0
+    for one in results:
+        console.data(f"{'whole  ' if one['ok'] else 'DAMAGED'} {one['name']} {one['path']}\n")
+    if damaged:
+        raise damaged[0]
+    return 0
+
+
+def _header(model: OnDisk) -> Header | None:
+    try:
+        return read_model(model.files[0].link)
+    except SpecllamaError:
+        return None
+
+
+def _about(known: Library, model: OnDisk, header: Header | None) -> dict[str, Any]:
+    entry = model.entry
+    return {
+        "name": model.name,
+        "alias": _called(entry) if entry else None,
+        "repo": model.repo,
+        "commit": model.commit,
+        "path": str(model.files[0].link),
+        "files": [file.path for file in model.files],
+        "missing": list(model.missing),
+        "bytes": model.n_bytes,
+        "quant": header.quant if header else model.quant,
+        "params": header.n_params if header else None,
+        "n_ctx_train": header.n_ctx_train if header else None,
+        "licence": _licence(entry, header),
+        "drafts": [_called(d) for d in known.manifest.drafts_for(entry)] if entry else [],
+        "readable": header is not None,
+    }
+
+
+def _entry(known: Library, entry: Entry, there: Sequence[tuple[OnDisk, Header | None]]) -> dict[str, Any]:
+    pair = known.manifest.pairs.get(entry.name)
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "repo": entry.where.repo,
+        "default": entry.default,
+        "licence": entry.licence,
+        "source": entry.source,
+        "drafts": [d.name for d in known.manifest.drafts_for(entry)],
+        "notes": list(pair.notes) if pair else [],
+        "on_disk": any(model.entry is entry for model, _ in there),
+    }
+
+
+def _licence(entry: Entry | None, header: Header | None) -> str:
+    said = ""
+    if header is not None:
+        said = header.text("general.license.name") or header.text("general.license")
+    return (entry.licence if entry else "") or said or "not stated"
+
+
+def _called(entry: Entry) -> str:
+    return entry.aliases[0] if entry.aliases else entry.name
+
+
+def _disk_lines(known: Library, there: Sequence[tuple[OnDisk, Header | None]]) -> Iterator[str]:
+    if not there:
+        yield f"no models in {known.root}; specllama pull NAME downloads one"
+        return
+    yield f"on disk, in {known.root}"
+    rows = [("name", "size", "quant", "context", "licence")]
+    for model, header in there:
+        context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
+        quant = (header.quant if header else model.quant) or "unknown"
+        state = "incomplete" if model.missing else _plain(_licence(model.entry, header))
+        alias = f" ({_called(model.entry)})" if model.entry else ""
+        rows.append((model.name + alias, size(model.n_bytes), quant, context, state))
+    yield from _table(rows)
+
+
+def _known_lines(known: Library, there: Sequence[tuple[OnDisk, Header | None]]) -> Iterator[str]:
+    yield "known by name"
+    rows = [("name", "repository", "drafts", "licence", "")]
+    for entry in known.manifest.entries.values():
+        name = f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
+        drafts = ", ".join(_called(d) for d in known.manifest.drafts_for(entry))
+        here = "on disk" if any(model.entry is entry for model, _ in there) else ""
+        rows.append((name, f"{entry.where.repo}:{entry.default}", drafts, entry.licence, here))
+    yield from _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  " + "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _plain(text: str) -> str:
+    """A text of a file as it is, but for what a terminal would obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,101 @@
+"""`specllama pull`: models from the hub onto this disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.fetching import library
+from specllama.errors import NetworkError, UsageError
+from specllama.models.find import Found, Library
+from specllama.models.pull import Plan, plan, size
+from specllama.models.ready import fetched
+
+
+def pull(names: Sequence[str], dry_run: bool, force: bool, as_json: bool) -> int:
+    """Download models; two are a target and its draft. Prints their paths; the exit code.
+
+    Raises what models/ready.py raises, UsageError for a name that is no model of the hub.
+    """
+    with library() as known:
+        found = [_found(known, name) for name in dict.fromkeys(names)]
+        todo = plan(known, found)
+        if dry_run:
+            _show_plan(found, todo, as_json)
+            return 0
+        try:
+            paths = fetched(known, found, pair=len(found) == 2, force=force)
+        except KeyboardInterrupt:
+            console.note("stopped; what has arrived is kept, and the same command goes on from there")
+            raise
+    if as_json:
+        models = [{"name": f.name, "path": path} for f, path in zip(found, paths, strict=True)]
+        console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")
+    else:
+        console.data("".join(f"{path}\n" for path in paths))
+    return 0
+
+
+def _found(known: Library, name: str) -> Found:
+    """The model as the hub has it now; as it is on disk where the hub cannot be asked."""
+    meaning = known.meaning(name, "NAME")
+    if meaning.where is None:
+        known.find(name, "NAME")  # a name that nobody knows is a better error
+        raise UsageError(
+            f"{name} is a file already", "pull takes names: specllama models, or user/repo:QUANT"
+        )
+    try:
+        return known.on_hub(meaning)
+    except NetworkError as error:
+        here = known.on_disk(meaning)
+        if here is None:
+            raise
+        console.warning(f"{error.message}; {name} is on disk and stays as it is")
+        return here
+
+
+def _show_plan(found: Sequence[Found], todo: Plan, as_json: bool) -> None:
+    if as_json:
+        console.data(json.dumps(_object(found, todo)) + "\n")
+        return
+    lines = []
+    for model in found:
+        if model.path:
+            lines.append(f"{model.name}: {model.path} is on disk")
+        for file in model.parts:
+            have = next(i.have for i in todo.items if i.file.etag == file.etag)
+            there = "on disk" if have == file.size else f"{size(have)} on disk" if have else "not on disk"
+            lines.append(
+                f"{model.name}: {model.listing.name.repo if model.listing else ''}/{file.path}, "
+                f"{size(file.size)}, {there}"
+            )
+    free = "unknown" if todo.free is None else size(todo.free)
+    lines.append(f"{size(todo.missing)} to download into {todo.root}, {free} free")
+    console.data("".join(f"{line}\n" for line in lines))
+
+
+def _object(found: Sequence[Found], todo: Plan) -> dict[str, Any]:
+    """Schema specllama.pull-plan/1; bytes."""
+    have = {item.file.etag: item.have for item in todo.items}
+    return {
+        "schema": "specllama.pull-plan/1",
+        "models": [
+            {
+                "name": model.name,
+                "path": model.path or None,
+                "repo": model.listing.name.repo if model.listing else None,
+                "commit": model.listing.commit if model.listing else None,
+                "files": [
+                    {"path": f.path, "bytes": f.size, "have": have[f.etag], "hash": f.etag}
+                    for f in model.parts
+                ],
+            }
+            for model in found
+        ],
+        "bytes": todo.n_bytes,
+        "missing": todo.missing,
+        "free_disk": todo.free,
+        "cache": str(todo.root),
+    }

@@ -1,0 +1,247 @@
+"""Hugging Face's cache on disk, laid out so that `hf` and llama.cpp find what we put there, and we theirs.
+
+blobs/<etag> holds content, snapshots/<commit>/<path> links to it, refs/<revision> names a commit. Beside
+that, until a download is finished: blobs/<etag>.incomplete, and its validator in .locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama.errors import ResourceError
+from specllama.models.names import RepoName
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+_PARTIAL = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.incomplete")
+_LOCK_SECONDS = 0.25
+_CACHE_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# This file is a cache directory tag created by specllama, as huggingface_hub does.\n"
+    "# For information about cache directory tags, see: https://bford.info/cachedir/\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A file that is there whole. link: where programs look for it; blob: its content."""
+
+    commit: str
+    path: str
+    link: Path
+
+    @property
+    def blob(self) -> Path:
+        return Path(os.path.realpath(self.link))
+
+
+class RepoCache:
+    """What the cache has of one repository. root: the cache of all of them."""
+
+    def __init__(self, root: Path, repo: str) -> None:
+        self.root, self.repo = root, repo
+        folder = f"models--{repo.replace('/', '--')}"
+        self.folder, self._locks = root / folder, root / ".locks" / folder
+
+    def blob(self, etag: str) -> Path:
+        """Where the content of a file belongs."""
+        return self.folder / "blobs" / etag
+
+    def has(self, etag: str, size: int) -> bool:
+        """Whether the content is there, whole."""
+        try:
+            return self.blob(etag).stat().st_size == size
+        except OSError:
+            return False
+
+    def partial(self, etag: str) -> Path:
+        """Where the content is while it arrives; the older huggingface-hub goes on with it too."""
+        return self.folder / "blobs" / f"{etag}.incomplete"
+
+    def validator(self, etag: str) -> str:
+        """What If-Range takes for the bytes in `partial`; "" where that is not known."""
+        try:
+            found = json.loads(self._record(etag).read_bytes())["validator"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        return found if isinstance(found, str) else ""
+
+    def remember(self, etag: str, validator: str) -> None:
+        """Keep what `validator` will be asked for."""
+        self._record(etag).write_text(json.dumps({"validator": validator}))
+
+    def forget(self, etag: str) -> None:
+        """Remove what a download that is over has left beside its content."""
+        for path in (self.partial(etag), self._record(etag)):
+            path.unlink(missing_ok=True)
+
+    def make(self) -> None:
+        """The directories. Raises ResourceError."""
+        try:
+            for path in (self.folder / "blobs", self._locks):
+                path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError), open(self.root / "CACHEDIR.TAG", "x") as file:
+                file.write(_CACHE_TAG)
+            if not os.access(self.folder / "blobs", os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise unwritable(self.root, error) from None
+
+    @contextlib.contextmanager
+    def lock(self, etag: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Nobody else downloads this file meanwhile, `hf` neither; the lock goes with the process.
+
+        waiting: called now and then until it is our turn.
+        """
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(WeakFileLock(self._locks / f"{etag}.lock", timeout=_LOCK_SECONDS))
+                    break
+                except TimeoutError:
+                    waiting()
+                except OSError as error:
+                    raise unwritable(self.root, error) from None
+            yield
+
+    def settle(self, etag: str) -> None:
+        """A partial file is whole: give it its name and the mode of other files, safe against a power cut."""
+        partial, blob = self.partial(etag), self.blob(etag)
+        umask = os.umask(0)
+        os.umask(umask)
+        partial.chmod(0o666 & ~umask)
+        os.replace(partial, blob)
+        _sync_directory(blob.parent)
+        self.forget(etag)
+
+    def link(self, commit: str, path: str, etag: str) -> Path:
+        """Let a snapshot have the file; a copy where there are no links. The path that programs use."""
+        link, blob = self.snapshot(commit) / path, self.blob(etag)
+        if link.exists() and os.path.samefile(link, blob):
+            return link
+        link.parent.mkdir(parents=True, exist_ok=True)
+        new = link.with_name(f".{link.name[:100]}.{os.getpid()}.tmp")
+        try:
+            os.symlink(os.path.relpath(blob, link.parent), new)
+        except (OSError, NotImplementedError):
+            shutil.copyfile(blob, new)
+        os.replace(new, link)
+        return link
+
+    def point(self, revision: str, commit: str) -> None:
+        """Let a revision stand for a commit."""
+        if revision == commit:
+            return
+        ref = self.folder / "refs" / revision
+        if self.commit_of(revision) != commit:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+            new.write_text(commit)
+            os.replace(new, ref)
+
+    def commit_of(self, revision: str) -> str:
+        """The commit that a revision stood for when it was last asked for; "" where nobody has."""
+        if _COMMIT.fullmatch(revision):
+            return revision
+        try:
+            text = (self.folder / "refs" / revision).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+        return text if _COMMIT.fullmatch(text) else ""
+
+    def snapshot(self, commit: str) -> Path:
+        """The directory of a commit."""
+        return self.folder / "snapshots" / commit
+
+    def commits(self) -> list[str]:
+        """The commits that there are files of, the newest snapshot first."""
+        try:
+            found = [e for e in os.scandir(self.folder / "snapshots") if _COMMIT.fullmatch(e.name)]
+            return [e.name for e in sorted(found, key=lambda e: -e.stat().st_mtime)]
+        except OSError:
+            return []
+
+    def files(self, commit: str) -> list[Snapshot]:
+        """The GGUF files of a commit that are there whole, by path."""
+        base, found = self.snapshot(commit), []
+        for folder, _, names in os.walk(base):
+            for name in names:
+                link = Path(folder, name)
+                if name.lower().endswith(".gguf") and not name.startswith(".") and link.is_file():
+                    found.append(Snapshot(commit, link.relative_to(base).as_posix(), link))
+        return sorted(found, key=lambda s: s.path)
+
+    def candidates(self, name: RepoName) -> list[str]:
+        """The commits to look in for a name: the one that its revision stands for, then, unless the user
+        named a revision, all others.
+        """
+        first = self.commit_of(name.revision)
+        others = self.commits() if name.revision == "main" else []
+        return list(dict.fromkeys([*([first] if first else []), *others]))
+
+    def partials(self) -> list[tuple[str, Path]]:
+        """Downloads that are not finished: etag and file."""
+        try:
+            found = sorted((self.folder / "blobs").iterdir())
+        except OSError:
+            return []
+        return [(m[1], path) for path in found if (m := _PARTIAL.fullmatch(path.name))]
+
+    def drop_stale(self, current: frozenset[str]) -> None:
+        """Remove unfinished downloads of what the repository no longer has, but for those under way."""
+        for etag, _ in self.partials():
+            if etag not in current and self._idle(etag):
+                self.forget(etag)
+
+    def _idle(self, etag: str) -> bool:
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+        try:
+            with WeakFileLock(self._locks / f"{etag}.lock", timeout=0.01):
+                return True
+        except OSError:
+            return False
+
+    def _record(self, etag: str) -> Path:
+        return self._locks / f"{etag}.json"
+
+
+def repositories(root: Path) -> list[str]:
+    """The repositories of models that the cache has anything of."""
+    try:
+        names = sorted(e.name for e in os.scandir(root) if e.name.startswith("models--") and e.is_dir())
+    except OSError:
+        return []
+    parts = [name.removeprefix("models--").split("--") for name in names]
+    return ["/".join(p) for p in parts if len(p) == 2 and all(p)]
+
+
+def unwritable(path: Path, error: OSError) -> ResourceError:
+    """The cache cannot be written."""
+    hint = "make it writable, or set HF_HUB_CACHE to a directory that is"
+    return ResourceError(f"{path} cannot be written: {error.strerror or error}", hint)
+
+
+def _sync_directory(path: Path) -> None:
+    with contextlib.suppress(OSError):  # not every system opens directories
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def free_bytes(path: Path) -> int | None:
+    """Bytes free where a directory is or would be made; None where nobody can tell."""
+    for there in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(there).free
+    return None

@@ -1,0 +1,208 @@
+"""From a model's name to its file: an alias, a repository of the hub or a path; on disk, else on the hub.
+
+The one function for this is `Library.find`: commands, the server and the Python API all come here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specllama.errors import AccessError, IntegrityError, NotFoundError, UsageError
+from specllama.models import manifest
+from specllama.models.cache import RepoCache
+from specllama.models.listener import Listener, Silent
+from specllama.models.manifest import Entry, Manifest
+from specllama.models.names import RepoName, check_text, parse_repo, shown
+from specllama.models.places import hub_cache
+from specllama.models.quants import ModelFiles, choose, models
+
+if TYPE_CHECKING:  # what is on disk is found without them
+    from specllama.gguf import Header
+    from specllama.models.hub import Hub, HubFile, Listing
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a name stands for, before anybody has looked. where: None for a path."""
+
+    name: str
+    where: RepoName | None = None
+    entry: Entry | None = None
+
+    @property
+    def default(self) -> str:
+        """The quantisation or file that models.toml names, if it knows the model."""
+        return self.entry.default if self.entry is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model that there is. path: its first part on disk, "" where it has to be downloaded; listing, files:
+    where it is on the hub, None where nobody asked.
+    """
+
+    meaning: Meaning
+    path: str = ""
+    listing: Listing | None = None
+    files: ModelFiles | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.meaning.name
+
+    @property
+    def parts(self) -> list[HubFile]:
+        """Its files on the hub."""
+        if self.listing is None or self.files is None:
+            return []
+        return [self.listing.files[part] for part in self.files.parts]
+
+
+class Library:
+    """All models that can be named here: on this disk, in models.toml, on the hub. Asks the hub for what is
+    not on disk only, and closes what it has opened at the end of a `with`.
+    """
+
+    def __init__(self, listener: Listener | None = None, environ: Mapping[str, str] | None = None) -> None:
+        self.environ = os.environ if environ is None else environ
+        self.listener: Listener = listener or Silent()
+        self.root = hub_cache(self.environ)
+        self._listings: dict[RepoName, Listing] = {}
+
+    def __enter__(self) -> Library:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if "hub" in self.__dict__:
+            self.hub.close()
+
+    @cached_property
+    def hub(self) -> Hub:
+        """The hub that the environment names."""
+        from specllama.models.hub import Hub
+
+        return Hub(self.environ, self.listener)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """models.toml. Raises ConfigError."""
+        return manifest.load(self.environ)
+
+    def meaning(self, name: str, argument: str) -> Meaning:
+        """What a name stands for: a file, an alias with or without a quantisation, a repository.
+
+        argument: what messages call it. Raises UsageError, NotFoundError, ConfigError.
+        """
+        check_text(name, argument)
+        path = os.path.expanduser(name)
+        try:
+            there = os.path.exists(path)
+            is_file = there and not os.path.isdir(path)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{argument}: {shown(name)} cannot be used: {error}") from None
+        if is_file or path.startswith((os.sep, ".")):
+            return Meaning(name)
+        alias, _, tag = name.partition(":")
+        if "/" not in alias and (entry := self.manifest.find(alias)) is not None:
+            if name.endswith(":"):
+                raise UsageError(f"{shown(name)}: something is missing at its end", "as 8B:Q8_0")
+            return Meaning(name, RepoName(entry.where.repo, tag, entry.where.revision), entry)
+        if there:
+            return Meaning(name)
+        where = parse_repo(name)
+        if where is None:
+            return Meaning(name)
+        return Meaning(name, where, self.manifest.of_repo(where.repo))
+
+    def find(self, name: str, argument: str) -> Found:
+        """The model with this name, on disk if it is there, else on the hub.
+
+        Raises UsageError, NotFoundError, AccessError, NetworkError, IntegrityError, ConfigError.
+        """
+        meaning = self.meaning(name, argument)
+        if (here := self.on_disk(meaning, argument)) is not None:
+            return here
+        return self.on_hub(meaning)
+
+    def on_disk(self, meaning: Meaning, argument: str = "") -> Found | None:
+        """The model if it is whole on this disk; None where it would have to be downloaded."""
+        if meaning.where is None:
+            return Found(meaning, self._path(meaning.name, argument))
+        cache = RepoCache(self.root, meaning.where.repo)
+        there = {c: {s.path: s for s in cache.files(c)} for c in cache.candidates(meaning.where)}
+        wanted = meaning.where.tag or meaning.default
+        for tag in dict.fromkeys((wanted, meaning.where.tag)):
+            for paths in there.values():
+                try:
+                    files = choose(models(paths), tag, str(meaning.where))
+                except (NotFoundError, IntegrityError):
+                    continue
+                if tag != wanted:
+                    self.listener.note(f"{meaning.name}: {files.parts[0]} is on disk and is taken")
+                return Found(meaning, str(paths[files.parts[0]].link))
+        return None
+
+    def on_hub(self, meaning: Meaning) -> Found:
+        """The model on the hub, whether it is on disk or not."""
+        assert meaning.where is not None
+        listing = self.listing(meaning.where)
+        files = choose(models(listing.files), meaning.where.tag, str(meaning.where), meaning.default)
+        return Found(meaning, listing=listing, files=files)
+
+    def listing(self, where: RepoName) -> Listing:
+        """What the hub says of a repository; asked once."""
+        key = RepoName(where.repo, "", where.revision)
+        if key not in self._listings:
+            self._listings[key] = self.hub.listing(key)
+        return self._listings[key]
+
+    def header(self, found: Found) -> Header:
+        """The model's header, from disk or by Range requests. Raises what reading it raises."""
+        from specllama.gguf import read_model
+
+        if found.path or found.listing is None or found.files is None:
+            return read_model(found.path)
+        from specllama.models.hub import gated
+        from specllama.models.remote import remote_header
+
+        cache = RepoCache(self.root, found.listing.name.repo)
+        try:
+            return remote_header(self.hub, found.listing, found.files, cache, self.listener)
+        except AccessError:
+            if found.listing.gated:
+                raise gated(self.hub.endpoint, found.listing.name) from None
+            raise
+
+    def draft_for(self, target: Found) -> tuple[Found | None, list[Entry]]:
+        """The first draft known for a target that is on disk, and all that are known."""
+        entry = target.meaning.entry or self._entry_of(target.path)
+        known = self.manifest.drafts_for(entry) if entry is not None else []
+        for draft in known:
+            meaning = Meaning(draft.aliases[0] if draft.aliases else draft.name, draft.where, draft)
+            if (found := self.on_disk(meaning)) is not None:
+                return found, known
+        return None, known
+
+    def _entry_of(self, path: str) -> Entry | None:
+        """What models.toml calls a file that lies in the cache."""
+        try:
+            first = Path(path).absolute().relative_to(self.root.absolute()).parts[0]
+        except (ValueError, IndexError):
+            return None
+        return self.manifest.of_repo("/".join(first.split("--")[1:]))
+
+    def _path(self, name: str, argument: str) -> str:
+        path = os.path.expanduser(name)
+        if os.path.exists(path):
+            return path
+        similar = self.manifest.similar(name) if "/" not in name else []
+        hint = "give the path of a GGUF file, a repository as user/repo:Q4_K_M, or a name: specllama models"
+        if similar:
+            hint = f"did you mean {' or '.join(similar)}? all names: specllama models"
+        raise NotFoundError(f"{argument}: there is no file {name}, and no model of that name", hint)

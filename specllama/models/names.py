@@ -1,0 +1,100 @@
+"""What a model can be called, as text: a repository of the hub with a tag and a revision, or something else.
+
+Checks spellings and nothing more: looks at no disk, asks nobody. What passes here can be part of a path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from specllama.errors import UsageError
+
+MAX_NAME = 4096  # characters of anything that is typed
+MAX_FILE = 1024  # characters of a file's path in a repository
+DEFAULT_REVISION = "main"
+
+_PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+_REPO = re.compile(rf"{_PART}/{_PART}", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.+-]*(?:/[A-Za-z0-9_][\w.+-]*)*", re.ASCII)
+_TAG = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
+_SHAPE = re.compile(r"([^/@:]+/[^/@:]+?)(?:@([^:]*))?(?::(.*))?", re.DOTALL)
+_FORM = "hf:user/repo, user/repo:Q4_K_M, user/repo:file.gguf or user/repo@revision"
+
+
+@dataclass(frozen=True, slots=True)
+class RepoName:
+    """Something in a repository of the hub. tag: a quantisation, or the path of a .gguf file, "" for neither.
+
+    Checked at construction: UsageError.
+    """
+
+    repo: str
+    tag: str = ""
+    revision: str = DEFAULT_REVISION
+
+    def __post_init__(self) -> None:
+        if not _REPO.fullmatch(self.repo) or "--" in self.repo or ".." in self.repo:
+            raise UsageError(f"{shown(self.repo)} cannot be a repository of the hub", f"write {_FORM}")
+        if len(self.revision) > 200 or not _REVISION.fullmatch(self.revision) or ".." in self.revision:
+            raise UsageError(f"{shown(self.revision)} cannot be a revision", f"write {_FORM}")
+        if not self.tag:
+            return
+        if self.is_file:
+            check_file(self.tag)
+        elif not _TAG.fullmatch(self.tag):
+            raise UsageError(f"{shown(self.tag)} cannot be a quantisation or a file", f"write {_FORM}")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the tag names a file."""
+        return self.tag.lower().endswith(".gguf")
+
+    def __str__(self) -> str:
+        revision = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
+        return f"{self.repo}{revision}" + (f":{self.tag}" if self.tag else "")
+
+
+def check_text(name: str, argument: str) -> None:
+    """Refuse what can be neither a path nor a name. Raises UsageError."""
+    if "\0" in name or len(name) > MAX_NAME:
+        raise UsageError(f"{argument}: not a usable path or name")
+    if not name:
+        raise UsageError(
+            f"{argument} needs the path of a GGUF file, or a model's name", "see specllama models"
+        )
+
+
+def parse_repo(text: str) -> RepoName | None:
+    """The repository that a text names with or without "hf:"; None where it has another shape.
+
+    Raises UsageError where it has the shape and cannot be one, and for everything behind "hf:".
+    """
+    explicit = text.startswith("hf:")
+    match = _SHAPE.fullmatch(text.removeprefix("hf:").removeprefix("//"))
+    if match is None:
+        if explicit:
+            raise UsageError(f"{shown(text)} cannot be a repository of the hub", f"write {_FORM}")
+        return None
+    repo, revision, tag = match.groups()
+    looks_like_a_path = repo[0] in "./~\\" or repo.lower().endswith(".gguf")
+    if not explicit and (
+        looks_like_a_path or (tag is None and revision is None and not _REPO.fullmatch(repo))
+    ):
+        return None
+    if revision == "" or tag == "":
+        raise UsageError(f"{shown(text)}: something is missing at its end", f"write {_FORM}")
+    return RepoName(repo, tag or "", revision or DEFAULT_REVISION)
+
+
+def check_file(path: str) -> None:
+    """Refuse a path in a repository that could lead out of a directory. Raises UsageError."""
+    parts = path.split("/")
+    odd = any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts)
+    if odd or len(path) > MAX_FILE or "\\" in path or ":" in path or not path.isprintable():
+        raise UsageError(f"{shown(path)} cannot be a file of a repository")
+
+
+def shown(text: str) -> str:
+    """A text for people: quoted, nothing in it that a terminal would obey, and not too long."""
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}…"

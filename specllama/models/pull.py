@@ -1,0 +1,171 @@
+"""Models from the hub onto this disk: what that takes, whether there is room, and all of the download."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama.errors import AccessError, ResourceError
+from specllama.models.cache import RepoCache, free_bytes, unwritable
+from specllama.models.find import Found, Library
+from specllama.models.hub import HubFile, Listing, gated
+from specllama.models.listener import Listener, State
+from specllama.models.transfer import Download, fetch
+
+_WINDOW = 5.0  # seconds that the rate is taken over
+_SPARE = 16 << 20  # bytes that are left free
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file of a model to be downloaded. have: bytes of it that are there already."""
+
+    listing: Listing
+    file: HubFile
+    cache: RepoCache
+    have: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a download takes. n_bytes: of all its files; missing: those not there yet; free: on the disk, None
+    where nobody can tell.
+    """
+
+    items: tuple[Item, ...]
+    root: Path
+    free: int | None
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(item.file.size for item in self.items)
+
+    @property
+    def missing(self) -> int:
+        return sum(item.file.size - item.have for item in self.items)
+
+    def check(self) -> None:
+        """Raises ResourceError where the disk has no room for it, before anything is written."""
+        if self.free is not None and self.missing and self.missing + _SPARE > self.free:
+            message = (
+                f"not enough room: {size(self.missing)} are needed, {size(self.free)} are free in {self.root}"
+            )
+            raise ResourceError(
+                message, "make room (specllama models rm), or set HF_HUB_CACHE to another disk"
+            )
+
+
+def plan(library: Library, found: Sequence[Found]) -> Plan:
+    """What the download of models takes that are on the hub; content that two of them share counts once."""
+    items: dict[str, Item] = {}
+    for model in found:
+        if model.listing is not None:
+            cache = RepoCache(library.root, model.listing.name.repo)
+            for file in model.parts:
+                key = f"{cache.repo}/{file.etag}"
+                items.setdefault(key, Item(model.listing, file, cache, _have(cache, file)))
+    return Plan(tuple(items.values()), library.root, free_bytes(library.root))
+
+
+def _have(cache: RepoCache, file: HubFile) -> int:
+    if cache.has(file.etag, file.size):
+        return file.size
+    try:
+        n_bytes = cache.partial(file.etag).stat().st_size
+    except OSError:
+        return 0
+    return n_bytes if n_bytes <= file.size else 0
+
+
+def download(library: Library, found: Sequence[Found]) -> list[str]:
+    """Fetch what is missing of models on the hub; the paths of their first parts, in order.
+
+    Raises ResourceError before anything is written where the disk is too small; NetworkError, AccessError,
+    NotFoundError, IntegrityError, ResourceError. What had arrived by then is kept.
+    """
+    todo = plan(library, found)
+    todo.check()
+    meter = Meter(library.listener, todo.n_bytes)
+    try:
+        for item in todo.items:
+            _fetch(library, item, meter.of(item.file))
+    finally:
+        library.listener.clear()
+    return [_linked(library, model) for model in found]
+
+
+def _fetch(library: Library, item: Item, advance: Callable[[str, int], None]) -> None:
+    if item.cache.has(item.file.etag, item.file.size):
+        advance("on disk:", item.file.size)
+        return
+    url = library.hub.web.url(item.listing.name, item.listing.commit, item.file.path)
+    try:
+        fetch(Download(url, item.file, item.cache), library.hub.web, library.listener, advance)
+    except AccessError:
+        if item.listing.gated:
+            raise gated(library.hub.endpoint, item.listing.name) from None
+        raise
+    advance("on disk:", item.file.size)
+
+
+def _linked(library: Library, model: Found) -> str:
+    """Let programs find a model whose content is there."""
+    if model.listing is None:
+        return model.path
+    listing, cache = model.listing, RepoCache(library.root, model.listing.name.repo)
+    try:
+        links = [cache.link(listing.commit, file.path, file.etag) for file in model.parts]
+        cache.point(listing.name.revision, listing.commit)
+        cache.drop_stale(frozenset(file.etag for file in listing.files.values()))
+    except OSError as error:
+        raise unwritable(library.root, error) from None
+    return str(links[0])
+
+
+class Meter:
+    """Adds up what all files have, and how fast that grows."""
+
+    def __init__(self, listener: Listener, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._listener, self._total, self._clock = listener, total, clock
+        self._have: dict[str, int] = {}
+        self._sum = 0
+        self._seen: deque[tuple[float, int]] = deque()
+        self._shown = 0.0
+
+    def of(self, file: HubFile) -> Callable[[str, int], None]:
+        """What to call with the phase and the bytes that there are of a file."""
+
+        def advance(phase: str, n_bytes: int) -> None:
+            self._sum += n_bytes - self._have.get(file.etag, 0)
+            self._have[file.etag] = n_bytes
+            now = self._clock()
+            if now - self._shown < 0.1 and n_bytes < file.size:
+                return
+            self._shown = now
+            rate = self._rate(now, phase)
+            left = (self._total - self._sum) / rate if rate else None
+            self._listener.state(State(phase, file.path, self._sum, self._total, rate, left))
+
+        return advance
+
+    def _rate(self, now: float, phase: str) -> float:
+        """Bytes per second of the last seconds; what was there before the download does not count."""
+        if phase != "downloading":
+            self._seen.clear()
+            return 0.0
+        self._seen.append((now, self._sum))
+        while now - self._seen[0][0] > _WINDOW:
+            self._seen.popleft()
+        (began, first), seconds = self._seen[0], now - self._seen[0][0]
+        return (self._sum - first) / seconds if seconds > 0.2 and began < now else 0.0
+
+
+def size(n_bytes: int) -> str:
+    """Bytes for people."""
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= one:
+            return f"{n_bytes / one:.{1 if n_bytes < 100 * one else 0}f} {unit}"
+    return f"{n_bytes} bytes"

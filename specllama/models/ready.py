@@ -1,0 +1,160 @@
+"""A target and a draft, ready to be loaded: found by name, compared before a big download, downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specllama.errors import IncompatiblePairError, IntegrityError, ResourceError
+from specllama.models.find import Found, Library
+
+if TYPE_CHECKING:
+    from specllama.gguf import Header
+
+ARGUMENTS = ("-m", "-md")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where two models are. draft: None for none."""
+
+    target: str
+    draft: str | None
+
+
+def here(
+    library: Library, target: str, draft: str | None, arguments: tuple[str, str] = ARGUMENTS
+) -> Paths | None:
+    """The paths of a pair whose names are given, None where one of them is not on disk. Asks nobody.
+
+    draft: "auto" takes the first that is known and on disk, "none" or None is none. arguments: what messages
+    call the two. Raises UsageError, NotFoundError, ConfigError.
+    """
+    ours = library.on_disk(library.meaning(target, arguments[0]), arguments[0])
+    wanted = draft not in (None, "none", "auto")
+    theirs = None
+    if wanted:
+        assert draft is not None
+        theirs = library.on_disk(library.meaning(draft, arguments[1]), arguments[1])
+    if ours is None or (wanted and theirs is None):
+        return None
+    if draft == "auto":
+        theirs = _known_draft(library, ours, arguments[1])
+    return Paths(ours.path, theirs.path if theirs is not None else None)
+
+
+def ready(
+    library: Library,
+    target: str,
+    draft: str | None,
+    force: bool = False,
+    arguments: tuple[str, str] = ARGUMENTS,
+) -> Paths:
+    """As `here`, but what is not on disk is downloaded.
+
+    force: download what the headers speak against. Raises what `here`, Library.find and `download` raise,
+    GGUFError, and IncompatiblePairError before anything big is downloaded.
+    """
+    found = here(library, target, draft, arguments)
+    if found is not None:
+        return found
+    ours = library.find(target, arguments[0])
+    if draft in (None, "none"):
+        theirs = None
+    elif draft == "auto":
+        theirs = _known_draft(library, ours, arguments[1])
+    else:
+        assert draft is not None
+        theirs = library.find(draft, arguments[1])
+    paths = fetched(library, [ours] if theirs is None else [ours, theirs], pair=True, force=force)
+    return Paths(paths[0], paths[1] if theirs is not None else None)
+
+
+def fetched(library: Library, found: Sequence[Found], pair: bool, force: bool = False) -> list[str]:
+    """The paths of models, downloaded where they are not on disk. pair: the second is to draft for the first,
+    which is checked before. Says what is downloaded and whether it fits.
+
+    Raises what `check` and `download` raise.
+    """
+    from specllama.models.pull import download, plan, size
+
+    todo = plan(library, found)
+    for model in found:
+        if model.listing is not None and model.files is not None:
+            licence = model.meaning.entry.licence if model.meaning.entry is not None else ""
+            n_bytes = size(sum(file.size for file in model.parts))
+            library.listener.note(
+                f"{model.name}: {model.listing.name.repo}/{model.files.parts[0]}, {n_bytes}, "
+                f"licence: {licence or model.listing.licence or 'not stated'}"
+            )
+    todo.check()
+    if todo.missing:
+        free = "" if todo.free is None else f", {size(todo.free)} free"
+        library.listener.note(f"{size(todo.missing)} to download into {todo.root}{free}")
+    elif todo.items:
+        library.listener.note("all of it is on disk")
+    check(library, found, pair, force)
+    return download(library, found)
+
+
+def check(library: Library, found: Sequence[Found], pair: bool, force: bool) -> None:
+    """Read the headers, by Range requests where that is all there is, and refuse what could not be run.
+
+    Raises GGUFError, IncompatiblePairError; with `force` that is a warning.
+    """
+    from specllama.gguf import check_model
+    from specllama.vocab import check_pair
+
+    headers = []
+    try:
+        for model in found:
+            headers.append(library.header(model))
+            check_model(headers[-1])
+        if pair and len(headers) > 1:
+            verdict = check_pair(headers[0], headers[1])
+            if not verdict.ok:
+                hint = "choose another draft (specllama models), or download all the same with --force"
+                raise IncompatiblePairError(f"target and draft do not fit together: {verdict.reason}", hint)
+            library.listener.note(f"the vocabularies are {verdict.verdict}: {verdict.reason}")
+            for note in verdict.notes:
+                library.listener.note(note)
+    except (IntegrityError, IncompatiblePairError) as error:
+        if not force:
+            raise
+        library.listener.note(f"warning: {error.message}")
+        return
+    if pair or len(headers) == 1:
+        _note_memory(library, headers)
+
+
+def _note_memory(library: Library, headers: Sequence[Header]) -> None:
+    """Whether memory is enough, without any device: only a note, since devices are known later."""
+    from specllama.models.fit import FitSettings, available_memory, plan_memory
+    from specllama.models.pull import size
+
+    draft = headers[1] if len(headers) > 1 else None
+    try:
+        found = plan_memory(headers[0], draft, FitSettings(available=available_memory()))
+    except ResourceError as error:
+        library.listener.note(f"warning: {error.message} (without a GPU)")
+        return
+    about = f"{size(found.host)} of memory with a context of {found.n_ctx} tokens"
+    library.listener.note(f"it will take about {about}, {size(found.available)} are there")
+
+
+def _known_draft(library: Library, target: Found, argument: str) -> Found | None:
+    """The draft that models.toml knows for a target, if it is on disk and does fit."""
+    found, known = library.draft_for(target)
+    if found is None:
+        if known:
+            name = known[0].aliases[0] if known[0].aliases else known[0].name
+            library.listener.note(f"a draft is known and not on disk: {argument} {name} downloads it")
+        return None
+    from specllama.vocab import check_pair
+
+    verdict = check_pair(library.header(target), library.header(found))
+    if not verdict.ok:
+        library.listener.note(f"{found.name} is known as a draft and does not fit: {verdict.reason}")
+        return None
+    return found

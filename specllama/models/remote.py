@@ -1,0 +1,78 @@
+"""GGUF headers of files on the hub: read by Range requests, as much as is needed and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from specllama.errors import NotFoundError
+from specllama.gguf import FileSource, Header, Source, read_model
+from specllama.models.cache import RepoCache
+from specllama.models.hub import Hub, Listing
+from specllama.models.listener import Listener, Patience, TroubleError
+from specllama.models.quants import ModelFiles
+from specllama.models.web import RangeError, Web
+
+_MOST = 1 << 20  # bytes of one request: so much is read too far at most
+_WAITS = (1.0, 2.0, 4.0)
+
+
+class RemoteSource:
+    """A file on the hub as a `Source` of gguf_source.py, and a context manager."""
+
+    def __init__(self, web: Web, url: str, name: str, size: int, patience: Patience) -> None:
+        self.name, self.size = name, size
+        self._web, self._url, self._patience = web, url, patience
+
+    def read(self, offset: int, n: int) -> bytes:
+        """At most `n` bytes from `offset`. Raises NetworkError, AccessError, NotFoundError."""
+        end = min(offset + min(n, _MOST), self.size)
+        while offset < end:
+            try:
+                with self._web.get(self._url, offset, end) as answer:
+                    data = self._cut(offset - answer.start, answer.chunks(), end - offset)
+                self._patience.better()
+                return data
+            except TroubleError as trouble:
+                self._patience.wait(trouble)
+            except RangeError:
+                break
+        return b""
+
+    @staticmethod
+    def _cut(skip: int, chunks: Iterator[bytes], wanted: int) -> bytes:
+        """`wanted` bytes behind the first `skip`: a server without ranges begins at the beginning."""
+        data = bytearray()
+        for chunk in chunks:
+            data += chunk
+            if len(data) >= skip + wanted:
+                break
+        return bytes(data[skip : skip + wanted])
+
+    def __enter__(self) -> RemoteSource:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+def remote_header(
+    hub: Hub, listing: Listing, files: ModelFiles, cache: RepoCache, listener: Listener
+) -> Header:
+    """The header of a model on the hub, all parts of a split one merged; what is on disk is read there.
+
+    Raises GGUFError, IntegrityError, NetworkError, AccessError, NotFoundError.
+    """
+    base, patience = f"{listing.name.repo}/", Patience(listener, _WAITS)
+
+    def opened(name: str) -> AbstractContextManager[Source]:
+        file = listing.files.get(name.removeprefix(base))
+        if file is None:
+            raise NotFoundError(f"{name} does not exist")
+        if cache.has(file.etag, file.size):
+            return FileSource(cache.blob(file.etag))
+        return RemoteSource(
+            hub.web, hub.web.url(listing.name, listing.commit, file.path), name, file.size, patience
+        )
+
+    return read_model(base + files.parts[0], opened)

@@ -1,0 +1,191 @@
+"""The models that are on this disk, in the hub's cache: what they are, their removal, their verification."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from specllama.errors import IntegrityError, NotFoundError, SpecllamaError
+from specllama.models.cache import RepoCache, Snapshot, repositories, unwritable
+from specllama.models.find import Library
+from specllama.models.manifest import Entry
+from specllama.models.names import RepoName
+from specllama.models.quants import ModelFiles, choose, models
+
+_READ = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """A model in the cache. files: its parts; missing: parts that are not there."""
+
+    repo: str
+    commit: str
+    quant: str
+    files: tuple[Snapshot, ...]
+    missing: tuple[str, ...] = ()
+    entry: Entry | None = None
+
+    @property
+    def name(self) -> str:
+        """What it can be called by."""
+        if self.quant:
+            return f"{self.repo}:{self.quant}"
+        return f"{self.repo}:{self.files[0].path}"
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.link.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A download that has stopped, or is under way."""
+
+    repo: str
+    etag: str
+    path: Path
+    n_bytes: int
+
+
+def on_disk(library: Library, repo: str | None = None) -> Iterator[OnDisk]:
+    """The models of all repositories, or of one; those of the newest snapshot first, each content once."""
+    for one in [repo] if repo is not None else repositories(library.root):
+        cache, seen = RepoCache(library.root, one), set[tuple[Path, ...]]()
+        for commit in cache.commits():
+            there = {s.path: s for s in cache.files(commit)}
+            for model in models(there):
+                files = tuple(there[part] for part in model.parts if part in there)
+                blobs = tuple(f.blob for f in files)
+                if files and blobs not in seen:
+                    seen.add(blobs)
+                    entry = library.manifest.of_repo(one)
+                    yield OnDisk(one, commit, model.quant, files, model.missing, entry)
+
+
+def unfinished(library: Library, repo: str | None = None) -> Iterator[Unfinished]:
+    """Downloads that have not come to their end."""
+    for one in [repo] if repo is not None else repositories(library.root):
+        for etag, path in RepoCache(library.root, one).partials():
+            with suppress(OSError):
+                yield Unfinished(one, etag, path, path.stat().st_size)
+
+
+def chosen(library: Library, name: str) -> list[OnDisk]:
+    """What a name means of what is on disk: one model, or without a quantisation all of a repository; [] if
+    there is only something unfinished.
+
+    Raises NotFoundError, UsageError.
+    """
+    meaning = library.meaning(name, "NAME")
+    if meaning.where is None:
+        hint = "name it as specllama models does; a file of your own is not ours to remove"
+        raise NotFoundError(f"there is no downloaded model {name}", hint)
+    there = list(on_disk(library, meaning.where.repo))
+    if not meaning.where.tag and (there or any(unfinished(library, meaning.where.repo))):
+        return there
+    found = [m for m in there if _is(m, meaning.where)]
+    if not found:
+        names = ", ".join(m.name for m in there) or "nothing of it"
+        raise NotFoundError(f"{meaning.where} is not on disk", f"there is: {names}")
+    return found
+
+
+def _is(model: OnDisk, where: RepoName) -> bool:
+    with suppress(SpecllamaError):
+        choose([ModelFiles(tuple(f.path for f in model.files))], where.tag, "")
+        return True
+    return False
+
+
+def remove(library: Library, model: OnDisk) -> int:
+    """Remove a model; content that another snapshot has too stays. Bytes that this has freed.
+
+    Raises ResourceError.
+    """
+    cache, freed = RepoCache(library.root, model.repo), 0
+    try:
+        blobs = {file.blob for file in model.files}
+        for file in model.files:
+            for commit in cache.commits():
+                link = cache.snapshot(commit) / file.path
+                if os.path.lexists(link) and Path(os.path.realpath(link)) in blobs:
+                    freed += 0 if link.is_symlink() else link.stat().st_size
+                    link.unlink()
+                    _prune(link.parent, cache.folder / "snapshots")
+        used = {s.blob for commit in cache.commits() for s in cache.files(commit)}
+        for blob in blobs - used:
+            if blob.is_file() and blob.parent == Path(os.path.realpath(cache.folder / "blobs")):
+                freed += blob.stat().st_size
+                blob.unlink()
+        _tidy(cache)
+    except OSError as error:
+        raise unwritable(library.root, error) from None
+    return freed
+
+
+def remove_unfinished(library: Library, repo: str) -> int:
+    """Remove what stopped downloads of a repository have left; bytes freed. Raises ResourceError."""
+    cache = RepoCache(library.root, repo)
+    before = sum(u.n_bytes for u in unfinished(library, repo))
+    try:
+        cache.drop_stale(frozenset())
+        _tidy(cache)
+    except OSError as error:
+        raise unwritable(library.root, error) from None
+    return before - sum(u.n_bytes for u in unfinished(library, repo))
+
+
+def _prune(folder: Path, top: Path) -> None:
+    """Remove directories that have become empty, up to but not with `top`."""
+    while folder != top:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
+def _tidy(cache: RepoCache) -> None:
+    """A repository without any content leaves nothing."""
+    if cache.commits() or cache.partials() or not cache.folder.is_dir():
+        return
+    for folder, _, names in os.walk(cache.folder / "refs", topdown=False):
+        for name in names:
+            Path(folder, name).unlink()
+        Path(folder).rmdir()
+    for name in ("snapshots", "blobs", "."):
+        with suppress(OSError):
+            (cache.folder / name).resolve().rmdir()
+
+
+def verify(file: Snapshot, progress: Callable[[int], None]) -> None:
+    """Hash a file again: its blob's name is what it should be. progress: is given the bytes read so far.
+
+    Raises IntegrityError, NotFoundError.
+    """
+    expected = file.blob.name
+    if len(expected) not in (40, 64) or file.blob.parent.name != "blobs":
+        raise NotFoundError(f"{file.link} is no link into the cache: what its hash was is not known")
+    try:
+        n_bytes = file.blob.stat().st_size
+        is_git = len(expected) == 40
+        start = b"blob %d\0" % n_bytes if is_git else b""
+        hasher = hashlib.new("sha1" if is_git else "sha256", start, usedforsecurity=False)
+        done = 0
+        with open(file.blob, "rb", buffering=0) as source:
+            while data := source.read(_READ):
+                hasher.update(data)
+                done += len(data)
+                progress(done)
+    except OSError as error:
+        raise IntegrityError(f"{file.link} cannot be read: {error.strerror or error}") from None
+    if hasher.hexdigest() != expected:
+        raise IntegrityError(
+            f"{file.link} is damaged: its hash is {hasher.hexdigest()}, not {expected}",
+            "specllama models rm it, then pull it again",
+        )

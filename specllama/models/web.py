@@ -1,0 +1,198 @@
+"""GETs of the hub's files, over httpx2: ranges, redirects, and a token that no other host ever sees.
+
+The only place that opens connections for content. Foreign errors become ours here; knows nothing of caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpx2
+
+from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError
+from specllama.models.listener import TroubleError
+from specllama.models.names import RepoName
+
+_MOST_REDIRECTS = 10
+_LATER = frozenset((408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529))
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+
+
+class RangeError(Exception):
+    """The file ends before the range that was asked for begins."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A GET that succeeded. start: where its first byte belongs; total: bytes of the whole file, None where
+    the server does not say; validator: what If-Range takes, "" without a strong one.
+    """
+
+    start: int
+    total: int | None
+    validator: str
+    _response: httpx2.Response
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes as they arrive. Raises TroubleError where the connection ends before it should."""
+        try:
+            yield from self._response.iter_raw()
+        except httpx2.HTTPError as error:
+            raise TroubleError(f"the connection to {self._response.url.host} broke: {_said(error)}") from None
+
+
+class Web:
+    """Connections to one hub and where it sends us. token: "" for none. timeout: seconds without a byte."""
+
+    def __init__(self, endpoint: str, token: str, agent: str, timeout: float = 10.0) -> None:
+        self.endpoint, self._token, self._agent, self._timeout = endpoint, token, agent, timeout
+
+    def url(self, name: RepoName, commit: str, path: str) -> str:
+        """The address of a file at a commit."""
+        return f"{self.endpoint}/{name.repo}/resolve/{commit}/{quote(path)}"
+
+    @contextlib.contextmanager
+    def get(self, url: str, start: int = 0, end: int | None = None, validator: str = "") -> Iterator[Answer]:
+        """Bytes from `start`, up to before `end` if it is given; from 0 where the server has no ranges, or
+        the file is no longer the one that `validator` belongs to.
+
+        Raises TroubleError for what may pass, RangeError, NotFoundError, AccessError, NetworkError.
+        """
+        headers = {"User-Agent": self._agent, "Accept-Encoding": "identity"}
+        if start or end is not None:
+            headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
+            if validator:
+                headers["If-Range"] = validator
+        with self._followed(url, headers) as response:
+            yield _answer(response, start)
+
+    @contextlib.contextmanager
+    def _followed(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        for _ in range(_MOST_REDIRECTS):
+            sent = dict(headers)
+            if self._token and origin(url) == origin(self.endpoint):
+                sent["Authorization"] = f"Bearer {self._token}"
+            try:
+                response = self._client.send(
+                    self._client.build_request("GET", url, headers=sent), stream=True
+                )
+            except httpx2.HTTPError as error:
+                raise unreachable(error, url) from None
+            except (httpx2.InvalidURL, ValueError) as error:
+                raise NetworkError(f"{without_query(url)} cannot be asked: {error}") from None
+            try:
+                location = response.headers.get("Location")
+                if response.status_code in _REDIRECTS and location:
+                    url = urljoin(url, location)
+                    if urlsplit(url).scheme not in ("http", "https"):
+                        raise NetworkError(
+                            f"the hub redirects to {without_query(url)}, which is no web address"
+                        )
+                    continue
+                yield response
+                return
+            finally:
+                response.close()
+        raise NetworkError(f"{without_query(url)} redirects again and again")
+
+    def close(self) -> None:
+        """End all connections."""
+        if "_client" in self.__dict__:
+            self._client.close()
+
+    @cached_property
+    def _client(self) -> httpx2.Client:
+        try:
+            return httpx2.Client(timeout=self._timeout, follow_redirects=False)
+        except (ValueError, httpx2.InvalidURL, OSError, ImportError) as error:
+            hint = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
+
+
+def _answer(response: httpx2.Response, start: int) -> Answer:
+    status = response.status_code
+    if status in (200, 206) and response.headers.get("Content-Encoding", "identity") not in ("identity", ""):
+        raise NetworkError(f"{response.url.host} sends the file compressed, which was not asked for")
+    etag = response.headers.get("ETag", "")
+    validator = etag if etag.startswith('"') else ""
+    if status == 206:
+        first, _, total = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+        begin = first.partition("-")[0]
+        if begin != str(start):
+            raise NetworkError(f"{response.url.host} answers with bytes from {begin!r} instead of {start}")
+        return Answer(start, int(total) if total.isdecimal() else None, validator, response)
+    if status == 200:
+        length = response.headers.get("Content-Length", "")
+        return Answer(0, int(length) if length.isdecimal() else None, validator, response)
+    if status == 416 and start:
+        raise RangeError
+    raise refusal(status, response.headers, str(response.url))
+
+
+def refusal(status: int, headers: Mapping[str, str], url: str) -> TroubleError | SpecllamaError:
+    """What a status that is no success means, as an exception."""
+    host, code = urlsplit(url).netloc.rpartition("@")[2], headers.get("X-Error-Code", "")
+    if status in _LATER:
+        what = "has had enough requests for now" if status == 429 else "has a problem"
+        return TroubleError(f"{host} {what} ({status})", _retry_after(headers))
+    if status in (401, 403):
+        what = "needs its licence to be accepted" if code == "GatedRepo" else "may not be read"
+        return AccessError(f"{without_query(url)} {what} ({status})", TOKEN_HINT)
+    if status in (404, 410):
+        return NotFoundError(f"{without_query(url)} does not exist ({status})", "see specllama models")
+    return NetworkError(f"{without_query(url)} is answered with status {status}")
+
+
+TOKEN_HINT = "set HF_TOKEN to a token of somebody who may, or log in with hf auth login"
+
+
+def unreachable(error: httpx2.HTTPError, url: str) -> TroubleError | NetworkError:
+    """Nobody answered: a NetworkError for what waiting will not help against."""
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    if isinstance(error, httpx2.ProxyError):
+        return NetworkError(f"the proxy does not let us through to {host}: {_said(error)}", NETWORK_HINT)
+    return TroubleError(f"{host} cannot be reached: {_said(error)}")
+
+
+NETWORK_HINT = (
+    "check the network, HF_ENDPOINT and the proxy variables; models that are on disk work without it"
+)
+
+
+def origin(url: str) -> tuple[str, str, int]:
+    """What two addresses share that belong to one server."""
+    parts = urlsplit(url)
+    return (
+        parts.scheme,
+        (parts.hostname or "").lower(),
+        parts.port or (443 if parts.scheme == "https" else 80),
+    )
+
+
+def without_query(url: str) -> str:
+    """An address without the user, password and signature that may be in it."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    text = headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+def _said(error: Exception) -> str:
+    """What an exception says, without what it may say of addresses."""
+    if isinstance(error, httpx2.TimeoutException):
+        return "no answer in time"
+    return str(error).split("\n")[0][:200] or type(error).__name__
