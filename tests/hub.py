@@ -60,6 +60,7 @@ class Repo:
     gated: bool = False
     private: bool = False
     said: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the listing says instead, by path
+    _hashed: dict[str, tuple[bytes, str]] = field(default_factory=dict)
 
     def sha(self, revision: str) -> str | None:
         known = {"main": self.commit, self.commit: self.commit, **self.branches}
@@ -67,9 +68,11 @@ class Repo:
 
     def etag(self, path: str) -> str:
         data = self.files[path]
-        if path in self.plain:
-            return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-        return hashlib.sha256(data).hexdigest()
+        if self._hashed.get(path, (None, ""))[0] is not data:
+            is_git = path in self.plain
+            digest = hashlib.sha1(b"blob %d\0" % len(data) + data) if is_git else hashlib.sha256(data)
+            self._hashed[path] = data, digest.hexdigest()
+        return self._hashed[path][1]
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def test_fronts_do_not_need_numpy():
     ] == []
 
 
-HEAVY = ("numpy", "llama_cpp", "jinja2", "starlette", "uvicorn", "pydantic")
+HEAVY = ("numpy", "llama_cpp", "jinja2", "starlette", "uvicorn", "pydantic", "huggingface_hub", "httpx2")
 
 
 def loaded_after(code: str, *modules: str) -> set[str]:

@@ -30,14 +30,14 @@ class Wanted:
 
         Raises UsageError, NotFoundError, ConfigError.
         """
-        with Library(Logged(None)) as library:
-            found = here(library, self.target, self.draft, _ARGUMENTS)
+        library = Library(Logged(None))
+        found = here(library, self.target, self.draft, _ARGUMENTS)
         return None if found is None else with_paths(settings, found)
 
     def downloaded(self, settings: LoadSettings, progress: Progress | None) -> LoadSettings:
         """With paths for the names, once everything is on disk. Raises what models/ready.py raises."""
-        with Library(Logged(progress)) as library:
-            return with_paths(settings, ready(library, self.target, self.draft, arguments=_ARGUMENTS))
+        library = Library(Logged(progress))
+        return with_paths(settings, ready(library, self.target, self.draft, arguments=_ARGUMENTS))
 
 
 def with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:

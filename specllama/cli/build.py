@@ -63,8 +63,8 @@ def _found(settings: LoadSettings, v: Mapping[str, Any], draft_name: str) -> Loa
     if not name and draft_name in ("auto", "none"):
         paths = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
     else:
-        with library() as known:
-            found = ready(known, name or str(EMBEDDED_TARGET), draft_name, v.get("force", False))
+        known = library()
+        found = ready(known, name or str(EMBEDDED_TARGET), draft_name, v.get("force", False))
         paths = found.target, found.draft or ""
     draft = replace(settings.draft, path=paths[1]) if settings.draft is not None and paths[1] else None
     return replace(settings, target=replace(settings.target, path=paths[0]), draft=draft)

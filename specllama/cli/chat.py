@@ -32,8 +32,9 @@ def chat(given: Mapping[str, Any]) -> int:
     values = build.resolved(given)
     params = build.sampling(values)
     refuse_logprobs(params)
-    variables, settings = template_variables(values), build.load_settings(values)
+    variables = template_variables(values)
     saved = read(values["load"]) if "load" in values else None
+    settings = build.load_settings(values)
     log = log_file(values)
     with contextlib.ExitStack() as stack:
         if log is not None:

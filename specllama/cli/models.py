@@ -21,41 +21,39 @@ from specllama.models.shelf import verify as verify_file
 
 def list_models(as_json: bool) -> int:
     """Print what there is; 0. Raises ConfigError."""
-    with library() as known:
-        there = [(model, _header(model)) for model in on_disk(known)]
-        begun = list(unfinished(known))
-        if as_json:
-            report = {
-                "schema": "specllama.models/1",
-                "cache": str(known.root),
-                "on_disk": [_about(known, model, header) for model, header in there],
-                "unfinished": [
-                    {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
-                ],
-                "known": [_entry(known, e, there) for e in known.manifest.entries.values()],
-            }
-            console.data(json.dumps(report) + "\n")
-            return 0
-        lines = [*_disk_lines(known, there)]
-        lines += [f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull goes on with it" for u in begun]
-        lines += ["", *_known_lines(known, there)]
-        console.data("".join(f"{line}\n" for line in lines))
+    known = library()
+    there = [(model, _header(model)) for model in on_disk(known)]
+    begun = list(unfinished(known))
+    if as_json:
+        report = {
+            "schema": "specllama.models/1",
+            "cache": str(known.root),
+            "on_disk": [_about(known, model, header) for model, header in there],
+            "unfinished": [
+                {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
+            ],
+            "known": [_entry(known, e, there) for e in known.manifest.entries.values()],
+        }
+        console.data(json.dumps(report) + "\n")
+        return 0
+    lines = [*_disk_lines(known, there)]
+    lines += [f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull goes on with it" for u in begun]
+    lines += ["", *_known_lines(known, there)]
+    console.data("".join(f"{line}\n" for line in lines))
     return 0
 
 
 def remove(names: Sequence[str], as_json: bool) -> int:
     """Remove models from the cache; 0. Raises NotFoundError before anything is removed, ResourceError."""
-    with library() as known:
-        todo = {model.files: model for name in names for model in chosen(known, name)}
-        repos = {
-            where.repo for name in names if (where := known.meaning(name, "NAME").where) and not where.tag
-        }
-        removed: list[dict[str, Any]] = []
-        for model in todo.values():
-            removed.append({"name": model.name, "bytes": remove_model(known, model)})
-        for repo in sorted(repos):
-            if freed := remove_unfinished(known, repo):
-                removed.append({"name": f"{repo}, unfinished", "bytes": freed})
+    known = library()
+    todo = {model.files: model for name in names for model in chosen(known, name)}
+    repos = {where.repo for name in names if (where := known.meaning(name, "NAME").where) and not where.tag}
+    removed: list[dict[str, Any]] = []
+    for model in todo.values():
+        removed.append({"name": model.name, "bytes": remove_model(known, model)})
+    for repo in sorted(repos):
+        if freed := remove_unfinished(known, repo):
+            removed.append({"name": f"{repo}, unfinished", "bytes": freed})
     if as_json:
         console.data(json.dumps({"schema": "specllama.models-rm/1", "removed": removed}) + "\n")
         return 0
@@ -69,37 +67,40 @@ def verify(names: Sequence[str], as_json: bool) -> int:
 
     Raises NotFoundError, and IntegrityError for the first file that is damaged, after all were looked at.
     """
-    shown = Shown()
-    with library() as known:
-        todo = [m for name in names for m in chosen(known, name)] if names else list(on_disk(known))
-        total, done = sum(model.n_bytes for model in todo), 0
-        results: list[dict[str, Any]] = []
-        damaged: list[IntegrityError] = []
-        for model in todo:
-            for file in model.files:
-
-                def progress(n_bytes: int, path: str = file.path, before: int = done) -> None:
-                    shown.state(State("verifying", path, before + n_bytes, total))
-
-                reason = ""
-                try:
-                    verify_file(file, progress)
-                except IntegrityError as error:
-                    damaged.append(error)
-                    reason = error.message
-                done += file.link.stat().st_size
-                results.append(
-                    {"name": model.name, "path": str(file.link), "ok": not reason, "reason": reason}
-                )
-        shown.clear()
+    known = library()
+    todo = [m for name in names for m in chosen(known, name)] if names else list(on_disk(known))
+    damaged: list[IntegrityError] = []
+    results = list(_verified(todo, damaged))
     if as_json:
         console.data(json.dumps({"schema": "specllama.models-verify/1", "files": results}) + "\n")
         return IntegrityError.exit_code if damaged else 0
+    words = {True: "whole  ", False: "DAMAGED", None: "unknown"}
     for one in results:
-        console.data(f"{'whole  ' if one['ok'] else 'DAMAGED'} {one['name']} {one['path']}\n")
+        console.data(f"{words[one['ok']]} {one['name']} {one['path']}\n")
     if damaged:
         raise damaged[0]
     return 0
+
+
+def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
+    """Every file with the result, None where its hash is not known; those that are damaged as errors too."""
+    shown = Shown()
+    total, done = sum(model.n_bytes for model in todo), 0
+    for model in todo:
+        for file in model.files:
+
+            def progress(n_bytes: int, path: str = file.path, before: int = done) -> None:
+                shown.state(State("verifying", path, before + n_bytes, total))
+
+            ok, reason = None, ""
+            try:
+                ok = verify_file(file, progress) or None
+            except IntegrityError as error:
+                damaged.append(error)
+                ok, reason = False, error.message
+            done += file.link.stat().st_size
+            shown.clear()
+            yield {"name": model.name, "path": str(file.link), "ok": ok, "reason": reason}
 
 
 def _header(model: OnDisk) -> Header | None:

@@ -31,8 +31,8 @@ def pair_check(target: str, draft: str, as_json: bool) -> int:
     and not on disk the header is read, and nothing is kept. Raises NotFoundError, UsageError, GGUFError,
     IntegrityError, AccessError, NetworkError for what cannot be read or run.
     """
-    with library(quiet=True) as known:
-        headers = _header(known, target, "MAIN"), _header(known, draft, "DRAFT")
+    known = library(quiet=True)
+    headers = _header(known, target, "MAIN"), _header(known, draft, "DRAFT")
     verdict = check_pair(*headers)
     if as_json:
         # Not in UTF-8, since that would pass control characters of the files on.

@@ -19,17 +19,13 @@ def pull(names: Sequence[str], dry_run: bool, force: bool, as_json: bool) -> int
 
     Raises what models/ready.py raises, UsageError for a name that is no model of the hub.
     """
-    with library() as known:
-        found = [_found(known, name) for name in dict.fromkeys(names)]
-        todo = plan(known, found)
-        if dry_run:
-            _show_plan(found, todo, as_json)
-            return 0
-        try:
-            paths = fetched(known, found, pair=len(found) == 2, force=force)
-        except KeyboardInterrupt:
-            console.note("stopped; what has arrived is kept, and the same command goes on from there")
-            raise
+    known = library()
+    found = [_found(known, name) for name in dict.fromkeys(names)]
+    todo = plan(known, found)
+    if dry_run:
+        _show_plan(found, todo, as_json)
+        return 0
+    paths = fetched(known, found, pair=len(found) == 2, force=force)
     if as_json:
         models = [{"name": f.name, "path": path} for f, path in zip(found, paths, strict=True)]
         console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")

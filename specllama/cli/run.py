@@ -19,10 +19,10 @@ def run(given: Mapping[str, Any]) -> int:
     """Generate and print; the exit code. Raises SpecllamaError."""
     values = build.resolved(given)
     params = build.sampling(values)
-    settings = build.load_settings(values)
-    request = _request(values, params)
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
+    request = _request(values, params)
+    settings = build.load_settings(values)  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(log or (sys.stderr if verbose else None)) as client:

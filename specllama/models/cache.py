@@ -38,7 +38,10 @@ class Snapshot:
 
     @property
     def blob(self) -> Path:
-        return Path(os.path.realpath(self.link))
+        """Where the link leads, one step; itself where it is a copy."""
+        if not self.link.is_symlink():
+            return self.link
+        return Path(os.path.normpath(self.link.parent / os.readlink(self.link)))
 
 
 class RepoCache:

@@ -66,7 +66,7 @@ class Found:
 
 class Library:
     """All models that can be named here: on this disk, in models.toml, on the hub. Asks the hub for what is
-    not on disk only, and closes what it has opened at the end of a `with`.
+    not on disk only.
     """
 
     def __init__(self, listener: Listener | None = None, environ: Mapping[str, str] | None = None) -> None:
@@ -74,13 +74,6 @@ class Library:
         self.listener: Listener = listener or Silent()
         self.root = hub_cache(self.environ)
         self._listings: dict[RepoName, Listing] = {}
-
-    def __enter__(self) -> Library:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if "hub" in self.__dict__:
-            self.hub.close()
 
     @cached_property
     def hub(self) -> Hub:

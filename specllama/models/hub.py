@@ -17,7 +17,7 @@ from specllama.errors import AccessError, NetworkError, NotFoundError, Specllama
 from specllama.models.listener import Listener, Patience, TroubleError
 from specllama.models.names import RepoName, check_file
 from specllama.models.places import hub_endpoint, is_offline
-from specllama.models.web import NETWORK_HINT, TOKEN_HINT, Web, refusal, unreachable
+from specllama.models.web import NETWORK_HINT, TOKEN_HINT, Web, refusal, session, unreachable
 
 _WAITS = (1.0, 2.0, 4.0)  # seconds: a hub that is down is told within ten
 _SHA1, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
@@ -81,11 +81,6 @@ class Hub:
             except TroubleError as trouble:
                 patience.wait(trouble)
 
-    def close(self) -> None:
-        """End all connections."""
-        if self._web is not None:
-            self._web.close()
-
     def _asked(self, name: RepoName) -> Listing:
         import httpx2
         from huggingface_hub import HfApi, constants
@@ -94,11 +89,12 @@ class Hub:
         constants.HF_HUB_DISABLE_TELEMETRY = True  # else another request goes out before ours, unasked
         timeout = float(constants.HF_HUB_ETAG_TIMEOUT)
         api = HfApi(endpoint=self.endpoint, library_name="specllama")
+        session()
         try:
             info = _within(
                 timeout,
                 lambda: api.model_info(
-                    name.repo, revision=name.revision, files_metadata=True, timeout=timeout / 2
+                    name.repo, revision=name.revision, files_metadata=True, timeout=timeout
                 ),
                 self.endpoint,
             )
@@ -151,7 +147,8 @@ def _listing(name: RepoName, info: Any) -> Listing:
             files[found.path] = found
     card = info.card_data.to_dict() if info.card_data is not None else {}
     licence = card.get("license_name") or card.get("license") or ""
-    return Listing(name, info.sha, files, licence if isinstance(licence, str) else "", bool(info.gated))
+    licence = "".join(c for c in licence if c.isprintable())[:80] if isinstance(licence, str) else ""
+    return Listing(name, info.sha, files, licence, bool(info.gated))
 
 
 def _file(sibling: Any) -> HubFile | None:

@@ -91,7 +91,13 @@ def download(library: Library, found: Sequence[Found]) -> list[str]:
     meter = Meter(library.listener, todo.n_bytes)
     try:
         for item in todo.items:
-            _fetch(library, item, meter.of(item.file))
+            _fetch(library, item, meter.of(item.cache.repo, item.file))
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
+            library.listener.note(
+                "stopped; what has arrived is kept, and the same command goes on from there"
+            )
+        raise
     finally:
         library.listener.clear()
     return [_linked(library, model) for model in found]
@@ -135,12 +141,13 @@ class Meter:
         self._seen: deque[tuple[float, int]] = deque()
         self._shown = 0.0
 
-    def of(self, file: HubFile) -> Callable[[str, int], None]:
+    def of(self, repo: str, file: HubFile) -> Callable[[str, int], None]:
         """What to call with the phase and the bytes that there are of a file."""
+        key = f"{repo}/{file.etag}"
 
         def advance(phase: str, n_bytes: int) -> None:
-            self._sum += n_bytes - self._have.get(file.etag, 0)
-            self._have[file.etag] = n_bytes
+            self._sum += n_bytes - self._have.get(key, 0)
+            self._have[key] = n_bytes
             now = self._clock()
             if now - self._shown < 0.1 and n_bytes < file.size:
                 return

@@ -53,16 +53,16 @@ class Unfinished:
 
 
 def on_disk(library: Library, repo: str | None = None) -> Iterator[OnDisk]:
-    """The models of all repositories, or of one; those of the newest snapshot first, each content once."""
+    """The models of all repositories, or of one; those of the newest snapshot first, each once."""
     for one in [repo] if repo is not None else repositories(library.root):
-        cache, seen = RepoCache(library.root, one), set[tuple[Path, ...]]()
+        cache, seen = RepoCache(library.root, one), set[tuple[tuple[str, Path], ...]]()
         for commit in cache.commits():
             there = {s.path: s for s in cache.files(commit)}
             for model in models(there):
                 files = tuple(there[part] for part in model.parts if part in there)
-                blobs = tuple(f.blob for f in files)
-                if files and blobs not in seen:
-                    seen.add(blobs)
+                same = tuple((f.path, f.blob) for f in files)
+                if files and same not in seen:
+                    seen.add(same)
                     entry = library.manifest.of_repo(one)
                     yield OnDisk(one, commit, model.quant, files, model.missing, entry)
 
@@ -113,13 +113,13 @@ def remove(library: Library, model: OnDisk) -> int:
         for file in model.files:
             for commit in cache.commits():
                 link = cache.snapshot(commit) / file.path
-                if os.path.lexists(link) and Path(os.path.realpath(link)) in blobs:
+                if os.path.lexists(link) and Snapshot(commit, file.path, link).blob in blobs:
                     freed += 0 if link.is_symlink() else link.stat().st_size
                     link.unlink()
                     _prune(link.parent, cache.folder / "snapshots")
         used = {s.blob for commit in cache.commits() for s in cache.files(commit)}
         for blob in blobs - used:
-            if blob.is_file() and blob.parent == Path(os.path.realpath(cache.folder / "blobs")):
+            if blob.is_file() and blob.parent == cache.folder / "blobs":
                 freed += blob.stat().st_size
                 blob.unlink()
         _tidy(cache)
@@ -163,14 +163,14 @@ def _tidy(cache: RepoCache) -> None:
             (cache.folder / name).resolve().rmdir()
 
 
-def verify(file: Snapshot, progress: Callable[[int], None]) -> None:
+def verify(file: Snapshot, progress: Callable[[int], None]) -> bool:
     """Hash a file again: its blob's name is what it should be. progress: is given the bytes read so far.
 
-    Raises IntegrityError, NotFoundError.
+    False where that is not known, the file being a copy and no link. Raises IntegrityError.
     """
     expected = file.blob.name
     if len(expected) not in (40, 64) or file.blob.parent.name != "blobs":
-        raise NotFoundError(f"{file.link} is no link into the cache: what its hash was is not known")
+        return False
     try:
         n_bytes = file.blob.stat().st_size
         is_git = len(expected) == 40
@@ -189,3 +189,4 @@ def verify(file: Snapshot, progress: Callable[[int], None]) -> None:
             f"{file.link} is damaged: its hash is {hasher.hexdigest()}, not {expected}",
             "specllama models rm it, then pull it again",
         )
+    return True

@@ -10,7 +10,6 @@ import email.utils
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
@@ -79,9 +78,9 @@ class Web:
             if self._token and origin(url) == origin(self.endpoint):
                 sent["Authorization"] = f"Bearer {self._token}"
             try:
-                response = self._client.send(
-                    self._client.build_request("GET", url, headers=sent), stream=True
-                )
+                client = session()
+                request = client.build_request("GET", url, headers=sent, timeout=self._timeout)
+                response = client.send(request, stream=True, follow_redirects=False)
             except httpx2.HTTPError as error:
                 raise unreachable(error, url) from None
             except (httpx2.InvalidURL, ValueError) as error:
@@ -101,18 +100,18 @@ class Web:
                 response.close()
         raise NetworkError(f"{without_query(url)} redirects again and again")
 
-    def close(self) -> None:
-        """End all connections."""
-        if "_client" in self.__dict__:
-            self._client.close()
 
-    @cached_property
-    def _client(self) -> httpx2.Client:
-        try:
-            return httpx2.Client(timeout=self._timeout, follow_redirects=False)
-        except (ValueError, httpx2.InvalidURL, OSError, ImportError) as error:
-            hint = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
-            raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
+def session() -> httpx2.Client:
+    """The client that huggingface-hub asks with: one pool of connections, and what somebody has configured
+    there holds here. Raises NetworkError for proxies and certificates that cannot be used.
+    """
+    from huggingface_hub import get_session
+
+    try:
+        return get_session()
+    except (ValueError, httpx2.InvalidURL, OSError, ImportError) as error:
+        hint = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+        raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
 
 
 def _answer(response: httpx2.Response, start: int) -> Answer:

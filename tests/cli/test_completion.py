@@ -15,11 +15,13 @@ import pytest
 
 from specllama.cli.completion import completer, model_names
 from specllama.cli.options import CHAT, GGUF, LIST, RUN
+from specllama.models import manifest
 from specllama.settings import LoadSettings, ModelSettings
 from tests.command import Command
 
 SCRIPTS = Path(sys.executable).parent  # where the installed command is
-COMMANDS = ["chat", "doctor", "pair-check", "run"]
+COMMANDS = ["chat", "doctor", "models", "pair-check", "pull", "run"]
+KNOWN = set(manifest.load({}, Path("/")).names())
 WORDS = {  # what is offered behind a flag
     "-md": ["auto", "none"],
     "--flash-attn": ["on", "off", "auto"],
@@ -140,8 +142,16 @@ def test_flags_in_both_spellings(shells: Shells, shell: str) -> None:
 @every_shell
 @pytest.mark.parametrize("flag", ["-md", "--flash-attn", "--drafters", "-ctk"])
 def test_words_behind_flags(shells: Shells, shell: str, flag: str) -> None:
-    words = [w for w in offered(shells, shell, "run", flag, "") if "." not in w and "/" not in w]
-    assert sorted(words) == sorted(WORDS[flag])
+    found = [w for w in offered(shells, shell, "run", flag, "") if w not in KNOWN]
+    assert sorted(w for w in found if "." not in w and "/" not in w) == sorted(WORDS[flag])
+
+
+@every_shell
+def test_models_by_name(shells: Shells, shell: str) -> None:
+    assert offered(shells, shell, "run", "-m", "8") == ["8B"]
+    assert offered(shells, shell, "pull", "8B", "llama-3.2") == ["llama-3.2-1b"]
+    assert {"qwen3-8b", "qwen3-14b"} <= set(offered(shells, shell, "pair-check", "qwen3"))
+    assert offered(shells, shell, "models", "verify", "8") == []  # nothing was downloaded
 
 
 @every_shell
@@ -172,6 +182,7 @@ class TestBash:
     def test_each_flag(self, shells: Shells) -> None:
         for flag, words in WORDS.items():
             found = shells.bash(["specllama", "run", flag, ""])
+            found = [w for w in found if w not in KNOWN]
             assert [w for w in found if "." not in w and "/" not in w] == words, flag
             assert words[-1] in shells.bash(["specllama", "run", flag, words[-1][:-1]])
 
@@ -189,7 +200,8 @@ class TestBash:
 
     def test_everything_here(self, shells: Shells) -> None:
         found = shells.bash(["specllama", "run", "-m", ""])
-        assert found == [name.replace(" ", "\\ ") for name in HERE]
+        assert found[: len(HERE)] == [name.replace(" ", "\\ ") for name in HERE]
+        assert set(found[len(HERE) :]) == KNOWN
         assert shells.bash(["specllama", "run", "-md", ""])[:2] == ["auto", "none"]
         assert shells.bash(["specllama", "run", "-m", ".h"]) == [".hidden/h.gguf"]
 

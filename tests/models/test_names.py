@@ -58,8 +58,9 @@ def test_names_that_lead_elsewhere(text: str) -> None:
 
 FILES = [
     "README.md", "mmproj-model-F16.gguf", "model.imatrix.gguf", "mtp-model-Q8_0.gguf", "eagle3-x.gguf",
-    "dflash-x.gguf", "dspark-x.gguf", "model-IQ4_XS.gguf", "model-Q2_K.gguf", 
-    "model-Q4_K_M-00001-of-00002.gguf", "model-Q4_K_M-00002-of-00002.gguf", "model-Q4_K_M.gguf", "model-Q8_0.gguf",
+    "dflash-x.gguf", "dspark-x.gguf", "model-IQ4_XS.gguf", "model-Q2_K.gguf",
+    "model-Q4_K_M-00001-of-00002.gguf", "model-Q4_K_M-00002-of-00002.gguf", "model-Q4_K_M.gguf",
+    "model-Q8_0.gguf",
     "BF16/model-BF16-00001-of-00003.gguf", "BF16/model-BF16-00003-of-00003.gguf",
 ]  # fmt: skip
 
