@@ -179,7 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         hub, path = self.server.hub, unquote(urlsplit(self.path).path)
-        hub.note(Asked(self.server.kind, self.command, path, dict(self.headers)))
+        headers = {name.title(): value for name, value in self.headers.items()}
+        hub.note(Asked(self.server.kind, self.command, path, headers))
         if hub.faults.hang:
             time.sleep(hub.faults.hang)
         if hub.faults.html:

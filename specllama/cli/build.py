@@ -30,8 +30,13 @@ _SAMPLING = (
 
 
 def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of flags, environment and files together."""
-    return config.resolve(given, {name: (o.kind, o.many) for name, o in STORED.items()})
+    """The values of flags, environment and files together; of two ways to name a model the flag's."""
+    values = config.resolve(given, {name: (o.kind, o.many) for name, o in STORED.items()})
+    for pair in (("model", "hf_repo"), ("draft_model", "hf_repo_draft")):
+        flags = [name for name in pair if name in given]
+        if len(flags) == 1:
+            values = {name: v for name, v in values.items() if name not in pair or name in flags}
+    return values
 
 
 def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:

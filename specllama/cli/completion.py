@@ -71,11 +71,14 @@ def _known(incomplete: str) -> Iterator[str]:
 
 def _downloaded() -> Iterator[str]:
     """user/repo:QUANT of what is whole in the hub's cache."""
-    from specllama.models.cache import RepoCache, repositories
     from specllama.models.places import hub_cache
-    from specllama.models.quants import models
 
     root = hub_cache(os.environ)
+    if not root.is_dir():
+        return
+    from specllama.models.cache import RepoCache, repositories
+    from specllama.models.quants import models
+
     for repo in repositories(root)[:_MOST_ENTRIES]:
         cache = RepoCache(root, repo)
         for commit in cache.commits():

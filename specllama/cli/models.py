@@ -92,7 +92,8 @@ def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator
             def progress(n_bytes: int, path: str = file.path, before: int = done) -> None:
                 shown.state(State("verifying", path, before + n_bytes, total))
 
-            ok, reason = None, ""
+            ok: bool | None = None
+            reason = ""
             try:
                 ok = verify_file(file, progress) or None
             except IntegrityError as error:
