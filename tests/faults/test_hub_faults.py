@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ class Puller:
     """The command with a hub, and what is in its cache."""
 
     def __init__(self, command: Command, hub: LocalHub) -> None:
-        self.command, self.hub = command, hub
+        self.command, self.hub, self.started = command, hub, list[subprocess.Popen[bytes]]()
         self.cache = command.home / ".cache" / "huggingface" / "hub"
         self.blobs = self.cache / "models--user--model-GGUF" / "blobs"
 
@@ -40,7 +40,8 @@ class Puller:
         return self.command(*args, env={**self.hub.environ(), **(env or {})}, **more)
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
-        return self.command.start(*args, env=self.hub.environ())
+        self.started.append(self.command.start(*args, env=self.hub.environ()))
+        return self.started[-1]
 
     def contents(self) -> list[str]:
         """Names in blobs, locks and links left out."""
@@ -63,9 +64,13 @@ class Puller:
 
 
 @pytest.fixture
-def pull(command: Command, hub: LocalHub) -> Puller:
+def pull(command: Command, hub: LocalHub) -> Iterator[Puller]:
     hub.repos[NAME] = Repo({"README.md": b"# model", FILE: LARGE})
-    return Puller(command, hub)
+    puller = Puller(command, hub)
+    yield puller
+    for process in puller.started:
+        process.kill()
+        process.communicate()
 
 
 def refused(result: Result, code: int, *needles: str) -> None:
