@@ -50,6 +50,7 @@ def root(
 
 @app.command(
     epilog="Examples:\n\nspecllama run -p 'What does shutil.copytree do?'\n\n"
+    "specllama run -m 8B -md 1B -p 'Who was the first prime minister of Britain?'\n\n"
     "specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt\n\n"
     "git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json"
 )
@@ -147,7 +148,7 @@ def remove_models(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
 ) -> None:
-    """Remove downloaded models, and what unfinished downloads of them have left."""
+    """Remove downloaded models; without a quantisation all of a repository, unfinished downloads too."""
     from specllama.cli.models import remove as command
 
     raise typer.Exit(command(names, as_json))

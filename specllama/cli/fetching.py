@@ -9,17 +9,16 @@ from specllama.models.listener import State
 
 
 class Shown:
-    """A listener of models/listener.py that prints on stderr. quiet: notes are not shown, warnings are."""
+    """A listener of models/listener.py that prints on stderr."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self) -> None:
         self._progress = Progress(delay=0.0)
-        self._quiet = quiet
 
     def note(self, text: str) -> None:
         self.clear()
         if text.startswith("warning: "):
             console.warning(text.removeprefix("warning: "))
-        elif not self._quiet:
+        else:
             console.note(text)
 
     def state(self, state: State) -> None:
@@ -35,9 +34,9 @@ class Shown:
         self._progress.clear()
 
 
-def library(quiet: bool = False) -> Library:
+def library() -> Library:
     """All models that can be named, with what happens to them shown on stderr."""
-    return Library(Shown(quiet))
+    return Library(Shown())
 
 
 def duration(seconds: float) -> str:

@@ -31,7 +31,7 @@ def pair_check(target: str, draft: str, as_json: bool) -> int:
     and not on disk the header is read, and nothing is kept. Raises NotFoundError, UsageError, GGUFError,
     IntegrityError, AccessError, NetworkError for what cannot be read or run.
     """
-    known = library(quiet=True)
+    known = library()
     headers = _header(known, target, "MAIN"), _header(known, draft, "DRAFT")
     verdict = check_pair(*headers)
     if as_json:

@@ -95,6 +95,12 @@ class _Attempt:
     def run(self, web: Web, listener: Listener) -> _Wrong | None:
         """None when the partial file is what the hub says."""
         path = self._cache.partial(self._file.etag)
+        try:
+            return self._fill(path, web, listener)
+        finally:
+            self._hasher.end()
+
+    def _fill(self, path: Path, web: Web, listener: Listener) -> _Wrong | None:
         with open(path, "r+b" if path.exists() else "w+b", buffering=0) as out:
             self._take_over(out.fileno())
             patience = Patience(listener, _WAITS)
@@ -154,6 +160,7 @@ class _Attempt:
         os.ftruncate(out, 0)
         os.lseek(out, 0, os.SEEK_SET)
         self._have = self._kept = 0
+        self._hasher.end()
         self._hasher = _Hasher(self._file)
 
 
@@ -174,9 +181,14 @@ class _Hasher:
 
     def result(self) -> str:
         """The digest of everything, in hexadecimal."""
-        self._waiting.put(None)
-        self._thread.join()
+        self.end()
         return self._hash.hexdigest()
+
+    def end(self) -> None:
+        """Wait for the thread's end; more than once is as good."""
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            self._thread.join()
 
     def _work(self) -> None:
         while (data := self._waiting.get()) is not None:

@@ -193,6 +193,10 @@ def test_6_too_many_requests(pull: Puller) -> None:
     waits = [line for line in result.lines if "trying again in" in line]
     assert len(waits) == 5
     assert sum("(429); trying again in 1 s" in line for line in waits) == 2
+    pull.hub.repos["user/other"] = Repo({FILE: SMALL})
+    pull.hub.faults.api_statuses, pull.hub.faults.statuses = [(429, 1)], [(429, 1)]
+    checked = pull("pair-check", "user/other", "user/other")
+    assert (checked.code, checked.err.count("trying again in 1 s")) == (0, 2)
 
 
 def test_6_a_server_that_never_gets_better(pull: Puller) -> None:
