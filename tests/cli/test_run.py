@@ -295,7 +295,8 @@ VALUES = {
 }  # fmt: skip
 ALONE = {  # in tests of their own
     "file", "raw", "chat_template_file", "lora", "lora_scaled", "cpu_moe", "cpu_moe_draft", "override_tensor",
-    "override_tensor_draft", "compare", "json", "json_schema_file", "grammar", "grammar_file",
+    "override_tensor_draft", "compare", "json", "json_schema_file", "grammar", "grammar_file", "hf_repo",
+    "hf_repo_draft",
 }  # fmt: skip
 
 
