@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.costs import CostCurve
+from specllama.core.costs import FIRST, CostCurve
 from specllama.core.ports import BatchRow, Context, NoRoomError
 
 WIDTHS = (2, 4, 8, 16)  # of the batches that are compared with single rows
@@ -120,6 +120,8 @@ def time_widths(
     while n_timed > before and (widths := unmeasured(context, n, curve, seconds)):
         before = n_timed
         for width in widths:
+            if curve.count(width) >= FIRST:
+                curve.forget(width)
             if curve.predict(1) + curve.cautious(width) >= seconds - (clock() - started):
                 continue
             for rows in (1, width) if width > 1 else (1,):

@@ -174,6 +174,27 @@ def test_only_what_is_missing_is_timed():
     assert context.widths == [1, 16] * FIRST
 
 
+def test_a_width_that_a_busy_machine_spoilt_is_measured_anew_once():
+    context, curve = Timed(), CostCurve()
+    for n in TIMED:
+        for _ in range(FIRST):
+            curve.observe(n, context.t1 * (1 + (n - 1) / 4) * (10 if n == 6 else 1))
+    again = CostCurve.from_dict(curve.to_dict())
+    assert again.missing(TIMED) == [6]
+    timed(context, again)
+    assert context.widths == [1, 6] * FIRST
+    assert again.predict(6) == pytest.approx(context.t1 * 2.25)
+    slow = Timed()
+    slow.decode = lambda batch: Timed.decode(slow, batch) if len(batch) != 6 else _slowly(slow, batch)
+    context.cut(0, 0)
+    assert timed(slow, CostCurve.from_dict(curve.to_dict())) == 2 * FIRST, "and believed then"
+
+
+def _slowly(context: Timed, batch):
+    context.now += 1.0
+    return Timed.decode(context, batch)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.25, 1.0])
 def test_a_slice_is_kept(seconds):
     context, curve = Timed(), CostCurve()

@@ -90,7 +90,7 @@ def test_a_draft_that_is_too_seldom_right_is_off_with_its_figures():
     reason = why(world, world.planner("model"), 900)
     found = re.fullmatch(
         r"a decode of 2 rows takes 1\.90 x one row's here and a token of the draft model 0\.05 x, "
-        r"a draft pays from an acceptance of 95 %; (\d+) % was seen",
+        r"its drafts pay from an acceptance of 95 %; (\d+) % was seen",
         reason,
     )
     assert found, reason
@@ -112,7 +112,7 @@ def test_copies_cost_nothing_and_still_do_not_pay():
 def test_where_rows_cost_more_than_tokens_nothing_can_pay():
     world = World({1: 1.0, 2: 2.2, 3: 3.3}, right=1.0)
     reason = why(world, world.planner("copy"))
-    assert reason == "a decode of 2 rows takes 2.20 x one row's here, so that no draft can pay"
+    assert reason == "a decode of 2 rows takes 2.20 x one row's here, so that drafts cannot pay"
 
 
 def test_a_stair_is_named_where_it_needs_the_least():

@@ -48,7 +48,7 @@ def exactness() -> list[dict[str, Any]]:
             **_key(data.get("key")),
             "t1": _number(data.get("t1")),
             "epsilon": _number(data.get("epsilon")),
-            "rows": data.get("n_rows"),
+            "rows": _number(data.get("n_rows")),
             "meaning": meaning(_number(data.get("epsilon"))),
             "file": str(file),
         }
@@ -128,13 +128,13 @@ def _key(key: Any) -> dict[str, Any]:
     model, threads = key.get("model"), key.get("threads")
     name, _, quant = model[:3] if isinstance(model, list) and len(model) >= 3 else (None, None, None)
     return {
-        "model": name,
-        "quant": quant,
+        "model": name if isinstance(name, str) else None,
+        "quant": quant if isinstance(quant, str) else None,
         "devices": key.get("devices"),
-        "n_ctx": key.get("n_ctx"),
         "threads": threads if isinstance(threads, list) else None,
     }
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if number else None

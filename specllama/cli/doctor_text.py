@@ -98,9 +98,7 @@ def _cache(c: Mapping[str, Any]) -> Rows:
 def _exactness(found: Sequence[Mapping[str, Any]]) -> Rows:
     for one in found:
         name = " ".join(filter(None, (one["model"] or "unknown model", one["quant"])))
-        with_ = [f"context {one['n_ctx']}"] if one["n_ctx"] else []
-        if one["threads"]:
-            with_.append(f"threads {'/'.join(map(str, one['threads']))}")
+        with_ = [f"threads {'/'.join(map(str, one['threads']))}"] if one["threads"] else []
         figures = [f"t(1) {1000 * one['t1']:.2f} ms"] if one["t1"] is not None else []
         if one["epsilon"] is not None:
             figures.append(f"epsilon {one['epsilon']:.2g}")

@@ -23,6 +23,7 @@ LARGEST_STEP = log(1.5)  # one time moves the scale no further than one this muc
 OUTLIER = log(1.8)  # further off, a time says nothing about its width
 SCALE_RATE, WIDTH_RATE, PLAIN_RATE = 0.12, 0.04, 0.12  # share of what a time is off that is believed at once
 DRIFT, MOST_PLAIN = 0.05, 4  # change of the scale that wants plain rounds; as many on end
+DUBIOUS = 1.2  # times as many single rows
 TRUSTED = 4  # as many times at most count of those that were measured at another time
 DISTURBED = 3.0  # a time this often the predicted one counts as predicted
 CAUTION = 1.5  # a width that was never measured may cost this often what is predicted
@@ -47,6 +48,7 @@ class CostCurve:
         self._n_plain = 0  # plain rounds on end
         self._predicted: dict[int, float] = {}
         self._earlier: set[int] = set()  # widths that were measured at another time only
+        self._forgotten: set[int] = set()
         self._unplaced = 0  # plain rounds that still say what the scale is, however far off
 
     @property
@@ -165,8 +167,19 @@ class CostCurve:
         return self._seconds[nearest] * prior(n) / prior(nearest)
 
     def missing(self, widths: Iterable[int]) -> list[int]:
-        """Those of the widths that were not measured often enough to be sure of."""
-        return [n for n in widths if self.count(n) < FIRST]
+        """Those of the widths that were not measured often enough to be sure of, or cannot be as measured."""
+        return [n for n in widths if self.count(n) < FIRST or self._dubious(n)]
+
+    def _dubious(self, n: int) -> bool:
+        """Whether n rows took longer than as many single ones, as on a machine that was busy then."""
+        alone = self._seconds.get(1, 0.0)
+        return n not in self._forgotten and 0 < DUBIOUS * n * alone < self._seconds[n]
+
+    def forget(self, n: int) -> None:
+        """Have the width measured anew; it is not dubious a second time."""
+        self._counts.pop(n, None)
+        self._earlier.discard(n)
+        self._forgotten.add(n)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data to be stored; `from_dict` is the inverse, up to the scale, which is folded in, and to

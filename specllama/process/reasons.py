@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.core.breakeven import break_evens, easiest
+from specllama.core.costs import FIRST
 from specllama.core.drafting import Policy
 from specllama.core.learnt import MODEL
 from specllama.core.planner import Planner, Tally
@@ -47,7 +48,7 @@ def _why(policy: Policy, g: Generation) -> str:
 def _costs(planner: Planner, tally: Tally, model: bool) -> str:
     """What drafts cost here and need, and what was seen of them. model: speak of the draft model's."""
     steps, learnt = planner.learnt.steps.curve, planner.learnt.tables
-    if model and not steps.known:
+    if model and steps.count(1) < FIRST:
         return "asking the draft model was not expected to pay for its reading of the text"
     found = break_evens(planner.costs, steps.predict(1) if model else 0.0)
     need = easiest(found)
@@ -57,8 +58,9 @@ def _costs(planner: Planner, tally: Tally, model: bool) -> str:
     if model:
         text += f" and a token of the draft model {need.step:.2f} x"
     if need.acceptance >= 1:
-        return f"{text}, so that no draft can pay"
-    text += f", a draft pays from an acceptance of {_percent(need.acceptance)}"
+        return f"{text}, so that {'its drafts' if model else 'drafts'} cannot pay"
+    who = "its drafts pay" if model else "a draft pays"
+    text += f", {who} from an acceptance of {_percent(need.acceptance)}"
     n, right = (tally.named, tally.named_right) if model else (tally.offered, tally.offered_right)
     seen = right / n if n >= _SEEN else None
     if seen is None:

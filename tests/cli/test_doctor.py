@@ -142,16 +142,17 @@ def test_broken_calibrations_are_counted(command: Command) -> None:
         "a.json": b"{", "b.json": b"[1]", "c.json": b'{"schema": 99}', "d.broken": b"", "e.json": b"\xff",
         "f.json": b'{"schema": 1}', "h.json": b"[" * 100000,
         "g.json": b'{"schema": 1, "key": {"model": 7}, "t1": "x", "epsilon": true}',
+        "i.json": b'{"schema": 1, "key": {"model": [1, 2, {}], "threads": [[]]}, "t1": 1%s}' % (b"0" * 400),
     }  # fmt: skip
     for name, content in contents.items():
         (calibration / name).write_bytes(content)
     result = command("doctor", "--json", env=OFFLINE)
     assert result.code == 0
-    assert (result.json["cache"]["calibrations"], result.json["cache"]["broken"]) == (2, 6)
-    assert [(e["model"], e["t1"], e["meaning"]) for e in result.json["exactness"]] == 2 * [
+    assert (result.json["cache"]["calibrations"], result.json["cache"]["broken"]) == (3, 6)
+    assert [(e["model"], e["t1"], e["meaning"]) for e in result.json["exactness"]] == 3 * [
         (None, None, "not measured")
     ]
-    assert "2, 6 broken and not used" in command("doctor", env=OFFLINE).out
+    assert "3, 6 broken and not used" in command("doctor", env=OFFLINE).out
     assert sorted(f.name for f in calibration.iterdir()) == sorted(contents)  # doctor only looks
 
 

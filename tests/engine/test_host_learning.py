@@ -13,6 +13,7 @@ from specllama.core import curves
 from specllama.core.costs import FIRST, TRUSTED
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.process import messages as m
+from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings, ModelSettings
 from specllama.store import Store
 from tests.engine.front import Front
@@ -96,3 +97,21 @@ def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:
     front.host.leave()
     front.close()
     assert not (tmp_path / "store").exists()
+
+
+def test_what_an_answer_taught_is_stored_when_the_front_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine process, without a Calibrate; a second answer within seconds has no write of its own."""
+    monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path))
+    with EngineClient() as client:
+        client.load(PAIR)
+        for _ in range(2):
+            request = m.Generate(client.next_id(), messages=ZIP, params=LONGER)
+            assert isinstance([*client.generate(request)][-1], m.Done)
+    (file,) = (tmp_path / "calibration").iterdir()
+    stored = json.loads(file.read_text())
+    assert stored["curves"]["0"]["widths"][0][0] == 1
+    (pair,) = stored["pairs"]
+    assert pair["pair"]["drafters"] == ["grammar", "copy", "model"]
+    assert "t1" not in stored
