@@ -28,7 +28,7 @@ class Engine:
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: logits by which
     a row of a batch may differ from the same row decoded alone (0: bit-equal; None: not measured, near-ties
     are not looked for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long one
-    chunk may take.
+    chunk may take. draft_failed: the draft model raised DecodeError; the policy was told to go on without it.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Engine:
         self.waiting: list[Generation] = []
         self.active: list[Generation] = []
         self.notices: list[str] = []
+        self.draft_failed = False
         self._row_seconds: float | None = None  # of a row of prefill, as last measured
 
     @property
@@ -152,6 +153,7 @@ class Engine:
             return {}
         except DecodeError as error:
             self.policy.drop("model")
+            self.draft_failed = True
             self.notices.append(f"the draft model failed ({error}); going on without it")
             return {}
         for generation in active:

@@ -98,6 +98,11 @@ class Planner(Drafting):
         super().forget(seq_id)
         self._states.pop(seq_id, None)
 
+    def drop(self, name: str) -> None:
+        super().drop(name)
+        if name == MODEL:
+            self._caching = None
+
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Learn from what was offered and what came, whether it was drafted or not."""
         super().committed(seq_id, tokens)
@@ -217,9 +222,10 @@ class Planner(Drafting):
                 self._caching.cover(seq, n_last)
             rows, tokens = total(offers, counts, [other for other in rooms if other != seq])
             beside[seq] = active + rows, active + tokens
-            looks[seq] = state.look = Offer()
+            looks[seq] = Offer()
         self._asking.run(model, self.named(GRAMMAR), looks, limits, beside, prices, n_pending, t1)
         for seq, look in looks.items():
+            self._states[seq].look = look  # not before: one that an error ended is none
             without = self._rate_of(offers[seq], counts[seq], beside[seq])
             if best_prefix(look, prices, *beside[seq])[1] > without:
                 offers[seq] = look

@@ -98,7 +98,6 @@ class Host:
             self.engine.step()
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
-            return
         finally:
             self._step_seconds = max(time.perf_counter() - started, 0.9 * self._step_seconds)
             self.busy_since = None
@@ -248,6 +247,8 @@ class Host:
         for r in [r for r in self.running if r.generation.finish_reason is not None]:
             self.running.remove(r)
             self._finish(r)
+        if self.engine is not None and self.engine.draft_failed and not self.running:
+            self.loaded.drop_draft(self._adaptive)
 
     def _finish(self, r: Running) -> None:
         """Say that a generation has ended, and remember its ids for what may follow on it."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specllama.core.ports import BatchRow, Drafter
+from specllama.core.drafting import Policy
+from specllama.core.ports import BatchRow, DecodeError, Drafter
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
@@ -54,6 +55,21 @@ class Loaded:
         """What a first chunk of prefill could take on a very slow machine."""
         return 2 * self.header.n_params * 64 / _SLOW_FLOPS + self.header.weight_bytes / _SLOW_BYTES
 
+    def drop_draft(self, policy: Policy | None) -> None:
+        """Free the draft model, which the policy in use has dropped; `policy`, another one, drops it too."""
+        self.drafters = [d for d in self.drafters if d.name != ModelDrafter.name]
+        if policy is not None:
+            policy.drop(ModelDrafter.name)
+        close(self.draft_context, self.draft_model)
+        self.draft_context = self.draft_model = None
+
+
+def close(context: Context | None, model: Model | None) -> None:
+    """Free a context and then its model, as far as there are such."""
+    for one in (context, model):
+        if one is not None:
+            one.close()
+
 
 def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store) -> Loaded:
     """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
@@ -87,18 +103,19 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         draft_model = Model(draft_settings, _reporter("draft", send))
         try:
             draft_context = Context(draft_model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
+            _warm_up(draft_context)
             confident = settings.draft_max is None or settings.draft_p_min > 0
             drafters.append(ModelDrafter(draft_context, model.n_vocab, confident, model.end_ids))
-        except ResourceError as error:
-            problem = f"the draft cannot be used: {error.message}"
+        except (ResourceError, DecodeError) as error:
+            problem = f"the draft cannot be used: {error.args[0]}"
             send(m.Notice(problem))
+            close(draft_context, draft_model)
+            draft_context = draft_model = None
     if "copy" in settings.drafters and settings.draft_max != 0:
         drafters.insert(0, CopyDrafter())
     if "grammar" in settings.drafters and settings.draft_max != 0:
         drafters.insert(0, GrammarDrafter())
-    for one in (context, draft_context):
-        if one is not None:
-            _warm_up(one)
+    _warm_up(context)
     learning = Learning(
         store,
         describe.store_key(target_header, target_settings, context),

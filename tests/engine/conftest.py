@@ -1,4 +1,7 @@
-"""Real models for the engine tests: the embedded pair, and tiny random ones of every memory kind."""
+"""Real models for the engine tests: the embedded pair, and tiny random ones of every memory kind.
+
+One thread: two of them wait for each other at every operation, which a busy machine makes slow.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama import Context, Model
-from specllama.process import messages as m
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
+from specllama.settings import ModelSettings
 from tests import tinygguf
 from tests.engine.front import Front
 
@@ -25,14 +26,14 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def target() -> Iterator[Model]:
-    model = Model(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=2))
+    model = Model(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1))
     yield model
     model.close()
 
 
 @pytest.fixture(scope="session")
 def draft() -> Iterator[Model]:
-    model = Model(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=2))
+    model = Model(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1))
     yield model
     model.close()
 
@@ -73,13 +74,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mod
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """A host that has loaded the embedded pair."""
-    front = Front(
-        LoadSettings(
-            target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512),
-            draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512),
-        ),
-        Store(tmp_path_factory.mktemp("store")),
-    )
-    assert isinstance(front.said[-1], m.Ready)
+    front = Front.of_pair(tmp_path_factory.mktemp("store"))
     yield front
     front.close()

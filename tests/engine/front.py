@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.process import messages as m
 from specllama.process.host import Host
-from specllama.settings import LoadSettings
+from specllama.settings import LoadSettings, ModelSettings
 from specllama.store import Store
 
 
@@ -18,6 +20,15 @@ class Front:
         self.settings = settings
         self.host = Host(self.said.append, store)
         self.host.handle(m.Load(settings.to_dict()))
+
+    @classmethod
+    def of_pair(cls, store: Path, draft_max: int | None = None) -> Front:
+        """A host that has loaded the embedded pair, one thread each."""
+        paths = EMBEDDED_TARGET, EMBEDDED_DRAFT
+        target, draft = (ModelSettings(path=str(path), n_threads=1, n_ctx=512) for path in paths)
+        front = cls(LoadSettings(target=target, draft=draft, draft_max=draft_max), Store(store))
+        assert isinstance(front.said[-1], m.Ready)
+        return front
 
     def ask(self, id_: int = 1, **request: object) -> list[m.Message]:
         """All messages about one request."""

@@ -14,13 +14,10 @@ import pytest
 
 from specllama.core.ports import BatchRow, MaskError
 from specllama.core.sampling import log_softmax
-from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import UsageError
 from specllama.grammar import GrammarMask, Grammars
 from specllama.llama import Model
 from specllama.process import messages as m
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
 from tests.engine.front import Front
 
 from scripts.structured_schemas import SCHEMAS  # isort: skip
@@ -35,14 +32,7 @@ GBNF = 'root ::= ("yes" | "no") (" " [a-z]{2,4})? "\\n"'
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """The embedded pair with drafts of up to 7: the default would draft or not as the clock has it."""
-    front = Front(
-        LoadSettings(
-            target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512),
-            draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512),
-            draft_max=7,
-        ),
-        Store(tmp_path_factory.mktemp("store")),
-    )
+    front = Front.of_pair(tmp_path_factory.mktemp("store"), draft_max=7)
     yield front
     front.close()
 

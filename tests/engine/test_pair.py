@@ -15,7 +15,7 @@ from specllama.core.params import SamplingParams
 from specllama.core.planner import Planner
 from specllama.core.ports import DecodeError
 from specllama.core.sequence import Generation, Request
-from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.llama import Context, Model
@@ -33,21 +33,6 @@ PROMPTS = {
     "rename": f"Rename `result` to `payload` in this code:\n{CODE}",
     "json": "Turn this into JSON: Ada Brown, 41, lives in Leeds and works as a nurse.",
 }
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[Model]:
-    """One thread: two of them wait for each other at every operation, which a busy machine makes slow."""
-    model = Model(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1))
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def draft() -> Iterator[Model]:
-    model = Model(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1))
-    yield model
-    model.close()
 
 
 def chat_ids(model: Model, text: str) -> list[int]:

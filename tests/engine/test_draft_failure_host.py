@@ -1,0 +1,202 @@
+"""A draft context that fails while a host uses it: one line, the text unharmed, and copies go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specllama.core.ports import BatchRow, DecodeError
+from specllama.drafters.model import ModelDrafter
+from specllama.llama import Context
+from specllama.process import messages as m
+from tests.engine.front import Front
+
+CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
+RENAME = [{"role": "user", "content": f"Rename `result` to `payload` in this code:\n{CODE}"}]
+MORE = {"role": "user", "content": "Once more, please."}
+PARAMS = {"max_tokens": 60, "temperature": 0}
+
+
+class Failing:
+    """A draft context of the host that fails from the n-th decode on."""
+
+    def __init__(self, front: Front, n: int) -> None:
+        loaded = front.host.loaded
+        assert loaded is not None
+        assert loaded.draft_context is not None
+        (self.drafter,) = (d for d in loaded.drafters if isinstance(d, ModelDrafter))
+        self.decode, self.n_good, self.n_asked = loaded.draft_context.decode, n, 0
+        loaded.draft_context.decode = self  # type: ignore[method-assign]
+
+    def __call__(self, batch: Sequence[BatchRow]) -> np.ndarray:
+        self.n_asked += 1
+        if self.n_asked > self.n_good:
+            raise DecodeError("llama_decode answered -3: device lost")
+        return self.decode(batch)
+
+
+class SlowTarget:
+    """A clock by which a decode of the host's target takes 0.1 s and all else nothing, so that drafts pay."""
+
+    def __init__(self, front: Front) -> None:
+        host, self.now = front.host, 0.0
+        assert host.engine is not None
+        assert host.loaded is not None
+        host.engine.clock = self
+        if host._adaptive is not None:
+            host._adaptive.clock = host._adaptive._asking.clock = self
+        self.decode = host.loaded.context.decode
+        host.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def decode_slowly(self, batch: Sequence[BatchRow]) -> np.ndarray:
+        self.now += 0.1 + 0.001 * len(batch)
+        return self.decode(batch)
+
+
+@pytest.fixture(params=[7, None], ids=["fixed", "auto"])
+def front(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Front]:
+    front = Front.of_pair(tmp_path, request.param)
+    SlowTarget(front)
+    yield front
+    front.close()
+
+
+def answer(front: Front, id_: int, messages: Sequence[dict[str, str]], **more: object) -> tuple[str, m.Done]:
+    said = front.ask(id_, messages=list(messages), params=PARAMS, **more)
+    done = said[-1]
+    assert isinstance(done, m.Done), said
+    return "".join(i.text for t in said if isinstance(t, m.Tokens) for i in t.items) + done.text, done
+
+
+def notices(front: Front) -> list[str]:
+    return [message.text for message in front.said if isinstance(message, m.Notice)]
+
+
+@pytest.mark.parametrize("n", [0, 1, 9])
+def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
+    plain, _ = answer(front, 1, RENAME, speculate=False)
+    turn = [*RENAME, {"role": "assistant", "content": plain}, MORE]
+    plain_turn, _ = answer(front, 2, turn, speculate=False, follows=1)
+    assert front.host.loaded is not None
+    context, failing = front.host.loaded.draft_context, Failing(front, n)
+    assert context is not None
+    assert answer(front, 3, RENAME)[0] == plain
+    assert failing.n_asked == n + 1
+    assert notices(front) == [
+        "the draft model failed (llama_decode answered -3: device lost); going on without it"
+    ]
+    # The next turn of the chat, with the ids of the one in which it failed.
+    text, done = answer(front, 4, turn, follows=3)
+    assert text == plain_turn
+    assert done.stats["n_reused"] > 0
+    assert "model" not in done.stats["drafted_by"]
+    # Nothing asks it again, whatever policy is chosen, and its memory is free.
+    for draft_max in (7, None, 3):
+        front.said.clear()
+        front.host.handle(m.Configure(draft_max))
+        assert front.said == [m.Configured()]
+        text, done = answer(front, 5, RENAME)
+        assert text == plain
+        assert set(done.stats["drafted_by"]) <= {"copy"}
+        assert notices(front) == []
+        assert done.stats["drafted_by"]["copy"] > 0
+    assert failing.n_asked == n + 1
+    assert front.host.loaded.draft_context is None
+    assert front.host.loaded.draft_model is None
+    assert context.handle is None
+    front.said.clear()
+    front.host.handle(m.Calibrate(0.05))
+    assert isinstance(front.said[-1], m.Calibrated)
+
+
+def test_another_policy_was_in_use_when_it_failed(tmp_path: Path) -> None:
+    """The default one, which is kept, must not ask what is gone."""
+    front = Front.of_pair(tmp_path)
+    try:
+        plain, _ = answer(front, 1, RENAME, speculate=False)
+        front.host.handle(m.Configure(5))
+        failing = Failing(front, 3)
+        assert answer(front, 2, RENAME)[0] == plain
+        assert failing.n_asked == 4
+        front.host.handle(m.Configure(None))
+        for id_ in range(3, 8):
+            assert answer(front, id_, RENAME)[0] == plain
+        assert failing.n_asked == 4
+    finally:
+        front.close()
+
+
+def test_the_answer_in_which_it_failed_is_cancelled(tmp_path: Path) -> None:
+    front = Front.of_pair(tmp_path, 5)
+    try:
+        failing = Failing(front, 3)
+        front.host.handle(m.Generate(1, messages=RENAME, params={"max_tokens": 400, "ignore_eos": True}))
+        while failing.n_asked < 4:
+            front.host.step()
+        front.host.handle(m.Cancel(1))
+        assert front.host.loaded is not None
+        assert front.host.loaded.draft_context is None
+        front.host.handle(m.Configure(7))
+        answer(front, 2, RENAME)
+        assert (failing.n_asked, notices(front)) == (4, [])
+    finally:
+        front.close()
+
+
+def test_the_target_fails_in_the_same_round(tmp_path: Path) -> None:
+    """The request fails; the line is told all the same, and the next request is answered."""
+    front = Front.of_pair(tmp_path, 5)
+    try:
+        plain, _ = answer(front, 1, RENAME, speculate=False)
+        assert front.host.loaded is not None
+        context = front.host.loaded.context
+        failing, decode = Failing(front, 2), context.decode
+
+        def fail_too(batch: Sequence[BatchRow]) -> np.ndarray:
+            if failing.n_asked > failing.n_good:
+                raise DecodeError("llama_decode answered -3")
+            return decode(batch)
+
+        context.decode = fail_too  # type: ignore[method-assign]
+        said = front.ask(2, messages=RENAME, params=PARAMS)
+        assert isinstance([s for s in said if not isinstance(s, m.Notice)][-1], m.Failed)
+        assert len(notices(front)) == 1
+        context.decode = decode  # type: ignore[method-assign]
+        assert front.host.loaded.draft_context is None
+        assert answer(front, 3, RENAME)[0] == plain
+    finally:
+        front.close()
+
+
+def test_a_draft_that_cannot_decode_at_all_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first decode is part of the load."""
+    decode, made = Context.decode, []
+
+    def fail_second(self: Context, batch: Sequence[BatchRow]) -> np.ndarray:
+        if self not in made:
+            made.append(self)
+        if self.model.settings.path.endswith("pydoc-draft.gguf"):
+            raise DecodeError("llama_decode answered -3: device lost")
+        return decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", fail_second)
+    front = Front.of_pair(tmp_path, 5)
+    try:
+        assert notices(front) == ["the draft cannot be used: llama_decode answered -3: device lost"]
+        ready = front.said[-1]
+        assert isinstance(ready, m.Ready)
+        assert ready.info["draft"] is None
+        assert ready.info["drafters"] == ["grammar", "copy"]
+        assert [c.handle is None for c in made] == [True, False]
+        assert answer(front, 1, RENAME)[0]
+    finally:
+        front.close()
