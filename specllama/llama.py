@@ -44,10 +44,13 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 try:
     import llama_cpp as llama
-    from llama_cpp._ggml import libggml
+    from llama_cpp.llama_cpp import _lib
 except (ImportError, RuntimeError, FileNotFoundError, OSError) as error:
     raise EngineError(f"llama-cpp-python cannot be loaded: {error}", f"install it again: {INSTALL}") from None
 
+# ggml's functions, found through llama.cpp, which is linked to them: llama_cpp._ggml loads a second copy of
+# the library, whose list of devices llama.cpp never sees.
+ggml: Any = _lib
 _GGML_TYPES = {
     "f32": 0,
     "f16": 1,
@@ -77,13 +80,14 @@ for _name, _result, _args in (
     ("ggml_backend_dev_type", ctypes.c_int, [ctypes.c_void_p]),
     ("ggml_backend_dev_memory", None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]),
     ("ggml_backend_dev_buffer_type", ctypes.c_void_p, [ctypes.c_void_p]),
+    ("ggml_backend_dev_backend_reg", ctypes.c_void_p, [ctypes.c_void_p]),
     ("ggml_backend_buft_name", ctypes.c_char_p, [ctypes.c_void_p]),
     ("ggml_backend_reg_count", ctypes.c_size_t, []),
     ("ggml_backend_reg_get", ctypes.c_void_p, [ctypes.c_size_t]),
     ("ggml_backend_reg_name", ctypes.c_char_p, [ctypes.c_void_p]),
     ("ggml_version", ctypes.c_char_p, []),
 ):
-    _function = getattr(libggml, _name)
+    _function = getattr(ggml, _name)
     _function.restype, _function.argtypes = _result, _args
 
 
@@ -129,38 +133,42 @@ def show_log(verbose: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that this build of llama.cpp can use. free, total: bytes of its memory."""
+    """A device that this build of llama.cpp can use. remote: of an RPC worker, which passes for a GPU
+    whatever it is; its description is where the worker is. free, total: bytes of its memory.
+    """
 
     name: str
     description: str
     gpu: bool
+    remote: bool
     free: int
     total: int
     handle: int
 
 
 def devices() -> list[Device]:
-    """All devices of the build, the CPU among them."""
+    """All devices of the build, the CPU among them, and those of the RPC workers that were added."""
     found = []
-    for i in range(libggml.ggml_backend_dev_count()):
-        dev = libggml.ggml_backend_dev_get(i)
+    for i in range(ggml.ggml_backend_dev_count()):
+        dev = ggml.ggml_backend_dev_get(i)
         free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-        libggml.ggml_backend_dev_memory(dev, ctypes.byref(free), ctypes.byref(total))
-        name = libggml.ggml_backend_dev_name(dev).decode()
-        about = libggml.ggml_backend_dev_description(dev).decode()
-        gpu = libggml.ggml_backend_dev_type(dev) in _GPU_TYPES
-        found.append(Device(name, about, gpu, free.value, total.value, dev))
+        ggml.ggml_backend_dev_memory(dev, ctypes.byref(free), ctypes.byref(total))
+        name = ggml.ggml_backend_dev_name(dev).decode()
+        about = ggml.ggml_backend_dev_description(dev).decode()
+        gpu = ggml.ggml_backend_dev_type(dev) in _GPU_TYPES
+        remote = ggml.ggml_backend_reg_name(ggml.ggml_backend_dev_backend_reg(dev)) == b"RPC"
+        found.append(Device(name, about, gpu, remote, free.value, total.value, dev))
     return found
 
 
 def build_info() -> dict[str, Any]:
     """Versions, registered backends, what llama.cpp says of the system, and what the build supports."""
-    registered = (libggml.ggml_backend_reg_get(i) for i in range(libggml.ggml_backend_reg_count()))
+    registered = (ggml.ggml_backend_reg_get(i) for i in range(ggml.ggml_backend_reg_count()))
     return {
         "llama_cpp_python": _found,
         "llama_cpp": llama.llama_version().decode(),
-        "ggml": libggml.ggml_version().decode(),
-        "backends": [libggml.ggml_backend_reg_name(reg).decode() for reg in registered],
+        "ggml": ggml.ggml_version().decode(),
+        "backends": [ggml.ggml_backend_reg_name(reg).decode() for reg in registered],
         "system_info": llama.llama_print_system_info().decode(),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "mmap": bool(llama.llama_supports_mmap()),
@@ -172,8 +180,8 @@ def build_info() -> dict[str, Any]:
 def _buffer_type(name: str) -> int:
     known = {}
     for device in devices():
-        buft = libggml.ggml_backend_dev_buffer_type(device.handle)
-        known[libggml.ggml_backend_buft_name(buft).decode()] = buft
+        buft = ggml.ggml_backend_dev_buffer_type(device.handle)
+        known[ggml.ggml_backend_buft_name(buft).decode()] = buft
     if name not in known:
         raise UsageError(f"no buffer type {name!r} for --override-tensor", f"there are: {', '.join(known)}")
     return int(known[name])
