@@ -7,7 +7,7 @@ not fit is refused with settings that would, each of them computed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specllama.errors import ResourceError, UsageError
@@ -38,7 +38,9 @@ class Device:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What was asked for; None is "choose". `available` is in bytes. Checked at construction."""
+    """What was asked for; None is "choose", for devices_draft the target's. `available` is in bytes. Checked
+    at construction.
+    """
 
     available: int
     n_ctx: int | None = None
@@ -56,6 +58,7 @@ class FitSettings:
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
     devices: tuple[Device, ...] = ()
+    devices_draft: tuple[Device, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_ctx_draft"):
@@ -86,7 +89,9 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What will be loaded and what it takes. `host` and `device` in bytes, over both models."""
+    """What will be loaded and what it takes. `host` and `device` in bytes, over both models. device_room: of
+    the target's devices; draft_room: what the target leaves of the draft's.
+    """
 
     target: Usage
     draft: Usage | None
@@ -94,6 +99,7 @@ class MemoryPlan:
     host: int
     device: int
     device_room: int
+    draft_room: int
     warnings: tuple[str, ...] = ()
 
     @property
@@ -106,7 +112,12 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.host <= self.available and self.device <= self.device_room
+        return self.host <= self.available and self.fits_devices
+
+    @property
+    def fits_devices(self) -> bool:
+        of_draft = self.draft.device if self.draft else 0
+        return self.target.device <= self.device_room and of_draft <= self.draft_room
 
 
 def plan_memory(target: Header, draft: Header | None, settings: FitSettings) -> MemoryPlan:
@@ -140,21 +151,20 @@ class _Question:
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         s = self.settings
-        room = sum(max(d.free - _DEVICE_RESERVE, 0) for d in s.devices)
-        left = room
-        usages: list[Usage] = []
-        models = [(self._target, n_ctx, s.n_gpu_layers)]
+        room = _room(s.devices)
+        target = _offloaded(self._target, n_ctx, s.n_gpu_layers if s.devices else 0, room)
+        usages, draft_room = [(target, s.devices)], 0
         if self._draft:
-            models.append((self._draft, s.n_ctx_draft or n_ctx, s.n_gpu_layers_draft))
-        for costs, n, n_gpu_layers in models:
-            usages.append(_offloaded(costs, n, n_gpu_layers if s.devices else 0, left))
-            left -= usages[-1].device
-        device = sum(u.device for u in usages)
-        host = sum(u.host for u in usages)
-        if any(d.unified for d in s.devices):
-            host += device
-        draft = usages[1] if len(usages) > 1 else None
-        return MemoryPlan(usages[0], draft, s.available, host, device, room)
+            own = s.devices if s.devices_draft is None else s.devices_draft
+            draft_room = _room(own) - _part(target.device, s.devices, own)
+            n_gpu_layers = s.n_gpu_layers_draft if own else 0
+            usages.append((_offloaded(self._draft, s.n_ctx_draft or n_ctx, n_gpu_layers, draft_room), own))
+        device = sum(usage.device for usage, _ in usages)
+        host = sum(usage.host for usage, _ in usages)
+        for usage, devices in usages:
+            host += _part(usage.device, devices, [d for d in devices if d.unified])
+        draft = usages[1][0] if len(usages) > 1 else None
+        return MemoryPlan(target, draft, s.available, host, device, room, draft_room)
 
     def largest_fitting(self, most: int) -> int | None:
         """The largest n_ctx up to `most`, in steps of 256 from 512, that fits; memory grows with n_ctx."""
@@ -164,6 +174,18 @@ class _Question:
         steps = range(least, most, N_CTX_PAD)
         n_fitting = bisect_left(steps, True, key=lambda n_ctx: not self.plan(n_ctx).fits)
         return steps[n_fitting - 1] if n_fitting else None
+
+
+def _room(devices: Iterable[Device]) -> int:
+    return sum(max(d.free - _DEVICE_RESERVE, 0) for d in devices)
+
+
+def _part(n_bytes: int, spread: Sequence[Device], counted: Iterable[Device]) -> int:
+    """How much of what is spread over devices, by their room as llama.cpp does, lies on some of them."""
+    names = {d.name for d in counted}
+    inside = [d for d in spread if d.name in names]
+    whole = _room(spread)
+    return n_bytes * _room(inside) // whole if whole else n_bytes if inside else 0
 
 
 def _offloaded(costs: Costs, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:
@@ -209,8 +231,10 @@ def _warnings(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
 
 
 def _refusal(asked: _Question, plan: MemoryPlan) -> ResourceError:
-    if plan.device > plan.device_room:
-        needed, there, where = plan.device, plan.device_room, "on the devices"
+    if plan.target.device > plan.device_room:
+        needed, there, where = plan.target.device, plan.device_room, "on the devices"
+    elif plan.draft and plan.draft.device > plan.draft_room:
+        needed, there, where = plan.draft.device, plan.draft_room, "on the draft's devices"
     else:
         needed, there, where = plan.host, plan.available, "of memory"
     usages = [plan.target, *([plan.draft] if plan.draft else [])]
@@ -235,7 +259,7 @@ def _remedies(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
     """Settings that fit, the least loss first; a smaller quantisation only where no setting does."""
     s, target, draft = asked.settings, asked.target, asked.draft
     found = False
-    if plan.device > plan.device_room:
+    if not plan.fits_devices:
         free = replace(s, n_gpu_layers=None, n_gpu_layers_draft=None)
         auto = _Question(target, draft, free).plan(plan.n_ctx)
         if auto.fits:
@@ -292,7 +316,7 @@ def _cache_flags(draft: Header | None) -> str:
 def _smaller_quants(asked: _Question, flags: str) -> Iterator[str]:
     """The best quantisation of the target whose weights would leave room for the least context."""
     plan = asked.plan(_least_n_ctx(asked.target))
-    room = plan.target.weights - max(plan.host - plan.available, plan.device - plan.device_room)
+    room = plan.target.weights - max(plan.host - plan.available, plan.target.device - plan.device_room)
     n_params = max(asked.target.n_params, 1)
     for name, bits in _QUANTS:
         if bits < plan.target.weights * 8 / n_params and n_params * bits / 8 <= room:

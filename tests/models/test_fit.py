@@ -303,6 +303,48 @@ def test_layers_by_default() -> None:
     assert (small.target.n_gpu_layers, small.device) == (0, 0)
 
 
+def test_workers_hold_the_target_and_the_draft_stays() -> None:
+    workers = (Device("RPC0", 10 * GB), Device("RPC1", 10 * GB))
+    far = plan(100, devices=workers, devices_draft=())
+    assert far.draft is not None
+    assert (far.target.n_gpu_layers, far.draft.n_gpu_layers) == (33, 0)
+    assert far.device == far.target.device
+    assert far.host == far.target.host + far.draft.host
+    small = plan(100, devices=workers[:1], devices_draft=())
+    assert 1 < small.target.n_gpu_layers < 33
+    assert small.host > far.host  # what the worker cannot hold stays here
+    asked = {"n_gpu_layers": 99, "n_gpu_layers_draft": 99, "n_ctx": 8192, "devices": workers}
+    assert plan(100, devices_draft=(), **asked).draft == far.draft  # no device: -ngld has no effect
+
+
+def test_the_drafts_own_devices() -> None:
+    worker, gpu = Device("RPC0", 40 * GB), Device("gpu", 4 * GB)
+    apart = plan(100, devices=(worker,), devices_draft=(gpu,))
+    assert apart.draft is not None
+    assert (apart.target.n_gpu_layers, apart.draft.n_gpu_layers) == (33, 17)
+    assert apart.draft_room < 4 * GB
+    shared = plan(100, devices=(worker, gpu), devices_draft=(gpu,))
+    assert 0 < shared.draft_room < apart.draft_room  # llama.cpp spreads the target over both
+    assert shared.device_room > apart.device_room
+    error, _ = advice(
+        available=100, n_gpu_layers_draft=99, devices=(worker,), devices_draft=(Device("gpu", GB),)
+    )
+    assert "GB on the draft's devices needed" in error.message
+    same = plan(100, devices=(worker, gpu), devices_draft=(gpu, worker))
+    assert same == plan(100, devices=(worker, gpu))
+
+
+def test_only_what_is_here_is_unified() -> None:
+    metal, worker = Device("metal", 20 * GB, unified=True), Device("RPC0", 60 * GB)
+    mixed = plan(100, devices=(worker, metal), devices_draft=(metal,))
+    assert mixed.draft is not None
+    apart = plan(100, devices=(worker,), devices_draft=(metal,))
+    assert apart.draft is not None
+    assert apart.host == apart.target.host + apart.draft.host + apart.draft.device
+    on_metal = mixed.host - (mixed.target.host + mixed.draft.host + mixed.draft.device)
+    assert on_metal == pytest.approx(mixed.target.device * 20 / 80, rel=0.02)
+
+
 def test_unified_memory_counts_once_against_the_host() -> None:
     devices = (Device("metal", 80 * GB, unified=True),)
     shared = plan(100, devices=devices)
