@@ -32,6 +32,7 @@ OUTSIDE = (
         "models",
     ),
     *("chat", "chat_marks", "chat_sandbox", "grammar", "llama", "text", "config", "store", "calibrate"),
+    *("rpc", "rpc_probe", "llama_rpc"),
 )
 EVERYBODY = {"errors", "settings", "machine"}
 FRONT = {

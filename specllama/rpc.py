@@ -1,0 +1,83 @@
+"""Where RPC workers are: their names in lists, and addresses to listen at. ggml's RPC knows IPv4 alone.
+
+Knows nothing of the protocol (rpc_probe.py) and nothing of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+
+from specllama.errors import NetworkError, ResourceError, UsageError
+
+PORT = 50052
+MAX_WORKERS = 16  # llama_max_devices
+_HOST = r"[A-Za-z0-9._-]{1,253}"
+
+
+def endpoints(given: str | Sequence[str], name: str = "--rpc") -> tuple[str, ...]:
+    """Workers as "host:port", from such a list separated by commas, or a list of them. The port may be left
+    out. Raises UsageError, which calls the list by `name`.
+    """
+    parts = given.split(",") if isinstance(given, str) else given
+    found = [_endpoint(part, name) for part in parts]
+    if len(found) > MAX_WORKERS:
+        raise UsageError(f"{name} takes {MAX_WORKERS} workers at most, not {len(found)}")
+    for i, one in enumerate(found):
+        if one in found[:i]:
+            raise UsageError(f"{name} names the worker {one} twice")
+    return tuple(found)
+
+
+def _endpoint(text: str, name: str) -> str:
+    text = text.strip()
+    if text.count(":") > 1:
+        raise UsageError(f"{name}: {text!r} is no host:port; ggml's RPC knows IPv4 addresses and names only")
+    found = re.fullmatch(rf"({_HOST})(?::([0-9]{{1,5}}))?", text)
+    port = int(found[2] or PORT) if found else 0
+    if not found or not 0 < port < 1 << 16:
+        raise UsageError(f"{name} must be host:port (or several, separated by commas), not {text[:80]!r}")
+    return f"{found[1].lower()}:{port}"
+
+
+def find_worker(endpoint: str) -> tuple[str, int]:
+    """The IPv4 address and port behind "host:port". Raises NetworkError where the name is unknown."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise NetworkError(
+            f"the RPC worker {endpoint} cannot be found: {reason}", "check the name, or give its IPv4 address"
+        ) from None
+    return str(found[0][4][0]), int(port)
+
+
+def listen_address(host: str, port: int) -> tuple[str, int]:
+    """Where a worker can listen: the IPv4 address and the port, a free one for port 0. Raises UsageError for
+    no address of this machine, ResourceError where the port is taken or needs more rights.
+    """
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port must be from 0 to 65535, not {port}")
+    if ":" in host:
+        raise UsageError(f"--host {host}: ggml's RPC knows IPv4 only", "give an IPv4 address, as 127.0.0.1")
+    try:
+        if not re.fullmatch(_HOST, host):
+            raise OSError
+        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    except (OSError, UnicodeError):
+        raise UsageError(
+            f"--host {host[:80]!r} is no address", "give an IPv4 address, as 127.0.0.1"
+        ) from None
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+            return str(address), int(sock.getsockname()[1])
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UsageError(f"--host {host} is no address of this machine") from None
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+            raise ResourceError(f"port {port} of {address} {reason}", "choose another --port") from None
