@@ -104,7 +104,7 @@ class LoadSettings:
 
     n_slots: sequences at once. exact: decide near-ties on rows decoded alone. calibrate: measure after the
     first answer what is not known yet, and store that and what was learnt. chat_template: overrides the
-    model's own.
+    model's own. rpc: workers that hold the target, "host:port" each.
     """
 
     target: ModelSettings
@@ -117,6 +117,7 @@ class LoadSettings:
     exact: bool = False
     calibrate: bool = True
     chat_template: str | None = None
+    rpc: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _at_least("n_slots", self.n_slots, 1)

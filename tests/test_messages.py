@@ -34,6 +34,8 @@ EXAMPLES = [
     m.Configured(),
     m.Inspect(),
     m.Inspected({"version": "1"}),
+    m.Serve("127.0.0.1:50052", ["CPU"], 2, 10**10, "/cache", verbose=True),
+    m.Serving({"endpoint": "127.0.0.1:50052"}),
     m.Beat(0.5, 30.0),
 ]
 

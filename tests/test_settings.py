@@ -31,7 +31,7 @@ RICH = ModelSettings(
     "settings",
     [
         LoadSettings(target=TARGET),
-        LoadSettings(target=RICH, draft=TARGET),
+        LoadSettings(target=RICH, draft=TARGET, rpc=("a:1", "b:50052")),
         LoadSettings(target=TARGET, drafters=("copy",), draft_max=8, draft_min=4, draft_p_min=0.9, n_slots=4),
         LoadSettings(
             target=TARGET, drafters=(), draft_max=0, exact=True, calibrate=False, chat_template="{{ x }}"

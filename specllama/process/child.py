@@ -47,6 +47,7 @@ class Child:
         self._dead: SpecllamaError | None = None
         self._problem: SpecllamaError | None = None  # for which it was killed
         self._heard: float | None = None  # when the last message came
+        self.hang_hint = ""  # what to do about a hang
         package = str(Path(specllama.__file__).parent.parent)
         path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
@@ -78,6 +79,11 @@ class Child:
         they were raised.
         """
         return self._dead and SpecllamaError.from_dict(self._dead.to_dict())
+
+    def wait(self) -> SpecllamaError:
+        """Why it has ended, once it has."""
+        self._ended.wait()
+        return self.dead or EngineDiedError("the engine process ended")
 
     def blame(self, error: SpecllamaError) -> None:
         """What the process said last is why it ends."""
@@ -157,7 +163,7 @@ class Child:
                 return
 
     def _kill(self, why: str) -> None:
-        self._problem = self._problem or EngineDiedError(why)
+        self._problem = self._problem or EngineDiedError(why, self.hang_hint)
         self._process.kill()
 
     def _die(self) -> None:

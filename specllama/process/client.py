@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from specllama.errors import SpecllamaError, UsageError
 from specllama.process import messages as m
@@ -19,7 +19,7 @@ from specllama.process.child import Child
 from specllama.settings import LoadSettings
 
 Deliver = Callable[[m.Message | SpecllamaError], None]
-_Answer = TypeVar("_Answer", m.Ready, m.Calibrated, m.Configured, m.Inspected)
+_Answer = TypeVar("_Answer", m.Ready, m.Calibrated, m.Configured, m.Inspected, m.Serving)
 _Inbox = queue.SimpleQueue[m.Message | SpecllamaError]
 
 
@@ -79,6 +79,8 @@ class EngineClient:
 
         Raises what the load raises: IntegrityError, IncompatiblePairError, ResourceError, UsageError …
         """
+        if settings.rpc:
+            self._child.hang_hint = f"perhaps it waits for an RPC worker: {', '.join(settings.rpc)}"
         return self._ask(m.Load(settings.to_dict(), verbose), m.Ready, progress).info
 
     def calibrate(self, seconds: float = 1.0) -> dict[str, Any]:
@@ -95,6 +97,18 @@ class EngineClient:
     def inspect(self) -> dict[str, Any]:
         """What this build of llama.cpp is and can use."""
         return self._ask(m.Inspect(), m.Inspected).found
+
+    def serve(self, request: m.Serve) -> dict[str, Any]:
+        """Make the process an RPC worker, for as long as it lives; what it serves, once it listens.
+
+        Raises UsageError for devices that it does not have, ResourceError where it cannot listen, EngineError
+        where the build cannot.
+        """
+        return self._ask(request, m.Serving).found
+
+    def wait(self) -> NoReturn:
+        """Stay until the process has ended. Raises why."""
+        raise self._child.wait()
 
     def submit(self, request: m.Generate, deliver: Deliver) -> Submission:
         """Hand in a request without waiting. deliver: gets Started, Prefilled …, Tokens (of this generation

@@ -42,13 +42,13 @@ def notes(settings: LoadSettings, context: Context) -> list[str]:
     asked = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
     ]
-    present, usable = gpus_present(), any(d.gpu for d in devices())
-    if present and not usable:
+    present, found = gpus_present(), [d for d in devices() if d.gpu]
+    if present and all(d.remote for d in found):
         notes.append(
             f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild it "
             f"with SPECLLAMA_BACKEND={present[0]} scripts/specllama"
         )
-    elif asked and not usable:
+    elif asked and not found:
         notes.append(
             "no GPU that this build of llama.cpp could use: -ngl has no effect, all layers are on the CPU"
         )
@@ -80,7 +80,7 @@ def store_key(header: Header, s: ModelSettings, context: Context) -> dict[str, A
     return {
         **_identity(header, s, context),
         "machine": [platform.machine(), platform.processor(), physical_cores()],
-        "devices": [d.name for d in devices()],
+        "devices": [d.description if d.remote else d.name for d in devices()],
     }
 
 

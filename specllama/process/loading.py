@@ -22,7 +22,7 @@ from specllama.gguf import Header, check_model, read_model
 from specllama.grammar import Grammars
 from specllama.llama import Context, Model, devices
 from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
-from specllama.process import describe
+from specllama.process import describe, workers
 from specllama.process import messages as m
 from specllama.process.learning import Learning
 from specllama.settings import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
@@ -73,7 +73,7 @@ def close(context: Context | None, model: Model | None) -> None:
 
 def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store) -> Loaded:
     """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
-    NotFoundError.
+    NotFoundError, NetworkError.
 
     send: gets Loading and Notice messages.
     """
@@ -91,6 +91,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
             )
     n_outputs = max(settings.n_slots, 64, settings.n_slots + max(DRAFT_BUDGET, settings.draft_max or 0))
     n_rs_seq = 0 if not settings.drafters or settings.draft_max == 0 else (settings.draft_max or ROLLBACK)
+    settings = workers.attach(settings, send)
     plan = _plan(settings, target_header, draft_header, n_outputs, n_rs_seq)
     target_settings = _fitted(settings.target, plan.target.n_gpu_layers)
     model = Model(target_settings, _reporter("target", send))
@@ -135,7 +136,12 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         "n_threads": context.n_threads,
         "drafters": [d.name for d in drafters],
         "draft_max": settings.draft_max,
-        "notes": [*describe.notes(settings, context), *describe.verdict_notes(verdict), *plan.warnings],
+        "notes": [
+            *workers.note(settings, plan.target.n_gpu_layers, target_header.n_layer),
+            *describe.notes(settings, context),
+            *describe.verdict_notes(verdict),
+            *plan.warnings,
+        ],
         **describe.speculation(settings, drafters, problem),
         "load_seconds": time.perf_counter() - started,
     }
@@ -183,6 +189,7 @@ def _plan(
             n_gpu_layers=_layers(t),
             n_gpu_layers_draft=_layers(d),
             devices=_fit_devices(t),
+            devices_draft=_fit_devices(d),
         ),
     )
 
@@ -195,8 +202,8 @@ def _layers(s: ModelSettings) -> int | None:
 
 def _fit_devices(s: ModelSettings) -> tuple[Device, ...]:
     wanted = [d for d in devices() if d.gpu and (not s.devices or d.name in s.devices)]
-    unified = platform.system() == "Darwin"
-    return tuple(Device(d.name, d.free, unified) for d in wanted)
+    apple = platform.system() == "Darwin"
+    return tuple(Device(d.name, d.free, apple and not d.remote) for d in wanted)
 
 
 def _fitted(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:

@@ -75,6 +75,28 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Serve:
+    """To the engine: be an RPC worker from now on, and nothing else. address: IPv4:port. devices: names, none
+    for all GPUs or else the CPU. n_threads: 0 for the physical cores. memory: bytes that clients are told of
+    at most, 0 for no limit. cache: a directory for what they send, "" for none.
+    """
+
+    address: str
+    devices: list[str] = field(default_factory=list)
+    n_threads: int = 0
+    memory: int = 0
+    cache: str = ""
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """From the engine: it listens. found: what it serves; see rpc_serving.py."""
+
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Loading:
     """From the engine: the share of a model's file that is loaded. model: "target" or "draft"."""
 
@@ -193,6 +215,8 @@ Message = (
     | Calibrate
     | Configure
     | Inspect
+    | Serve
+    | Serving
     | Loading
     | Ready
     | Started
@@ -209,8 +233,8 @@ Message = (
 _KINDS: Mapping[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Load, Generate, Cancel, Calibrate, Configure, Inspect, Loading, Ready, Started, Prefilled, Tokens,
-        Done, Failed, Notice, Calibrated, Configured, Inspected, Beat,
+        Load, Generate, Cancel, Calibrate, Configure, Inspect, Serve, Serving, Loading, Ready, Started,
+        Prefilled, Tokens, Done, Failed, Notice, Calibrated, Configured, Inspected, Beat,
     )
 }  # fmt: skip
 

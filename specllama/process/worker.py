@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from specllama.errors import EngineError, SpecllamaError
 from specllama.process import messages as m
@@ -91,9 +91,18 @@ def _serve(pipes: _Pipes) -> None:
                     host.leave()
                     pipes.left.set()
                     threading.Event().wait()  # for the end of the process
+                elif isinstance(message, m.Serve):
+                    _serve_rpc(message, pipes)
                 else:
                     host.handle(message)
         host.step()
+
+
+def _serve_rpc(message: m.Serve, pipes: _Pipes) -> NoReturn:
+    """In this thread for the rest of the process's life."""
+    from specllama.process.rpc_serving import serve
+
+    serve(message, pipes.send)
 
 
 def _beat(pipes: _Pipes, host: Host) -> None:

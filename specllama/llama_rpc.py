@@ -1,0 +1,117 @@
+"""The part of the seam that is about RPC: workers added as devices, and this machine served as one.
+
+Takes ggml's functions from llama.py. Nothing here may be called for a worker that was not probed: ggml ends
+the process where it finds another thing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specllama.errors import EngineError, NetworkError
+from specllama.llama import Device, ggml
+
+_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_MEMORY = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+)
+_GET_MEMORY = 2  # its place in ggml_backend_device_i
+_kept: list[object] = []  # what the C side points to
+
+for _name, _result, _args in (
+    ("ggml_backend_reg_by_name", ctypes.c_void_p, [ctypes.c_char_p]),
+    ("ggml_backend_reg_get_proc_address", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
+    ("ggml_backend_reg_dev_get", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]),
+    ("ggml_backend_register", None, [ctypes.c_void_p]),
+    ("ggml_backend_dev_init", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
+    ("ggml_set_abort_callback", ctypes.c_void_p, [_ABORT]),
+):
+    _function = getattr(ggml, _name)
+    _function.restype, _function.argtypes = _result, _args
+
+
+def _procedure(name: str, result: type[Any] | None, *args: type[Any]) -> Callable[..., Any]:
+    """A function of ggml's RPC backend. Raises EngineError where the build has none."""
+    reg = ggml.ggml_backend_reg_by_name(b"RPC")
+    address = ggml.ggml_backend_reg_get_proc_address(reg, name.encode()) if reg else None
+    if not address:
+        raise EngineError(
+            "this build of llama.cpp has no RPC backend", "install it again with -DGGML_RPC=ON in CMAKE_ARGS"
+        )
+    return ctypes.CFUNCTYPE(result, *args)(address)
+
+
+def add_worker(address: str) -> None:
+    """Make the devices of a worker (IPv4:port) devices of this process and keep a connection to it, so that
+    it serves nobody else from here on. Raises NetworkError where it has none, EngineError without RPC.
+    """
+    add = _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    reg = add(address.encode())
+    if not reg:
+        raise NetworkError(f"the RPC worker {address} has no devices")
+    ggml.ggml_backend_dev_init(ggml.ggml_backend_reg_dev_get(reg, 0), None)  # what keeps the connection
+    ggml.ggml_backend_register(reg)
+
+
+def on_abort(tell: Callable[[str], None]) -> None:
+    """Have a function called with ggml's last words before it ends the process; they go to stderr, too.
+
+    It is called in whichever thread ggml is in, while the others go on.
+    """
+
+    def last_words(text: bytes) -> None:
+        message = text.decode("utf-8", "replace")
+        sys.stderr.write(message + "\n")
+        sys.stderr.flush()
+        tell(message)
+
+    callback = _ABORT(last_words)
+    _kept.append(callback)
+    ggml.ggml_set_abort_callback(callback)
+
+
+def bound_memory(device: Device, limit: int, available: Callable[[], int] | None) -> None:
+    """Let a device report no more free memory than `available` says, and than `limit` bytes (0: no limit)
+    leave after what has been taken since now.
+
+    ggml says of the CPU that all of the machine's memory is free, and has no setting for a limit. It holds
+    for what is reported, from which clients plan; ggml gives them what they ask for.
+    """
+    functions = ctypes.cast(device.handle, ctypes.POINTER(ctypes.c_void_p))
+    original = _MEMORY(functions[_GET_MEMORY] or 0)
+
+    def now() -> tuple[int, int]:
+        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        original(device.handle, free, total)
+        return min(free.value, available() if available else free.value), total.value
+
+    at_first, _ = now()
+
+    def bounded(_device: int, free: Any, total: Any) -> None:
+        is_free, in_all = now()
+        if limit:
+            taken = max(at_first - is_free, 0)
+            is_free, in_all = max(min(is_free, limit - taken), 0), min(in_all, limit)
+        free[0], total[0] = is_free, in_all
+
+    callback = _MEMORY(bounded)
+    _kept.append(callback)
+    functions[_GET_MEMORY] = ctypes.cast(callback, ctypes.c_void_p).value
+
+
+def serve_devices(address: str, served: Sequence[Device], n_threads: int, cache: str | None) -> None:
+    """Serve devices at IPv4:port, one client at a time, for ever. cache: a directory for tensors that clients
+    have sent. Returns where it cannot listen or take clients. Raises EngineError without RPC.
+    """
+    start = _procedure(
+        "ggml_backend_rpc_start_server",
+        None,
+        *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p),
+    )
+    handles = (ctypes.c_void_p * len(served))(*[device.handle for device in served])
+    directory = os.fsencode(cache) if cache else None
+    start(address.encode(), directory, n_threads, len(served), ctypes.addressof(handles))
