@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from specllama.errors import NotFoundError, UsageError
+from specllama.rpc import endpoints
 from specllama.settings import ALL_LAYERS, AUTO
 
 Layers = int | Literal["auto", "all"]
@@ -66,6 +67,8 @@ def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     """The value of a field of ModelSettings that is a tuple."""
     if name.startswith("devices"):
         return texts(name, value)
+    if name == "rpc":
+        return endpoints(value if isinstance(value, str) else texts(name, value), name)
     try:
         if name == "tensor_split":
             return tuple(float(share) for share in value)

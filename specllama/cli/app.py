@@ -16,7 +16,7 @@ from specllama.cli.completion import downloaded_names, model_names
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
-_TABLES = {"run": options.RUN, "chat": options.CHAT, "bench": options.BENCH}
+_TABLES = {"run": options.RUN, "chat": options.CHAT, "bench": options.BENCH, "rpc-worker": options.RPC_WORKER}
 
 app = typer.Typer(
     name="specllama",
@@ -186,15 +186,34 @@ def bench(given: dict[str, Any]) -> None:
     raise typer.Exit(command(given))
 
 
+@app.command(
+    "rpc-worker",
+    epilog="Examples:\n\nspecllama rpc-worker\n\n"
+    "specllama rpc-worker --host 192.168.1.20 --memory 12 --cache\n\n"
+    "and on the machine that asks: specllama run --rpc 192.168.1.20 -m main.gguf -md draft.gguf -p '...'\n\n"
+    "There is neither a password nor encryption: listen in a network that you trust, or through a tunnel, "
+    "ssh -N -L 50052:127.0.0.1:50052 worker, then --rpc 127.0.0.1:50052. Ctrl-C ends it.",
+)
+@takes(options.RPC_WORKER)
+def rpc_worker(given: dict[str, Any]) -> None:
+    """Lend this machine's memory and processor to a model that another machine runs (--rpc there)."""
+    from specllama.cli.rpc_worker import rpc_worker as command
+
+    raise typer.Exit(command(given))
+
+
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    workers: Annotated[
+        str | None, typer.Option("--rpc", metavar="LIST", help="also ask these RPC workers: host:port,...")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
 ) -> None:
     """What this installation can use: versions, devices, memory, caches, exactness."""
     from specllama.cli.doctor import doctor as command
 
-    raise typer.Exit(command(as_json))
+    raise typer.Exit(command(as_json, workers))
 
 
 def run_app(arguments: Sequence[str]) -> int:

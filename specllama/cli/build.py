@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specllama import config
+from specllama import config, rpc
 from specllama.cli.fetching import library
 from specllama.cli.options import STORED
 from specllama.core.params import SamplingParams
@@ -58,6 +58,7 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
         exact=v.get("exact", False),
         calibrate=not v.get("no_calibrate", False),
         chat_template=_template(v),
+        rpc=rpc.endpoints(v["rpc"]) if "rpc" in v else (),
     )
     return _found(settings, v, name)
 

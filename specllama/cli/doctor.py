@@ -17,9 +17,11 @@ from specllama.cli.doctor_words import Problem
 SCHEMA = "specllama.doctor/1"
 
 
-def doctor(as_json: bool) -> int:
-    """Print the report on stdout; 0 unless something makes `run` impossible."""
-    report, problems = examine()
+def doctor(as_json: bool, workers: str | None = None) -> int:
+    """Print the report on stdout; 0 unless something makes `run` impossible. workers: RPC workers to ask, as
+    --rpc takes them.
+    """
+    report, problems = examine(workers)
     if as_json:
         console.data(json.dumps(report) + "\n")
     else:
@@ -27,11 +29,19 @@ def doctor(as_json: bool) -> int:
     return next((problem.exit_code for problem in problems if problem.exit_code), 0)
 
 
-def examine() -> tuple[dict[str, Any], list[Problem]]:
+def examine(workers: str | None = None) -> tuple[dict[str, Any], list[Problem]]:
     """The whole report as plain data, and what is wrong."""
-    from specllama.cli import doctor_config, doctor_engine, doctor_files, doctor_hub, doctor_machine
+    from specllama.cli import (
+        doctor_config,
+        doctor_engine,
+        doctor_files,
+        doctor_hub,
+        doctor_machine,
+        doctor_rpc,
+    )
 
     problems: list[Problem] = []
+    asked = {} if workers is None else {"rpc": doctor_rpc.workers(workers, problems)}
     probe = doctor_hub.Probe(os.environ)  # answers while the engine starts
     engine = doctor_engine.engine(problems)
     report = {
@@ -44,6 +54,7 @@ def examine() -> tuple[dict[str, Any], list[Problem]]:
         "exactness": doctor_files.exactness(),
         "hub": doctor_hub.hub(os.environ, probe, problems),
         "config": doctor_config.config(os.environ, problems),
+        **asked,
     }
     problems.sort(key=lambda problem: not problem.exit_code)
     ok = not any(problem.exit_code for problem in problems)

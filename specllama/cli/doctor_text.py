@@ -33,6 +33,7 @@ def lines(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
         "exactness": _exactness(report["exactness"]),
         "hub": _hub(report["hub"]),
         "configuration": _config(report["config"]),
+        **({"RPC workers": _rpc(report["rpc"])} if "rpc" in report else {}),
     }
     for title, rows in sections.items():
         yield title
@@ -126,6 +127,15 @@ def _config(c: Mapping[str, Any]) -> Rows:
         yield "files", "none"
     if c["environment"]:
         yield "environment", ", ".join(c["environment"])
+
+
+def _rpc(workers: Sequence[Mapping[str, Any]]) -> Rows:
+    for worker in workers:
+        if not worker["ok"]:
+            yield worker["endpoint"], "cannot be used"
+            continue
+        memory = "; ".join(f"{size(d['free'])} free of {size(d['total'])}" for d in worker["devices"])
+        yield worker["endpoint"], f"protocol {worker['protocol']}, {memory}"
 
 
 def _total(part: Mapping[str, Any], name: str) -> str:

@@ -115,6 +115,7 @@ MODEL = _table(
     ("tensor_split", "-ts --tensor-split", str, "share of each device, separated by commas", "A,B,..."),
     ("split_mode", "-sm --split-mode", str, "how to split over devices: none, layer, row, tensor", "MODE"),
     ("main_gpu", "-mg --main-gpu", int, "the device for -sm none", "N"),
+    ("rpc", "--rpc", str, "RPC workers for the target: host:port, separated by commas", "LIST"),
     (
         "override_tensor",
         "-ot --override-tensor",
@@ -277,6 +278,19 @@ BENCHING = _table(
     ("json", "--json", bool, "one JSON object on stdout instead of the tables"),
     ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
     ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
+    ("debug", "--debug", bool, "show tracebacks"),
+    stored=False,
+)
+RPC_WORKER = _table(
+    "Worker",
+    ("host", "-H --host", str, "address to listen at (default 127.0.0.1, this machine alone)", "ADDRESS"),
+    ("port", "-p --port", int, "port (default 50052; 0 picks a free one)", "N"),
+    ("n_threads", "-t --threads", int, "threads of the CPU (default: physical cores)", "N"),
+    ("devices", "-d -dev --device", str, "devices to offer (default: all GPUs, or else the CPU)", "NAMES"),
+    ("memory", "--memory", float, "most memory that clients are told of, of each device, in GB", "GB"),
+    ("cache", "-c --cache", bool, "keep large tensors on disk, so that they are sent once"),
+    ("json", "--json", bool, "say what is served as one JSON object on stdout"),
+    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )

@@ -1,0 +1,70 @@
+"""`specllama rpc-worker`: this machine's devices for a model that runs elsewhere."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from specllama import rpc
+from specllama.cli import console
+from specllama.cli.doctor_words import size
+from specllama.errors import UsageError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import MAX_THREADS
+from specllama.store import cache_dir
+
+SCHEMA = "specllama.rpc-worker/1"
+
+
+def rpc_worker(given: Mapping[str, Any]) -> int:
+    """Serve until something ends it. Raises SpecllamaError."""
+    request = _request(given)
+    host, _, port = request.address.rpartition(":")
+    if not ipaddress.ip_address(host).is_loopback:
+        console.warning(
+            f"whoever reaches {request.address} can use this machine and perhaps take it over: the protocol "
+            "has no password and no encryption. Listen in a network that you trust, or at 127.0.0.1 through "
+            f"a tunnel (ssh -N -L {port}:127.0.0.1:{port} THIS_MACHINE)"
+        )
+    with EngineClient(sys.stderr if request.verbose else None, console.note) as client:
+        found = client.serve(request)
+        if given.get("json"):
+            console.data(json.dumps({"schema": SCHEMA, **found}) + "\n")
+        else:
+            console.data(f"{found['endpoint']}\n")
+        for line in _lines(found):
+            console.note(line)
+        client.wait()
+
+
+def _request(given: Mapping[str, Any]) -> m.Serve:
+    """What was asked for. Raises UsageError, ResourceError."""
+    n_threads, memory = given.get("n_threads", 0), given.get("memory", 0.0)
+    if not 0 <= n_threads <= MAX_THREADS:
+        raise UsageError(f"-t must be from 1 to {MAX_THREADS}, or 0 for the physical cores, not {n_threads}")
+    if "memory" in given and not (math.isfinite(memory) and 0 < memory < 1e9):
+        raise UsageError(f"--memory must be some GB above 0, not {memory:g}")
+    devices = [name.strip() for name in given.get("devices", "").split(",") if name.strip()]
+    host, port = rpc.listen_address(given.get("host", "127.0.0.1"), given.get("port", rpc.PORT))
+    cache = str(cache_dir() / "rpc" / f"{host}-{port}") if given.get("cache") else ""
+    return m.Serve(
+        f"{host}:{port}", devices, n_threads, int(memory * 1e9), cache, given.get("verbose", False)
+    )
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
+    """What people want to know of it."""
+    lines = [f"RPC worker at {found['endpoint']}, protocol {found['protocol']}; Ctrl-C ends it"]
+    for d in found["devices"]:
+        memory = f"{size(d['free'])} free of {size(d['total'])}"
+        threads = f", threads {found['n_threads']}" if d["name"] == "CPU" else ""
+        lines.append(f"{d['name']}: {d['description']}, {memory}{threads}")
+    if found["cache"]:
+        lines.append(f"tensors are kept in {found['cache']}")
+    lines.append(f"to use it: specllama run --rpc {found['endpoint']} -m main.gguf -p '...'")
+    return lines

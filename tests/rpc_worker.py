@@ -1,0 +1,56 @@
+"""RPC workers on loopback for tests: the installed command, at a free port, ended by its process id."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+
+from tests.command import Command
+
+READY_SECONDS = 90.0
+
+
+class RpcWorker:
+    """A running `specllama rpc-worker`. endpoint: where it listens."""
+
+    def __init__(self, command: Command, *args: str) -> None:
+        self.front = command.start("rpc-worker", "--port", "0", "-t", "1", *args)
+        assert self.front.stdout is not None
+        ready, _, _ = select.select([self.front.stdout], [], [], READY_SECONDS)
+        self.first = self.front.stdout.readline().decode() if ready else ""
+        if not self.first:
+            _, said = self.end()
+            raise AssertionError(f"no worker: {said}")
+        self.endpoint = self.first.strip()
+
+    @property
+    def server(self) -> psutil.Process:
+        """The process that llama.cpp is in."""
+        (found,) = psutil.Process(self.front.pid).children()
+        return found
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """End it by a signal, if it runs; its exit code and what it said."""
+        if self.front.poll() is None:
+            self.front.send_signal(number)
+        try:
+            _, said = self.front.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.front.kill()
+            _, said = self.front.communicate(timeout=30)
+        return self.front.returncode, said.decode()
+
+
+@contextlib.contextmanager
+def rpc_worker(command: Command, *args: str) -> Iterator[RpcWorker]:
+    """A worker for a while."""
+    worker = RpcWorker(command, *args)
+    try:
+        yield worker
+    finally:
+        worker.end()
