@@ -75,8 +75,7 @@ def on_abort(tell: Callable[[str], None]) -> None:
 
 
 def bound_memory(device: Device, limit: int, available: Callable[[], int] | None) -> None:
-    """Let a device report no more free memory than `available` says, and than `limit` bytes (0: no limit)
-    leave after what has been taken since now.
+    """Let a device report no more free memory than `available` says, and than `limit` bytes (0: no limit).
 
     ggml says of the CPU that all of the machine's memory is free, and has no setting for a limit. It holds
     for what is reported, from which clients plan; ggml gives them what they ask for.
@@ -84,19 +83,11 @@ def bound_memory(device: Device, limit: int, available: Callable[[], int] | None
     functions = ctypes.cast(device.handle, ctypes.POINTER(ctypes.c_void_p))
     original = _MEMORY(functions[_GET_MEMORY] or 0)
 
-    def now() -> tuple[int, int]:
-        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-        original(device.handle, free, total)
-        return min(free.value, available() if available else free.value), total.value
-
-    at_first, _ = now()
-
     def bounded(_device: int, free: Any, total: Any) -> None:
-        is_free, in_all = now()
-        if limit:
-            taken = max(at_first - is_free, 0)
-            is_free, in_all = max(min(is_free, limit - taken), 0), min(in_all, limit)
-        free[0], total[0] = is_free, in_all
+        original(device.handle, free, total)
+        limits = [limit] if limit else []
+        total[0] = min([total[0], *limits])
+        free[0] = min([free[0], *limits, *([available()] if available else [])])
 
     callback = _MEMORY(bounded)
     _kept.append(callback)

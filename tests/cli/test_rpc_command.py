@@ -180,10 +180,9 @@ class TestRefusals:
             LLM(rpc="127.0.0.1:1")
 
     def test_a_worker_with_too_little_memory_gets_fewer_layers(self, shared: Command) -> None:
-        with rpc_worker(shared, "--memory", "0.285") as small:
+        with rpc_worker(shared, "--memory", "0.292") as small:  # 0.268 of it are left to others
             done = shared.generate(*ASK, "--rpc", small.endpoint)
-            found = re.search(r"note: ([0-4]) of 5 layers of the target are on RPC0", done.err)
-            assert found or "layers of the target" not in done.err
+            assert re.search(r"note: [1-4] of 5 layers of the target are on RPC0", done.err)
             refused = shared("run", *ASK, "--rpc", small.endpoint, "-ngl", "all")
             assert (refused.code, refused.raw) == (8, b"")
             assert "GB on the devices needed" in refused.lines[0]
