@@ -71,6 +71,20 @@ class ChatTemplate:
                 return parts
         return marks.parts(text)
 
+    def continued(self, parts: Sequence[Part], text: str) -> list[Part]:
+        """The parts with a text behind them that is never parsed for control tokens: the beginning of an
+        answer. It is tokenised together with what stands before it where nothing else comes of that.
+        """
+        if not text or not parts:
+            return [*parts, Part(text, False)] if text else list(parts)
+        last, both = parts[-1], parts[-1].text + text
+        same = not last.parse_special or len(list(self._control.find(both))) == len(
+            list(self._control.find(last.text))
+        )
+        if same:
+            return [*parts[:-1], Part(both, last.parse_special)]
+        return [*parts, Part(text, False)]
+
     def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         def work() -> str:
             shown = marks.hide(messages)

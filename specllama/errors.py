@@ -12,8 +12,10 @@ SpecllamaError                      1   500   anything unexpected that still has
 │   └── TemplateError               6   400   the model's chat template, or what it makes of the messages
 ├── IncompatiblePairError           7   400   target and draft do not share a vocabulary
 ├── ResourceError                   8   503   memory, disk or port
+│   └── BusyError                   8   429   more is being asked than can be queued
 └── EngineError                     9   500   llama.cpp refused something
-    └── EngineDiedError             9   503   the engine process ended or hangs
+    ├── EngineDiedError             9   503   the engine process ended or hangs
+    └── DeadlineError               9   504   a request took longer than it may
 
 The first number is the exit code of the command, the second the HTTP status of the server. Foreign exceptions
 are mapped onto this tree where they arise (llama.py, gguf.py, models/hub.py), never in commands or routes.
@@ -21,31 +23,35 @@ are mapped onto this tree where they arise (llama.py, gguf.py, models/hub.py), n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
 class SpecllamaError(Exception):
-    """What happened and why (`message`), and what to do next (`hint`)."""
+    """What happened and why (`message`), what to do next (`hint`), and figures for programs (`details`)."""
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = dict(details or {})
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
     def to_dict(self) -> dict[str, Any]:
         """The error as plain data, to cross the pipe between the engine process and its client."""
-        return {"kind": type(self).__name__, "message": self.message, "hint": self.hint}
+        found = {"kind": type(self).__name__, "message": self.message, "hint": self.hint}
+        return {**found, "details": self.details} if self.details else found
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> SpecllamaError:
         """The inverse of `to_dict`; an unknown kind becomes the base class."""
-        return _by_name().get(str(data.get("kind")), SpecllamaError)(data["message"], data.get("hint", ""))
+        kind = _by_name().get(str(data.get("kind")), SpecllamaError)
+        return kind(data["message"], data.get("hint", ""), data.get("details"))
 
 
 class UsageError(SpecllamaError):
@@ -98,12 +104,20 @@ class ResourceError(SpecllamaError):
     http_status = 503
 
 
+class BusyError(ResourceError):
+    http_status = 429
+
+
 class EngineError(SpecllamaError):
     exit_code = 9
 
 
 class EngineDiedError(EngineError):
     http_status = 503
+
+
+class DeadlineError(EngineError):
+    http_status = 504
 
 
 def _by_name() -> dict[str, type[SpecllamaError]]:

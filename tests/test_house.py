@@ -32,7 +32,7 @@ OUTSIDE = (
         "models",
     ),
     *("chat", "chat_marks", "chat_sandbox", "grammar", "llama", "text", "config", "store", "calibrate"),
-    *("rpc", "rpc_probe", "llama_rpc"),
+    *("rpc", "rpc_probe", "llama_rpc", "thinking"),
 )
 EVERYBODY = {"errors", "settings", "machine"}
 FRONT = {
@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "process.child": {"process.messages", "errors"},
     "figures": {"core.stats"},
     "process": {*EVERYBODY, "core", "drafters", *OUTSIDE, "process"},
-    "cli": FRONT | {"cli", "bench"},
+    "cli": FRONT | {"cli", "bench", "server"},
     "server": FRONT | {"server"},
     "bench": FRONT | {"bench"},
     "api": FRONT,

@@ -36,6 +36,11 @@ EXAMPLES = [
     m.Inspected({"version": "1"}),
     m.Serve("127.0.0.1:50052", ["CPU"], 2, 10**10, "/cache", verbose=True),
     m.Serving({"endpoint": "127.0.0.1:50052"}),
+    m.Tokenize(5, "a b", add_special=True),
+    m.Detokenize(6, [1, 2]),
+    m.Render(7, [{"role": "user", "content": "x"}], {"enable_thinking": False}),
+    m.Look(8),
+    m.Told(8, {"slots": []}),
     m.Beat(0.5, 30.0),
 ]
 

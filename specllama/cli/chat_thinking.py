@@ -10,16 +10,7 @@ from typing import Any
 
 from specllama.errors import SpecllamaError
 from specllama.settings import LoadSettings
-
-TAGS = {
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
-    "<thought>": "</thought>",
-    "<reasoning>": "</reasoning>",
-    "<seed:think>": "</seed:think>",
-    "[THINK]": "[/THINK]",
-    "◁think▷": "◁/think▷",
-}
+from specllama.thinking import TAGS
 
 
 class Thinking:

@@ -14,7 +14,7 @@ from specllama.core.drafting import Draft, Outcome, Policy, Round
 from specllama.core.ports import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.sampling import Chooser
 from specllama.core.sequence import FinishReason, Generation, Request, bounded, ends_ignored
-from specllama.core.slots import Slot, empty, take_slot
+from specllama.core.slots import Line, Slot, empty, next_to_fill, take_slot
 from specllama.core.verify import NO_CHOICE, verify
 from specllama.errors import ContextLengthError, EngineError
 
@@ -48,6 +48,7 @@ class Engine:
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.waiting: list[Generation] = []
+        self.line = Line()
         self.active: list[Generation] = []
         self.notices: list[str] = []
         self.draft_failed = False
@@ -68,6 +69,7 @@ class Engine:
             raise ContextLengthError(
                 f"the prompt has {n_prompt} tokens and the context {n_ctx}",
                 f"use -c {n_prompt + 256} or more",
+                {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
             )
         request = bounded(request, self.target.n_vocab, n_ctx)
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
@@ -78,7 +80,7 @@ class Engine:
         )
         generation.history = list(request.prompt)
         generation.stats.n_prompt = n_prompt
-        self.waiting.append(generation)
+        self.line.join(self.waiting, generation)
         return generation
 
     def cancel(self, generation: Generation, reason: FinishReason = "cancel") -> None:
@@ -100,7 +102,7 @@ class Engine:
                 generation.finish_reason = "cancel"
         touched = list(self.active)
         try:
-            filling = next((g for g in self.active if not g.prefilled and g.finish_reason is None), None)
+            filling = next_to_fill([g for g in self.active if not g.prefilled and g.finish_reason is None])
             if filling is not None:
                 self._prefill(filling)
             decoding = [
@@ -247,6 +249,7 @@ class Engine:
         if rows is None:
             return
         generation.n_past += n
+        generation.n_chunks += 1
         if last:
             generation.shared = False
             generation.drafted = ()

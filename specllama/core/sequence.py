@@ -39,6 +39,7 @@ class Request:
     """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or
     None. mask: a grammar's, at its beginning; not shared with another request. forced: the ids that are to be
     written whatever is chosen (teacher forcing); the generation ends with the last of them, not before.
+    draft_max: most draft tokens of a round, None for the policy's own. turn: see `slots.Line`.
     """
 
     prompt: Sequence[int]
@@ -49,6 +50,8 @@ class Request:
     speculate: bool = True
     mask: Mask | None = None
     forced: Sequence[int] | None = None
+    draft_max: int | None = None
+    turn: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +73,8 @@ class Generation:
     history: list[int] = field(default_factory=list)
     n_past: int = 0
     prefilled: bool = False
+    place: int = 0  # in the line of those that wait
+    n_chunks: int = 0  # of its prompt that were evaluated
     alone: bool = False  # the next token is to be decided on a row decoded by itself
     shared: bool = False  # the row at hand was decoded with others
     finish_reason: FinishReason | None = None
@@ -103,6 +108,8 @@ class Generation:
         room = self.n_ctx - len(self.history) - 1
         if self.request.params.max_tokens > 0:
             room = min(room, self.request.params.max_tokens - self.n_output - 1)
+        if self.request.draft_max is not None:
+            room = min(room, self.request.draft_max)
         return max(0, room)
 
     def choose(self, row: Row) -> int:

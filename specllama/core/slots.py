@@ -4,6 +4,7 @@ takes.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,32 @@ class Slot:
     ids: list[int] = field(default_factory=list)
     last_used: float = 0.0
     owner: Generation | None = None
+
+
+_PASSED = 4  # newcomers that each further text of a request lets pass
+
+
+class Line:
+    """The order in which generations get slots: as they come, but the second, third … text of a request
+    (`Request.turn`) lets some that come later pass. Places only grow, so nobody waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._arrived = 0
+
+    def join(self, waiting: list[Generation], generation: Generation) -> None:
+        """Put the generation where it belongs among those that wait."""
+        turn = generation.request.turn
+        self._arrived += turn == 0
+        generation.place = self._arrived + turn * _PASSED
+        insort(waiting, generation, key=lambda g: g.place)
+
+
+def next_to_fill(filling: Sequence[Generation]) -> Generation | None:
+    """Whose prompt is evaluated next: a chunk each in turn, so that a short prompt does not wait for a long
+    one.
+    """
+    return min(filling, key=lambda g: g.n_chunks, default=None)
 
 
 def take_slot(target: Context, idle: Sequence[Slot], ids: Sequence[int]) -> tuple[Slot, int]:

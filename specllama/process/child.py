@@ -7,6 +7,7 @@ terminal's Ctrl-C reaches the front alone.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -84,6 +85,11 @@ class Child:
         """Why it has ended, once it has."""
         self._ended.wait()
         return self.dead or EngineDiedError("the engine process ended")
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since it was last heard of; infinite where it has said nothing yet."""
+        return math.inf if self._heard is None else time.monotonic() - self._heard
 
     def blame(self, error: SpecllamaError) -> None:
         """What the process said last is why it ends."""

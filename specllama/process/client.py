@@ -46,12 +46,19 @@ class EngineClient:
     """An engine process; a context manager that ends it.
 
     log: where the process's stderr goes as well. notice: gets the engine's notices, in the reading thread;
-    without it they are collected in `notices`. Threads may share a client. Raises EngineDiedError from any
+    without it they are collected in `notices`. ended: called in that thread once the process has ended and
+    everybody who waits knows. Threads may share a client. Raises EngineDiedError from any
     call once the process has ended, EngineError in a forked child.
     """
 
-    def __init__(self, log: IO[str] | None = None, notice: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        log: IO[str] | None = None,
+        notice: Callable[[str], None] | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
         self.notices: list[str] = []
+        self._ended = ended
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
         self._waiting: dict[int | None, Deliver] = {}  # None: for the answer to what has no id
@@ -62,6 +69,16 @@ class EngineClient:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def dead(self) -> SpecllamaError | None:
+        """Why the process has ended; None while it lives."""
+        return self._child.dead
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the process was last heard of; a living one says something twice a second."""
+        return self._child.silent_for
 
     def __enter__(self) -> EngineClient:
         return self
@@ -110,9 +127,9 @@ class EngineClient:
         """Stay until the process has ended. Raises why."""
         raise self._child.wait()
 
-    def submit(self, request: m.Generate, deliver: Deliver) -> Submission:
+    def submit(self, request: m.Generate | m.Question, deliver: Deliver) -> Submission:
         """Hand in a request without waiting. deliver: gets Started, Prefilled …, Tokens (of this generation
-        only), at last Done or an error, and nothing behind that.
+        only), at last Done or an error, and nothing behind that; for a question only Told or an error.
 
         It is called in the reading thread, perhaps before this returns: it has to be quick and must neither
         raise nor wait for this client. Raises UsageError where the request is no JSON or its id is taken.
@@ -199,7 +216,7 @@ class EngineClient:
             self._deliver(getattr(message, "id", None), message)
 
     def _deliver(self, id_: int | None, message: m.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (m.Done, SpecllamaError))
+        ends = isinstance(message, (m.Done, m.Told, SpecllamaError))
         deliver = self._waiting.pop(id_, None) if ends else self._waiting.get(id_)
         if deliver is not None:
             deliver(message)
@@ -211,6 +228,8 @@ class EngineClient:
             if deliver is not None and error is not None:
                 with contextlib.suppress(Exception):  # the others have to hear of it too
                     deliver(error)
+        if self._ended is not None:
+            self._ended()
 
 
 def _raised(message: m.Message | SpecllamaError) -> m.Message:

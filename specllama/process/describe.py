@@ -6,8 +6,10 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from specllama.core.params import SamplingParams
 from specllama.core.ports import Drafter
 from specllama.gguf import Header
 from specllama.llama import Context, Model, devices
@@ -33,6 +35,19 @@ def about(path: str, header: Header, n_gpu_layers: int) -> dict[str, Any]:
         "params": header.n_params,
         "quant": header.quant,
         "n_gpu_layers": n_gpu_layers,
+    }
+
+
+def for_api(settings: LoadSettings, header: Header, model: Model) -> dict[str, Any]:
+    """What clients of the server ask beside that: the defaults of sampling, the template, the vocabulary."""
+    return {
+        "n_slots": settings.n_slots,
+        "n_ctx_train": model.n_ctx_train,
+        "file_bytes": header.file_bytes,
+        "sampling": asdict(SamplingParams.merge(sampling_defaults(model))),
+        "template": settings.chat_template or header.chat_template or "",
+        "bos_token": model.token_text(model.bos_id),
+        "eos_token": model.token_text(model.eos_id),
     }
 
 

@@ -22,11 +22,13 @@ from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
 from specllama.process import messages as m
-from specllama.process.describe import sampling_defaults
+from specllama.process.describe import for_api, sampling_defaults
 from specllama.process.inspection import inspect_build
 from specllama.process.loading import Loaded, load
+from specllama.process.questions import left_open, told
 from specllama.process.reasons import speculation
 from specllama.process.running import Running, forced_ids
+from specllama.process.template import compile_template
 from specllama.process.turns import Turns
 from specllama.settings import LoadSettings
 from specllama.store import Store
@@ -54,7 +56,7 @@ class Host:
 
     def handle(self, message: m.Message) -> None:
         """Act on a message from the front; what goes wrong with it is answered, not raised."""
-        id_ = message.id if isinstance(message, (m.Generate, m.Cancel)) else None
+        id_ = getattr(message, "id", None)
         self.busy_since = (
             None if isinstance(message, m.Load) else time.perf_counter()
         )  # a load says how far it is
@@ -68,6 +70,8 @@ class Host:
                 self._cancel(message.id)
             elif isinstance(message, m.Configure):
                 self._configure(message)
+            elif isinstance(message, m.Question):
+                self._tell(message)
             elif isinstance(message, m.Inspect):
                 self.send(m.Inspected(inspect_build()))
             elif isinstance(message, m.Calibrate):
@@ -119,27 +123,12 @@ class Host:
             epsilon=loaded.learning.epsilon,
             exact=settings.exact,
         )
-        self._compile_template(loaded)
+        self._template, self._template_error = compile_template(loaded)
         if settings.exact and loaded.learning.epsilon is None:
             self._measure_epsilon()
         usable = self._template is not None and self._template_error is None
+        loaded.info |= for_api(settings, loaded.header, loaded.model)
         self.send(m.Ready({**loaded.info, "chat_template": usable}))
-
-    def _compile_template(self, loaded: Loaded) -> None:
-        """Compile the chat template and try it once; what is wrong with it is a note now, an error when
-        used.
-        """
-        model, given = loaded.model, loaded.settings.chat_template
-        source = given or loaded.header.chat_template
-        if not source:
-            return
-        bos, eos = model.token_text(model.bos_id), model.token_text(model.eos_id)
-        try:
-            self._template = chat.ChatTemplate(source, model.control_texts, bos, eos, own=given is None)
-            self._template.render([{"role": "user", "content": "Hello"}])
-        except SpecllamaError as error:
-            self._template_error = error
-            loaded.info["notes"].append(f"warning: {error.message}; --raw does without it")
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
@@ -194,12 +183,13 @@ class Host:
         ids = self._ids(message)
         schema = params.json_schema if isinstance(params.json_schema, str) else None
         mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar)
-        request = Request(ids, params, seed, writer, speculate=message.speculate, mask=mask, forced=forced)
+        more = {"speculate": message.speculate, "draft_max": message.draft_max, "turn": message.turn}
+        request = Request(ids, params, seed, writer, mask=mask, forced=forced, **more)  # type: ignore[arg-type]
         generation = self.engine.submit(request)
         generation.submitted = asked  # template, ids and grammar are part of the time to the first token
         self.running.append(Running(message.id, generation, writer, message.messages))
         used = asdict(params) | {"seed": seed, "logit_bias": dict(params.logit_bias)}
-        self.send(m.Started(message.id, len(ids), used))
+        self.send(m.Started(message.id, len(ids), used, left_open(self.loaded.model, ids)))
 
     def _ids(self, message: m.Generate) -> list[int]:
         assert self.loaded is not None
@@ -213,13 +203,23 @@ class Host:
             if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
                 del ids[0]  # the prompt brought its own BOS
         else:
-            if self._template is None:
-                hint = "use --raw, or give one with --chat-template"
-                raise self._template_error or UsageError("the model has no chat template", hint)
-            ids = self._turns.ids(self._template, model, message)
+            ids = self._turns.ids(self._usable_template(), model, message)
         if not ids:
             raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
         return ids
+
+    def _usable_template(self) -> chat.ChatTemplate:
+        if self._template is None:
+            hint = "use --raw, or give one with --chat-template"
+            raise self._template_error or UsageError("the model has no chat template", hint)
+        return self._template
+
+    def _tell(self, question: m.Question) -> None:
+        if self.loaded is None or self.engine is None:
+            raise EngineError("no model is loaded")
+        template = self._usable_template() if isinstance(question, m.Render) else None
+        found = told(question, self.loaded.model, template, self.engine, self.running)
+        self.send(m.Told(question.id, found))
 
     def _cancel(self, id_: int) -> None:
         for running in self.running:

@@ -25,7 +25,10 @@ class Generate:
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
     plainly. follows: id of an earlier generation of `messages` whose prompt and answer these messages begin
     with; its ids are kept where the template writes the same text for them. forced: the text, or the ids,
-    that is written whatever the model would write, to its end or to max_tokens (teacher forcing).
+    that is written whatever the model would write, to its end or to max_tokens (teacher forcing). prefix:
+    text behind the rendered messages that the answer goes on from; control tokens in it are not parsed.
+    draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: how many
+    generations of the same request stand before it; they take turns with those of other requests.
     """
 
     id: int
@@ -37,6 +40,9 @@ class Generate:
     variables: dict[str, Any] = field(default_factory=dict)
     follows: int | None = None
     forced: str | list[int] | None = None
+    prefix: str = ""
+    draft_max: int | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,49 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenize:
+    """To the engine: the ids of a text, each with its bytes."""
+
+    id: int
+    text: str
+    add_special: bool = False
+    parse_special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """To the engine: the text of ids, control tokens spelt out."""
+
+    id: int
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Render:
+    """To the engine: messages through the chat template."""
+
+    id: int
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """To the engine: what its slots are doing."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """From the engine: the answer to one of the questions above; see questions.py."""
+
+    id: int
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Loading:
     """From the engine: the share of a model's file that is loaded. model: "target" or "draft"."""
 
@@ -113,11 +162,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From the engine: a generation is queued. params: all of SamplingParams as used, the seed included."""
+    """From the engine: a generation is queued. params: all of SamplingParams as used, the seed included.
+    thinking: the tag that will end the reasoning which the prompt has begun, "" where it has not.
+    """
 
     id: int
     n_prompt: int
     params: dict[str, Any]
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +260,7 @@ class Beat:
     allowed: float
 
 
+Question = Tokenize | Detokenize | Render | Look
 Message = (
     Load
     | Generate
@@ -217,6 +270,8 @@ Message = (
     | Inspect
     | Serve
     | Serving
+    | Question
+    | Told
     | Loading
     | Ready
     | Started
@@ -233,8 +288,9 @@ Message = (
 _KINDS: Mapping[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Load, Generate, Cancel, Calibrate, Configure, Inspect, Serve, Serving, Loading, Ready, Started,
-        Prefilled, Tokens, Done, Failed, Notice, Calibrated, Configured, Inspected, Beat,
+        Load, Generate, Cancel, Calibrate, Configure, Inspect, Serve, Serving, Tokenize, Detokenize, Render,
+        Look, Told, Loading, Ready, Started, Prefilled, Tokens, Done, Failed, Notice, Calibrated, Configured,
+        Inspected, Beat,
     )
 }  # fmt: skip
 

@@ -49,6 +49,7 @@ class Turns:
             kept = _continued(template, model, earlier, message.messages, message.variables, parts)
             if kept is not None:
                 return kept
+        parts = template.continued(parts, message.prefix)
         return chat.encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
 
 
