@@ -16,7 +16,13 @@ from specllama.cli.completion import downloaded_names, model_names
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
-_TABLES = {"run": options.RUN, "chat": options.CHAT, "bench": options.BENCH, "rpc-worker": options.RPC_WORKER}
+_TABLES = {
+    "run": options.RUN,
+    "chat": options.CHAT,
+    "serve": options.SERVE,
+    "bench": options.BENCH,
+    "rpc-worker": options.RPC_WORKER,
+}
 
 app = typer.Typer(
     name="specllama",
@@ -67,6 +73,21 @@ def run(given: dict[str, Any]) -> None:
 def chat(given: dict[str, Any]) -> None:
     """Talk with a model: history, commands (/help), what drafting gained after every answer."""
     from specllama.cli.chat import chat as command
+
+    raise typer.Exit(command(given))
+
+
+@app.command(
+    epilog="Examples:\n\nspecllama serve -m main.gguf -md draft.gguf -c 8192 --alias local\n\n"
+    "specllama serve --model main.gguf --speculative-model draft.gguf --num-speculative-tokens 8\n\n"
+    "specllama serve -m main.gguf --host 0.0.0.0 --port 8087 --api-key-file keys.txt\n\n"
+    "curl http://127.0.0.1:8080/v1/chat/completions "
+    '-d \'{"messages": [{"role": "user", "content": "Hello"}]}\''
+)
+@takes(options.SERVE)
+def serve(given: dict[str, Any]) -> None:
+    """Serve the model to programs: a local API like OpenAI's, many requests at once, drafted for together."""
+    from specllama.cli.serve import serve as command
 
     raise typer.Exit(command(given))
 

@@ -1,0 +1,94 @@
+"""`specllama serve`: the local API."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specllama.cli import build, console, readout
+from specllama.cli.answer import log_file, template_variables
+from specllama.cli.progress import Progress
+from specllama.errors import UsageError
+from specllama.server.settings import ServerSettings
+
+SLOTS = 4
+_MAX_KEY = 4096  # characters
+
+
+def serve(given: Mapping[str, Any]) -> int:
+    """Serve until a signal; the exit code. Raises SpecllamaError."""
+    values = build.resolved(given)
+    settings = _settings(values)
+    log = log_file(values)
+    from specllama.server.run import serve as run
+
+    progress = Progress(delay=1.0)
+
+    def ready(info: dict[str, Any], url: str) -> None:
+        progress.clear()
+        console.note(readout.start_line(info, structured=True))
+        for text in info["notes"]:
+            console.note(text if text.startswith("warning:") else f"note: {text}")
+        n_slots, n_ctx = settings.load.n_slots, info["n_ctx"]
+        console.note(
+            f"serving {settings.name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all"
+        )
+
+    number = run(
+        settings,
+        console.note,
+        ready,
+        log or (sys.stderr if values.get("verbose") else None),
+        lambda name, share: progress.show(f"loading the {name}", share),
+    )
+    if log is not None:
+        log.close()
+    return 128 + number if number != signal.SIGINT else 130
+
+
+def _settings(v: Mapping[str, Any]) -> ServerSettings:
+    """What a command line means. Raises UsageError, NotFoundError."""
+    given = {
+        "host": v.get("host"),
+        "port": v.get("port"),
+        "queue": v.get("queue"),
+        "seconds": v.get("timeout"),
+        "drain_seconds": v.get("drain"),
+        "log_prompts": v.get("log_prompts"),
+    }
+    n_slots = v.get("n_slots", SLOTS)
+    if n_slots < 1:
+        raise UsageError(f"-np must be 1 or more, not {n_slots}")
+    return ServerSettings(
+        load=build.load_settings(v, n_slots),
+        names=_names(v.get("alias", [])),
+        keys=_keys(v),
+        hosts=tuple(v.get("allowed_host", [])),
+        origins=tuple(v.get("allowed_origin", [])),
+        sampling=build.sampling(v),
+        variables=template_variables(v),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for text in given for name in text.split(","))
+    if not all(name and name.isprintable() and len(name) <= 512 for name in names):
+        raise UsageError("--alias needs a name of up to 512 printable characters")
+    return names
+
+
+def _keys(v: Mapping[str, Any]) -> tuple[str, ...]:
+    """llama-server takes several keys with commas between them, and one a line in a file."""
+    keys = [key.strip() for text in v.get("api_key", []) for key in text.split(",")]
+    if "api_key_file" in v:
+        lines = build.read_text(v["api_key_file"], "--api-key-file").splitlines()
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise UsageError("--api-key-file holds no key")
+        keys += found
+    if not all(0 < len(key) <= _MAX_KEY and key.isprintable() for key in keys):
+        raise UsageError(f"a key must have 1 to {_MAX_KEY} printable characters")
+    return tuple(keys)

@@ -1,0 +1,1 @@
+"""One writer per API over the one stream of events."""

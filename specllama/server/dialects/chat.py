@@ -1,0 +1,51 @@
+"""The writer of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.server.dialects.openai import OpenAIWriter, ending, number
+from specllama.server.events import Choice, Event, Reasoning, Start, Text
+
+
+class ChatWriter(OpenAIWriter):
+    """The first delta has the role and an empty content; none behind it has a role, the last no content."""
+
+    prefix, chunk_object, answer_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
+
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+        if isinstance(event, Start):
+            return [self._delta(event.index, {"role": "assistant", "content": ""})]
+        if isinstance(event, Text):
+            return [self._delta(event.index, {"content": event.text}, event.logprobs)]
+        if isinstance(event, Reasoning):
+            return [self._delta(event.index, {"reasoning_content": event.text})]
+        choice = self.fold.choices[event.index]
+        return [{"index": event.index, "delta": {}, "logprobs": None, **ending(event, choice.start)}]
+
+    def _delta(
+        self, index: int, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        shown = _logprobs(logprobs) if logprobs else None
+        return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        return {
+            "index": choice.start.index,
+            "message": message,
+            "logprobs": _logprobs(choice.logprobs) if self.shape.logprobs else None,
+            **ending(choice.end, choice.start),
+        }
+
+
+def _logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    content = [_entry(e) | {"top_logprobs": [_entry(top) for top in e["top_logprobs"]]} for e in entries]
+    return {"content": content, "refusal": None}
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"token": entry["token"], "logprob": number(entry["logprob"]), "bytes": entry["bytes"]}

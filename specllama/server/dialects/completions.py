@@ -1,0 +1,50 @@
+"""The writer of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specllama.server.dialects.openai import OpenAIWriter, ending, number
+from specllama.server.events import Choice, Event, Reasoning, Start, Text
+
+
+class CompletionWriter(OpenAIWriter):
+    """Choices of one prompt stand together, in the order of the prompts."""
+
+    prefix, chunk_object, answer_object = "cmpl", "text_completion", "text_completion"
+
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+        if isinstance(event, (Start, Reasoning)):
+            return []
+        index = event.index
+        choice = self.fold.choices[index]
+        if isinstance(event, Text):
+            offset = len(choice.text) - len(event.text)
+            logprobs = _logprobs(event.logprobs, offset) if event.logprobs else None
+            return [{"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": None}]
+        return [{"index": index, "text": "", "logprobs": None, **ending(event, choice.start)}]
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": choice.start.index,
+            "text": choice.text,
+            "logprobs": _logprobs(choice.logprobs, 0) if self.shape.logprobs else None,
+            **ending(choice.end, choice.start),
+        }
+
+
+def _logprobs(entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any]:
+    """offset: characters of the choice's text before the first of these tokens."""
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [number(entry["logprob"]) for entry in entries],
+        "top_logprobs": [
+            {top["token"]: number(top["logprob"]) for top in entry["top_logprobs"]} for entry in entries
+        ],
+        "text_offset": offsets,
+    }

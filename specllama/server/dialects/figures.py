@@ -1,0 +1,107 @@
+"""What drafting did, in the three dialects that tools read: llama-server's timings, vLLM's metrics, OpenAI's
+usage; and in our own. All are made of the same counters. Times in seconds unless named ms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from specllama.core.stats import RunStats
+from specllama.figures import speedup
+from specllama.server.events import End, Fold
+
+
+def usage(fold: Fold) -> dict[str, Any]:
+    """Tokens; each prompt counts once, however many choices it got."""
+    prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
+    n_prompt = sum(c.start.n_prompt for c in prompts)
+    n_cached = sum(c.end.stats.n_reused for c in prompts if c.end)
+    stats = [end.stats for end in fold.ends]
+    n, accepted = sum(s.n_predict for s in stats), sum(s.n_accept for s in stats)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n,
+        "total_tokens": n_prompt + n,
+        "prompt_tokens_details": {"cached_tokens": n_cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(s.n_drafted for s in stats) - accepted,
+            "reasoning_tokens": sum(end.n_reasoning for end in fold.ends),
+            "audio_tokens": 0,
+        },
+    }
+
+
+def figures(fold: Fold, enabled: bool) -> dict[str, Any]:
+    """timings, metrics and speculation, for the last chunk or the answer. enabled: what was asked for."""
+    return {
+        "timings": _timings([end.stats for end in fold.ends]),
+        "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
+        "speculation": _own(fold.ends, enabled),
+    }
+
+
+def _timings(stats: Iterable[RunStats]) -> dict[str, Any]:
+    all_ = list(stats)
+    prompt_n = sum(s.n_prompt - s.n_reused for s in all_)
+    predicted_n = sum(s.n_predict for s in all_)
+    prompt, predicted = sum(s.encode_seconds for s in all_), sum(s.decode_seconds for s in all_)
+    decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first comes with the prompt
+    return {
+        "prompt_n": prompt_n,
+        "cache_n": sum(s.n_reused for s in all_),
+        "prompt_ms": 1000 * prompt,
+        "prompt_per_token_ms": _ratio(1000 * prompt, prompt_n),
+        "prompt_per_second": _ratio(prompt_n, prompt),
+        "predicted_n": predicted_n,
+        "predicted_ms": 1000 * predicted,
+        "predicted_per_token_ms": _ratio(1000 * predicted, decoded),
+        "predicted_per_second": _ratio(decoded, predicted),
+        "draft_n": sum(s.n_drafted for s in all_),
+        "draft_n_accepted": sum(s.n_accept for s in all_),
+    }
+
+
+def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
+    """acceptance_histogram[j]: drafts of which j tokens were accepted."""
+    all_ = list(stats)
+    k = max((len(s.reached) for s in all_), default=0)
+    steps = sum(s.reached[0] for s in all_ if s.reached)
+    at_least = [steps, *(sum(s.accepted_at[j] for s in all_ if j < len(s.accepted_at)) for j in range(k)), 0]
+    drafted, accepted = sum(s.n_drafted for s in all_), sum(s.n_accept for s in all_)
+    return {
+        "mean_acceptance_length": 1 + _ratio(accepted, steps),
+        "draft_acceptance_rate": _ratio(accepted, drafted),
+        "acceptance_histogram": [at_least[j] - at_least[j + 1] for j in range(k + 1)],
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+    }
+
+
+def _own(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
+    """speedup: decode rate over plain decoding's, of the first choice; None where nobody measured that."""
+    all_ = list(ends)
+    by: Counter[str] = Counter()
+    for end in all_:
+        by.update(end.stats.drafted_by)
+    drafted, accepted = sum(e.stats.n_drafted for e in all_), sum(e.stats.n_accept for e in all_)
+    return {
+        "enabled": enabled,
+        "n_drafted": drafted,
+        "n_accept": accepted,
+        "n_discarded": sum(e.stats.n_discarded for e in all_),
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "accept_by_position": all_[0].stats.accept_by_position if len(all_) == 1 else None,
+        "drafted_by": dict(by),
+        "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
+        "speedup": speedup(all_[0].stats, all_[0].plain) if all_ else None,
+        "plain_tps": all_[0].plain.tps if all_ else None,
+        "plain_source": all_[0].plain.source if all_ else "none",
+    }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

@@ -1,0 +1,128 @@
+"""What the writers of chat completions and completions have in common."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import string
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import specllama
+from specllama.errors import SpecllamaError
+from specllama.server.dialects.errors import error_body
+from specllama.server.dialects.figures import figures, usage
+from specllama.server.events import Choice, End, Event, Fold, Reasoning, Round, Runs, Start, Text
+
+FINGERPRINT = f"specllama-{specllama.__version__}"
+_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+_ALPHANUMERICS = string.ascii_letters + string.digits
+_NO_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other answer has."""
+    return f"{prefix}-{''.join(secrets.choice(_ALPHANUMERICS) for _ in range(24))}"
+
+
+@dataclass(slots=True)
+class Shape:
+    """What the client asked of the form of its answer."""
+
+    model: str
+    logprobs: bool = False
+    usage_chunk: bool = False
+    trace: bool = False
+    speculate: bool = True
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class OpenAIWriter:
+    """An answer, as chunks of a stream or in one piece. Subclasses know their choices."""
+
+    prefix, chunk_object, answer_object = "", "", ""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.fold = shape, Fold()
+        self.id = new_id(self.prefix)
+
+    def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
+        """The chunks that these events are, of an answer with so many choices."""
+        found = []
+        for event in events:
+            self.fold.take([event])
+            over = isinstance(event, End) and len(self.fold.ends) == n_choices
+            for choice in self._deltas(event):
+                found.append(self._chunk([choice], event))
+            if over:
+                found += self._last(found)
+        return found
+
+    def _last(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The figures: a chunk of their own where that was asked for, else on the last one."""
+        more = figures(self.fold, self.shape.speculate)
+        if self.shape.usage_chunk:
+            return [self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more]
+        found[-1] |= more
+        return []
+
+    def answer(self) -> dict[str, Any]:
+        """The whole."""
+        choices = [self._whole(choice) for choice in self.fold.in_order]
+        more = {"usage": usage(self.fold)} | figures(self.fold, self.shape.speculate)
+        return self._head(self.answer_object) | {"choices": choices} | more
+
+    def error(self, error: SpecllamaError) -> dict[str, Any]:
+        """An error after the first byte."""
+        return error_body("/v1", error, error.http_status)
+
+    def _chunk(self, choices: Sequence[dict[str, Any]], event: Event) -> dict[str, Any]:
+        chunk = self._head(self.chunk_object) | {"choices": list(choices)}
+        if self.shape.usage_chunk:
+            chunk["usage"] = None
+        if self.shape.trace and isinstance(event, (Text, Reasoning)):
+            chunk["speculation"] = _trace(event.runs, event.round)
+        return chunk
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.shape.created,
+            "model": self.shape.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+def ending(end: End | None, start: Start) -> dict[str, Any]:
+    """How a choice ended, and by which seed it comes again."""
+    reason = _REASONS.get(end.reason, "stop") if end else None
+    return {
+        "finish_reason": reason,
+        "stop_reason": end.stop_string if end else None,
+        "seed": start.seed,
+    }
+
+
+def number(logprob: float | None) -> float:
+    """A logprob as clients expect it."""
+    return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
+
+
+def _trace(runs: Runs, round_: Round | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"tokens": [[n, source] for n, source in runs]}
+    if round_ is not None:
+        found["round"] = {
+            "drafted": round_.drafted,
+            "accepted": round_.accepted,
+            "ms": round(1000 * round_.seconds, 3),
+        }
+    return found

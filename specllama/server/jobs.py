@@ -1,0 +1,128 @@
+"""One request in the engine: its texts, handed in together, as one stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from specllama.core.stats import RunStats
+from specllama.errors import DeadlineError, SpecllamaError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient, Submission
+from specllama.server.events import Event
+from specllama.server.metrics import Metrics
+from specllama.server.reader import Reader
+from specllama.server.supervisor import in_loop
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One text that is wanted. prompt: number of the prompt that it answers. splits: see Reader."""
+
+    request: m.Generate
+    prompt: int = 0
+    splits: bool = False
+
+
+class Job:
+    """The texts of one request. ended: called once when all have ended in the engine, however that came
+    about. n_open: those that have not. stored_t1: what the engine knows of its speed by now.
+    """
+
+    def __init__(self, wanted: Sequence[Wanted], metrics: Metrics, ended: Callable[[Job], None]) -> None:
+        self.wanted = list(wanted)
+        self.n_open = len(wanted)
+        self.stored_t1: float | None = None
+        self._metrics, self._ended = metrics, ended
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._submitted: list[Submission] = []
+        self._inbox: asyncio.Queue[tuple[Reader, m.Message] | SpecllamaError] = asyncio.Queue()
+        self._left = False
+        self._first: set[int] = set()  # readers whose first tokens have come
+        self._last: dict[int, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._loop.time() - self._began
+
+    def start(self, client: EngineClient) -> None:
+        """Hand all texts in."""
+        for i, wanted in enumerate(self.wanted):
+            reader = Reader(i, wanted.prompt, wanted.splits, bool(wanted.request.prefix))
+            request = replace(wanted.request, id=client.next_id(), turn=i)
+
+            def deliver(message: m.Message | SpecllamaError, reader: Reader = reader) -> None:
+                in_loop(self._loop, lambda: self._arrive(reader, message))
+
+            try:
+                self._submitted.append(client.submit(request, deliver))
+            except SpecllamaError as error:
+                self._arrive(reader, error)
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """The events, those that came together at once, until all texts have ended. Raises what the engine
+        says, what `fail` was given, DeadlineError by way of it.
+        """
+        n_done = 0
+        while n_done < len(self.wanted):
+            arrived = [await self._inbox.get()]
+            while not self._inbox.empty():
+                arrived.append(self._inbox.get_nowait())
+            events: list[Event] = []
+            for one in arrived:
+                if isinstance(one, SpecllamaError):
+                    raise one
+                reader, message = one
+                events += reader.take(message, self._loop.time())
+                n_done += isinstance(message, m.Done)
+            if events:
+                yield events
+
+    def expire(self) -> None:
+        """It takes too long: whoever reads it gets DeadlineError."""
+        self.fail(DeadlineError(f"the request took longer than {self.seconds:.0f} s, which is what it may"))
+
+    def fail(self, error: SpecllamaError) -> None:
+        """End it with an error."""
+        self._inbox.put_nowait(error)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        self._left = True
+        for submission in self._submitted:
+            submission.cancel()
+
+    def _arrive(self, reader: Reader, message: m.Message | SpecllamaError) -> None:
+        """In the loop: what the engine says about one of the texts."""
+        now = self._loop.time()
+        if isinstance(message, m.Tokens):
+            self._observe(reader, len(message.items[0].ids), now)
+        over = isinstance(message, (m.Done, SpecllamaError))
+        if isinstance(message, m.Done):
+            self.stored_t1 = message.extra.get("stored_t1")
+            first_of_prompt = reader.index == 0 or self.wanted[reader.index - 1].prompt != reader.prompt
+            self._metrics.count(RunStats.from_dict(message.stats), first_of_prompt)
+        if isinstance(message, SpecllamaError):
+            self._inbox.put_nowait(message)
+            if not self._left:
+                self.cancel()  # the others are worth nothing alone
+        elif not self._left:
+            self._inbox.put_nowait((reader, message))
+        if over:
+            self.n_open -= 1
+            if self.n_open == 0:
+                self._metrics.seconds.observe(self.seconds)
+                self._ended(self)
+
+    def _observe(self, reader: Reader, n: int, now: float) -> None:
+        if reader.index not in self._last:
+            self._metrics.first_token.observe(now - self._began)
+        else:
+            gap = (now - self._last[reader.index]) / n
+            for _ in range(n):
+                self._metrics.between_tokens.observe(gap)
+        self._last[reader.index] = now

@@ -1,0 +1,113 @@
+"""Counters and histograms for Prometheus, in a registry of their own.
+
+Counters grow when a text has ended, by the same figures that the response reports, so that both agree to the
+token; a text whose engine died has no figures and is in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from specllama.core.stats import RunStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+_GAPS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class Metrics:
+    """All figures of one server."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"specllama_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"specllama_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"specllama_{name}", text, registry=registry, buckets=buckets)
+
+        self.http = counter("http_requests", "HTTP requests by path and status", ("path", "status"))
+        self.refused = counter("requests_refused", "requests that found the queue full")
+        self.texts = counter("texts", "texts that ended")
+        self.prompt = counter("prompt_tokens", "tokens of prompts, each prompt counted once")
+        self.cached = counter("prompt_tokens_cached", "of these, tokens that were in the cache already")
+        self.generated = counter("generation_tokens", "tokens generated")
+        self.drafts = counter("drafts", "drafts that were verified")
+        self.drafted = counter("draft_tokens", "draft tokens that were verified")
+        self.accepted = counter("draft_tokens_accepted", "draft tokens that were emitted")
+        self.at_position = counter(
+            "draft_tokens_accepted_by_position", "the same by position in the draft", ("position",)
+        )
+        self.drafted_by = counter("draft_tokens_by_drafter", "draft tokens verified", ("drafter",))
+        self.forced = counter("forced_tokens", "tokens that a grammar forced, which are no draft tokens")
+        self.rate = histogram("acceptance_rate", "share of its draft tokens that a text accepted", _RATES)
+        self.first_token = histogram("time_to_first_token_seconds", "from the request", _SECONDS)
+        self.between_tokens = histogram("inter_token_seconds", "between the tokens of a text", _GAPS)
+        self.seconds = histogram("request_seconds", "from the request to the end of its last text", _SECONDS)
+        self.running = gauge("texts_running", "texts that have a slot")
+        self.waiting = gauge("texts_waiting", "texts that wait for a slot")
+        self.slots = gauge("slots", "texts that can be written at once")
+        self.kv = gauge("kv_used_ratio", "share of the target's KV cache that holds something")
+        self.up = gauge("engine_up", "whether the engine process answers")
+        self.restarts = gauge("engine_restarts", "engine processes started after the end of another one")
+        registry.register(_Aliases(self, model))
+
+    def count(self, stats: RunStats, first_of_prompt: bool) -> None:
+        """A text has ended. first_of_prompt: whether it is the first one of its prompt."""
+        self.texts.inc()
+        if first_of_prompt:
+            self.prompt.inc(stats.n_prompt)
+            self.cached.inc(stats.n_reused)
+        self.generated.inc(stats.n_predict)
+        self.drafts.inc(stats.reached[0] if stats.reached else 0)
+        self.drafted.inc(stats.n_drafted)
+        self.accepted.inc(stats.n_accept)
+        for j, n in enumerate(stats.accepted_at):
+            self.at_position.labels(str(j)).inc(n)
+        for name, n in stats.drafted_by.items():
+            self.drafted_by.labels(name).inc(n)
+        self.forced.inc(stats.n_forced_accept)
+        if stats.acceptance_rate is not None:
+            self.rate.observe(stats.acceptance_rate)
+
+    def update_open(self, n: int, n_slots: int) -> None:
+        """So many texts run or wait now."""
+        self.running.set(min(n, n_slots))
+        self.waiting.set(max(0, n - n_slots))
+        self.slots.set(n_slots)
+
+    def text(self) -> bytes:
+        """What a scrape gets."""
+        return generate_latest(self.registry)
+
+
+class _Aliases(Collector):
+    """vLLM's names for the same counters, which dashboards know."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics, self._model = metrics, model
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        ours = self._metrics
+        for name, counter in (
+            ("num_drafts", ours.drafts),
+            ("num_draft_tokens", ours.drafted),
+            ("num_accepted_tokens", ours.accepted),
+            ("num_accepted_tokens_per_pos", ours.at_position),
+        ):
+            (family,) = counter.collect()
+            labels = ["model_name", "engine", *(["position"] if counter is ours.at_position else [])]
+            alias = CounterMetricFamily(f"vllm:spec_decode_{name}", family.documentation, labels=labels)
+            for sample in family.samples:
+                if sample.name.endswith("_total"):
+                    alias.add_metric([self._model, "0", *sample.labels.values()], sample.value)
+            yield alias

@@ -1,0 +1,147 @@
+"""The body of /v1/chat/completions, and the messages in it as chat templates know them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from specllama.api.prompts import template_variables
+from specllama.errors import UsageError
+from specllama.process import messages as m
+from specllama.server.requests.common import MAX_TOP, Count, Sampled, first
+from specllama.server.requests.fields import Body, FieldError
+
+MAX_MESSAGES = 4096
+_ANY_OBJECT = {"type": "object"}
+
+
+class TextPart(Body):
+    """A part of a message's content; text is all that a text model reads."""
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def words(self) -> str:
+        return self.text or self.refusal or ""
+
+
+class Message(Body):
+    """One message. reasoning_content: how its writer came to it, for templates that show that."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part.words for part in self.content)
+        return self.content or self.refusal or ""
+
+    def for_template(self) -> dict[str, Any]:
+        """As a template reads it."""
+        role = "system" if self.role == "developer" else self.role
+        more = {"name": self.name, "reasoning_content": self.reasoning_content}
+        return {"role": role, "content": self.text} | {k: v for k, v in more.items() if v}
+
+
+class JsonSchema(Body):
+    """response_format.json_schema; names and descriptions change nothing, the schema always holds."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] | None = None
+
+
+class ResponseFormat(Body):
+    """text, json_object (perhaps with a schema), json_schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] | None = None
+
+    def as_schema(self) -> dict[str, Any] | None:
+        """The schema that the text must obey. Raises FieldError."""
+        if self.type == "text":
+            return None
+        inner = self.json_schema.schema_ if self.json_schema else None
+        found = first(inner, self.schema_)
+        if found is None and self.type == "json_schema":
+            raise FieldError("response_format.json_schema.schema is missing", "response_format")
+        return _ANY_OBJECT if found is None else dict(found)
+
+
+class Conversation(Body):
+    """Messages with what the template is told beside them."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64, default_factory=dict)]
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+
+    def parts(self) -> tuple[list[dict[str, Any]], str]:
+        """The messages for the template, and the beginning of the answer where the last message is one.
+
+        Raises FieldError.
+        """
+        messages, last = [message.for_template() for message in self.messages], self.messages[-1]
+        if last.role != "assistant":
+            return messages, ""
+        if last.reasoning_content:
+            raise FieldError("a last assistant message cannot be continued with its reasoning", "messages")
+        if len(messages) == 1:
+            raise FieldError("messages: there is nothing to answer", "messages")
+        return messages[:-1], last.text
+
+    def variables(self) -> dict[str, Any]:
+        """What the template is told. Raises FieldError."""
+        try:
+            variables = template_variables(self.chat_template_kwargs)
+        except UsageError as error:
+            raise FieldError(error.message, "chat_template_kwargs") from None
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        return effort | variables
+
+
+class ChatRequest(Sampled, Conversation):
+    """The body of /v1/chat/completions."""
+
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    response_format: ResponseFormat | None = None
+
+    def generation(self, defaults: dict[str, Any], variables: dict[str, Any]) -> m.Generate:
+        """What the engine is asked for each choice. defaults, variables: of the server. Raises FieldError."""
+        messages, prefix = self.parts()
+        return m.Generate(
+            -1,
+            messages=messages,
+            prefix=prefix,
+            params=defaults | self._params(),
+            variables=variables | self.variables(),
+            speculate=self.speculation.enabled,
+            draft_max=self.speculation.max,
+        )
+
+    def _params(self) -> dict[str, Any]:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise FieldError("top_logprobs needs logprobs: true", "top_logprobs")
+        schema = self.response_format.as_schema() if self.response_format else None
+        if schema is not None and (self.grammar is not None or self.json_schema is not None):
+            raise FieldError("response_format and a grammar or schema are both given", "response_format")
+        return self.sampling(
+            max_tokens=first(self.max_completion_tokens, self.max_tokens, self.n_predict),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            json_schema=first(schema, self.json_schema),
+        )

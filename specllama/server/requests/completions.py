@@ -1,0 +1,46 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from specllama.process import messages as m
+from specllama.server.requests.common import MAX_N, MAX_TOP, Sampled
+from specllama.server.requests.fields import FieldError
+
+MAX_PROMPTS, MAX_CHOICES = 64, 64
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+class CompletionRequest(Sampled):
+    """prompt: a text, ids, or a list of either, each of which gets its own choices."""
+
+    prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+
+    def generations(self, defaults: dict[str, Any]) -> list[m.Generate]:
+        """What the engine is asked for each prompt. Raises FieldError."""
+        if self.best_of not in (None, self.n):
+            raise FieldError("best_of is not supported but as n", "best_of")
+        params = defaults | self.sampling(logprobs=self.logprobs)
+        prompts: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        if isinstance(prompts[0], int):
+            prompts = [self.prompt]
+        if len(prompts) * self.n > MAX_CHOICES:
+            raise FieldError(
+                f"{len(prompts)} prompts with n {self.n} are more than {MAX_CHOICES} texts", "prompt"
+            )
+        return [
+            m.Generate(
+                -1,
+                prompt=prompt if isinstance(prompt, str) else None,
+                ids=prompt if isinstance(prompt, list) else None,
+                params=params,
+                speculate=self.speculation.enabled,
+                draft_max=self.speculation.max,
+            )
+            for prompt in prompts
+        ]

@@ -1,0 +1,117 @@
+"""Fields that have no effect here, and how a body becomes a checked model of pydantic.
+
+A field that would change the text and is not supported is an error that names it; null is as absent.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from specllama.errors import UsageError
+
+HARMLESS = frozenset(
+    {
+        "cache_prompt", "id_slot", "user", "metadata", "store", "service_tier", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction", "n_keep",
+        "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
+        "spaces_between_special_tokens", "n_cache_reuse", "response_fields",
+    }
+)  # fmt: skip
+_OFF: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "echo": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "min_keep": (0,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "post_sampling_probs": (False,),
+    "t_max_predict_ms": (0, -1),
+    "mirostat": (0,),
+    "mirostat_tau": (5,),
+    "mirostat_eta": (0.1,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "top_n_sigma": (-1,),
+    "xtc_probability": (0,),
+    "xtc_threshold": (0.1,),
+    "dry_multiplier": (0,),
+    "dry_base": (1.75,),
+    "dry_allowed_length": (2,),
+    "dry_penalty_last_n": (-1,),
+    "dynatemp_range": (0,),
+    "dynatemp_exponent": (1,),
+    "verbosity": ("medium",),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (True,),
+    "lora": ([],),
+    "samplers": (["penalties", "top_k", "top_p", "min_p", "temperature"],),
+}
+"""Fields that are not supported, with the values of them that change nothing."""
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """What all bodies are: no unknown fields, no values of another type than asked for, finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class FieldError(UsageError):
+    """A field that cannot be used; `details["param"]` is its name."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message, details={"param": param})
+
+
+def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
+    """The body as this model. Raises FieldError."""
+    given = {name: value for name, value in data.items() if value is not None and name not in HARMLESS}
+    for name in [name for name in given if name in _OFF and name not in model.model_fields]:
+        value = given.pop(name)
+        if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name]):
+            raise FieldError(f"{name} is not supported, and it would change the text", name)
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise _field_error(error) from None
+
+
+def _field_error(error: ValidationError) -> FieldError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    names, path = _field_names(), list(first["loc"])
+    name = ""
+    for i, part in enumerate(path):  # in between stand the names of pydantic's types
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part in names or (i == len(path) - 1 and first["type"] == "extra_forbidden"):
+            name += f"{'.' if name else ''}{part[:80]}"
+    if first["type"] == "extra_forbidden":
+        return FieldError(f"{name} is not known here, and it could change the text", name)
+    if first["type"] == "missing":
+        return FieldError(f"{name} is missing", name)
+    reason = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    wrong = "" if first["type"] == "value_error" else "must be "
+    return FieldError(f"{name}: {wrong}{reason}" if name else reason, name or None)
+
+
+@functools.cache
+def _field_names() -> frozenset[str]:
+    found, todo = set[str](), [Body]
+    while todo:
+        model = todo.pop()
+        found |= {field.alias or name for name, field in model.model_fields.items()}
+        todo += model.__subclasses__()
+    return frozenset(found)

@@ -1,0 +1,96 @@
+"""From the bytes of a body to a JSON object, within limits of size, time and depth. Knows no fields."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from specllama.errors import UsageError
+from specllama.server.requests.fields import Model, checked
+
+MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
+SECONDS = 30.0  # that a body may take to arrive
+_LARGE = 64 * 1024  # bytes that are parsed in a thread, so that nobody else waits
+_DISCARDED = 8 * MAX_BYTES  # of a body that is too large, so that its sender comes to read the answer
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class BodyTooLargeError(UsageError):
+    http_status = 413
+
+
+class BodyTooSlowError(UsageError):
+    http_status = 408
+
+
+async def read(request: Request, model: type[Model]) -> Model:
+    """A request's body as this model. Raises UsageError, BodyTooLargeError, BodyTooSlowError."""
+    body = await _read(request)
+
+    def work() -> Model:
+        return checked(model, parse(body))
+
+    return await asyncio.to_thread(work) if len(body) > _LARGE else work()
+
+
+async def _read(request: Request) -> bytes:
+    given = request.headers.get("content-length", "0")
+    too_large = given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES
+    parts, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                too_large = too_large or size > MAX_BYTES
+                if too_large:
+                    parts.clear()
+                else:
+                    parts.append(part)
+                if size > _DISCARDED:
+                    break
+    except TimeoutError:
+        raise BodyTooSlowError(f"the body did not arrive within {SECONDS:.0f} s") from None
+    except ClientDisconnect:
+        raise UsageError("the client left before its request was complete") from None
+    if too_large:
+        raise BodyTooLargeError(f"the body has more than {MAX_BYTES} bytes")
+    return b"".join(parts)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The JSON object that these bytes are. Raises UsageError."""
+    try:
+        data = json.loads(body, parse_constant=_refuse)
+    except RecursionError:
+        raise UsageError(f"the body is nested deeper than {MAX_DEPTH} levels") from None
+    except UnicodeDecodeError:
+        raise UsageError("the body is not UTF-8") from None
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError("the body must be a JSON object")
+    _check_depth(data)
+    if _SURROGATE.search(body):
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UsageError("a text in the body has a lone surrogate, which is no character") from None
+    return data
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _check_depth(data: dict[str, Any]) -> None:
+    todo: list[tuple[Any, int]] = [(data, 1)]
+    while todo:
+        value, level = todo.pop()
+        if level > MAX_DEPTH:
+            raise UsageError(f"the body is nested deeper than {MAX_DEPTH} levels")
+        inside = value.values() if isinstance(value, dict) else value
+        todo += [(item, level + 1) for item in inside if isinstance(item, (dict, list))]

@@ -1,0 +1,29 @@
+"""The bodies of llama-server's /tokenize, /detokenize and /apply-template."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from specllama.server.requests.chat import Conversation
+from specllama.server.requests.fields import Body
+
+
+class TokenizeRequest(Body):
+    """with_pieces: the text of each token beside its id."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Body):
+    """The text of these ids."""
+
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class TemplateRequest(Conversation):
+    """The prompt that these messages make."""

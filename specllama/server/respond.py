@@ -1,0 +1,144 @@
+"""An answer over HTTP: as server-sent events or in one piece, ended at once when the client leaves.
+
+Knows events and a writer, no API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specllama.errors import SpecllamaError
+from specllama.server.dialects.openai import OpenAIWriter
+from specllama.server.events import Event, Start
+from specllama.server.jobs import Job
+
+PING_SECONDS = 15.0  # of silence, after which a stream says that it is still there
+PATIENCE_SECONDS = 30.0  # that a client may leave what was sent unread
+_DONE, _PING = b"data: [DONE]\n\n", b": waiting\n\n"
+
+
+class ClientGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Answer(Response):
+    """The answer to a request that a job works on. seconds: that it may take, 0 for no limit.
+
+    Errors before the first byte are raised, those behind it are an event of the stream.
+    """
+
+    def __init__(self, job: Job, writer: OpenAIWriter, stream: bool, seconds: float) -> None:
+        super().__init__(media_type="text/event-stream" if stream else "application/json")
+        self._job, self._writer, self._stream, self._seconds = job, writer, stream, seconds
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises SpecllamaError while nothing was sent, ClientGoneError."""
+        loop, limit = asyncio.get_running_loop(), None
+        if self._seconds:
+            limit = loop.call_later(self._seconds, self._job.expire)
+        write = self._write_stream if self._stream else self._write_whole
+        work = asyncio.ensure_future(write(send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientGoneError
+            work.result()
+        finally:
+            if limit is not None:
+                limit.cancel()
+            self._job.cancel()  # nothing where it has ended
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _write_whole(self, send: Send) -> None:
+        async for events in self._job.batches():
+            self._writer.fold.take(events)
+        self.body = _json(self._writer.answer())
+        self.init_headers({"content-type": "application/json"})
+        await _send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await _send(send, {"type": "http.response.body", "body": self.body})
+
+    async def _write_stream(self, send: Send) -> None:
+        sent = False
+
+        async def body(data: bytes, more: bool = True) -> None:
+            nonlocal sent
+            if not sent:
+                sent = True
+                self.raw_headers = [h for h in self.raw_headers if h[0] != b"content-length"]
+                self.raw_headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+                await _send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _send(send, {"type": "http.response.body", "body": data, "more_body": more})
+
+        try:
+            async with aclosing(_with_pings(self._job.batches())) as batches:
+                async for events in batches:
+                    if events is None:
+                        await body(_PING)
+                        continue
+                    chunks = self._writer.chunks(events, len(self._job.wanted))
+                    await body(b"".join(_event(chunk) for chunk in chunks))
+        except SpecllamaError as error:
+            if not sent:
+                raise
+            await body(_event(self._writer.error(error)))
+        await body(_DONE, more=False)
+
+
+async def _with_pings(batches: AsyncIterator[Sequence[Event]]) -> AsyncGenerator[Sequence[Event] | None]:
+    """The batches, those with nothing but starts held back until there is more, so that what goes wrong
+    before the first token is a plain status; None where nothing has come for long.
+    """
+    held: list[Event] = []
+    pending = asyncio.ensure_future(anext(batches))
+    try:
+        while True:
+            await asyncio.wait((pending,), timeout=PING_SECONDS)
+            if not pending.done():
+                if held:
+                    yield held
+                    held = []
+                yield None
+                continue
+            try:
+                held = [*held, *pending.result()]
+            except StopAsyncIteration:
+                return
+            pending = asyncio.ensure_future(anext(batches))
+            if not all(isinstance(event, Start) for event in held):
+                yield held
+                held = []
+    finally:
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
+
+
+async def _send(send: Send, message: dict[str, Any]) -> None:
+    """Raises ClientGoneError where the client does not read."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await send(message)
+    except TimeoutError:
+        raise ClientGoneError from None
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + _json(chunk) + b"\n\n"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

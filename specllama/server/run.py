@@ -1,0 +1,172 @@
+"""A server from its start to its end: the socket, the event loop, the signals.
+
+SIGTERM and the first Ctrl-C let what runs end, a second Ctrl-C does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Callable, Generator, Iterator
+from types import FrameType
+from typing import IO, Any
+
+import uvicorn
+
+from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
+from specllama.server.app import build
+from specllama.server.metrics import Metrics
+from specllama.server.respond import PATIENCE_SECONDS
+from specllama.server.service import Service
+from specllama.server.settings import ServerSettings
+from specllama.server.supervisor import Say, Supervisor
+
+_MARGIN_SECONDS = 2.0  # that clients have to take note of a drain that took too long
+_BACKLOG = 1024
+
+
+def serve(
+    settings: ServerSettings,
+    say: Say,
+    ready: Callable[[dict[str, Any], str], None],
+    log: IO[str] | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> int:
+    """Serve until a signal; its number. ready: called once with what the engine says of the models and the
+    URL. Raises UsageError and ResourceError for the address, and what loading raises.
+    """
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what matters is said by `say`
+    listener = listen(settings.host, settings.port)
+    with listener:
+        supervisor = Supervisor(settings.load, say, log, progress)
+        return asyncio.run(_serve(settings, supervisor, listener, say, ready))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UsageError for an address that is none, ResourceError for one that cannot be
+    had.
+    """
+    where = f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UsageError(
+            f"--host {host} is no address of this machine", "as 127.0.0.1, ::1, 0.0.0.0"
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # the system drops who reads nothing
+            timeout = int(1000 * PATIENCE_SECONDS)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _no_socket(error, where) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _no_socket(error: OSError, where: str) -> SpecllamaError:
+    if error.errno == errno.EADDRINUSE:
+        return ResourceError(f"{where} is in use", "choose another port with --port, or 0 for any")
+    if error.errno == errno.EACCES:
+        return ResourceError(f"{where} is not for this user", "choose a --port from 1024")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UsageError(f"{where} is no address of this machine", "as 127.0.0.1, ::1, 0.0.0.0")
+    return ResourceError(f"{where} cannot be served: {error.strerror or error}")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, but what a signal does is ours to say."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _serve(
+    settings: ServerSettings,
+    supervisor: Supervisor,
+    listener: socket.socket,
+    say: Say,
+    ready: Callable[[dict[str, Any], str], None],
+) -> int:
+    service = Service(settings, supervisor, Metrics(settings.name))
+    config = uvicorn.Config(
+        build(service, say),
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_seconds + _MARGIN_SECONDS) + 1,
+    )
+    server = _Server(config)
+    received: list[int] = []
+    drain: asyncio.TimerHandle | None = None
+
+    def stop(number: int) -> None:
+        nonlocal drain
+        again = bool(received)
+        received.append(number)
+        server.should_exit = service.draining = True
+        if again and number == signal.SIGINT:
+            server.force_exit = True
+            service.end_all(EngineDiedError("the server is shutting down"))
+        elif not again:
+            if service.jobs:
+                seconds = f"{settings.drain_seconds:g} s"
+                say(f"no new requests; {len(service.jobs)} may still take {seconds} to end")
+            error = EngineDiedError("the server is shutting down")
+            drain = loop.call_later(settings.drain_seconds, service.end_all, error)
+
+    loop = asyncio.get_running_loop()
+    with _signals(loop, stop):
+        engine = asyncio.create_task(supervisor.run())
+        engine.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        serving = asyncio.create_task(server.serve([listener]))
+        host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
+        said = asyncio.create_task(
+            _say_ready(supervisor, ready, f"http://{host}:{listener.getsockname()[1]}")
+        )
+        try:
+            await serving
+        finally:
+            for task in (said, engine):
+                task.cancel()
+            if drain is not None:
+                drain.cancel()
+            await asyncio.wait((said, engine))
+    if not engine.cancelled() and (problem := engine.exception()) is not None:
+        raise problem
+    return received[0] if received else signal.SIGTERM
+
+
+async def _say_ready(supervisor: Supervisor, ready: Callable[[dict[str, Any], str], None], url: str) -> None:
+    await supervisor.started()
+    ready(supervisor.info, url)
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[int], None]) -> Iterator[None]:
+    """Have `stop` called in the loop for SIGTERM and SIGINT."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop, number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,175 @@
+"""Who is let in: the Host that was asked for, the Origin of a web page, the key; and the log of requests.
+
+Knows no routes but the open ones. Nothing that a client sends as a secret or as text is logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specllama.errors import AccessError, SpecllamaError, UsageError
+from specllama.server.dialects import errors
+from specllama.server.metrics import Metrics
+from specllama.server.respond import ClientGoneError
+from specllama.server.settings import ServerSettings, is_loopback
+from specllama.server.supervisor import Say
+
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health"})
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS, _MAX_AGE = "GET, POST, OPTIONS", "600"
+
+
+class WrongHostError(UsageError):
+    http_status = 421
+
+
+class WrongOriginError(UsageError):
+    http_status = 403
+
+
+class Keys:
+    """The keys that a client may have; compared in constant time, all of them whichever fits."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def open(self, headers: Headers) -> bool:
+        """Whether the request has a key, as `Authorization: Bearer` or as `x-api-key`."""
+        given = []
+        for name, value in headers.raw:
+            if name == b"x-api-key":
+                given.append(value.strip())
+            elif name == b"authorization" and value[:7].lower() == b"bearer ":
+                given.append(value[7:].strip())
+        found = [hmac.compare_digest(_digest(one), key) for one in given for key in self._digests]
+        return any(found)
+
+
+class Gate:
+    """The middleware before everything else."""
+
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, say: Say, paths: frozenset[str]
+    ) -> None:
+        self._app, self._metrics, self._say, self._paths = app, metrics, say, paths
+        self._keys = Keys(settings.keys)
+        self._any_host = not is_loopback(settings.host) and not settings.hosts
+        self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}
+        self._origins = {origin.rstrip("/").lower() for origin in settings.origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers, began, status = Headers(scope=scope), time.monotonic(), 0
+        id_ = headers.get("x-request-id", "")
+        id_ = id_ if _ID.fullmatch(id_) else f"req_{secrets.token_hex(12)}"
+        scope["specllama.id"] = id_
+        origin = headers.get("origin", "").rstrip("/").lower()
+
+        async def marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                more = MutableHeaders(raw=message.setdefault("headers", []))
+                more["x-request-id"] = id_
+                more["x-content-type-options"] = "nosniff"
+                if origin and origin in self._origins:
+                    more["access-control-allow-origin"] = headers["origin"]
+                    more.add_vary_header("Origin")
+            await send(message)
+
+        try:
+            problem = self._problem(scope, headers, origin)
+            if problem is not None:
+                await refuse(scope, marked, problem, problem.http_status)
+            elif scope["method"] == "OPTIONS" and origin:
+                await self._preflight(headers, marked)
+            else:
+                await self._app(scope, receive, marked)
+        except ClientGoneError:
+            pass
+        except Exception as error:  # noqa: BLE001 - the last line of defence; the operator reads it
+            self._say(f"{id_} unexpected {type(error).__name__}: {error}")
+            if not status:
+                await refuse(scope, marked, SpecllamaError("something unexpected went wrong"), 500)
+        finally:
+            known = scope["path"] if scope["path"] in self._paths else "other"
+            self._metrics.http.labels(known, str(status or 499)).inc()
+            self._log(scope, id_, status, time.monotonic() - began)
+
+    def _problem(self, scope: Scope, headers: Headers, origin: str) -> SpecllamaError | None:
+        host = headers.get("host", "")
+        if not self._any_host and _name(host) not in self._hosts:
+            return WrongHostError("the Host header names another server; --allowed-host NAME lets it in")
+        if origin and origin not in self._origins and not _same(origin, host):
+            return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
+        if not self._keys or scope["path"] in OPEN_PATHS or (scope["method"] == "OPTIONS" and origin):
+            return None
+        if not self._keys.open(headers):
+            return AccessError("the API key is missing or wrong")
+        return None
+
+    async def _preflight(self, headers: Headers, send: Send) -> None:
+        """A browser asks whether a page may ask; only allowed origins come here."""
+        asked = headers.get("access-control-request-headers", "")
+        names = ", ".join(
+            n for n in map(str.strip, asked.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n)
+        )
+        found = {
+            "access-control-allow-methods": _METHODS,
+            "access-control-allow-headers": names,
+            "access-control-max-age": _MAX_AGE,
+        }
+        raw = [(k.encode(), v.encode()) for k, v in found.items()]
+        await send({"type": "http.response.start", "status": 204, "headers": raw})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _log(self, scope: Scope, id_: str, status: int, seconds: float) -> None:
+        if scope["path"] in OPEN_PATHS or scope["path"] == "/metrics":
+            return
+        path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "backslashreplace")[:200]
+        ended = str(status) if status else "client left"
+        self._say(f"{id_} {scope['method']} {path} {ended} {seconds:.3f} s")
+
+
+async def refuse(scope: Scope, send: Send, error: SpecllamaError, status: int) -> None:
+    """Answer with an error in the dialect of the path."""
+    body = errors.error_bytes(scope["path"], error, status, scope.get("specllama.id", ""))
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    headers |= errors.headers(error, status)
+    if status in (408, 413):
+        headers["connection"] = "close"
+    raw = [(k.encode(), v.encode()) for k, v in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _same(origin: str, host: str) -> bool:
+    """Whether a page from this origin was served by this server."""
+    scheme, _, rest = origin.partition("://")
+    return scheme in ("http", "https") and bool(rest) and rest == host.lower()

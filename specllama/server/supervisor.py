@@ -1,0 +1,142 @@
+"""Keeps an engine process running: loads it, notices its end at once, starts another one with back-off.
+
+Knows nothing of HTTP and of what is asked of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings
+
+WAIT_SECONDS = 5.0  # that a request waits for an engine which is being started
+SILENT_SECONDS = 5.0  # a living engine says something every half second
+_DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a start, by the number of ends in a row
+_LONG_LIFE = 60.0  # seconds after which an end is no longer in a row with those before
+Say = Callable[[str], None]
+
+
+class Supervisor:
+    """One engine process after another. say: gets lines for the operator. log: where llama.cpp's log goes.
+
+    info: what the engine says of the models, empty before the first one is loaded. restarts: how often one
+    was started after the end of another.
+    """
+
+    def __init__(
+        self,
+        settings: LoadSettings,
+        say: Say,
+        log: IO[str] | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> None:
+        self.settings, self.info = settings, dict[str, Any]()
+        self.restarts = 0
+        self._say, self._log, self._progress = say, log, progress
+        self._client: EngineClient | None = None
+        self._ready = asyncio.Event()
+        self._why: SpecllamaError | None = None  # there is no engine, but at the very beginning
+
+    async def run(self) -> None:
+        """Have an engine until cancelled. Raises what the first load raises."""
+        loop, in_a_row = asyncio.get_running_loop(), 0
+        while True:
+            began = loop.time()
+            try:
+                await self._live()
+            except SpecllamaError as error:
+                if not self.info:
+                    raise
+                self._why = error
+            in_a_row = 1 if loop.time() - began > _LONG_LIFE else in_a_row + 1
+            delay = _DELAYS[min(in_a_row - 1, len(_DELAYS) - 1)]
+            soon = f"in {delay:.0f} s" if delay else "now"
+            self._say(
+                f"{self._why.message if self._why else 'the engine ended'}; another one is started {soon}"
+            )
+            await asyncio.sleep(delay)
+            self.restarts += 1
+
+    async def started(self) -> None:
+        """Wait until an engine is ready."""
+        await self._ready.wait()
+
+    async def client(self) -> EngineClient:
+        """The engine; waits a little for one that is being started. Raises EngineDiedError."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._ready.wait()
+        except TimeoutError:
+            raise EngineDiedError(self.problem or "the engine does not answer") from None
+        assert self._client is not None
+        return self._client
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the engine at this moment; "" where nothing is."""
+        if self._client is None:
+            return f"{self._why.message}; it is being started again" if self._why else "the model is loading"
+        if (dead := self._client.dead) is not None:
+            return dead.message
+        silent = self._client.silent_for
+        return f"the engine process has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
+
+    async def ask(
+        self, question: Callable[[int], m.Question], seconds: float | None = None
+    ) -> Mapping[str, Any]:
+        """The engine's answer to a question (a function of its id). Raises what the engine says, TimeoutError
+        after `seconds`.
+        """
+        client, loop = await self.client(), asyncio.get_running_loop()
+        answer: asyncio.Future[m.Message | SpecllamaError] = loop.create_future()
+
+        def settle(message: m.Message | SpecllamaError) -> None:
+            if not answer.done():
+                answer.set_result(message)
+
+        asked = client.submit(
+            question(client.next_id()), lambda message: in_loop(loop, lambda: settle(message))
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                found = await answer
+        finally:
+            asked.leave()
+        if isinstance(found, SpecllamaError):
+            raise found
+        assert isinstance(found, m.Told)
+        return found.found
+
+    async def calibrate(self, seconds: float) -> bool:
+        """Let an idle engine measure; whether it found something."""
+        client = await self.client()
+        return bool(await asyncio.to_thread(client.calibrate, seconds))
+
+    async def _live(self) -> None:
+        """The life of one engine process. Raises why it ended."""
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        client = EngineClient(self._log, self._say, lambda: in_loop(loop, ended.set))
+        try:
+            verbose = self._log is not None
+            info = await asyncio.to_thread(client.load, self.settings, self._progress, verbose)
+            self.info, self._client = info, client
+            self._ready.set()
+            await ended.wait()
+            raise client.dead or EngineDiedError("the engine process ended")
+        finally:
+            self._ready.clear()
+            self._client = None
+            await asyncio.shield(asyncio.to_thread(client.close))
+
+
+def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call it in the loop's thread, if there is still a loop."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:  # it is closed: nobody waits
+        return
