@@ -44,6 +44,7 @@ def for_api(settings: LoadSettings, header: Header, model: Model) -> dict[str, A
         "n_slots": settings.n_slots,
         "n_ctx_train": model.n_ctx_train,
         "file_bytes": header.file_bytes,
+        "end_ids": sorted(model.end_ids),
         "sampling": asdict(SamplingParams.merge(sampling_defaults(model))),
         "template": settings.chat_template or header.chat_template or "",
         "bos_token": model.token_text(model.bos_id),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from specllama.core.stats import RunStats
@@ -27,10 +27,18 @@ class Wanted:
 
 class Job:
     """The texts of one request. ended: called once when all have ended in the engine, however that came
-    about. n_open: those that have not. stored_t1: what the engine knows of its speed by now.
+    about. n_open: those that have not. stored_t1: what the engine knows of its speed by now. end_ids: tokens
+    that end a text.
     """
 
-    def __init__(self, wanted: Sequence[Wanted], metrics: Metrics, ended: Callable[[Job], None]) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        metrics: Metrics,
+        ended: Callable[[Job], None],
+        end_ids: Collection[int] = (),
+    ) -> None:
+        self._end_ids = end_ids
         self.wanted = list(wanted)
         self.n_open = len(wanted)
         self.stored_t1: float | None = None
@@ -51,7 +59,8 @@ class Job:
     def start(self, client: EngineClient) -> None:
         """Hand all texts in."""
         for i, wanted in enumerate(self.wanted):
-            reader = Reader(i, wanted.prompt, wanted.splits, bool(wanted.request.prefix))
+            begun = bool(wanted.request.prefix)
+            reader = Reader(i, wanted.prompt, wanted.splits, begun, self._end_ids)
             request = replace(wanted.request, id=client.next_id(), turn=i)
 
             def deliver(message: m.Message | SpecllamaError, reader: Reader = reader) -> None:

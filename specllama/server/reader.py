@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from specllama.core.stats import RunStats
@@ -15,9 +16,18 @@ from specllama.server.reasoning import Piece, Splitter
 class Reader:
     """One choice. index: its number; prompt: that of the prompt it answers. splits: reasoning is told apart
     from the text; begun: whether the answer had been begun by the client, which rules out a tag at its start.
+    end_ids: tokens that are no text and have no logprobs.
     """
 
-    def __init__(self, index: int, prompt: int, splits: bool = False, begun: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: int,
+        splits: bool = False,
+        begun: bool = False,
+        end_ids: Collection[int] = (),
+    ) -> None:
+        self._end_ids = end_ids
         self.index, self.prompt = index, prompt
         self._splits, self._begun = splits, begun
         self._splitter = Splitter(off=True)
@@ -45,7 +55,7 @@ class Reader:
     def _tokens(self, item: m.Item, now: float) -> list[Event]:
         self._round = Round(item.drafted, item.accepted, now - self._last)
         self._last = now
-        self._logprobs += item.logprobs or []
+        self._logprobs += [entry for entry in item.logprobs or [] if entry["id"] not in self._end_ids]
         self.n_tokens += len(item.ids)
         events = self._events(self._splitter.push(item.text, item.runs))
         if not self._answering:

@@ -58,7 +58,7 @@ class Service:
         self._refuse_new()
         self._check_room(len(wanted))
         self._stop_resting()
-        job = Job(wanted, self.metrics, self._ended)
+        job = Job(wanted, self.metrics, self._ended, frozenset(self.supervisor.info["end_ids"]))
         self.jobs.add(job)
         self.metrics.update_open(self.n_open, self.n_slots)
         job.start(client)

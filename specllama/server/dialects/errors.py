@@ -72,7 +72,7 @@ def _kind(error: SpecllamaError, status: int) -> tuple[str, str | None]:
     for cls, kind, code in _TYPES:
         if isinstance(error, cls) and status == error.http_status:
             return _STATUS_TYPES[status] if cls is UsageError and status in _STATUS_TYPES else kind, code
-    return _STATUS_TYPES.get(status, "server_error"), None
+    return _STATUS_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"), None
 
 
 _Writer = Callable[[SpecllamaError, int, str], Body]

@@ -60,7 +60,7 @@ class JsonSchema(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class ResponseFormat(Body):
@@ -68,7 +68,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
     def as_schema(self) -> dict[str, Any] | None:
         """The schema that the text must obey. Raises FieldError."""

@@ -90,7 +90,9 @@ def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
 
 
 def _field_error(error: ValidationError) -> FieldError:
-    first = error.errors(include_url=False, include_context=False)[0]
+    found = error.errors(include_url=False, include_context=False)
+    # Where several types may be, what is wrong within one of them says more than that it is none of them.
+    first = min(found, key=lambda e: e["type"].endswith("_type"))
     names, path = _field_names(), list(first["loc"])
     name = ""
     for i, part in enumerate(path):  # in between stand the names of pydantic's types
@@ -102,9 +104,8 @@ def _field_error(error: ValidationError) -> FieldError:
         return FieldError(f"{name} is not known here, and it could change the text", name)
     if first["type"] == "missing":
         return FieldError(f"{name} is missing", name)
-    reason = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    wrong = "" if first["type"] == "value_error" else "must be "
-    return FieldError(f"{name}: {wrong}{reason}" if name else reason, name or None)
+    reason = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+    return FieldError(f"{name}: {reason}" if name else reason, name or None)
 
 
 @functools.cache

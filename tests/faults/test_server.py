@@ -1,0 +1,243 @@
+"""The server when things go wrong: clients that leave, queues that are full, engines that die, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from tests.serving import SOON, Server, first_event, rest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine
+FOR_EVER = {"prompt": "def ", "ignore_eos": True, "max_tokens": 60_000}
+LARGE = ("-c", "65536", "--draft-max", "0")
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One slot and two places to wait."""
+    with Server(tmp_path_factory.mktemp("small"), "-np", "1", "--queue", "2", *LARGE) as one:
+        yield one
+        assert not any("unexpected" in line for line in one.lines)
+
+
+class TestLeaving:
+    @pytest.mark.parametrize("stream", [True, False])
+    def test_during_decode(self, small: Server, stream: bool) -> None:
+        link = small.begin(**FOR_EVER, stream=stream)
+        answer = first_event(link) if stream else None
+        small.until(lambda: small.n_busy() == 1)
+        if answer is not None:
+            answer.close()
+        link.close()
+        assert small.until(lambda: small.n_busy() == 0) < FREE
+
+    @pytest.mark.parametrize("stream", [True, False])
+    def test_during_prefill(self, small: Server, stream: bool) -> None:
+        link = small.begin(prompt="zip open " * 12_000, stream=stream)
+        small.until(lambda: small.n_busy() == 1, seconds=30)
+        link.close()
+        assert small.until(lambda: small.n_busy() == 0) < FREE
+
+    def test_while_waiting(self, small: Server) -> None:
+        running, waiting = small.begin(**FOR_EVER), small.begin(**FOR_EVER)
+        small.until(lambda: small.samples()["specllama_texts_waiting"] == 1)
+        waiting.close()
+        small.until(lambda: small.samples()["specllama_texts_waiting"] == 0, FREE)
+        assert small.n_busy() == 1
+        running.close()
+        small.until(lambda: small.n_busy() == 0, FREE)
+
+    def test_before_the_body_is_there(self, small: Server) -> None:
+        with socket.create_connection((small.host, small.port)) as link:
+            link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        small.wait_for("POST /v1/completions", SOON)
+        assert small.get("/health").status == 200
+
+    def test_who_reads_nothing_does_not_stop_the_others(self, small: Server) -> None:
+        with socket.socket() as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            link.connect((small.host, small.port))
+            body = json.dumps({**FOR_EVER, "stream": True, "max_tokens": 500}).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            link.sendall(head.encode() + body)
+            small.until(lambda: small.n_busy() == 1)
+            assert small.complete(max_tokens=2).status == 200
+        small.until(lambda: small.n_busy() == 0, FREE)
+
+
+class TestQueue:
+    def test_full(self, small: Server) -> None:
+        links = [small.begin(**FOR_EVER) for _ in range(3)]
+        small.until(lambda: small.samples()["specllama_texts_waiting"] == 2)
+        reply = small.complete(max_tokens=1)
+        assert reply.status == 429
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        assert reply.error["code"] == "queue_full"
+        assert small.get("/health").status == 200
+        for link in links:
+            link.close()
+        small.until(lambda: small.n_busy() == 0, FREE)
+        assert small.complete(max_tokens=1).status == 200
+
+    def test_more_texts_than_places_alone(self, small: Server) -> None:
+        assert len(small.complete(max_tokens=1, n=8).json["choices"]) == 8
+
+    def test_a_crowd(self, tmp_path) -> None:
+        """Everybody is refused at once or answered; the answer is what it is alone."""
+        with Server(tmp_path, "--queue", "30", "-c", "4096", "--draft-max", "2") as one:
+            ask = lambda seed: one.complete(max_tokens=6, seed=seed, temperature=1)  # noqa: E731
+            with ThreadPoolExecutor(80) as pool:
+                replies = list(pool.map(ask, range(80)))
+            statuses = [reply.status for reply in replies]
+            assert set(statuses) <= {200, 429}
+            assert statuses.count(200) >= 34
+            assert all(reply.json["choices"][0]["text"] for reply in replies if reply.status == 200)
+            assert one.samples()["specllama_texts_running"] == 0
+
+
+class TestDeadline:
+    def test_before_and_behind_the_first_byte(self, tmp_path) -> None:
+        with Server(tmp_path, "--timeout", "1.5", "-np", "1", *LARGE) as one:
+            reply = one.complete(**FOR_EVER)
+            assert reply.status == 504
+            assert reply.error["type"] == "timeout_error"
+            one.until(lambda: one.n_busy() == 0, FREE)
+            events = rest(first_event(one.begin(**FOR_EVER, stream=True)))
+            assert events[-1]["error"]["code"] == "deadline_exceeded"
+            one.until(lambda: one.n_busy() == 0, FREE)
+            assert one.complete(max_tokens=1).status == 200
+
+
+class TestEngine:
+    def test_it_dies_while_requests_run_and_wait(self, tmp_path) -> None:
+        with Server(tmp_path, "-np", "1", *LARGE) as one:
+            streaming = first_event(one.begin(**FOR_EVER, stream=True))
+            waiting = [one.begin(**FOR_EVER, stream=stream) for stream in (True, False)]
+            one.until(lambda: one.samples()["specllama_texts_waiting"] == 2)
+            for n in (1, 2):
+                engine = one.engine()
+                engine.kill()
+                assert one.until(lambda: one.get("/health").status == 503) < 1.0 + FREE
+                if n == 1:
+                    last = rest(streaming)[-1]
+                    assert last["error"]["type"] == "unavailable_error"
+                    assert "SIGKILL" in last["error"]["message"]
+                    for link in waiting:
+                        answer = link.getresponse()
+                        assert answer.status == 503
+                        assert b"SIGKILL" in answer.read()
+                assert "another one is started" in one.wait_for("SIGKILL", SOON)
+                one.until(lambda: one.get("/health").status == 200, 60)
+                assert one.complete(max_tokens=2).json["usage"]["completion_tokens"] == 2
+                assert one.engine().pid != engine.pid
+            assert one.samples()["specllama_engine_restarts"] == 2
+
+    def test_it_hangs(self, tmp_path) -> None:
+        """Health says so soon, and always at once."""
+        with Server(tmp_path, "-np", "1") as one:
+            engine = one.engine()
+            engine.suspend()
+            try:
+                one.until(lambda: one.get("/health").status == 503, 20)
+                began = time.monotonic()
+                assert "said nothing" in one.get("/health").json["error"]["message"]
+                assert one.get("/metrics").status == 200
+                assert time.monotonic() - began < FREE
+            finally:
+                engine.resume()
+            one.until(lambda: one.get("/health").status == 200, SOON)
+
+    def test_killed_front(self, tmp_path) -> None:
+        with Server(tmp_path, "-np", "1", *LARGE) as one:
+            first_event(one.begin(**FOR_EVER, stream=True))
+            engine = one.engine()
+            one.process.kill()
+            one.until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, FREE)
+
+
+class TestSignals:
+    def test_sigterm_lets_what_runs_end(self, tmp_path) -> None:
+        with Server(tmp_path, "-np", "1", *LARGE) as one:
+            asked = {"prompt": "def ", "ignore_eos": True, "max_tokens": 1000}
+            running, waiting = one.begin(**asked, stream=True), one.begin(**asked)
+            answer = first_event(running)
+            one.until(lambda: one.samples()["specllama_texts_waiting"] == 1)
+            kept = one.connect()
+            kept.request("GET", "/health")
+            kept.getresponse().read()
+            engine = one.engine()
+            one.process.send_signal(signal.SIGTERM)
+            one.wait_for("no new requests", SOON)
+            with pytest.raises(OSError):
+                one.until(lambda: one.complete(max_tokens=1) is None, SOON)
+            assert rest(answer)[-1]["choices"][0]["finish_reason"] == "length"
+            late = waiting.getresponse()
+            assert (late.status, json.loads(late.read())["usage"]["completion_tokens"]) == (200, 1000)
+            assert one.process.wait(SOON) == 143
+            one.until(lambda: not engine.is_running())
+            assert not any("Traceback" in line for line in one.lines)
+
+    def test_a_drain_has_an_end(self, tmp_path) -> None:
+        with Server(tmp_path, "-np", "1", "--drain", "0.5", *LARGE) as one:
+            answer = first_event(one.begin(**FOR_EVER, stream=True))
+            one.process.send_signal(signal.SIGTERM)
+            assert "shutting down" in rest(answer)[-1]["error"]["message"]
+            assert one.process.wait(SOON) == 143
+
+    @pytest.mark.parametrize("busy", [False, True])
+    def test_ctrl_c(self, tmp_path, busy: bool) -> None:
+        with Server(tmp_path, "-np", "1", *LARGE) as one:
+            answer = first_event(one.begin(**FOR_EVER, stream=True)) if busy else None
+            one.process.send_signal(signal.SIGINT)
+            if busy:
+                one.wait_for("no new requests", SOON)
+                assert one.process.poll() is None
+                one.process.send_signal(signal.SIGINT)
+            assert one.process.wait(SOON) == 130
+            assert not any("Traceback" in line for line in one.lines)
+            if answer is not None:
+                answer.close()
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_while_it_loads(self, tmp_path, number: int, code: int) -> None:
+        one = Server(tmp_path, "-np", "1")
+        try:
+            one.until(lambda: psutil.Process(one.process.pid).children(), 60)
+            assert one.stop(number) == code
+        finally:
+            one.__exit__()
+        assert not any("Traceback" in line for line in one.lines)
+
+
+def test_health_while_everybody_asks(tmp_path) -> None:
+    """It does not wait for the engine, whatever that does."""
+    with Server(tmp_path, *LARGE) as one:
+        links = [one.begin(prompt="zip open " * 5000, max_tokens=5) for _ in range(6)]
+        stop, slowest = threading.Event(), [0.0]
+
+        def look() -> None:
+            while not stop.is_set():
+                began = time.monotonic()
+                assert one.get("/health").status == 200
+                slowest[0] = max(slowest[0], time.monotonic() - began)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        one.until(lambda: one.n_busy() >= 1, 60)
+        time.sleep(1)
+        stop.set()
+        thread.join()
+        for link in links:
+            link.close()
+        assert slowest[0] < FREE

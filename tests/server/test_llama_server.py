@@ -1,0 +1,78 @@
+"""What llama-server's clients read beside the OpenAI routes."""
+
+from __future__ import annotations
+
+from tests.serving import QUESTION, Server, first_event
+
+
+def test_models_for_both_sdks(server: Server) -> None:
+    found = server.get("/v1/models").json
+    (only,) = found["data"]
+    assert found["object"] == "list"
+    assert (found["first_id"], found["last_id"], found["has_more"]) == (only["id"], only["id"], False)
+    assert only["type"] == only["object"] == "model"
+    assert only["meta"]["n_vocab"] == 4096
+    assert only["created_at"].endswith("+00:00")
+    assert server.get("/v1/models/pydoc-target").json == only
+
+
+def test_props(server: Server) -> None:
+    found = server.get("/props").json
+    assert found["total_slots"] == 4
+    assert found["model_path"].endswith("pydoc-target.gguf")
+    assert "<|im_start|>" in found["chat_template"]
+    settings = found["default_generation_settings"]
+    assert settings["n_ctx"] == 2048
+    assert settings["params"]["temperature"] == 0.8
+
+
+def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None:
+    answer = first_event(server.begin(prompt="a secret prompt", stream=True, ignore_eos=True, max_tokens=900))
+    reply = server.get("/slots")
+    (busy,) = [slot for slot in reply.json if slot["is_processing"]]
+    assert busy["next_token"]["n_decoded"] > 0
+    assert len(reply.json) == 4
+    assert b"secret" not in reply.body
+    answer.close()
+    server.until(lambda: server.n_busy() == 0)
+
+
+def test_tokens_there_and_back(server: Server) -> None:
+    text = "déf read(😀)"
+    ids = server.post("/tokenize", {"content": text}).json["tokens"]
+    assert server.post("/detokenize", {"tokens": ids}).json == {"content": text}
+    pieces = server.post("/tokenize", {"content": text, "with_pieces": True}).json["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    data = b"".join(
+        bytes(p["piece"]) if isinstance(p["piece"], list) else p["piece"].encode() for p in pieces
+    )
+    assert data.decode() == text
+    assert server.post("/tokenize", {"content": ""}).json == {"tokens": []}
+    assert server.post("/detokenize", {"tokens": []}).json == {"content": ""}
+    (special,) = server.post("/tokenize", {"content": "<|im_end|>"}).json["tokens"]
+    assert len(server.post("/tokenize", {"content": "<|im_end|>", "parse_special": False}).json["tokens"]) > 1
+    assert server.post("/detokenize", {"tokens": [special]}).json["content"] == "<|im_end|>"
+    assert server.post("/detokenize", {"tokens": [4096]}).status == 400
+
+
+def test_the_template_is_applied(server: Server) -> None:
+    found = server.post("/apply-template", {"messages": QUESTION}).json["prompt"]
+    assert found.startswith("<|im_start|>user\nWhat does")
+    assert found.endswith("<|im_start|>assistant\n")
+
+
+def test_health(server: Server) -> None:
+    assert server.get("/health").json == {"status": "ok"}
+    assert server.ask("HEAD", "/health").status == 200
+
+
+def test_the_openapi_document_names_every_route(server: Server) -> None:
+    found = server.get("/openapi.json").json
+    assert {"/v1/chat/completions", "/v1/completions", "/health", "/slots", "/tokenize"} <= set(
+        found["paths"]
+    )
+    refs = str(found).split("#/components/schemas/")[1:]
+    assert {ref.split("'")[0] for ref in refs} <= set(found["components"]["schemas"])
+    chat = found["components"]["schemas"]["ChatRequest"]
+    assert "response_format" in chat["properties"]
+    assert chat["required"] == ["messages"]

@@ -1,0 +1,224 @@
+"""Parts of the server by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from specllama.core.params import SamplingParams
+from specllama.core.sampling import Chooser
+from specllama.core.sequence import Generation
+from specllama.core.sequence import Request as Asked
+from specllama.core.slots import Line, next_to_fill
+from specllama.core.stats import RunStats
+from specllama.errors import BusyError, EngineDiedError, SpecllamaError, UsageError
+from specllama.figures import PlainRate
+from specllama.server import run
+from specllama.server.dialects.errors import error_body, headers
+from specllama.server.dialects.figures import figures, usage
+from specllama.server.events import End, Fold, Start, Text
+from specllama.server.reasoning import Splitter
+from specllama.server.requests import reading
+from specllama.server.requests.tokens import TokenizeRequest
+from specllama.server.security import Keys
+from specllama.server.settings import ServerSettings
+from specllama.settings import LoadSettings, ModelSettings
+
+LOAD = LoadSettings(target=ModelSettings(path="a/model.gguf"), n_slots=2)
+
+
+def split(pieces, closing="", off=False):
+    """(reasoning, text) of a text that comes in pieces, whose runs are one a piece."""
+    splitter, found = Splitter(closing, off), ["", ""]
+    taken = [p for i, piece in enumerate(pieces) for p in splitter.push(piece, [(len(piece), str(i))])]
+    for piece in [*taken, *splitter.finish()]:
+        assert sum(n for n, _ in piece.runs) == len(piece.text) > 0
+        found[not piece.reasoning] += piece.text
+    return found[0], found[1]
+
+
+class TestReasoning:
+    @pytest.mark.parametrize(
+        ("text", "closing", "found"),
+        [
+            ("hello", "", ("", "hello")),
+            ("", "", ("", "")),
+            ("  hello ", "", ("", "  hello ")),
+            ("<think>a</think>b", "", ("a", "b")),
+            ("\n<think>\n a \n</think>\n\n b ", "", ("a", "b ")),
+            ("a\n</think>\n\nb", "</think>", ("a", "b")),
+            ("\n</think>\n\nb</think>", "</think>", ("", "b</think>")),
+            ("a < b </thin", "</think>", ("a < b </thin", "")),
+            ("<think>cut", "", ("cut", "")),
+            ("<thi", "", ("", "<thi")),
+            ("[THINK]x[/THINK]y", "", ("x", "y")),
+            ("b <think>c</think>", "", ("", "b <think>c</think>")),
+        ],
+    )
+    def test_both_parts(self, text, closing, found) -> None:
+        assert split([text], closing) == found
+        assert split(list(text), closing) == found
+
+    @given(st.text(alphabet="<>/think \nab", max_size=40), st.booleans(), st.data())
+    def test_however_it_is_cut(self, text, begun, data) -> None:
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+        pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+        closing = "</think>" if begun else ""
+        assert split(pieces, closing) == split([text], closing)
+
+    def test_off(self) -> None:
+        assert split(["<think>", "a</think>b"], off=True) == ("", "<think>a</think>b")
+
+
+def generation(turn: int = 0) -> Generation:
+    params = SamplingParams()
+    return Generation(Asked([1], params, 0, turn=turn), Chooser(params, 0, 8), frozenset(), 16)
+
+
+class TestLine:
+    def test_one_after_the_other(self) -> None:
+        line, waiting = Line(), list[Generation]()
+        made = [generation() for _ in range(5)]
+        for one in made:
+            line.join(waiting, one)
+        assert [waiting.index(one) for one in made] == list(range(5))
+
+    def test_a_request_of_many_does_not_keep_the_others_waiting(self) -> None:
+        line, waiting = Line(), list[Generation]()
+        many = [generation(i) for i in range(8)]
+        for one in many:
+            line.join(waiting, one)
+        late = generation()
+        line.join(waiting, late)
+        assert waiting.index(late) == 1
+        assert [one for one in waiting if one is not late] == many
+
+    def test_nobody_waits_for_ever(self) -> None:
+        """However many newcomers there are, the last text of a request gets its turn."""
+        line, waiting = Line(), list[Generation]()
+        last = generation(7)
+        line.join(waiting, generation())
+        line.join(waiting, last)
+        passed = []
+        while last in waiting:
+            line.join(waiting, generation())
+            passed.append(waiting.pop(0))
+            assert len(passed) < 60
+        assert len(passed) > 7
+
+    def test_prompts_are_read_in_turn(self) -> None:
+        long, short = generation(), generation()
+        long.n_chunks = 3
+        assert next_to_fill([long, short]) is short
+        short.n_chunks = 3
+        assert next_to_fill([long, short]) is long
+        assert next_to_fill([]) is None
+
+
+def end(index: int, **counters: object) -> End:
+    return End(index, "stop", None, RunStats(**counters), PlainRate(None, "none", 0))  # type: ignore[arg-type]
+
+
+class TestFigures:
+    def test_of_two_prompts_with_two_choices(self) -> None:
+        fold = Fold()
+        for i in range(4):
+            fold.take([Start(i, i // 2, 10 + i // 2, 1), Text(i, "x")])
+        stats = {"n_prompt": 10, "n_predict": 5, "n_drafted": 6, "n_accept": 3, "reached": [3, 2, 1]}
+        fold.take(end(i, **stats, accepted_at=[2, 1, 0], n_reused=i) for i in range(4))
+        found = usage(fold)
+        assert (found["prompt_tokens"], found["completion_tokens"]) == (21, 20)
+        assert found["prompt_tokens_details"]["cached_tokens"] == 0 + 2
+        vllm = figures(fold, True)["metrics"]["speculative_decoding"]
+        assert vllm["acceptance_histogram"] == [4, 4, 4, 0]
+        assert vllm["num_spec_steps"] == 12
+
+    def test_of_nothing(self) -> None:
+        fold = Fold()
+        fold.take([Start(0, 0, 1, 1), end(0)])
+        found = figures(fold, False)
+        assert found["timings"]["predicted_per_second"] == 0
+        assert found["metrics"]["speculative_decoding"]["acceptance_histogram"] == [0]
+        assert found["speculation"]["acceptance_rate"] is None
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("path", "keys"),
+        [
+            ("/v1/chat/completions", {"error"}),
+            ("/v1/messages", {"type", "error", "request_id"}),
+            ("/apix", {"error"}),
+        ],
+    )
+    def test_shapes(self, path, keys) -> None:
+        assert set(error_body(path, UsageError("no"), 400)) == keys
+
+    def test_busy_says_when(self) -> None:
+        error = BusyError("full", details={"retry_after": 7})
+        assert headers(error, 429) == {"retry-after": "7"}
+        assert SpecllamaError.from_dict(error.to_dict()).details == {"retry_after": 7}
+        assert error_body("/v1/models", error, 429)["error"]["code"] == "queue_full"
+        assert headers(EngineDiedError("gone"), 503) == {"retry-after": "1"}
+
+
+class TestBodies:
+    def read(self, parts, headers=()) -> TokenizeRequest:
+        async def receive():
+            return await anext(messages)
+
+        async def sent():
+            for part, more in parts:
+                if part is None:
+                    await asyncio.sleep(60)
+                yield {"type": "http.request", "body": part, "more_body": more}
+
+        messages = sent()
+        scope = {"type": "http", "method": "POST", "headers": list(headers)}
+        return asyncio.run(reading.read(Request(scope, receive), TokenizeRequest))
+
+    def test_in_parts(self) -> None:
+        assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
+
+    def test_too_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reading, "SECONDS", 0.05)
+        with pytest.raises(reading.BodyTooSlowError) as found:
+            self.read([(b"{", True), (None, True)])
+        assert found.value.http_status == 408
+
+    def test_too_large(self) -> None:
+        part = b"x" * (1024 * 1024)
+        with pytest.raises(reading.BodyTooLargeError):
+            self.read([(part, True)] * 4 + [(b"x", False)])
+        with pytest.raises(reading.BodyTooLargeError):
+            self.read([(part, True)] * 100)
+        assert self.read([(b'{"content": "' + part + b'"}', False)]).content == part.decode()
+
+
+class TestSettings:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"])
+    def test_this_machine_needs_no_key(self, host: str) -> None:
+        assert ServerSettings(load=LOAD, host=host).host == host
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
+    def test_others_do(self, host: str) -> None:
+        with pytest.raises(UsageError, match="key"):
+            ServerSettings(load=LOAD, host=host)
+        assert "secret" not in repr(ServerSettings(load=LOAD, host=host, keys=("secret",)))
+
+    def test_names(self) -> None:
+        plain, named = ServerSettings(load=LOAD), ServerSettings(load=LOAD, names=("*", "a", "b"))
+        assert (plain.name, plain.serves("model"), plain.serves("x")) == ("model", True, False)
+        assert (named.name, named.serves("b"), named.serves("x")) == ("a", True, True)
+
+    def test_no_keys_are_no_keys(self) -> None:
+        assert not Keys(())
+
+
+def test_a_port_that_is_not_for_everybody() -> None:
+    assert "1024" in run._no_socket(PermissionError(13, "no"), "127.0.0.1:80").hint

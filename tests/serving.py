@@ -1,0 +1,197 @@
+"""A real server in a subprocess on loopback, with the embedded pair, and raw HTTP to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.command import Command
+
+START = 60.0  # seconds; it takes one or two
+SOON = 10.0  # it takes some hundredths
+QUESTION = [{"role": "user", "content": "What does shutil.copytree do?"}]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a request got back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.json["error"]
+        return found
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of server-sent events, the last of which must be [DONE]."""
+        lines = self.body.decode().split("\n\n")
+        assert lines.pop() == ""
+        assert all(line.startswith("data: ") and "\n" not in line for line in lines), lines
+        assert lines.pop() == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+class Server:
+    """`specllama serve` with these flags; a context manager that ends it. lines: what it said on stderr."""
+
+    def __init__(self, home: Path, *flags: str, env: Mapping[str, str | None] | None = None) -> None:
+        self.home = home
+        self.process = Command(home).start(
+            "serve", "--port", "0", "--no-calibrate", *flags, env=env, stdout=subprocess.DEVNULL
+        )
+        self.lines: list[str] = []
+        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.host, self.port = "", 0
+
+    def __enter__(self) -> Server:
+        found = re.search(r"at http://(\S+):(\d+)/v1", self.wait_for("serving "))
+        assert found is not None
+        self.host, self.port = found[1].strip("[]"), int(found[2])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(SOON)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as pipe:
+            for raw in pipe:
+                line = raw.decode("utf-8", "replace").rstrip("\n")
+                self.lines.append(line)
+                self._said.put(line)
+        self._said.put(None)
+
+    def wait_for(self, needle: str, seconds: float = START) -> str:
+        """The next line on stderr with this in it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._said.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no line with {needle!r}: {self.lines[-20:]}") from None
+            assert line is not None, self.lines
+            if needle in line:
+                return line
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def connect(self, seconds: float = START) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = START,
+    ) -> Reply:
+        """One request; a body that is no bytes is sent as JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection = self.connect(seconds)
+        try:
+            connection.request(method, path, data, dict(headers or {}))
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Reply(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **more: Any) -> Reply:
+        return self.ask("GET", path, **more)
+
+    def post(self, path: str, body: Any, **more: Any) -> Reply:
+        return self.ask("POST", path, body, **more)
+
+    def chat(self, messages: Any = None, **fields: Any) -> Reply:
+        return self.post("/v1/chat/completions", {"messages": messages or QUESTION, **fields})
+
+    def complete(self, prompt: Any = "def read(", **fields: Any) -> Reply:
+        return self.post("/v1/completions", {"prompt": prompt, **fields})
+
+    def begin(self, path: str = "/v1/completions", **fields: Any) -> http.client.HTTPConnection:
+        """A request that was sent and whose answer nobody waits for yet."""
+        connection = self.connect()
+        connection.request("POST", path, json.dumps(fields).encode())
+        return connection
+
+    def raw(self, data: bytes, seconds: float = SOON) -> bytes:
+        """What comes back for these bytes until the server closes or says nothing for a while."""
+        found = b""
+        with socket.create_connection((self.host, self.port), timeout=seconds) as link:
+            link.sendall(data)
+            try:
+                while part := link.recv(65536):
+                    found += part
+            except TimeoutError:
+                pass
+        return found
+
+    def n_busy(self) -> int:
+        """Slots at work."""
+        return sum(slot["is_processing"] for slot in self.get("/slots").json)
+
+    def until(self, what: Any, seconds: float = SOON) -> float:
+        """Wait until that is true; how long it took."""
+        began = time.monotonic()
+        while not what():
+            assert time.monotonic() - began < seconds
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def engine(self) -> psutil.Process:
+        """Its engine process."""
+        found: list[psutil.Process] = []
+        self.until(lambda: found.extend(psutil.Process(self.process.pid).children()) or found)
+        return found[0]
+
+    def samples(self) -> dict[str, float]:
+        """The metrics: name with labels to value."""
+        lines = self.get("/metrics").body.decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = SOON) -> int:
+        """Send a signal; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+
+def first_event(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    """The answer to a streaming request, its first event read."""
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    assert answer.readline().startswith(b"data: ")
+    return answer
+
+
+def rest(answer: http.client.HTTPResponse) -> list[Any]:
+    """The events that are left, without [DONE]."""
+    lines: Iterator[bytes] = (line for line in answer.read().split(b"\n") if line)
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines if line != b"data: [DONE]"]
