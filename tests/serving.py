@@ -130,7 +130,9 @@ class Server:
         return self.ask("POST", path, body, **more)
 
     def chat(self, messages: Any = None, **fields: Any) -> Reply:
-        return self.post("/v1/chat/completions", {"messages": messages or QUESTION, **fields})
+        return self.post(
+            "/v1/chat/completions", {"messages": QUESTION if messages is None else messages, **fields}
+        )
 
     def complete(self, prompt: Any = "def read(", **fields: Any) -> Reply:
         return self.post("/v1/completions", {"prompt": prompt, **fields})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,7 +44,7 @@ def serve(given: Mapping[str, Any]) -> int:
     )
     if log is not None:
         log.close()
-    return 128 + number if number != signal.SIGINT else 130
+    return 128 + number
 
 
 def _settings(v: Mapping[str, Any]) -> ServerSettings:

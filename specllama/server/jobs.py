@@ -102,8 +102,9 @@ class Job:
     def cancel(self) -> None:
         """Nobody wants it any more."""
         self._left = True
-        for submission in self._submitted:
-            submission.cancel()
+        if self.n_open:
+            for submission in self._submitted:
+                submission.cancel()
 
     def _arrive(self, reader: Reader, message: m.Message | SpecllamaError) -> None:
         """In the loop: what the engine says about one of the texts."""

@@ -91,6 +91,39 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Stop:
+    """What a signal does. number: of the first one that came, None before."""
+
+    def __init__(self, server: uvicorn.Server, service: Service, say: Say) -> None:
+        self._server, self._service, self._say = server, service, say
+        self._drain: asyncio.TimerHandle | None = None
+        self.number: int | None = None
+
+    def __call__(self, number: int) -> None:
+        """In the loop, for each signal."""
+        if self.number is None:
+            self.number = number
+            self._begin()
+        elif number == signal.SIGINT:
+            self._server.force_exit = True
+            self._end()
+
+    def _begin(self) -> None:
+        self._server.should_exit = self._service.draining = True
+        seconds = self._service.settings.drain_seconds
+        if self._service.jobs:
+            self._say(f"no new requests; {len(self._service.jobs)} may still take {seconds:g} s to end")
+        self._drain = asyncio.get_running_loop().call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        self._service.end_all(EngineDiedError("the server is shutting down"))
+
+    def over(self) -> None:
+        """Nothing is left to be ended."""
+        if self._drain is not None:
+            self._drain.cancel()
+
+
 async def _serve(
     settings: ServerSettings,
     supervisor: Supervisor,
@@ -99,7 +132,28 @@ async def _serve(
     ready: Callable[[dict[str, Any], str], None],
 ) -> int:
     service = Service(settings, supervisor, Metrics(settings.name))
-    config = uvicorn.Config(
+    server = _Server(_config(service, say))
+    stop = _Stop(server, service, say)
+    host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    with _signals(asyncio.get_running_loop(), stop):
+        engine = asyncio.create_task(supervisor.run())
+        engine.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        said = asyncio.create_task(_say_ready(supervisor, ready, url))
+        try:
+            await server.serve([listener])
+        finally:
+            said.cancel()
+            engine.cancel()
+            stop.over()
+            await asyncio.wait((said, engine))
+    if not engine.cancelled() and (problem := engine.exception()) is not None:
+        raise problem
+    return stop.number or signal.SIGTERM
+
+
+def _config(service: Service, say: Say) -> uvicorn.Config:
+    return uvicorn.Config(
         build(service, say),
         http="h11",
         ws="none",
@@ -109,47 +163,8 @@ async def _serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.drain_seconds + _MARGIN_SECONDS) + 1,
+        timeout_graceful_shutdown=int(service.settings.drain_seconds + _MARGIN_SECONDS) + 1,
     )
-    server = _Server(config)
-    received: list[int] = []
-    drain: asyncio.TimerHandle | None = None
-
-    def stop(number: int) -> None:
-        nonlocal drain
-        again = bool(received)
-        received.append(number)
-        server.should_exit = service.draining = True
-        if again and number == signal.SIGINT:
-            server.force_exit = True
-            service.end_all(EngineDiedError("the server is shutting down"))
-        elif not again:
-            if service.jobs:
-                seconds = f"{settings.drain_seconds:g} s"
-                say(f"no new requests; {len(service.jobs)} may still take {seconds} to end")
-            error = EngineDiedError("the server is shutting down")
-            drain = loop.call_later(settings.drain_seconds, service.end_all, error)
-
-    loop = asyncio.get_running_loop()
-    with _signals(loop, stop):
-        engine = asyncio.create_task(supervisor.run())
-        engine.add_done_callback(lambda _: setattr(server, "should_exit", True))
-        serving = asyncio.create_task(server.serve([listener]))
-        host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
-        said = asyncio.create_task(
-            _say_ready(supervisor, ready, f"http://{host}:{listener.getsockname()[1]}")
-        )
-        try:
-            await serving
-        finally:
-            for task in (said, engine):
-                task.cancel()
-            if drain is not None:
-                drain.cancel()
-            await asyncio.wait((said, engine))
-    if not engine.cancelled() and (problem := engine.exception()) is not None:
-        raise problem
-    return received[0] if received else signal.SIGTERM
 
 
 async def _say_ready(supervisor: Supervisor, ready: Callable[[dict[str, Any], str], None], url: str) -> None:

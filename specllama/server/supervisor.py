@@ -15,7 +15,7 @@ from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine which is being started
-SILENT_SECONDS = 5.0  # a living engine says something every half second
+SILENT_SECONDS = 10.0  # a living engine says something every half second
 _DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a start, by the number of ends in a row
 _LONG_LIFE = 60.0  # seconds after which an end is no longer in a row with those before
 Say = Callable[[str], None]

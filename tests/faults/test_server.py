@@ -149,7 +149,7 @@ class TestEngine:
             engine = one.engine()
             engine.suspend()
             try:
-                one.until(lambda: one.get("/health").status == 503, 20)
+                one.until(lambda: one.get("/health").status == 503, 30)
                 began = time.monotonic()
                 assert "said nothing" in one.get("/health").json["error"]["message"]
                 assert one.get("/metrics").status == 200

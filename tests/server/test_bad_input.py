@@ -61,7 +61,7 @@ for _ in range(40):
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, "response_format"),
-        ({"json_schema": {}, "grammar": 'root ::= "a"'}, None),
+        ({"json_schema": {}, "grammar": 'root ::= "a"'}, "json_schema"),
         ({"speculation": {"max": -1}}, "speculation.max"),
         ({"speculation": {"max": 10_000}}, "speculation.max"),
         ({"speculation": {"enabled": "yes"}}, "speculation.enabled"),
@@ -94,10 +94,8 @@ def test_a_field_that_cannot_be_used(server: Server, fields, param) -> None:
 @pytest.mark.parametrize(
     ("fields", "needle"),
     [
-        ({"prompt": ""}, "empty"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
-        ({"prompt": [""]}, "empty"),
         ({"prompt": [4096]}, "4095"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [1, "x"]}, "prompt"),
@@ -174,6 +172,11 @@ def test_a_prompt_that_does_not_fit(server: Server) -> None:
 def test_what_is_no_body(server: Server, body: bytes, needle: str) -> None:
     reply = server.post(CHAT, body)
     assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
+
+
+def test_an_empty_prompt_is_one_where_the_model_has_a_beginning(server: Server) -> None:
+    found = server.complete("", max_tokens=2, ignore_eos=True).json["usage"]
+    assert (found["prompt_tokens"], found["completion_tokens"]) == (1, 2)
 
 
 def test_a_surrogate_pair_is_a_character(server: Server) -> None:
