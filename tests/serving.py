@@ -61,6 +61,7 @@ class Server:
             "serve", "--port", "0", "--no-calibrate", *flags, env=env, stdout=subprocess.DEVNULL
         )
         self.lines: list[str] = []
+        self._links: list[http.client.HTTPConnection] = []
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
         self.host, self.port = "", 0
@@ -75,6 +76,13 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(SOON)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Leave all requests that `begin` sent."""
+        for link in self._links:
+            link.close()
+        self._links.clear()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -139,9 +147,10 @@ class Server:
 
     def begin(self, path: str = "/v1/completions", **fields: Any) -> http.client.HTTPConnection:
         """A request that was sent and whose answer nobody waits for yet."""
-        connection = self.connect()
-        connection.request("POST", path, json.dumps(fields).encode())
-        return connection
+        link = self.connect()
+        link.request("POST", path, json.dumps(fields).encode())
+        self._links.append(link)
+        return link
 
     def raw(self, data: bytes, seconds: float = SOON) -> bytes:
         """What comes back for these bytes until the server closes or says nothing for a while."""

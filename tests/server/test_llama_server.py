@@ -27,13 +27,13 @@ def test_props(server: Server) -> None:
 
 
 def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None:
-    answer = first_event(server.begin(prompt="a secret prompt", stream=True, ignore_eos=True, max_tokens=900))
+    first_event(server.begin(prompt="a secret prompt", stream=True, ignore_eos=True, max_tokens=900))
     reply = server.get("/slots")
     (busy,) = [slot for slot in reply.json if slot["is_processing"]]
     assert busy["next_token"]["n_decoded"] > 0
     assert len(reply.json) == 4
     assert b"secret" not in reply.body
-    answer.close()
+    server.hang_up()
     server.until(lambda: server.n_busy() == 0)
 
 

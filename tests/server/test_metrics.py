@@ -74,11 +74,11 @@ def test_gauges(server: Server) -> None:
         0,
         1,
     )
-    answer = first_event(server.begin(prompt="def ", stream=True, ignore_eos=True, max_tokens=900, n=6))
+    first_event(server.begin(prompt="def ", stream=True, ignore_eos=True, max_tokens=900, n=6))
     busy = server.samples()
     assert (busy["specllama_texts_running"], busy["specllama_texts_waiting"]) == (4, 2)
     assert 0 < busy["specllama_kv_used_ratio"] <= 1
-    answer.close()
+    server.hang_up()
     server.until(lambda: server.samples()["specllama_texts_running"] == 0)
 
 

@@ -98,11 +98,11 @@ class TestStream:
         plain = server.chat(**asked).events
         assert not any("speculation" in e for e in plain[:-1])
 
-    def test_completions(self, server: Server) -> None:
+    def test_completions(self, exact: Server) -> None:
         prompts = ["def read(", "import "]
         asked = {"max_tokens": 9, "seed": 4, "ignore_eos": True, "logprobs": 1}
-        events = server.complete(prompts, stream=True, **asked).events
-        whole = server.complete(prompts, **asked).json
+        events = exact.complete(prompts, stream=True, **asked).events
+        whole = exact.complete(prompts, **asked).json
         assert {e["object"] for e in events} == {whole["object"]} == {"text_completion"}
         for i in (0, 1):
             choices = [c for e in events for c in e["choices"] if c["index"] == i]
