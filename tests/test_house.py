@@ -142,7 +142,7 @@ def fault(importer: str, imported: str) -> str | None:
     target = imported.removeprefix("specllama.")
     if importer == "":
         return None  # names for type checkers; at run time they arrive when used
-    if imported == "specllama" and importer.startswith(("cli.", "process.")):
+    if imported == "specllama" and importer.startswith(("cli.", "process.", "server.")):
         return None  # the version
     allowed = allowed_for(importer)
     if allowed is None:

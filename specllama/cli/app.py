@@ -13,13 +13,14 @@ import specllama
 from specllama.cli import console, options
 from specllama.cli.command import misread, takes
 from specllama.cli.completion import downloaded_names, model_names
+from specllama.cli.options_server import SERVE
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
 _TABLES = {
     "run": options.RUN,
     "chat": options.CHAT,
-    "serve": options.SERVE,
+    "serve": SERVE,
     "bench": options.BENCH,
     "rpc-worker": options.RPC_WORKER,
 }
@@ -84,7 +85,7 @@ def chat(given: dict[str, Any]) -> None:
     "curl http://127.0.0.1:8080/v1/chat/completions "
     '-d \'{"messages": [{"role": "user", "content": "Hello"}]}\''
 )
-@takes(options.SERVE)
+@takes(SERVE)
 def serve(given: dict[str, Any]) -> None:
     """Serve the model to programs: a local API like OpenAI's, many requests at once, drafted for together."""
     from specllama.cli.serve import serve as command

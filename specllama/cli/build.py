@@ -10,7 +10,7 @@ from typing import Any
 
 from specllama import config, rpc
 from specllama.cli.fetching import library
-from specllama.cli.options import STORED
+from specllama.cli.options_server import STORED
 from specllama.core.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import NotFoundError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 from specllama import config as configuration
 from specllama.cli.doctor_words import Problem
-from specllama.cli.options import STORED
+from specllama.cli.options_server import STORED
 from specllama.errors import ConfigError
 
 

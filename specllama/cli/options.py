@@ -7,7 +7,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from specllama.settings import CACHE_TYPES, DRAFTERS
@@ -56,7 +56,7 @@ _COMPLETES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _table(panel: str, *rows: tuple[Any, ...], stored: bool = True) -> list[Option]:
+def table(panel: str, *rows: tuple[Any, ...], stored: bool = True) -> list[Option]:
     options = []
     for name, flags, kind, text, *rest in rows:
         metavar = rest[0] if rest else None
@@ -69,7 +69,7 @@ def _table(panel: str, *rows: tuple[Any, ...], stored: bool = True) -> list[Opti
     return options
 
 
-PROMPT = _table(
+PROMPT = table(
     "Prompt",
     ("prompt", "-p --prompt", str, "the prompt; without -p and -f it is read from standard input", "TEXT"),
     ("file", "-f --file", str, "read the prompt from a file", "FILE"),
@@ -77,13 +77,13 @@ PROMPT = _table(
     ("raw", "--raw", bool, "no chat template; control tokens in the prompt are parsed"),
     stored=False,
 )
-TEMPLATE = _table(
+TEMPLATE = table(
     "Prompt",
     ("chat_template", "--chat-template", str, "a Jinja template instead of the model's own", "TEXT"),
     ("chat_template_file", "--chat-template-file", str, "the same from a file", "FILE"),
     ("reasoning", "--reasoning", str, "on, off or auto: let the model think before it answers", "MODE"),
 )
-MODEL = _table(
+MODEL = table(
     "Model",
     (
         "model",
@@ -142,7 +142,7 @@ MODEL = _table(
     ("lora", "--lora", list, "a LoRA adapter for the target", "FILE"),
     ("lora_scaled", "--lora-scaled", list, "FILE:SCALE, a LoRA adapter with a scale", "FILE:N"),
 )
-DRAFT = _table(
+DRAFT = table(
     "Speculation",
     (
         "draft_model",
@@ -195,7 +195,7 @@ DRAFT = _table(
     ("no_calibrate", "--no-calibrate", bool, "measure nothing after the answer, store nothing"),
     ("no_memory", "--no-memory", bool, "draft from this request alone, not from earlier ones of the process"),
 )
-SAMPLING = _table(
+SAMPLING = table(
     "Sampling",
     (
         "max_tokens",
@@ -230,7 +230,7 @@ SAMPLING = _table(
     ("sampling_seq", "--sampling-seq --sampler-seq", str, "steps used, of ekpmt (default ekpmt)", "LETTERS"),
     ("stop", "-r --reverse-prompt --stop", list, "a text that ends the answer", "TEXT"),
 )
-STRUCTURE = _table(
+STRUCTURE = table(
     "Structured output",
     ("json_schema", "-j --json-schema", str, "only JSON of this schema", "SCHEMA"),
     ("json_schema_file", "-jf --json-schema-file", str, "the same, the schema from a file", "FILE"),
@@ -239,7 +239,7 @@ STRUCTURE = _table(
     ("logprobs", "--logprobs", int, "log probabilities with the N likeliest tokens (with --json)", "N"),
     stored=False,
 )
-OUTPUT = _table(
+OUTPUT = table(
     "Output",
     ("json", "--json", bool, "one JSON object on stdout instead of the text"),
     ("compare", "--compare", bool, "decode again without drafts and compare"),
@@ -248,7 +248,7 @@ OUTPUT = _table(
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
-CHATTING = _table(
+CHATTING = table(
     "Chat",
     ("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
     ("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
@@ -258,7 +258,7 @@ CHATTING = _table(
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
-BENCHING = _table(
+BENCHING = table(
     "Bench",
     ("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
     (
@@ -281,7 +281,7 @@ BENCHING = _table(
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
-RPC_WORKER = _table(
+RPC_WORKER = table(
     "Worker",
     ("host", "-H --host", str, "address to listen at (default 127.0.0.1, this machine alone)", "ADDRESS"),
     ("port", "-p --port", int, "port (default 50052; 0 picks a free one)", "N"),
@@ -294,39 +294,7 @@ RPC_WORKER = _table(
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
-SERVING = _table(
-    "Server",
-    ("host", "--host", str, "the address to listen at (default 127.0.0.1); others need a key", "ADDRESS"),
-    ("port", "--port", int, "the port (default 8080), 0 for any that is free", "N"),
-    ("n_slots", "-np --parallel", int, "texts written at once (default 4)", "N"),
-    ("queue", "--queue", int, "texts that may wait for a slot (default 64); 429 beyond", "N"),
-    ("alias", "-a --alias", list, "a name for the model; * lets clients call it anything", "NAME"),
-    ("api_key", "--api-key", list, "a key that clients have to send", "KEY"),
-    ("api_key_file", "--api-key-file", str, "a file with one such key a line", "FILE"),
-    ("timeout", "--timeout", float, "seconds that a request may take (default 3600, 0 for no limit)", "S"),
-    ("drain", "--drain", float, "seconds that what runs has to end after SIGTERM (default 30)", "S"),
-    ("allowed_host", "--allowed-host", list, "a name in the Host header beside this machine's own", "NAME"),
-    ("allowed_origin", "--allowed-origin", list, "web pages from this origin may ask", "URL"),
-    ("log_prompts", "--log-prompts", bool, "write what clients ask to the log"),
-)
-SERVER_OUTPUT = _table(
-    "Output",
-    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
-    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
-    ("debug", "--debug", bool, "show tracebacks"),
-    stored=False,
-)
-_VLLM = {"draft_model": "--speculative-model", "draft_max": "--num-speculative-tokens"}
 _BENCH_DECIDES = ("draft_max", "draft_min", "draft_p_min", "no_calibrate", "no_memory")
 RUN = [*PROMPT, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE, *OUTPUT]
 CHAT = [*CHATTING, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE]
 BENCH = [*BENCHING, *TEMPLATE, *MODEL, *(o for o in DRAFT if o.name not in _BENCH_DECIDES)]
-SERVE = [
-    *SERVING,
-    *MODEL,
-    *(replace(o, flags=(*o.flags, _VLLM[o.name])) if o.name in _VLLM else o for o in DRAFT),
-    *TEMPLATE,
-    *SAMPLING,
-    *SERVER_OUTPUT,
-]
-STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}

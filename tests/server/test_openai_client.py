@@ -120,22 +120,23 @@ def test_many_at_once_in_an_event_loop(server: Server) -> None:
     asyncio.run(main())
 
 
+@pytest.fixture(scope="module")
+def model(server: Server):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        from langchain_openai import ChatOpenAI
+
+        return ChatOpenAI(
+            model="pydoc-target",
+            base_url=f"{server.url}/v1",
+            api_key="unused",
+            max_tokens=30,
+            seed=5,
+            max_retries=0,
+        )
+
+
 class TestLangChain:
-    @pytest.fixture(scope="class")
-    def model(self, server: Server):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own dependencies
-            from langchain_openai import ChatOpenAI
-
-            return ChatOpenAI(
-                model="pydoc-target",
-                base_url=f"{server.url}/v1",
-                api_key="unused",
-                max_tokens=30,
-                seed=5,
-                max_retries=0,
-            )
-
     @pytest.mark.filterwarnings("default")
     def test_invoke_and_stream(self, model) -> None:
         answer = model.invoke("What does shutil.copytree do?")
