@@ -55,10 +55,18 @@ class Reply:
 class Server:
     """`specllama serve` with these flags; a context manager that ends it. lines: what it said on stderr."""
 
-    def __init__(self, home: Path, *flags: str, env: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *flags: str,
+        env: Mapping[str, str | None] | None = None,
+        calibrate: bool = False,
+    ) -> None:
         self.home = home
-        self.process = Command(home).start(
-            "serve", "--port", "0", "--no-calibrate", *flags, env=env, stdout=subprocess.DEVNULL
+        quiet = () if calibrate else ("--no-calibrate",)
+        command = Command(home)
+        self.process = command.start(
+            "serve", "--port", "0", *quiet, *flags, env=env, stdout=subprocess.DEVNULL
         )
         self.lines: list[str] = []
         self._links: list[http.client.HTTPConnection] = []

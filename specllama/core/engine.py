@@ -299,7 +299,7 @@ class Engine:
             youngest.finish_reason = "context"
             return
         self._release(youngest)
-        youngest.n_past, youngest.prefilled = 0, False
+        youngest.n_past, youngest.prefilled, youngest.place = 0, False, 0
         self.active.remove(youngest)
         self.waiting.insert(0, youngest)
 

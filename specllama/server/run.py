@@ -11,7 +11,7 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import FrameType
 from typing import IO, Any
 
@@ -21,6 +21,7 @@ from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, Usa
 from specllama.server.app import build
 from specllama.server.metrics import Metrics
 from specllama.server.respond import PATIENCE_SECONDS
+from specllama.server.security import unexpected
 from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
@@ -136,7 +137,9 @@ async def _serve(
     stop = _Stop(server, service, say)
     host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
-    with _signals(asyncio.get_running_loop(), stop):
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: say(_complaint(context)))
+    with _signals(loop, stop):
         engine = asyncio.create_task(supervisor.run())
         engine.add_done_callback(lambda _: setattr(server, "should_exit", True))
         said = asyncio.create_task(_say_ready(supervisor, ready, url))
@@ -150,6 +153,12 @@ async def _serve(
     if not engine.cancelled() and (problem := engine.exception()) is not None:
         raise problem
     return stop.number or signal.SIGTERM
+
+
+def _complaint(context: Mapping[str, Any]) -> str:
+    """What the event loop has to say, without a traceback."""
+    error = context.get("exception")
+    return unexpected(error) if error is not None else f"unexpected: {context['message']}"
 
 
 def _config(service: Service, say: Say) -> uvicorn.Config:

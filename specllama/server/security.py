@@ -10,7 +10,9 @@ import hmac
 import re
 import secrets
 import time
+import traceback
 from collections.abc import Sequence
+from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -102,7 +104,7 @@ class Gate:
         except ClientGoneError:
             pass
         except Exception as error:  # noqa: BLE001 - the last line of defence; the operator reads it
-            self._say(f"{id_} unexpected {type(error).__name__}: {error}")
+            self._say(f"{id_} {unexpected(error)}")
             if not status:
                 await refuse(scope, marked, SpecllamaError("something unexpected went wrong"), 500)
         finally:
@@ -155,6 +157,13 @@ async def refuse(scope: Scope, send: Send, error: SpecllamaError, status: int) -
     raw = [(k.encode(), v.encode()) for k, v in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+def unexpected(error: BaseException) -> str:
+    """What the operator reads of an error that nobody planned: its kind and place, no text of a client."""
+    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+    where = f" in {PurePath(frame.filename).name}, line {frame.lineno}" if frame else ""
+    return f"unexpected {type(error).__name__}{where}; please report it"
 
 
 def _digest(key: bytes) -> bytes:

@@ -92,3 +92,12 @@ class TestCommandLines:
                 for more in ({}, {"seed": 5}, {"max_tokens": 3})
             }
             assert texts == {3}
+
+
+def test_it_measures_when_nobody_asks(tmp_path) -> None:
+    with Server(tmp_path, "-np", "1", calibrate=True) as one:
+        asked = {"max_tokens": 40, "seed": 1, "ignore_eos": True}
+        assert one.complete(**asked).json["speculation"]["plain_source"] in ("run", "none")
+        one.until(lambda: list((tmp_path / "cache").rglob("*.json")), 60)
+        one.until(lambda: one.n_busy() == 0)
+        assert one.complete("x", speculation={"enabled": True}, **asked).status == 200

@@ -267,6 +267,16 @@ def test_the_three_dialects_agree(server: Server) -> None:
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == timings["cache_n"]
 
 
+def test_a_prompt_that_was_there_before_is_not_read_again(exact: Server) -> None:
+    asked = {"max_tokens": 10, "seed": 1, "temperature": 0}
+    first, again = (exact.complete("import shutil\n\ndef copy(", **asked).json for _ in range(2))
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
+    assert (again["timings"]["prompt_n"], again["timings"]["cache_n"]) == (
+        1, again["usage"]["prompt_tokens"] - 1,
+    )  # fmt: skip
+    assert again["choices"] == first["choices"]
+
+
 def test_prompts_in_all_forms(exact: Server) -> None:
     ids = exact.post("/tokenize", {"content": "def read(", "add_special": True}).json["tokens"]
     asked = {"max_tokens": 8, "seed": 1, "temperature": 0}

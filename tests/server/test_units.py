@@ -18,14 +18,14 @@ from specllama.core.slots import Line, next_to_fill
 from specllama.core.stats import RunStats
 from specllama.errors import BusyError, EngineDiedError, SpecllamaError, UsageError
 from specllama.figures import PlainRate
-from specllama.server import run
+from specllama.server import respond, run
 from specllama.server.dialects.errors import error_body, headers
 from specllama.server.dialects.figures import figures, usage
 from specllama.server.events import End, Fold, Start, Text
 from specllama.server.reasoning import Splitter
 from specllama.server.requests import reading
 from specllama.server.requests.tokens import TokenizeRequest
-from specllama.server.security import Keys
+from specllama.server.security import Keys, unexpected
 from specllama.server.settings import ServerSettings
 from specllama.settings import LoadSettings, ModelSettings
 
@@ -200,6 +200,52 @@ class TestBodies:
         assert self.read([(b'{"content": "' + part + b'"}', False)]).content == part.decode()
 
 
+class TestResponding:
+    def test_who_does_not_read_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(respond, "PATIENCE_SECONDS", 0.05)
+
+        async def send(_message) -> None:
+            await asyncio.sleep(60)
+
+        with pytest.raises(respond.ClientGoneError):
+            asyncio.run(respond._send(send, {"type": "http.response.body", "body": b"x"}))
+
+    def test_a_stream_says_that_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Starts wait for the first text, but not for ever; errors arrive as they are."""
+        monkeypatch.setattr(respond, "PING_SECONDS", 0.05)
+
+        async def batches():
+            yield [Start(0, 0, 1, 1)]
+            await asyncio.sleep(0.12)
+            yield [Text(0, "a")]
+            raise EngineDiedError("gone")
+
+        async def main() -> list[object]:
+            found: list[object] = []
+            try:
+                async for events in respond._with_pings(batches()):
+                    found.append(events)
+            except EngineDiedError:
+                found.append("gone")
+            return found
+
+        found = asyncio.run(main())
+        assert found[0] == [Start(0, 0, 1, 1)]
+        assert None in found[1:-2]
+        assert found[-2:] == [[Text(0, "a")], "gone"]
+
+    def test_starts_come_with_the_first_text(self) -> None:
+        async def batches():
+            yield [Start(0, 0, 1, 1)]
+            yield [Start(1, 0, 1, 1)]
+            yield [Text(0, "a")]
+
+        async def main() -> list[object]:
+            return [events async for events in respond._with_pings(batches())]
+
+        assert asyncio.run(main()) == [[Start(0, 0, 1, 1), Start(1, 0, 1, 1), Text(0, "a")]]
+
+
 class TestSettings:
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"])
     def test_this_machine_needs_no_key(self, host: str) -> None:
@@ -218,6 +264,15 @@ class TestSettings:
 
     def test_no_keys_are_no_keys(self) -> None:
         assert not Keys(())
+
+
+def test_an_unexpected_error_is_told_without_its_text() -> None:
+    try:
+        raise KeyError("my secret")
+    except KeyError as error:
+        said = unexpected(error)
+    assert "KeyError in test_units.py, line" in said
+    assert "secret" not in said
 
 
 def test_a_port_that_is_not_for_everybody() -> None:
