@@ -215,6 +215,7 @@ def test_core_needs_numpy_and_the_standard_library_only():
 def test_fronts_do_not_need_numpy():
     fronts = (
         "cli",
+        "server",
         "process.client",
         "process.messages",
         "settings",
@@ -228,7 +229,10 @@ def test_fronts_do_not_need_numpy():
     ] == []
 
 
-HEAVY = ("numpy", "llama_cpp", "jinja2", "starlette", "uvicorn", "pydantic", "huggingface_hub", "httpx2")
+HEAVY = (
+    "numpy", "llama_cpp", "jinja2", "starlette", "uvicorn", "pydantic", "prometheus_client",
+    "huggingface_hub", "httpx2",
+)  # fmt: skip
 
 
 def loaded_after(code: str, *modules: str) -> set[str]:
@@ -257,6 +261,10 @@ def test_help_loads_nothing_heavy():
         loaded_after("from specllama.cli.app import run_app\nassert run_app(['--help']) == 0", *HEAVY)
         == set()
     )
+
+
+def test_a_server_loads_no_engine():
+    assert loaded_after("import specllama.server.run", "numpy", "llama_cpp", "jinja2") == set()
 
 
 def test_public_names_are_sorted_and_there():
