@@ -21,7 +21,8 @@ from specllama.server import openapi
 from specllama.server.dialects import errors, llama_server
 from specllama.server.dialects.chat import ChatWriter
 from specllama.server.dialects.completions import CompletionWriter
-from specllama.server.dialects.openai import OpenAIWriter, Shape
+from specllama.server.dialects.openai import Shape
+from specllama.server.dialects.writer import Writer
 from specllama.server.jobs import Wanted
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests.chat import ChatRequest
@@ -144,7 +145,7 @@ class Routes:
             speculate=speculation.enabled,
         )
 
-    async def _answer(self, asked: Sampled, writer: OpenAIWriter, prompts: Sequence[Wanted]) -> Response:
+    async def _answer(self, asked: Sampled, writer: Writer, prompts: Sequence[Wanted]) -> Response:
         job = await self._service.start(prompts, asked.n)
         return Answer(job, writer, asked.stream, self._settings.seconds)
 

@@ -1,4 +1,4 @@
-"""An answer over HTTP: as server-sent events or in one piece, ended at once when the client leaves.
+"""An answer over HTTP: as a stream or in one piece, ended at once when the client leaves.
 
 Knows events and a writer, no API.
 """
@@ -6,7 +6,6 @@ Knows events and a writer, no API.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -15,13 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.openai import OpenAIWriter
+from specllama.server.dialects.writer import Writer, to_json
 from specllama.server.events import Event, Start
 from specllama.server.jobs import Job
 
 PING_SECONDS = 15.0  # of silence, after which a stream says that it is still there
 PATIENCE_SECONDS = 30.0  # that a client may leave what was sent unread
-_DONE, _PING = b"data: [DONE]\n\n", b": waiting\n\n"
 
 
 class ClientGoneError(Exception):
@@ -34,8 +32,8 @@ class Answer(Response):
     Errors before the first byte are raised, those behind it are an event of the stream.
     """
 
-    def __init__(self, job: Job, writer: OpenAIWriter, stream: bool, seconds: float) -> None:
-        super().__init__(media_type="text/event-stream" if stream else "application/json")
+    def __init__(self, job: Job, writer: Writer, stream: bool, seconds: float) -> None:
+        super().__init__(media_type=writer.media_type if stream else "application/json")
         self._job, self._writer, self._stream, self._seconds = job, writer, stream, seconds
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,13 +60,13 @@ class Answer(Response):
     async def _write_whole(self, send: Send) -> None:
         async for events in self._job.batches():
             self._writer.fold.take(events)
-        self.body = _json(self._writer.answer())
+        self.body = to_json(self._writer.answer())
         self.init_headers({"content-type": "application/json"})
         await _send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await _send(send, {"type": "http.response.body", "body": self.body})
 
     async def _write_stream(self, send: Send) -> None:
-        sent = False
+        writer, sent = self._writer, False
 
         async def body(data: bytes, more: bool = True) -> None:
             nonlocal sent
@@ -83,15 +81,14 @@ class Answer(Response):
             async with aclosing(_with_pings(self._job.batches())) as batches:
                 async for events in batches:
                     if events is None:
-                        await body(_PING)
+                        await body(writer.ping)
                         continue
-                    chunks = self._writer.chunks(events, len(self._job.wanted))
-                    await body(b"".join(_event(chunk) for chunk in chunks))
+                    await body(writer.stream(events, len(self._job.wanted)))
         except SpecllamaError as error:
             if not sent:
                 raise
-            await body(_event(self._writer.error(error)))
-        await body(_DONE, more=False)
+            await body(writer.broken(error))
+        await body(writer.end(), more=False)
 
 
 async def _with_pings(batches: AsyncIterator[Sequence[Event]]) -> AsyncGenerator[Sequence[Event] | None]:
@@ -134,11 +131,3 @@ async def _send(send: Send, message: dict[str, Any]) -> None:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + _json(chunk) + b"\n\n"
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

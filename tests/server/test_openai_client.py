@@ -19,8 +19,8 @@ class Verdict(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(server: Server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as one:
+def client(exact: Server):
+    with openai.OpenAI(base_url=f"{exact.url}/v1", api_key="unused", max_retries=0) as one:
         yield one
 
 
@@ -121,14 +121,14 @@ def test_many_at_once_in_an_event_loop(server: Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(server: Server):
+def model(exact: Server):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own dependencies
         from langchain_openai import ChatOpenAI
 
         return ChatOpenAI(
             model="pydoc-target",
-            base_url=f"{server.url}/v1",
+            base_url=f"{exact.url}/v1",
             api_key="unused",
             max_tokens=30,
             seed=5,

@@ -142,10 +142,10 @@ class TestChat:
         again = exact.chat(max_tokens=12, seed=first["seed"]).json["choices"][0]
         assert again == first
 
-    def test_the_end_of_a_text(self, server: Server) -> None:
-        text = server.complete(max_tokens=40, seed=1, temperature=0).json["choices"][0]["text"]
+    def test_the_end_of_a_text(self, exact: Server) -> None:
+        text = exact.complete(max_tokens=40, seed=1, temperature=0).json["choices"][0]["text"]
         word = text.split()[3]
-        (choice,) = server.complete(max_tokens=40, seed=1, temperature=0, stop=[word, "zzz"]).json["choices"]
+        (choice,) = exact.complete(max_tokens=40, seed=1, temperature=0, stop=[word, "zzz"]).json["choices"]
         assert choice["text"] == text[: text.index(word)]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", word)
 

@@ -14,6 +14,7 @@ import specllama
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.errors import error_body
 from specllama.server.dialects.figures import figures, usage
+from specllama.server.dialects.writer import to_json
 from specllama.server.events import Choice, End, Event, Fold, Reasoning, Round, Runs, Start, Text
 
 FINGERPRINT = f"specllama-{specllama.__version__}"
@@ -43,6 +44,7 @@ class OpenAIWriter:
     """An answer, as chunks of a stream or in one piece. Subclasses know their choices."""
 
     prefix, chunk_object, answer_object = "", "", ""
+    media_type, ping = "text/event-stream", b": waiting\n\n"
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.fold = shape, Fold()
@@ -74,9 +76,17 @@ class OpenAIWriter:
         more = {"usage": usage(self.fold)} | figures(self.fold, self.shape.speculate)
         return self._head(self.answer_object) | {"choices": choices} | more
 
-    def error(self, error: SpecllamaError) -> dict[str, Any]:
-        """An error after the first byte."""
-        return error_body("/v1", error, error.http_status)
+    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
+        """See Writer."""
+        return b"".join(_event(chunk) for chunk in self.chunks(events, n_choices))
+
+    def broken(self, error: SpecllamaError) -> bytes:
+        """See Writer."""
+        return _event(error_body("/v1", error, error.http_status))
+
+    def end(self) -> bytes:
+        """See Writer."""
+        return b"data: [DONE]\n\n"
 
     def _chunk(self, choices: Sequence[dict[str, Any]], event: Event) -> dict[str, Any]:
         chunk = self._head(self.chunk_object) | {"choices": list(choices)}
@@ -100,6 +110,10 @@ class OpenAIWriter:
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(chunk) + b"\n\n"
 
 
 def ending(end: End | None, start: Start) -> dict[str, Any]:
