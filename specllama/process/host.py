@@ -248,7 +248,7 @@ class Host:
             self.running.remove(r)
             self._finish(r)
         if self.engine is not None and self.engine.draft_failed and not self.running:
-            self.loaded.drop_draft(self._adaptive)
+            self.loaded.drop_draft(self.loaded.learning.planner)
 
     def _finish(self, r: Running) -> None:
         """Say that a generation has ended, and remember its ids for what may follow on it."""

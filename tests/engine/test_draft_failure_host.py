@@ -46,8 +46,8 @@ class SlowTarget:
         assert host.engine is not None
         assert host.loaded is not None
         host.engine.clock = self
-        if host._adaptive is not None:
-            host._adaptive.clock = host._adaptive._asking.clock = self
+        if (planner := host.loaded.learning.planner) is not None:
+            planner.clock = planner._asking.clock = self
         self.decode = host.loaded.context.decode
         host.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
 
