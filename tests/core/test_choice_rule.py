@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from specllama.core.noise import gumbel
 from specllama.core.params import SamplingParams
 from specllama.core.ports import DecodeError, MaskError
-from specllama.core.sampling import NOTHING_LEGAL, Chooser, best_first, top_ids
+from specllama.core.ranking import best_first, top_ids
+from specllama.core.sampling import NOTHING_LEGAL, Chooser
 from specllama.testing import TableMask
 
 SIZES = (1, 40, 700, 4159, 4160, 5190, 9001)  # below and above the size from which on blocks are looked at

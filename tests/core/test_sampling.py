@@ -14,7 +14,8 @@ from specllama.core import noise
 from specllama.core.noise import gumbel, nth_seed, splitmix64
 from specllama.core.params import SamplingParams
 from specllama.core.ports import DecodeError
-from specllama.core.sampling import Chooser, best_first, log_softmax, probability, top_ids
+from specllama.core.ranking import best_first, top_ids
+from specllama.core.sampling import Chooser, log_softmax, probability
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
