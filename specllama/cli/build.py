@@ -65,12 +65,11 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
 
 def _found(settings: LoadSettings, v: Mapping[str, Any], draft_name: str) -> LoadSettings:
     """The settings with paths for names."""
-    name = _named(v, "model", "hf_repo", "")
-    if not name and draft_name in ("auto", "none"):
+    name = _named(v, "model", "hf_repo", str(EMBEDDED_TARGET))
+    if "model" not in v and "hf_repo" not in v and draft_name in ("auto", "none"):
         paths = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
     else:
-        known = library()
-        found = ready(known, name or str(EMBEDDED_TARGET), draft_name, v.get("force", False))
+        found = ready(library(), name, draft_name, v.get("force", False))
         paths = found.target, found.draft or ""
     draft = replace(settings.draft, path=paths[1]) if settings.draft is not None and paths[1] else None
     return replace(settings, target=replace(settings.target, path=paths[0]), draft=draft)

@@ -127,6 +127,9 @@ def test_names_of_all_kinds(named: Named) -> None:
     result = named("run", "-hf", f"{REPOS[0]}:Q8_0", "-hfd", REPOS[1], *ASK)
     assert result.code == 0, result.err
     assert "draft pydoc-draft" in result.err
+    for flags in (("-hfr", "-hfrd"), ("--hf-repo", "--hf-repo-draft")):
+        repos = flags[0], f"{REPOS[0]}:Q8_0", flags[1], REPOS[1]
+        assert named("run", *repos, *ASK, env={"HF_HUB_OFFLINE": "1"}).out == result.out
     both = named("run", "-hf", REPOS[0], "-m", "8B", *ASK)
     assert (both.code, "-m and -hf are both given" in both.err) == (2, True)
     (named.command.home / "specllama.toml").write_text('hf_repo = "user/nothing"\n')
