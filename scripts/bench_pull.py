@@ -36,12 +36,13 @@ NAME, FILE = "user/model-GGUF", "model-Q4_K_M.gguf"
 
 
 def model(n_bytes: int) -> bytes:
-    """A GGUF file of about so many bytes, its weights random, so that nothing can be compressed."""
+    """A GGUF file of about so many bytes, its weights random blocks, so that nothing can be compressed."""
     header = g.llama(n_layer=1, tokens=g.words(40))
     rows = max(1, n_bytes // 4096)
     header.tensors = [*header.tensors, g.Tensor("more.weight", (1024, rows), 0)]
     weights = header.data_bytes()
-    return header.header() + random.Random(1).randbytes(weights)
+    block = random.Random(1).randbytes(min(weights, 64 << 20))
+    return header.header() + (block * (weights // len(block) + 1))[:weights]
 
 
 def environment(hub: LocalHub, home: Path) -> dict[str, str]:
