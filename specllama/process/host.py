@@ -23,6 +23,7 @@ from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
 from specllama.process import messages as m
 from specllama.process.describe import for_api, sampling_defaults
+from specllama.process.idle import Idle
 from specllama.process.inspection import inspect_build
 from specllama.process.loading import Loaded, load
 from specllama.process.questions import left_open, told
@@ -47,8 +48,7 @@ class Host:
         self.running: list[Running] = []
         self._template: chat.ChatTemplate | None = None
         self._template_error: SpecllamaError | None = None
-        self._last: list[int] = []  # ids of the last generation, whose cache is slot _last_slot's
-        self._last_slot = 0
+        self._idle: Idle | None = None
         self._turns = Turns()
         self.busy_since: float | None = None
         self._step_seconds = 0.0
@@ -75,7 +75,8 @@ class Host:
             elif isinstance(message, m.Inspect):
                 self.send(m.Inspected(inspect_build()))
             elif isinstance(message, m.Calibrate):
-                self.send(m.Calibrated(self._calibrate(message.seconds)))
+                found = self._idle.measure(message.seconds) if self._idle is not None else {}
+                self.send(m.Calibrated(found))
             else:
                 raise EngineError(f"the engine process takes no {type(message).__name__}")
         except SpecllamaError as error:
@@ -123,9 +124,10 @@ class Host:
             epsilon=loaded.learning.epsilon,
             exact=settings.exact,
         )
+        self._idle = Idle(loaded, self.engine)
         self._template, self._template_error = compile_template(loaded)
         if settings.exact and loaded.learning.epsilon is None:
-            self._measure_epsilon()
+            self._idle.measure_epsilon()
         usable = self._template is not None and self._template_error is None
         loaded.info |= for_api(settings, loaded.header, loaded.model)
         self.send(m.Ready({**loaded.info, "chat_template": usable}))
@@ -154,20 +156,6 @@ class Host:
         )
         self.engine.policy = self._policy(self.loaded)
         self.send(m.Configured())
-
-    def _measure_epsilon(self) -> None:
-        """--exact needs it before the first answer: measured on the model's own text, stored."""
-        assert self.loaded is not None
-        assert self.engine is not None
-        loaded = self.loaded
-        ids = loaded.model.tokenize("def main():\n    print('Hello')\n" * 4, loaded.model.adds_bos, False)[
-            :96
-        ]
-        generation = self.engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 0))
-        while self.engine.busy:
-            self.engine.step()
-        self._last, self._last_slot = generation.history[: generation.n_past], generation.seq_id
-        self.engine.epsilon = self._calibrate(2.0, with_widths=False).get("epsilon")
 
     def _generate(self, message: m.Generate) -> None:
         if self.engine is None or self.loaded is None:
@@ -253,7 +241,8 @@ class Host:
     def _finish(self, r: Running) -> None:
         """Say that a generation has ended, and remember its ids for what may follow on it."""
         g = r.generation
-        self._last, self._last_slot = g.history[: g.n_past], g.seq_id
+        if self._idle is not None:
+            self._idle.ended(g)
         if g.problem:
             error = UsageError(f"the grammar is too complex to be followed: {g.problem}")
             self.send(m.Failed(error.to_dict(), r.id))
@@ -283,17 +272,6 @@ class Host:
         for r in self.running:
             self.send(m.Failed(problem.to_dict(), r.id))
         self.running.clear()
-
-    def _calibrate(self, seconds: float, with_widths: bool = True) -> dict[str, Any]:
-        """Measure on the last generation's cache what is not known yet, and store it."""
-        if self.engine is None or self.loaded is None or self.engine.busy:
-            return {}
-        slot = self.engine.slots[self._last_slot]
-        if slot.owner is not None or slot.ids != self._last:
-            return {}
-        found = self.loaded.learning.measure(self.loaded.context, slot, seconds, with_widths)
-        self._last = slot.ids
-        return found
 
     def leave(self) -> None:
         """The front is gone: what was learnt is stored."""

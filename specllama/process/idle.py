@@ -1,0 +1,44 @@
+"""What an engine without work measures, on the cache that its last generation has left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specllama.core.engine import Engine
+from specllama.core.params import SamplingParams
+from specllama.core.sequence import Generation, Request
+from specllama.process.loading import Loaded
+
+_EPSILON_SECONDS = 2.0
+
+
+class Idle:
+    """Measures what is not known yet, and stores it."""
+
+    def __init__(self, loaded: Loaded, engine: Engine) -> None:
+        self._loaded, self._engine = loaded, engine
+        self._ids: list[int] = []  # of the last generation, whose cache is slot _slot's
+        self._slot = 0
+
+    def ended(self, g: Generation) -> None:
+        """Its cache is the one to measure on."""
+        self._ids, self._slot = g.history[: g.n_past], g.seq_id
+
+    def measure(self, seconds: float, with_widths: bool = True) -> dict[str, Any]:
+        """See Learning.measure; nothing where the engine is busy or the cache is another by now."""
+        slot = self._engine.slots[self._slot]
+        if self._engine.busy or slot.owner is not None or slot.ids != self._ids:
+            return {}
+        found = self._loaded.learning.measure(self._loaded.context, slot, seconds, with_widths)
+        self._ids = slot.ids
+        return found
+
+    def measure_epsilon(self) -> None:
+        """--exact needs it before the first answer: measured on the model's own text, stored."""
+        model, engine = self._loaded.model, self._engine
+        ids = model.tokenize("def main():\n    print('Hello')\n" * 4, model.adds_bos, False)[:96]
+        generation = engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 0))
+        while engine.busy:
+            engine.step()
+        self.ended(generation)
+        engine.epsilon = self.measure(_EPSILON_SECONDS, with_widths=False).get("epsilon")
