@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from specllama.core.ports import BatchRow, DecodeError, NoRoomError
 from specllama.errors import EngineError, IntegrityError, ResourceError, UsageError
 from specllama.machine import physical_cores
-from specllama.settings import ALL_LAYERS, AUTO, ModelSettings
+from specllama.settings import ALL_LAYERS, AUTO, MAX_THREADS, ModelSettings
 
 TESTED = "0.3.36"
 INSTALL = f'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF" pip install llama-cpp-python=={TESTED}'
@@ -516,6 +516,14 @@ class Context:
             ),
             logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
+
+    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
+        """Use so many threads from the next decode on, for one row and for more."""
+        for n in (n_threads, n_threads_batch):
+            if not 1 <= n <= MAX_THREADS:
+                raise ValueError(f"a context uses 1 to {MAX_THREADS} threads, not {n}")
+        llama.llama_set_n_threads(self.handle, n_threads, n_threads_batch)
+        self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
         n = len(batch)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from specllama.core.ports import BatchRow, Context
-from specllama.core.replay import Trace
+from specllama.core.replay import WRONG, Trace
 from specllama.core.sampling import probability
 
 
@@ -29,19 +29,24 @@ def write_text(target: Context, prompt: Sequence[int], n_most: int, end_ids: Col
 
 
 def record(prompt: Sequence[int], text: Sequence[int], draft: Context) -> Trace:
-    """The draft's choice and its full-softmax probability at every position of `text`."""
+    """The draft's choice and its full-softmax probability at every position of `text`; WRONG with 0 from
+    where it cannot read on: behind an id that it lacks, or with its context full.
+    """
     draft.cut(0, 0)
     ids, choices, confidences = [*prompt, *text], [], []
-    _evaluate(draft, ids[: len(prompt) - 1], 0, last=False)
-    at = len(prompt) - 1
-    while at < len(ids) - 1:
-        chunk = ids[at : min(at + draft.n_outputs_max, len(ids) - 1)]
+    known = next((i for i, token in enumerate(ids) if token >= draft.n_vocab), len(ids))
+    at, end = len(prompt) - 1, min(known, draft.n_ctx, len(ids) - 1)
+    if at < end:
+        _evaluate(draft, ids[:at], 0, last=False)
+    while at < end:
+        chunk = ids[at : min(at + draft.n_outputs_max, end)]
         rows = draft.decode([BatchRow(token, at + i, 0, True) for i, token in enumerate(chunk)])
         for row in rows:
             choices.append(int(np.argmax(row)))
             confidences.append(round(probability(row, choices[-1]), 4))
         at += len(chunk)
-    return Trace(list(prompt), list(text), choices, confidences)
+    n_unread = len(text) - len(choices)
+    return Trace(list(prompt), list(text), choices + [WRONG] * n_unread, confidences + [0.0] * n_unread)
 
 
 def _evaluate(context: Context, ids: Sequence[int], n_past: int, last: bool = True) -> np.ndarray:
