@@ -96,6 +96,12 @@ class ModelSettings:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention", "leave -fa off away")
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelSettings:
+        """From what `asdict` gave, JSON's lists taken for tuples; unknown names are left out."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: _tupled(v) for k, v in data.items() if k in known})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
@@ -140,14 +146,9 @@ class LoadSettings:
     def from_dict(cls, data: Mapping[str, Any]) -> LoadSettings:
         """The inverse of `to_dict`, JSON's lists taken for tuples."""
         values = {k: _tupled(v) for k, v in data.items()}
-        values["target"] = _model(data["target"])
-        values["draft"] = _model(data["draft"]) if data.get("draft") else None
+        values["target"] = ModelSettings.from_dict(data["target"])
+        values["draft"] = ModelSettings.from_dict(data["draft"]) if data.get("draft") else None
         return cls(**values)
-
-
-def _model(data: Mapping[str, Any]) -> ModelSettings:
-    known = {f.name for f in fields(ModelSettings)}
-    return ModelSettings(**{k: _tupled(v) for k, v in data.items() if k in known})
 
 
 def _tupled(value: Any) -> Any:

@@ -21,7 +21,7 @@ class Curves:
         """The curve for so many ids in the sequences that are decoded; one where nothing was measured begins
         as the nearest one that was.
         """
-        bucket = max(b for b in BUCKETS if b <= n_ids)
+        bucket = bucket_of(n_ids)
         self._used.add(bucket)
         if bucket not in self._curves:
             measured = [b for b, curve in self._curves.items() if curve.measured]
@@ -29,6 +29,12 @@ class Curves:
             near = min(measured, key=lambda b: (abs(BUCKETS.index(b) - at), b), default=None)
             self._curves[bucket] = CostCurve() if near is None else self._curves[near].as_prior()
         return self._curves[bucket]
+
+    def put(self, n_ids: int, curve: CostCurve) -> None:
+        """From now on the curve for so many ids is this one."""
+        bucket = bucket_of(n_ids)
+        self._used.add(bucket)
+        self._curves[bucket] = curve
 
     def to_dict(self, used: bool = False) -> dict[str, Any]:
         """Plain data to be stored. used: only of the curves that somebody asked for."""
@@ -48,3 +54,8 @@ class Curves:
             if curve.measured:
                 found._curves[bucket] = curve
         return found
+
+
+def bucket_of(n_ids: int) -> int:
+    """The least number of ids that the curve for so many is for."""
+    return max(b for b in BUCKETS if b <= n_ids)

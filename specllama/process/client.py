@@ -127,7 +127,7 @@ class EngineClient:
         """Stay until the process has ended. Raises why."""
         raise self._child.wait()
 
-    def submit(self, request: m.Generate | m.Question, deliver: Deliver) -> Submission:
+    def submit(self, request: m.Generate | m.Question | m.Tune, deliver: Deliver) -> Submission:
         """Hand in a request without waiting. deliver: gets Started, Prefilled …, Tokens (of this generation
         only), at last Done or an error, and nothing behind that; for a question only Told or an error.
 
@@ -142,16 +142,14 @@ class EngineClient:
 
         Raises UsageError and others before the first message, EngineError where decoding fails.
         """
-        inbox = _Inbox()
-        submission = self.submit(request, inbox.put)
-        try:
-            while True:
-                message = _raised(inbox.get())
-                yield message
-                if isinstance(message, m.Done):
-                    return
-        finally:
-            submission.leave()
+        return self._events(request, m.Done)
+
+    def tune(self, request: m.Tune) -> Iterator[m.Message]:
+        """Tuning …, Measured …, at last Tuned. Leaving the iterator cancels.
+
+        Raises what the drafts' files and llama.cpp give cause for, before the first message or in between.
+        """
+        return self._events(request, m.Tuned)
 
     def next_id(self) -> int:
         """An id for a request, unique in this client."""
@@ -172,6 +170,18 @@ class EngineClient:
     def close(self) -> None:
         """End the process: it exits when its stdin closes, and is killed if it does not."""
         self._child.close()
+
+    def _events(self, request: m.Generate | m.Tune, last: type[m.Message]) -> Iterator[m.Message]:
+        inbox = _Inbox()
+        submission = self.submit(request, inbox.put)
+        try:
+            while True:
+                message = _raised(inbox.get())
+                yield message
+                if isinstance(message, last):
+                    return
+        finally:
+            submission.leave()
 
     def _open(self, id_: int | None, deliver: Deliver, message: m.Message) -> None:
         if self._waiting.setdefault(id_, deliver) is not deliver:
@@ -216,7 +226,7 @@ class EngineClient:
             self._deliver(getattr(message, "id", None), message)
 
     def _deliver(self, id_: int | None, message: m.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (m.Done, m.Told, SpecllamaError))
+        ends = isinstance(message, (m.Done, m.Told, m.Tuned, SpecllamaError))
         deliver = self._waiting.pop(id_, None) if ends else self._waiting.get(id_)
         if deliver is not None:
             deliver(message)

@@ -30,6 +30,7 @@ from specllama.process.questions import left_open, told
 from specllama.process.reasons import speculation
 from specllama.process.running import Running, forced_ids
 from specllama.process.template import compile_template
+from specllama.process.tuner import Tuner, begin
 from specllama.process.turns import Turns
 from specllama.settings import LoadSettings
 from specllama.store import Store
@@ -46,6 +47,7 @@ class Host:
         self.loaded: Loaded | None = None
         self.engine: Engine | None = None
         self.running: list[Running] = []
+        self.tuner: Tuner | None = None
         self._template: chat.ChatTemplate | None = None
         self._template_error: SpecllamaError | None = None
         self._idle: Idle | None = None
@@ -72,6 +74,9 @@ class Host:
                 self._configure(message)
             elif isinstance(message, m.Question):
                 self._tell(message)
+            elif isinstance(message, m.Tune):
+                idle = None if self.busy else self.engine
+                self.tuner = begin(message, idle, self.loaded, self._ids, self.send)
             elif isinstance(message, m.Inspect):
                 self.send(m.Inspected(inspect_build()))
             elif isinstance(message, m.Calibrate):
@@ -86,21 +91,24 @@ class Host:
 
     @property
     def busy(self) -> bool:
-        return bool(self.running)
+        return bool(self.running) or self.tuner is not None
 
     def allowed_seconds(self) -> float:
         """How long a step may take before it counts as hung: 30 s and ten times what is predicted."""
         predicted = self._step_seconds or (self.loaded.slow_step_seconds if self.loaded else 0.0)
-        return 30.0 + 10.0 * predicted
+        return 30.0 + 10.0 * max(predicted, self.tuner.predicted if self.tuner is not None else 0.0)
 
     def step(self) -> None:
         """One step of the engine; one message with everybody's tokens."""
         assert self.engine is not None
         assert self.loaded is not None
         started = self.busy_since = time.perf_counter()
-        self.loaded.learning.follow(sum(len(g.history) for g in self.engine.active))
         try:
-            self.engine.step()
+            if self.tuner is not None:
+                self.tuner = self.tuner if self.tuner.step() else None
+            else:
+                self.loaded.learning.follow(sum(len(g.history) for g in self.engine.active))
+                self.engine.step()
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
         finally:
@@ -160,6 +168,8 @@ class Host:
     def _generate(self, message: m.Generate) -> None:
         if self.engine is None or self.loaded is None:
             raise EngineError("no model is loaded")
+        if self.tuner is not None:
+            raise EngineError("the engine is being tuned", "ask again when that has ended")
         asked = time.perf_counter()
         params = SamplingParams.merge(message.params, sampling_defaults(self.loaded.model))
         last, highest = self.loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
@@ -210,6 +220,8 @@ class Host:
         self.send(m.Told(question.id, found))
 
     def _cancel(self, id_: int) -> None:
+        if self.tuner is not None:
+            self.tuner.cancel(id_)
         for running in self.running:
             if running.id == id_ and self.engine is not None:
                 self.engine.cancel(running.generation)

@@ -7,11 +7,13 @@ the draft model takes. Written whole, beside the decoding; several processes may
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from specllama.calibrate import Calibration, goes_back, measure, time_widths, unmeasured
-from specllama.core.curves import Curves
+from specllama.core.costs import CostCurve
+from specllama.core.curves import Curves, bucket_of
+from specllama.core.learnt import Learnt
 from specllama.core.planner import Planner
 from specllama.core.ports import Context, DecodeError, Drafter
 from specllama.core.slots import Slot
@@ -120,6 +122,32 @@ class Learning:
             self._compare_left = 0.0 if used_up else self._compare_left - (self.clock() - began)
         return n_timed
 
+    def measured(self, n_ids: int, curve: CostCurve) -> None:
+        """What decodes take behind so many ids was measured anew: it stands for all that was known of it."""
+        self.curves.put(n_ids, curve)
+        if bucket_of(n_ids) == 0:
+            self._figures["t1"] = curve.predict(1)
+        self._changed = True
+        self.flush()
+
+    def compared(self, found: Calibration) -> None:
+        """Batched and single rows were compared anew."""
+        if found.epsilon is not None:
+            self._figures |= {"epsilon": found.epsilon, "n_rows": found.n_rows}
+            self._changed = True
+            self.flush()
+
+    def stepped(self, pair: Mapping[str, Any], names: Iterable[str], steps: CostCurve) -> None:
+        """What asking a draft model takes was measured, of a pair that need not be the loaded one. names: its
+        drafters. What else was learnt of it stays.
+        """
+        found = (p["learnt"] for p in _pairs(self.store.read(self.key)) if p["pair"] == pair)
+        learnt = Learnt(names)
+        learnt.restore(next(found, None))
+        learnt.steps.curve = steps
+        if self.keep:
+            self._write({"curves": {}, "pairs": [{"pair": dict(pair), "learnt": learnt.to_dict()}]})
+
     # Storing
 
     def save(self) -> None:
@@ -150,7 +178,8 @@ class Learning:
         """What others have stored meanwhile stays, where this process has nothing to say."""
         data = self.store.read(self.key)
         curves = Curves.from_dict(data.get("curves")).to_dict() | ours["curves"]
-        others = [p for p in _pairs(data) if p["pair"] != self.pair or not ours["pairs"]]
+        ours_too = [p["pair"] for p in ours["pairs"]]
+        others = [p for p in _pairs(data) if p["pair"] not in ours_too]
         pairs = [*others, *ours["pairs"]][-_MOST_PAIRS:]
         self.store.write(self.key, {**_figures(data), **ours, "curves": curves, "pairs": pairs})
 

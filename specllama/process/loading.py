@@ -159,6 +159,39 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     )
 
 
+@dataclass(slots=True)
+class LoadedDraft:
+    """A draft loaded beside a target, perhaps one of many. settings: as they were fitted."""
+
+    settings: ModelSettings
+    header: Header
+    model: Model
+    context: Context
+
+    def close(self) -> None:
+        """Free its memory."""
+        self.context.close()
+        self.model.close()
+
+
+def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
+    """Load a draft into the memory that is left, for one sequence. n_outputs: rows of logits of a decode.
+
+    Raises what `load` raises, but knows nothing of a pair.
+    """
+    header = _checked_header(settings)
+    plan = _plan(LoadSettings(target=settings), header, None, n_outputs, 0)
+    fitted = _fitted(settings, plan.target.n_gpu_layers)
+    model = Model(fitted)
+    try:
+        context = Context(model, plan.n_ctx, 1, n_outputs)
+        _warm_up(context)
+    except BaseException:
+        model.close()
+        raise
+    return LoadedDraft(fitted, header, model, context)
+
+
 def _checked_header(settings: ModelSettings) -> Header:
     header = read_model(settings.path)
     check_model(header)

@@ -76,6 +76,50 @@ class Configured:
 
 
 @dataclass(frozen=True, slots=True)
+class Tune:
+    """To the engine, when it is idle and has no draft: measure everything now; see tuner.py. Cancel ends it.
+
+    prompts: [workload, text] each, through the chat template unless raw. drafts: those to compare,
+    ModelSettings as dicts. n_tokens: most of a text, None for as many as there is time for.
+    """
+
+    id: int
+    prompts: list[list[str]]
+    drafts: list[dict[str, Any]] = field(default_factory=list)
+    n_tokens: int | None = None
+    raw: bool = False
+    variables: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """From the engine: what a Tune is doing, the share of all that is done, seconds that are left."""
+
+    id: int
+    label: str
+    share: float
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """From the engine: a part of what a Tune has found, again where there is more of it; see tuner.py."""
+
+    id: int
+    part: str
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """From the engine: a Tune has ended, before its end if cancelled."""
+
+    id: int
+    seconds: float
+    cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """To the engine: say what this build of llama.cpp is and can use; no model is needed."""
 
@@ -267,6 +311,10 @@ Message = (
     | Cancel
     | Calibrate
     | Configure
+    | Tune
+    | Tuning
+    | Measured
+    | Tuned
     | Inspect
     | Serve
     | Serving
@@ -288,9 +336,9 @@ Message = (
 _KINDS: Mapping[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Load, Generate, Cancel, Calibrate, Configure, Inspect, Serve, Serving, Tokenize, Detokenize, Render,
-        Look, Told, Loading, Ready, Started, Prefilled, Tokens, Done, Failed, Notice, Calibrated, Configured,
-        Inspected, Beat,
+        Load, Generate, Cancel, Calibrate, Configure, Tune, Tuning, Measured, Tuned, Inspect, Serve, Serving,
+        Tokenize, Detokenize, Render, Look, Told, Loading, Ready, Started, Prefilled, Tokens, Done, Failed,
+        Notice, Calibrated, Configured, Inspected, Beat,
     )
 }  # fmt: skip
 

@@ -1,0 +1,258 @@
+"""Measuring everything now: t(n), threads, epsilon, and what each of several drafts is predicted to gain.
+
+Runs in steps of the host, so that the process goes on answering. Says what it does (Tuning), what it has
+found (Measured) and that it has ended (Tuned). The parts of what is found, times in seconds:
+
+    plan      seconds (predicted for all), t1, n_texts, n_tokens (of a text at most), n_left_out (prompts, for
+              want of time), too_long (prompts that the context has no room for, name to reason), replays
+              (whether the memory needs them)
+    curve     n_ids (in the cache), points [{rows, seconds, count}], left_out (rows), complete, spread (of
+              decodes of one row, see timing.py); one for each context length
+    threads   used, used_batch, rows (of the wide decode), points [{threads, one, wide}], fastest, gain, clear
+    epsilon   value, n_rows, reason (for which it was not measured)
+    texts     workload to {texts, tokens}
+    draft     index (of those to compare, -1 for copying alone), and a problem or: model, step, points,
+              break_even [{k, acceptance, decode, step}], forecast (Forecast.to_dict)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+from specllama.core import curves
+from specllama.core.costs import CostCurve
+from specllama.core.engine import Engine
+from specllama.core.ports import DecodeError, NoRoomError
+from specllama.core.slots import empty
+from specllama.errors import ContextLengthError, EngineError, SpecllamaError
+from specllama.process import messages as m
+from specllama.process.loading import Loaded
+from specllama.process.timing import Clock, Track, curve_of, cycled
+from specllama.process.tuning_drafts import STEP_SECONDS, Trial, drafted_free
+from specllama.process.tuning_target import (
+    CurveTimes,
+    ThreadsTried,
+    affordable,
+    curve_seconds,
+    thread_numbers,
+    thread_seconds,
+)  # fmt: skip
+from specllama.process.tuning_texts import Choice, Text, Writing, choose, compare_seconds
+from specllama.settings import ModelSettings
+
+N_TOKENS = 64  # of a text, where nobody said
+CURVE_SECONDS, THREAD_SECONDS = 3.0, 2.0
+CONTEXT_SECONDS = 10.0  # of filling a longer context, for a curve there
+TEXT_SECONDS = 60.0
+_TRACK_IDS, _PROBES = 128, 3
+_WIDEST_DECODE = 64  # t(1), that a step may take
+_SAY_SECONDS = 0.1
+_ENDED = object()
+_DISK, _READ = 1e9, 0.3  # bytes a second of loading; of a step of the draft model, to read an id of a text
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """seconds: predicted. work: yields the share that is done."""
+
+    label: str
+    seconds: float
+    work: Callable[[], Iterator[float]]
+
+
+def begin(
+    order: m.Tune,
+    engine: Engine | None,
+    loaded: Loaded | None,
+    ids_of: Callable[[m.Generate], list[int]],
+    send: Callable[[m.Message], None],
+) -> Tuner:
+    """Start tuning. engine: None where it is busy. Raises EngineError there, and where a draft is loaded."""
+    if engine is None or loaded is None or loaded.draft_context is not None:
+        raise EngineError("only an idle engine without a draft can be tuned")
+    return Tuner(order, engine, loaded, ids_of, send)
+
+
+class Tuner:
+    """One Tune at work. ids_of: of a prompt. predicted: seconds that the step at hand should take at most."""
+
+    def __init__(
+        self,
+        order: m.Tune,
+        engine: Engine,
+        loaded: Loaded,
+        ids_of: Callable[[m.Generate], list[int]],
+        send: Callable[[m.Message], None],
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.id, self.order, self.trials = order.id, order, list[Trial]()
+        self._engine, self._loaded, self._context = engine, loaded, loaded.context
+        self._ids_of, self._send, self._clock = ids_of, send, clock
+        self._began, self._said, self._cancelled = clock(), 0.0, False
+        self._t1, self._row_seconds, self._costs = 0.0, 0.0, CostCurve()
+        self._work = self._all()
+
+    def cancel(self, id_: int) -> None:
+        """End it with the next step, if it is the one."""
+        self._cancelled |= id_ == self.id
+
+    @property
+    def predicted(self) -> float:
+        here = self.trials[-1].predicted if self.trials else 0.0
+        return max(_WIDEST_DECODE * self._t1, here)
+
+    def step(self) -> bool:
+        """Go on a little; False once it has ended."""
+        try:
+            if not self._cancelled and next(self._work, _ENDED) is not _ENDED:
+                return True
+            self._work.close()
+            last: m.Message = m.Tuned(self.id, self._clock() - self._began, self._cancelled)
+        except (DecodeError, NoRoomError, SpecllamaError) as error:
+            last = m.Failed(_problem(error).to_dict(), self.id)
+        empty(self._context, self._engine.slots[0])
+        self._send(last)
+        return False
+
+    def _all(self) -> Generator[None, None, None]:
+        """Everything, in steps."""
+        empty(self._context, self._engine.slots[0])
+        texts, too_long = [], dict[str, str]()
+        for text in self._texts(too_long):
+            texts.append(text)
+            yield
+        if not texts:
+            why = next(iter(too_long.values()), "there is none")
+            raise ContextLengthError(f"no prompt fits the context: {why}", "use a larger -c")
+        track = Track(self._context, self._track_ids(texts), self._clock)
+        yield from (None for _ in track.fill())
+        self._row_seconds = track.row_seconds
+        self._t1 = median(track.time(1) for _ in range(_PROBES))
+        yield
+        shorten = self.order.n_tokens is None
+        n_tokens = self.order.n_tokens or N_TOKENS
+        chosen = choose(texts, n_tokens, shorten, self._t1, self._row_seconds, TEXT_SECONDS)
+        agenda = list(self._agenda(track, chosen))
+        self._measured(
+            "plan",
+            seconds=sum(stage.seconds for stage in agenda),
+            t1=self._t1,
+            n_texts=len(chosen.texts),
+            n_tokens=chosen.n_tokens,
+            n_left_out=chosen.left_out,
+            too_long=too_long,
+            replays=self._context.cuts_need_checkpoint,
+        )
+        yield from self._run(agenda)
+
+    def _texts(self, too_long: dict[str, str]) -> Iterator[Text]:
+        """The prompts in ids, those that fit."""
+        order, numbers = self.order, dict[str, int]()
+        for workload, prompt in order.prompts:
+            number = numbers[workload] = numbers.get(workload, 0) + 1
+            if order.raw:
+                request = m.Generate(order.id, prompt=prompt)
+            else:
+                messages = [{"role": "user", "content": prompt}]
+                request = m.Generate(order.id, messages=messages, variables=order.variables)
+            text = Text(workload, number, self._ids_of(request))
+            if len(text.prompt) >= self._context.n_ctx - 1:
+                too_long[text.name] = f"the prompt has {len(text.prompt)} tokens, -c is {self._context.n_ctx}"
+            else:
+                yield text
+
+    def _track_ids(self, texts: Sequence[Text], n: int = _TRACK_IDS) -> list[int]:
+        ids = [t for text in texts for t in text.prompt]
+        return cycled(ids, max(1, min(n, self._context.n_ctx // 2)))
+
+    def _agenda(self, track: Track, chosen: Choice) -> Iterator[Stage]:
+        t1, writing = self._t1, Writing(self._engine, chosen, self._t1, self._clock)
+        seconds = curve_seconds(affordable(track, t1)[0], t1, CURVE_SECONDS)
+        yield Stage("t(n)", seconds, partial(self._curve, track, CURVE_SECONDS))
+        seconds = thread_seconds(thread_numbers(self._context), t1, THREAD_SECONDS)
+        yield Stage("threads", seconds, partial(self._threads, track))
+        for bucket in curves.BUCKETS[1:]:
+            filling = bucket * self._row_seconds
+            if 2 * _WIDEST_DECODE + bucket < self._context.n_ctx and filling < CONTEXT_SECONDS:
+                far = Track(self._context, cycled(track.ids, bucket + 1), self._clock)
+                seconds = filling + curve_seconds(affordable(far, t1)[0], t1, CURVE_SECONDS / 2)
+                yield Stage(f"t(n) behind {bucket} tokens", seconds, partial(self._far, far))
+        seconds = chosen.seconds + compare_seconds(t1)
+        yield Stage("writing texts", seconds, partial(self._write, writing))
+        if drafted_free(self._loaded) is not None:
+            yield Stage("copying", 0.5, partial(self._try, -1, None, chosen.texts))
+        n_ids = sum(len(t.prompt) + chosen.n_tokens for t in chosen.texts)
+        for i, given in enumerate(self.order.drafts):
+            draft = ModelSettings.from_dict(given)
+            size = os.path.getsize(draft.path)
+            step = t1 * size / max(1, self._loaded.header.file_bytes)
+            seconds = size / _DISK + STEP_SECONDS + n_ids * step * _READ + 0.5
+            name = f"draft {os.path.basename(draft.path)}"
+            yield Stage(name, seconds, partial(self._try, i, draft, chosen.texts))
+
+    def _run(self, agenda: Sequence[Stage]) -> Iterator[None]:
+        total, done = sum(stage.seconds for stage in agenda), 0.0
+        for stage in agenda:
+            for share in stage.work():
+                now, so_far = self._clock(), done + min(1.0, share) * stage.seconds
+                if now - self._said >= _SAY_SECONDS:
+                    self._said = now
+                    self._send(m.Tuning(self.id, stage.label, so_far / total, total - so_far))
+                yield
+            done += stage.seconds
+
+    def _measured(self, part: str, **found: Any) -> None:
+        self._send(m.Measured(self.id, part, found))
+
+    # Stages
+
+    def _curve(self, track: Track, seconds: float) -> Iterator[float]:
+        curve = CurveTimes(track, self._loaded.learning, self._t1)
+        try:
+            yield from curve.work(seconds)
+        finally:
+            self._measured("curve", **curve.found)
+        if curves.bucket_of(len(track.ids)) == 0:
+            self._costs = curve_of(curve.times)
+
+    def _far(self, track: Track) -> Iterator[float]:
+        for share in track.fill():
+            yield share / 2
+        for share in self._curve(track, CURVE_SECONDS / 2):
+            yield (1 + share) / 2
+
+    def _threads(self, track: Track) -> Iterator[float]:
+        tried = ThreadsTried(track, self._context)
+        try:
+            yield from tried.work(THREAD_SECONDS)
+        finally:
+            self._measured("threads", **tried.found)
+
+    def _write(self, writing: Writing) -> Iterator[float]:
+        empty(self._context, self._engine.slots[0])
+        try:
+            yield from writing.work()
+        finally:
+            self._loaded.learning.compared(writing.calibration)
+            self._measured("epsilon", **writing.epsilon)
+            self._measured("texts", **writing.found)
+
+    def _try(self, index: int, draft: ModelSettings | None, texts: Sequence[Text]) -> Iterator[float]:
+        trial = Trial(self._loaded, texts, self._costs, self._clock)
+        self.trials.append(trial)
+        try:
+            yield from trial.copying() if draft is None else trial.drafting(draft)
+        except (SpecllamaError, DecodeError, NoRoomError) as error:
+            trial.found["problem"] = _problem(error).message
+        finally:
+            self._measured("draft", index=index, **trial.found)
+
+
+def _problem(error: Exception) -> SpecllamaError:
+    return error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")

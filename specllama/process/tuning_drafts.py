@@ -1,0 +1,109 @@
+"""One draft after the other: loaded, timed, asked what it would say of each text, replayed, and unloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from specllama.core.breakeven import break_evens
+from specllama.core.costs import FIRST, WIDEST, CostCurve, StepCosts
+from specllama.core.forecast import Forecast
+from specllama.core.params import SamplingParams
+from specllama.core.ports import Drafter
+from specllama.core.recording import record
+from specllama.core.replay import WRONG, Trace
+from specllama.core.sampling import Chooser
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.errors import EngineError
+from specllama.process import describe
+from specllama.process.loading import Loaded, LoadedDraft, load_draft
+from specllama.process.timing import Clock, Times, curve_of, cycled, points, time_steps
+from specllama.process.tuning_texts import Text
+from specllama.settings import ModelSettings
+
+LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # of drafts whose break-even is told
+STEP_SECONDS = 1.5
+_STEP_IDS = 512  # of the text that steps are timed on
+_SLOW_DISK, _REPLAY_SECONDS = 1e8, 1e-3  # bytes a second; of a token, at most
+_SHARES = 0.3, 0.6, 0.95  # of the whole: where loading, timing and reading the texts end
+
+
+def drafted_free(loaded: Loaded) -> Callable[[], Drafter] | None:
+    """Makes what drafts for nothing here, without a grammar; None where nobody does."""
+    return CopyDrafter if any(d.name == "copy" for d in loaded.drafters) else None
+
+
+class Trial:
+    """One draft, or copying alone. costs: of the target. found: what is known by now, of which `ended` says
+    whether it is all; traces: what was recorded, each with its workload.
+    """
+
+    def __init__(self, loaded: Loaded, texts: Sequence[Text], costs: CostCurve, clock: Clock) -> None:
+        self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
+        self.found: dict[str, Any] = {}
+        self.traces: list[tuple[str, Trace]] = []
+        self.predicted = 0.0
+
+    def copying(self) -> Iterator[float]:
+        """Without a draft model."""
+        for text in self.texts:
+            n = len(text.text)
+            trace = Trace(text.prompt, text.text, [WRONG] * n, [0.0] * n)
+            self.traces.append((text.workload, trace))
+        yield from self._replay(None)
+
+    def drafting(self, settings: ModelSettings) -> Iterator[float]:
+        """With this draft model. Raises what loading and decoding raise."""
+        loading, stepping, recording = _SHARES
+        self.predicted = os.path.getsize(settings.path) / _SLOW_DISK
+        yield 0.0
+        draft = load_draft(settings, WIDEST)
+        try:
+            self.found["model"] = describe.about(settings.path, draft.header, draft.settings.n_gpu_layers)
+            yield loading
+            times: Times = {}
+            for share in self._steps(draft, times):
+                yield loading + share * (stepping - loading)
+            steps = StepCosts()
+            steps.curve = curve_of(times)
+            if not steps.curve.measured:
+                raise EngineError("its steps could not be timed: no text has an id that it knows")
+            self._keep(draft, times, steps)
+            for i, text in enumerate(self.texts):
+                self.predicted = (len(text.prompt) + len(text.text)) * steps.predict(1, self.costs.predict(1))
+                trace = record(text.prompt, text.text, draft.context)
+                self.traces.append((text.workload, trace))
+                yield stepping + (i + 1) / len(self.texts) * (recording - stepping)
+        finally:
+            draft.close()
+        for share in self._replay(steps):
+            yield recording + share * (1 - recording)
+
+    def _steps(self, draft: LoadedDraft, times: Times) -> Iterator[float]:
+        model = self.loaded.model
+        n_vocab = min(model.n_vocab, draft.model.n_vocab)
+        ids = [t for text in self.texts for t in (*text.prompt, *text.text) if t < n_vocab]
+        drafter = ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
+        chooser = Chooser(SamplingParams(temperature=0), 0, model.n_vocab)
+        return time_steps(drafter, cycled(ids, _STEP_IDS), FIRST, STEP_SECONDS, chooser, self.clock, times)
+
+    def _keep(self, draft: LoadedDraft, times: Times, steps: StepCosts) -> None:
+        """Store what steps take, as a run with this pair would read it."""
+        drafters = [*self.loaded.drafters, ModelDrafter(draft.context, self.loaded.model.n_vocab)]
+        pair = describe.pair_key(draft.header, draft.settings, draft.context, drafters)
+        self.loaded.learning.stepped(pair, [d.name for d in drafters], steps.curve)
+        self.found |= {"points": points(times), "step": steps.predict(1, self.costs.predict(1))}
+
+    def _replay(self, steps: StepCosts | None) -> Iterator[float]:
+        """Replay text by text."""
+        forecast = Forecast(self.costs, steps, drafted_free(self.loaded))
+        step = 0.0 if steps is None else steps.predict(1, self.costs.predict(1))
+        self.found["break_even"] = [asdict(b) for b in break_evens(self.costs, step, LENGTHS)]
+        for i, (workload, trace) in enumerate(self.traces):
+            self.predicted = len(trace.text) * _REPLAY_SECONDS
+            forecast.add(workload, trace)
+            yield (i + 1) / len(self.traces)
+        self.found["forecast"] = forecast.to_dict()

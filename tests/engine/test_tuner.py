@@ -1,0 +1,306 @@
+"""Tuning in the real llama.cpp: the embedded pair, a draft that knows nothing, every memory kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.calibrate import goes_back
+from specllama.core import curves
+from specllama.core.costs import FIRST, CostCurve, StepCosts
+from specllama.core.forecast import Forecast
+from specllama.core.hindsight import MACHINES
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.drafters.copy import CopyDrafter
+from specllama.process import messages as m
+from specllama.process import tuner, tuning_drafts, tuning_texts
+from specllama.process.tuner import Tuner
+from specllama.process.tuning_target import WIDTHS
+from specllama.settings import LoadSettings, ModelSettings
+from specllama.store import Store
+from tests import tinygguf
+from tests.engine.front import Front
+from tests.engine.scrambled import scramble
+
+TARGET = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
+DRAFT = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512)
+PROMPTS = [["explain", "Explain os.walk."], ["edit", "Rename `a` to `b`:\n```python\na = 1\nprint(a)\n```"]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more rounds than have to be."""
+    for module, names in (
+        (tuner, ("CURVE_SECONDS", "THREAD_SECONDS")),
+        (tuning_drafts, ("STEP_SECONDS",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, 0.0)
+    monkeypatch.setattr(tuning_texts, "_LEAST_SECONDS", 0.1)
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
+    """Makes fronts that have loaded a target without a draft, and closes them."""
+    made: list[Front] = []
+
+    def make(**settings: Any) -> Front:
+        made.append(Front(LoadSettings(**{"target": TARGET, **settings}), Store(tmp_path / "store")))
+        assert isinstance(made[-1].said[-1], m.Ready), made[-1].said
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def tuned(
+    front: Front, *drafts: ModelSettings, stop: Callable[[m.Message], bool] | None = None, **order: Any
+) -> Tuner:
+    """Tune until it has ended, or until `stop` says so of a message; what was said is in front.said."""
+    front.said.clear()
+    settings = [asdict(draft) for draft in drafts]
+    front.host.handle(m.Tune(**{"id": 7, "prompts": PROMPTS, "drafts": settings, "n_tokens": 24, **order}))
+    at_work, heard = front.host.tuner, 0
+    assert at_work is not None, front.said
+    while front.host.busy:
+        front.host.step()
+        while heard < len(front.said):
+            if stop is not None and stop(front.said[heard]):
+                front.host.handle(m.Cancel(7))
+            heard += 1
+    return at_work
+
+
+def parts(front: Front, name: str) -> list[dict[str, Any]]:
+    return [one.found for one in front.said if isinstance(one, m.Measured) and one.part == name]
+
+
+def ended(front: Front) -> m.Tuned:
+    last = front.said[-1]
+    assert isinstance(last, m.Tuned), last
+    return last
+
+
+def test_everything_is_measured_and_the_better_draft_is_told_by_its_acceptance(
+    front: Callable[..., Front], tmp_path: Path
+) -> None:
+    nothing = ModelSettings(path=str(scramble(EMBEDDED_DRAFT, tmp_path / "nothing.gguf")), n_threads=1)
+    one = front()
+    trials = tuned(one, nothing, DRAFT).trials
+    assert not ended(one).cancelled
+    (plan,), (curve,), (threads,) = (parts(one, name) for name in ("plan", "curve", "threads"))
+    assert (plan["n_texts"], plan["n_tokens"], plan["too_long"], plan["replays"]) == (2, 24, {}, False)
+    assert curve["complete"]
+    assert [p["rows"] for p in curve["points"]] == [1, *WIDTHS]
+    assert all(p["seconds"] > 0 and p["count"] >= FIRST for p in curve["points"])
+    assert threads["used"] == 1
+    assert 1 in [p["threads"] for p in threads["points"]]
+    (epsilon,), (texts,) = parts(one, "epsilon"), parts(one, "texts")
+    assert epsilon["n_rows"] > 0
+    assert epsilon["value"] >= 0
+    assert {name: found["texts"] for name, found in texts.items()} == {"explain": 1, "edit": 1}
+    copied, bad, good = parts(one, "draft")
+    assert [found["index"] for found in (copied, bad, good)] == [-1, 0, 1]
+    assert [b["k"] for b in good["break_even"]] == [1, 2, 3, 5, 7, 11, 15]
+    assert copied["forecast"]["acceptance"] is None
+    assert bad["forecast"]["acceptance"] < 0.2 < 0.5 < good["forecast"]["acceptance"]
+    assert good["step"] > 0
+    # On costs that do not come from this machine's clock, the good one is the best.
+    costs = CostCurve.from_dict({"widths": [[n, x / 50, FIRST] for n, x in MACHINES["A f16"].items()]})
+    steps = StepCosts()
+    steps.curve = CostCurve.from_dict({"widths": [[1, 0.001, FIRST], [32, 0.01, FIRST]]})
+    foretold = []
+    for trial in trials:
+        forecast = Forecast(costs, steps if trial is not trials[0] else None, CopyDrafter)
+        for workload, trace in trial.traces:
+            forecast.add(workload, trace)
+        foretold.append(forecast.speedup)
+    assert foretold[2] > 1.2 > foretold[1]
+    assert foretold[2] > foretold[0]
+
+
+def test_the_next_run_begins_with_what_was_measured(front: Callable[..., Front]) -> None:
+    one = front()
+    tuned(one, DRAFT)
+    (curve,), (_, drafted) = parts(one, "curve"), parts(one, "draft")
+    run = front(draft=DRAFT)
+    assert run.host.loaded is not None
+    learning = run.host.loaded.learning
+    assert learning.planner is not None
+    for point in curve["points"]:
+        assert learning.planner.costs.predict(point["rows"]) == pytest.approx(
+            max(point["seconds"], curve["points"][0]["seconds"])
+        )
+    assert learning.missing(run.host.loaded.context, 100) == []
+    assert learning.t1 == curve["points"][0]["seconds"]
+    assert learning.epsilon == parts(one, "epsilon")[0]["value"]
+    learnt = learning.planner.learnt
+    assert learnt.steps.predict(1, 1.0) == pytest.approx(drafted["step"])
+    assert learnt.tables["model"].n_seen == 0, "what a few texts teach is not kept"
+
+
+def test_what_was_learnt_of_a_pair_stays(front: Callable[..., Front], tmp_path: Path) -> None:
+    run = front(draft=DRAFT)
+    run.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 60, "ignore_eos": True})
+    run.host.leave()
+    (file,) = (tmp_path / "store").iterdir()
+    before = json.loads(file.read_text())
+    tuned(front(), DRAFT)
+    after = json.loads(file.read_text())
+    kept = [p for p in after["pairs"] if p["pair"] == before["pairs"][0]["pair"]]
+    assert [p["learnt"]["tables"] for p in kept] == [before["pairs"][0]["learnt"]["tables"]]
+    assert kept[0]["learnt"]["steps"] != before["pairs"][0]["learnt"]["steps"]
+
+
+def test_nothing_is_stored_where_nothing_is_to_be(front: Callable[..., Front], tmp_path: Path) -> None:
+    one = front(calibrate=False)
+    tuned(one, DRAFT)
+    assert parts(one, "curve")[0]["complete"]
+    assert not (tmp_path / "store").exists()
+
+
+def test_answers_are_the_same_afterwards(front: Callable[..., Front]) -> None:
+    one, zip_ = front(), [{"role": "user", "content": "zip"}]
+    params = {"max_tokens": 30, "temperature": 0}
+    before = one.ids(messages=zip_, params=params)
+    threads = one.host.loaded.context.n_threads, one.host.loaded.context.n_threads_batch  # type: ignore[union-attr]
+    tuned(one, DRAFT)
+    assert (one.host.loaded.context.n_threads, one.host.loaded.context.n_threads_batch) == threads  # type: ignore[union-attr]
+    assert one.ids(messages=zip_, params=params) == before
+
+
+@pytest.mark.parametrize("part", ["plan", "curve", "threads", "texts", "draft"])
+def test_cancelling_keeps_what_there_is(front: Callable[..., Front], tmp_path: Path, part: str) -> None:
+    one = front()
+    tuned(one, DRAFT, stop=lambda said: isinstance(said, m.Measured) and said.part == part)
+    assert ended(one).cancelled
+    assert not one.host.busy
+    (curve,) = parts(one, "curve") or [{"complete": False}]
+    assert curve["complete"] == (part != "plan")
+    assert (tmp_path / "store").exists() == (part != "plan")
+    foretold = [found["index"] for found in parts(one, "draft") if "forecast" in found]
+    assert foretold == ([-1] if part == "draft" else [])
+    assert one.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 4})
+
+
+@pytest.mark.parametrize("label", ["t(n)", "threads", "writing texts", "draft pydoc-draft.gguf"])
+def test_cancelling_in_the_middle_of_a_stage(
+    front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch, label: str
+) -> None:
+    monkeypatch.setattr(tuner, "_SAY_SECONDS", 0.0)
+    one = front()
+    assert one.host.loaded is not None
+    tuned(one, DRAFT, stop=lambda said: isinstance(said, m.Tuning) and said.label == label and said.share > 0)
+    assert ended(one).cancelled
+    assert one.host.loaded.context.n_threads == 1
+    assert one.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 4})
+    tuned(one, DRAFT)
+    assert not ended(one).cancelled
+
+
+def test_how_far_it_is(front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "_SAY_SECONDS", 0.0)
+    one = front()
+    tuned(one, DRAFT)
+    said = [found for found in one.said if isinstance(found, m.Tuning)]
+    assert list(dict.fromkeys(found.label for found in said)) == [
+        "t(n)", "threads", "writing texts", "copying", "draft pydoc-draft.gguf"
+    ]  # fmt: skip
+    shares = [found.share for found in said]
+    assert all(0 <= a <= b + 0.02 <= 1.03 for a, b in pairwise(shares))
+    assert all(found.left >= 0 for found in said)
+
+
+def test_a_longer_context_is_measured_too(
+    front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "BUCKETS", (0, 200, 4096))
+    one = front()
+    tuned(one)
+    near, far = parts(one, "curve")
+    assert near["n_ids"] < 200 < far["n_ids"]
+    assert far["complete"]
+    assert one.host.loaded is not None
+    stored = one.host.loaded.learning.curves.to_dict()
+    assert list(stored) == ["0", "200"]
+    assert one.host.loaded.learning.t1 == near["points"][0]["seconds"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "jamba", "lfm2"])
+def test_every_memory_kind(front: Callable[..., Front], tmp_path: Path, kind: str) -> None:
+    path = tinygguf.BUILDERS[kind](tmp_path / f"{kind}.gguf")
+    draft = tinygguf.BUILDERS["mamba" if kind == "llama" else kind](tmp_path / "draft.gguf", noise=0.1)
+    one = front(target=ModelSettings(path=str(path), n_threads=1, n_ctx=512))
+    tuned(one, ModelSettings(path=str(draft), n_threads=1, n_ctx=512), raw=True)
+    assert not ended(one).cancelled
+    assert parts(one, "curve")[0]["complete"]
+    assert one.host.loaded is not None
+    (epsilon,) = parts(one, "epsilon")
+    assert (epsilon["value"] is None) == (not goes_back(one.host.loaded.context))
+    assert bool(epsilon["reason"]) == (epsilon["value"] is None)
+    assert parts(one, "plan")[0]["replays"] == (kind in ("mamba", "jamba"))
+    _, drafted = parts(one, "draft")
+    assert "problem" not in drafted
+    if kind != "llama":
+        assert drafted["forecast"]["acceptance"] > 0.2
+
+
+def test_a_draft_that_cannot_be_loaded_does_not_keep_the_others_from_it(
+    front: Callable[..., Front],
+) -> None:
+    huge = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=2**30)
+    one = front()
+    tuned(one, huge, DRAFT)
+    _, failed, good = parts(one, "draft")
+    assert failed["index"] == 0
+    assert "memory" in failed["problem"]
+    assert "forecast" not in failed
+    assert good["forecast"]["acceptance"] > 0.5
+
+
+def test_what_a_context_has_no_room_for(front: Callable[..., Front]) -> None:
+    """A prompt is left out; a text that the draft cannot hold counts as not drafted."""
+    one = front()  # 512 tokens
+    long, too_long = "y " * 300, "y " * 600
+    small = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=256)
+    tuned(one, small, prompts=[PROMPTS[0], ["long", long], ["x", too_long]])
+    assert list(parts(one, "plan")[0]["too_long"]) == ["x 1"]
+    workloads = parts(one, "draft")[1]["forecast"]["workloads"]
+    assert workloads["long"]["acceptance"] == 0
+    assert workloads["explain"]["acceptance"] > 0.5
+    one.said.clear()
+    one.host.handle(m.Tune(8, [["x", too_long]]))
+    while one.host.busy:
+        one.host.step()
+    (failed,) = one.said
+    assert isinstance(failed, m.Failed)
+    assert failed.id == 8
+    assert "no prompt fits the context" in failed.error["message"]
+
+
+def test_who_may_tune_when(front: Callable[..., Front]) -> None:
+    one = front()
+    one.host.handle(m.Tune(1, PROMPTS))
+    for request in (m.Tune(2, PROMPTS), m.Generate(2, prompt="x")):
+        one.said.clear()
+        one.host.handle(request)
+        (refused,) = one.said
+        assert isinstance(refused, m.Failed)
+        assert refused.id == 2
+    one.host.handle(m.Cancel(5))
+    one.host.step()
+    assert one.host.busy
+    one.host.handle(m.Cancel(1))
+    one.host.step()
+    assert not one.host.busy
+    pair = front(draft=DRAFT)
+    pair.host.handle(m.Tune(1, PROMPTS))
+    assert isinstance(pair.said[-1], m.Failed)
+    assert "without a draft" in pair.said[-1].error["message"]
