@@ -22,6 +22,7 @@ _TABLES = {
     "chat": options.CHAT,
     "serve": SERVE,
     "bench": options.BENCH,
+    "tune": options.TUNE,
     "rpc-worker": options.RPC_WORKER,
 }
 
@@ -204,6 +205,20 @@ def verify_models(
 def bench(given: dict[str, Any]) -> None:
     """Measure plain against speculative decoding on this machine with this pair."""
     from specllama.cli.bench import bench as command
+
+    raise typer.Exit(command(given))
+
+
+@app.command(
+    epilog="Examples:\n\nspecllama tune\n\n"
+    "specllama tune -m main.gguf -md small.gguf -md smaller.gguf\n\n"
+    "specllama tune -m main.gguf -md draft.gguf --prompts mine.json --json > tune.json\n\n"
+    "Ctrl-C stores and shows what was measured by then."
+)
+@takes(options.TUNE)
+def tune(given: dict[str, Any]) -> None:
+    """Measure now what a run goes by, and say from which acceptance drafts pay and which draft is best."""
+    from specllama.cli.tune import tune as command
 
     raise typer.Exit(command(given))
 

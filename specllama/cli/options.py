@@ -39,6 +39,7 @@ _COMPLETES: Mapping[str, tuple[str, ...]] = {
     "lora": (GGUF,),
     "lora_scaled": (GGUF,),
     "draft_model": (GGUF, "auto", "none"),
+    "draft_models": (GGUF, "auto", "none"),
     "devices": ("none",),
     "devices_draft": ("none",),
     "n_gpu_layers": ("auto", "all"),
@@ -294,7 +295,34 @@ RPC_WORKER = table(
     ("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
+TUNING = table(
+    "Tune",
+    (
+        "draft_models",
+        "-md --model-draft --spec-draft-model",
+        list,
+        "a draft to compare: a GGUF file, auto or none; may be given several times",
+        "FILE",
+    ),
+    ("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
+    ("workloads", "--workloads", str, "those of the workloads, separated by commas (default: all)", "NAMES"),
+    (
+        "n_tokens",
+        "-n --predict --n-predict",
+        int,
+        "tokens of a text (default 64, or what there is time for)",
+        "N",
+    ),
+    ("no_store", "--no-store", bool, "show what was measured, store nothing"),
+    ("json", "--json", bool, "one JSON object on stdout instead of the tables"),
+    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
+    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
+    ("debug", "--debug", bool, "show tracebacks"),
+    stored=False,
+)
 _BENCH_DECIDES = ("draft_max", "draft_min", "draft_p_min", "no_calibrate", "no_memory")
 RUN = [*PROMPT, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE, *OUTPUT]
 CHAT = [*CHATTING, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE]
+_TUNE_DECIDES = (*_BENCH_DECIDES, "draft_model", "exact")
 BENCH = [*BENCHING, *TEMPLATE, *MODEL, *(o for o in DRAFT if o.name not in _BENCH_DECIDES)]
+TUNE = [*TUNING, *TEMPLATE, *MODEL, *(o for o in DRAFT if o.name not in _TUNE_DECIDES)]

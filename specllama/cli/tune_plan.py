@@ -1,0 +1,91 @@
+"""What a `tune` command line asks for: drafts compared with the target before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specllama.cli import bench_plan, build
+from specllama.errors import IncompatiblePairError, UsageError
+from specllama.gguf import check_model, read_model
+from specllama.settings import LoadSettings, ModelSettings
+from specllama.vocab import check_pair
+
+# tune measures what these would have it do without, and drafts with everybody.
+_DECIDES = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured. settings: the target's, without a draft. unusable: drafts that do not fit it,
+    path to reason. prompts: [workload, text] each. n_tokens: None for as many as there is time for.
+    """
+
+    settings: LoadSettings
+    drafts: Sequence[ModelSettings]
+    unusable: Mapping[str, str]
+    prompts: list[list[str]]
+    n_tokens: int | None
+
+
+def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
+    """given: the command line; values: with what files and environment say.
+
+    Raises UsageError, NotFoundError, what reading a header raises, IncompatiblePairError where drafts were
+    named and none fits.
+    """
+    shared = {name: given[name] for name in ("prompts", "workloads", "n_tokens") if name in given}
+    texts = bench_plan.plan({**shared, "temperatures": "0"}, {})
+    names = given.get("draft_models", [values.get("draft_model", "auto")])
+    values = {k: v for k, v in values.items() if k not in _DECIDES}
+    values |= {"no_calibrate": given.get("no_store", False)}
+    settings = build.load_settings({**values, "draft_model": "none"})
+    drafts = _drafts(names, values, settings.target.path)
+    unusable = _unusable(settings.target.path, [d.path for d in drafts])
+    if drafts and len(unusable) == len(drafts):
+        reasons = "; ".join(f"{path}: {reason}" for path, reason in unusable.items())
+        hint = "choose another draft, or -md none; specllama pair-check tells more"
+        raise IncompatiblePairError(f"no draft fits the target: {reasons}", hint)
+    return Plan(
+        settings,
+        [d for d in drafts if d.path not in unusable],
+        unusable,
+        [[unit.workload, unit.prompt] for unit in texts.units],
+        texts.n_tokens if "n_tokens" in given else None,
+    )
+
+
+def _drafts(names: Sequence[str], values: Mapping[str, Any], target: str) -> list[ModelSettings]:
+    """The drafts of these names, "none" left out."""
+    found: list[ModelSettings] = []
+    for name in names:
+        settings = build.load_settings({**values, "draft_model": name})
+        if "model" not in settings.drafters and name not in ("auto", "none"):
+            raise UsageError(f"--drafters leaves the draft model out, and -md gives one: {name}")
+        draft = settings.draft
+        if draft is None:
+            continue
+        if os.path.samefile(draft.path, target):
+            raise UsageError(f"-md {name} is the target itself", "a draft is a smaller model")
+        if any(os.path.samefile(draft.path, other.path) for other in found):
+            raise UsageError(f"-md {name} is given twice")
+        found.append(draft)
+    return found
+
+
+def _unusable(target: str, drafts: Sequence[str]) -> dict[str, str]:
+    """Those that cannot draft for the target, path to reason."""
+    if not drafts:
+        return {}
+    header = read_model(target)
+    check_model(header)
+    found = {}
+    for path in drafts:
+        draft = read_model(path)
+        check_model(draft)
+        verdict = check_pair(header, draft)
+        if not verdict.ok:
+            found[path] = verdict.reason
+    return found

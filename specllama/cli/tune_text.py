@@ -1,0 +1,166 @@
+"""What `tune` has found, for people: figures in, lines out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specllama.cli.bench_text import duration, printable, table
+from specllama.cli.doctor_files import meaning
+from specllama.cli.tune_found import Entrant, Found
+from specllama.cli.tune_verdict import verdict
+
+_LONGEST_NAME = 24
+_BUSY = 1.3  # times the typical decode of one row, that is; by which other load can be told
+
+
+def lines(found: Found, stored: bool, width: int) -> Iterator[str]:
+    """All that was found, no line longer than `width` where that can be. stored: whether it was."""
+    yield from _wrapped(_head(found, stored), width)
+    yield from _curves(found, width)
+    if found.threads and found.threads["points"]:
+        yield from _threads(found.threads, width)
+    if found.epsilon:
+        yield from _exactness(found.epsilon, width)
+    yield from _break_even(found, width)
+    yield from _ranking(found, width)
+    yield ""
+    for text in [*_notes(found), verdict(found)]:
+        yield from _wrapped(text, width)
+
+
+def _head(found: Found, stored: bool) -> str:
+    target, n = found.info["target"], found.info["n_threads"]
+    name = f"target {printable(target['name'])} {target['quant']}, {n} thread{'s' if n > 1 else ''}"
+    kept = "stored for the next run" if stored else "nothing was stored"
+    if found.interrupted or found.failure is not None:
+        return f"{name}; interrupted, {'what was complete is ' if stored else ''}{kept}"
+    return f"{name}; measured in {duration(found.seconds, about=False)}, {kept}"
+
+
+def _curves(found: Found, width: int) -> Iterator[str]:
+    for curve in found.curves:
+        points = curve["points"]
+        first = next((p["seconds"] for p in points if p["rows"] == 1), None)
+        rows = [["ms", *(f"{1000 * p['seconds']:.3g}" for p in points)]]
+        if first:
+            rows.append(["x t(1)", *(f"{p['seconds'] / first:.2f}" for p in points)])
+        yield ""
+        yield from _wrapped(f"t(n), a decode of n rows behind {curve['n_ids']} tokens:", width)
+        yield from table(["rows", *(str(p["rows"]) for p in points)], rows, width, 1)
+        if curve["left_out"]:
+            left = ", ".join(map(str, curve["left_out"]))
+            yield from _wrapped(f"Not timed, for want of time or room: {left} rows.", width)
+
+
+def _threads(threads: Mapping[str, Any], width: int) -> Iterator[str]:
+    points = threads["points"]
+    rows = [
+        ["t(1)", *(f"{1000 * p['one']:.3g}" for p in points)],
+        [f"t({threads['rows']})", *(f"{1000 * p['wide']:.3g}" for p in points)],
+    ]
+    yield ""
+    yield "Threads, ms:"
+    yield from table(["-t", *(str(p["threads"]) for p in points)], rows, width, 1)
+    yield from _wrapped(threads_verdict(threads), width)
+
+
+def threads_verdict(threads: Mapping[str, Any]) -> str:
+    """What to do about threads: nothing, or `-t N` where that is clearly better."""
+    used, batch = threads["used"], threads["used_batch"]
+    name = f"-t {used}" + (f" -tb {batch}" if batch != used else "")
+    if len(threads["points"]) < 2:
+        return f"{name} is used; no other number of threads was timed."
+    if not threads["clear"]:
+        return f"{name} is used; no other number is clearly faster."
+    best = f"-t {threads['fastest']}"
+    return f"{best} is {threads['gain']:.2f} x as fast as {name}, which is used: give {best}, and tune again."
+
+
+def _exactness(epsilon: Mapping[str, Any], width: int) -> Iterator[str]:
+    yield ""
+    if epsilon["value"] is None:
+        yield from _wrapped(f"Exactness: not measured, {epsilon['reason']}.", width)
+        return
+    compared = f"({epsilon['n_rows']} rows compared)"
+    yield from _wrapped(f"Exactness: {meaning(epsilon['value'])} {compared}.", width)
+
+
+def _break_even(found: Found, width: int) -> Iterator[str]:
+    shown = [e for e in found.entrants.values() if e.break_even]
+    if not shown:
+        return
+    lengths = [b.k for b in shown[0].break_even]
+    rows = []
+    for entrant in sorted(shown, key=lambda e: e.path is not None):
+        step = "-" if entrant.path is None else f"{entrant.break_even[0].step:.2f} x"
+        needed = ("-" if b.acceptance >= 1 else f"{100 * b.acceptance:.0f}" for b in entrant.break_even)
+        rows.append(["copied" if entrant.path is None else _cut(entrant.name), step, *needed])
+    yield ""
+    head = "A draft of k tokens pays from an acceptance of, % (- never); token: of the draft model, in t(1):"
+    yield from _wrapped(head, width)
+    yield from table(["k", "token", *map(str, lengths)], rows, width, 1)
+
+
+def _ranking(found: Found, width: int) -> Iterator[str]:
+    ranking = found.ranking
+    names = list(found.texts)
+    if ranking:
+        n_texts = sum(t["texts"] for t in found.texts.values())
+        n_tokens = sum(t["tokens"] for t in found.texts.values())
+        yield ""
+        yield from _wrapped(
+            f"Predicted speed over plain decoding, on {n_texts} texts ({n_tokens} tokens) that the target "
+            "wrote, greedily; accepted: of these tokens, those that the draft model had right:",
+            width,
+        )
+        rows = [_predicted(e, names) for e in ranking]
+        yield from table(["draft", "accepted", *map(_cut, names), "all"], rows, width, 1)
+    for entrant in found.others:
+        why = (
+            f"cannot be used: {printable(entrant.problem)}"
+            if entrant.problem
+            else "was not measured to the end"
+        )
+        yield from _wrapped(f"{printable(entrant.name)} {why}.", width)
+
+
+def _predicted(entrant: Entrant, names: Sequence[str]) -> list[str]:
+    forecast = entrant.forecast or {}
+    acceptance, parts = forecast["acceptance"], forecast["workloads"]
+    speeds = (f"{parts[name]['speedup']:.2f}" if name in parts else "-" for name in names)
+    accepted = "-" if acceptance is None else f"{100 * acceptance:.0f} %"
+    return [_short(entrant), accepted, *speeds, f"{forecast['speedup']:.2f}"]
+
+
+def _notes(found: Found) -> Iterator[str]:
+    """What has to be known to judge the figures."""
+    if any(_disturbed(curve) for curve in found.curves):
+        yield "Something else kept the machine busy, and the figures are off. Tune again when nothing does."
+    too_long = found.plan.get("too_long", {})
+    for name, why in list(too_long.items())[:3]:
+        yield f"Left out: prompt {name}: {why}."
+    if len(too_long) > 3:
+        yield f"Left out: {len(too_long) - 3} more prompts."
+    if n := found.plan.get("n_left_out"):
+        yield f"Left out, for want of time: {n} prompts; texts have up to {found.plan['n_tokens']} tokens."
+
+
+def _disturbed(curve: Mapping[str, Any]) -> bool:
+    """Whether decodes of one row differed much, or took longer than those of more."""
+    first, *others = (p["seconds"] for p in curve["points"])
+    return (curve["spread"] or 1.0) > _BUSY or any(took < first / _BUSY for took in others)
+
+
+def _short(entrant: Entrant) -> str:
+    return _cut(entrant.name + (" + copy" if entrant.path is not None else ""))
+
+
+def _cut(name: str) -> str:
+    name = printable(name)
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,0 +1,252 @@
+"""`specllama tune` as users type it, on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import jsonschema
+import psutil
+import pytest
+
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests import tinygguf
+from tests.command import Command, Result
+from tests.engine.scrambled import scramble
+
+QUICK = ("--workloads", "edit,json", "-n", "16")
+NUMBER, COUNT, TEXT = {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}, {"type": "string"}
+MAYBE, SHARE = {"type": ["number", "null"], "minimum": 0}, {"type": "number", "minimum": 0, "maximum": 1}
+
+
+def an_object(**properties: object) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def a_list(item: object) -> dict[str, object]:
+    return {"type": "array", "items": item}
+
+
+def or_null(schema: object) -> dict[str, object]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+MODEL = an_object(name=TEXT, path=TEXT, params=COUNT, quant=TEXT, n_gpu_layers={"type": "integer"})
+FORECAST = {
+    "speedup": NUMBER,
+    "acceptance": or_null(SHARE),
+    "tokens": COUNT,
+    "n_drafted": COUNT,
+    "n_accept": COUNT,
+}
+POINT = {"rows": COUNT, "seconds": NUMBER, "count": COUNT}
+ENTRANT = {
+    "name": TEXT, "path": or_null(TEXT), "problem": TEXT, "model": or_null(MODEL), "step_seconds": MAYBE,
+    "step_points": a_list(an_object(**POINT)),
+    "break_even": a_list(an_object(k=COUNT, acceptance=SHARE, decode=NUMBER, step=NUMBER)),
+}  # fmt: skip
+RANKED = an_object(
+    **ENTRANT, **FORECAST, workloads={"type": "object", "additionalProperties": an_object(**FORECAST)}
+)
+NOT_RANKED = an_object(
+    **ENTRANT, speedup={"type": "null"}, acceptance={"type": "null"}, workloads={"type": "object"}
+)
+OBJECT = an_object(
+    schema={"const": "specllama.tune/1"}, version=TEXT, date=TEXT,
+    machine=an_object(system=TEXT, machine=TEXT, cores=COUNT, n_threads=COUNT),
+    target=MODEL, n_ctx=COUNT, load_ms=NUMBER, stored={"type": "boolean"}, seconds=NUMBER,
+    interrupted={"type": "boolean"},
+    t_n=a_list(
+        an_object(
+            n_ids=COUNT, points=a_list(an_object(**POINT, relative=NUMBER)), left_out=a_list(COUNT),
+            complete={"type": "boolean"}, spread=NUMBER,
+        )
+    ),
+    threads=an_object(
+        used=COUNT, used_batch=COUNT, rows=COUNT,
+        points=a_list(an_object(threads=COUNT, one=NUMBER, wide=NUMBER)), fastest=COUNT, gain=NUMBER,
+        clear={"type": "boolean"},
+    ),
+    epsilon=an_object(value=NUMBER, n_rows=COUNT, reason=TEXT), n_tokens=COUNT, prompts_left_out=COUNT,
+    prompts_too_long={"type": "object"},
+    texts={"type": "object", "additionalProperties": an_object(texts=COUNT, tokens=COUNT)},
+    ranking=a_list(RANKED), not_ranked=a_list(NOT_RANKED), verdict=TEXT,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def foreign(shared: Command) -> Path:
+    """A model of another vocabulary."""
+    return tinygguf.llama(shared.home / "foreign.gguf")
+
+
+@pytest.fixture(scope="module")
+def found(shared: Command, foreign: Path) -> Result:
+    """Three drafts: a real one, one that knows nothing, one that does not fit."""
+    scramble(EMBEDDED_DRAFT, shared.home / "nothing.gguf")
+    shutil.copy(EMBEDDED_DRAFT, shared.home / "real.gguf")
+    drafts = ("-md", "nothing.gguf", "-md", "none", "-md", "real.gguf", "-md", foreign.name)
+    return shared("tune", *drafts, *QUICK, "--json", timeout=240)
+
+
+def test_the_object(found: Result) -> None:
+    assert found.code == 0, found.err
+    data = found.json
+    jsonschema.validate(data, OBJECT)
+    assert (data["stored"], data["interrupted"], data["n_tokens"]) == (True, False, 16)
+    assert {name: t["texts"] for name, t in data["texts"].items()} == {"edit": 4, "json": 4}
+    assert {e["path"] for e in data["ranking"]} == {"nothing.gguf", "real.gguf", None}
+    speedups = [e["speedup"] for e in data["ranking"]]
+    assert speedups == sorted(speedups, reverse=True)
+    accepted = {e["path"]: e["acceptance"] for e in data["ranking"]}
+    assert accepted["nothing.gguf"] < 0.2 < 0.5 < accepted["real.gguf"]
+    assert accepted[None] is None
+    (other,) = data["not_ranked"]
+    assert other["path"] == "foreign.gguf"
+    assert other["problem"]
+    assert [b["k"] for b in data["ranking"][0]["break_even"]] == [1, 2, 3, 5, 7, 11, 15]
+    assert data["t_n"][0]["points"][0]["relative"] == 1
+    assert "Predicted, not measured" in data["verdict"]
+
+
+def test_stdout_carries_the_object_alone(found: Result) -> None:
+    assert found.out.count("\n") == 1
+    assert any(line.startswith("measuring takes ") for line in found.lines)
+    assert "\x1b" not in found.err + found.out
+    assert "Traceback" not in found.err
+
+
+def test_the_next_run_knows_it(shared: Command, found: Result) -> None:
+    data = found.json
+    (file,) = (shared.cache / "calibration").iterdir()
+    stored = json.loads(file.read_text())
+    near = {str(p["rows"]): p["seconds"] for p in data["t_n"][0]["points"]}
+    assert {str(n): seconds for n, seconds, _ in stored["curves"]["0"]["widths"]} == near
+    assert (stored["t1"], stored["epsilon"]) == (near["1"], data["epsilon"]["value"])
+    (steps,) = (p["learnt"]["steps"] for p in stored["pairs"] if p["pair"]["draft"])
+    assert [n for n, _, _ in steps["widths"]][:3] == [1, 2, 3]
+    run = ("run", "-p", "zip", "--draft-max", "0", "-n", "3", "--json", "--no-calibrate")
+    assert shared(*run).json["plain_source"] == "stored"
+
+
+def test_the_tables(command: Command) -> None:
+    result = command("tune", *QUICK, "--no-store", timeout=240)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("target pydoc-target Q4_0, 1 thread; measured in ")
+    assert lines[0].endswith("nothing was stored")
+    for head in (
+        "t(n), a decode of n rows behind ", "Threads, ms:", "Exactness: batched and single rows ",
+        "A draft of k tokens pays from", "Predicted speed over plain decoding, on 8 texts", "Best: ",
+    ):  # fmt: skip
+        assert any(line.startswith(head) for line in lines), head
+    names = [line.split()[0] for line in lines if line.startswith(("copied", "copy alone", "pydoc-draft"))]
+    assert sorted(names) == ["copied", "copy", "pydoc-draft", "pydoc-draft"]
+    assert "specllama bench" in result.out
+    assert not command.cache.exists()
+
+
+def test_without_a_draft_and_without_anybody(command: Command) -> None:
+    (command.home / "one.json").write_text(json.dumps({"mine": ["What is zip?"]}))
+    args = ("--prompts", "one.json", "-n", "4", "--json")
+    none, nobody = command.many(
+        ("tune", "-md", "none", *args), ("tune", "--drafters", "grammar", *args), timeout=240
+    )
+    assert none.code == nobody.code == 0, none.err + nobody.err
+    assert [e["path"] for e in none.json["ranking"]] == [None]
+    assert none.json["texts"] == {"mine": {"texts": 1, "tokens": 4}}
+    assert "It goes by 4 tokens only" in none.json["verdict"]
+    assert nobody.json["ranking"] == nobody.json["not_ranked"] == []
+    assert nobody.json["verdict"] == "No draft was ranked: nothing drafts here."
+    assert nobody.json["t_n"][0]["complete"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "needle"),
+    [
+        (("-n", "1"), 2, "-n"),
+        (("-n", "-2"), 2, "-n"),
+        (("-n", "x"), 2, "-n"),
+        (("--workloads", "nope"), 2, "nope"),
+        (("--prompts", "absent.json"), 3, "absent.json"),
+        (("--prompts", "."), 2, "--prompts"),
+        (("-m", "absent.gguf"), 3, "absent.gguf"),
+        (("-md", "absent.gguf"), 3, "absent.gguf"),
+        (("-md", ""), 2, "-md"),
+        (("-md", "auto", "-md", "./draft.gguf", "-md", "draft.gguf"), 2, "draft.gguf is given twice"),
+        (("-m", "main.gguf", "-md", "./main.gguf"), 2, "./main.gguf is the target itself"),
+        (("-md", "link.gguf", "-m", "main.gguf"), 2, "link.gguf is the target itself"),
+        (("-md", "draft.gguf", "--drafters", "copy"), 2, "--drafters leaves the draft model out"),
+        (("-md", "broken.gguf"), 6, "broken.gguf"),
+        (("-m", "broken.gguf", "-md", "draft.gguf"), 6, "broken.gguf"),
+        (("-md", "foreign.gguf"), 7, "foreign.gguf"),
+        (("-t", "0x"), 2, "-t"),
+        (("-t", "-1"), 2, "n_threads"),
+        (("--draft-max", "3"), 2, "--draft-max"),
+        (("--runs", "3"), 2, "--runs"),
+        (("-pps",), 2, "-pps"),
+        (("extra",), 2, "extra"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    shared: Command, foreign: Path, args: tuple[str, ...], code: int, needle: str
+) -> None:
+    home = foreign.parent
+    if not (home / "main.gguf").exists():
+        shutil.copy(EMBEDDED_TARGET, home / "main.gguf")
+        shutil.copy(EMBEDDED_DRAFT, home / "draft.gguf")
+        (home / "link.gguf").symlink_to(home / "main.gguf")
+        (home / "broken.gguf").write_bytes(EMBEDDED_DRAFT.read_bytes()[:-5])
+    result = shared("tune", *args, timeout=60)
+    assert (result.code, result.raw) == (code, b"")
+    assert "Traceback" not in result.err
+    assert needle in next(line for line in result.lines if line.startswith("error: "))
+
+
+def test_all_that_do_not_fit_are_named(shared: Command, foreign: Path) -> None:
+    shutil.copy(foreign, foreign.parent / "other.gguf")
+    result = shared("tune", "-md", "foreign.gguf", "-md", "other.gguf")
+    assert (result.code, result.raw) == (7, b"")
+    assert "error: no draft fits the target: foreign.gguf: " in result.err
+    assert "other.gguf: " in result.err
+    assert "pair-check" in result.err
+
+
+def measuring(command: Command, *args: str) -> psutil.Popen:
+    """A long tune, once it is writing texts."""
+    process = command.start("tune", "-n", "2000", *args)
+    assert process.stderr is not None
+    next(line for line in process.stderr if b"writing texts" in line)
+    return process
+
+
+def test_ctrl_c_stores_and_shows_what_there_is(command: Command) -> None:
+    process = measuring(command)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted, what was complete is stored" in out
+    assert b"t(n), a decode of n rows" in out
+    assert b"pydoc-draft was not measured to the end." in out
+    assert b"Traceback" not in err
+    (file,) = (command.cache / "calibration").iterdir()
+    assert len(json.loads(file.read_text())["curves"]["0"]["widths"]) > 5
+
+
+def test_when_the_engine_dies_what_there_is_is_shown(command: Command) -> None:
+    process = measuring(command, "--json")
+    psutil.Process(process.pid).children()[0].kill()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 9
+    data = json.loads(out)
+    assert data["interrupted"]
+    assert data["t_n"][0]["complete"]
+    assert b"error: the engine process" in err

@@ -1,0 +1,228 @@
+"""What `tune` says of made-up findings: tables, ranking, verdict."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specllama.cli.tune_found import Found
+from specllama.cli.tune_text import lines, threads_verdict
+from specllama.cli.tune_verdict import verdict
+from specllama.core.breakeven import break_evens
+from specllama.core.costs import FIRST, CostCurve
+from specllama.settings import ModelSettings
+
+T1 = 0.02
+COSTS = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 6: 2.6, 8: 3.0, 12: 4.0, 16: 5.0}
+DEAR = {1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3, 6: 6.4, 8: 8.5, 12: 12.8, 16: 17.0}
+LENGTHS = (1, 2, 3, 5, 7, 11, 15)
+TEXTS = {"explain": {"texts": 4, "tokens": 200}, "edit": {"texts": 4, "tokens": 180}}
+GOOD, BAD, FOREIGN = "models/good-draft.gguf", "models/bad-draft.gguf", "models/foreign.gguf"
+
+
+def forecast(
+    speedup: float, acceptance: float | None, drafted: int = 100, accepted: int = 60
+) -> dict[str, Any]:
+    part = {"speedup": speedup, "acceptance": acceptance, "tokens": 190}
+    part |= {"n_drafted": drafted // 2, "n_accept": accepted // 2}
+    whole = {"speedup": speedup, "acceptance": acceptance, "tokens": 380}
+    whole |= {"n_drafted": drafted, "n_accept": accepted}
+    return whole | {"workloads": {"explain": part, "edit": part}}
+
+
+def draft(index: int, step: float, costs: dict[int, float], foretold: dict[str, Any] | None, **more: Any):
+    curve = CostCurve.from_dict({"widths": [[n, T1 * x, FIRST] for n, x in costs.items()]})
+    found = [{"k": b.k, "acceptance": b.acceptance, "decode": b.decode, "step": b.step}
+             for b in break_evens(curve, step * T1, LENGTHS)]  # fmt: skip
+    part = {"index": index, "break_even": found, **more}
+    return part | ({"forecast": foretold} if foretold else {}) | ({"step": step * T1} if step else {})
+
+
+def found(
+    costs: dict[int, float] = COSTS,
+    good: float = 1.62,
+    bad: float = 1.21,
+    copied: float = 1.3,
+    t1: float = T1,
+) -> Found:
+    found = Found(
+        [ModelSettings(path=BAD), ModelSettings(path=GOOD)], {FOREIGN: "the vocabularies differ at id 7"}
+    )
+    found.info = {"target": {"name": "big", "quant": "Q4_0"}, "n_threads": 4}
+    found.seconds = 12.3
+    found.take("plan", {"seconds": 12, "n_texts": 8, "n_tokens": 64, "n_left_out": 0, "too_long": {}})
+    points = [{"rows": n, "seconds": t1 * x, "count": 9} for n, x in costs.items()]
+    found.take("curve", {"n_ids": 128, "points": points, "left_out": [], "complete": True, "spread": 1.02})
+    found.take(
+        "threads",
+        {"used": 4, "used_batch": 4, "rows": 8, "fastest": 4, "gain": 1.0, "clear": False, "points": [
+            {"threads": n, "one": t1 * 4 / n, "wide": 3 * t1 * 4 / n} for n in (1, 2, 3, 4)]},
+    )  # fmt: skip
+    found.take("epsilon", {"value": 0.0, "n_rows": 1200, "reason": ""})
+    found.take("texts", TEXTS)
+    found.take("draft", draft(-1, 0.0, costs, forecast(copied, None)))
+    found.take("draft", draft(0, 0.2, costs, forecast(bad, 0.31)))
+    found.take("draft", draft(1, 0.1, costs, forecast(good, 0.72)))
+    return found
+
+
+def text(one: Found, width: int = 80, stored: bool = True) -> str:
+    return "\n".join(lines(one, stored, width))
+
+
+def test_everything_is_there():
+    said = text(found())
+    assert said.startswith("target big Q4_0, 4 threads; measured in 12 s, stored for the next run\n")
+    assert "t(n), a decode of n rows behind 128 tokens:" in said
+    assert "x t(1) 1.00 1.40 1.70 2.00 2.60 3.00 4.00 5.00" in said
+    assert "-t 4 is used; no other number is clearly faster." in said
+    assert "Exactness: batched and single rows are bit-equal (1200 rows compared)." in said
+    rows = [line.split() for line in said.splitlines()]
+    assert ["copied", "-", "40", "47", "54", "64", "68", "76", "81"] in rows
+    assert ["good-draft", "0.10", "x", "50", "57", "64", "72", "76", "82", "86"] in rows
+    at = rows.index(["draft", "accepted", "explain", "edit", "all"])
+    assert rows[at + 1] == ["good-draft", "+", "copy", "72", "%", "1.62", "1.62", "1.62"]
+    assert rows[at + 2] == ["copy", "alone", "-", "1.30", "1.30", "1.30"]
+    assert rows[at + 3] == ["bad-draft", "+", "copy", "31", "%", "1.21", "1.21", "1.21"]
+    assert "foreign cannot be used: the vocabularies differ at id 7." in said
+    assert said.replace("\n", " ").endswith(verdict(found()))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_line_is_too_long(width):
+    assert max(map(len, text(found(), width).splitlines())) <= width
+
+
+def test_the_best_and_no_more_than_was_predicted():
+    said = verdict(found())
+    assert said.startswith(f"Best: -md {GOOD}, predicted 1.62 x plain decoding.")
+    assert "Predicted, not measured: `specllama bench` measures." in said
+    assert "leaves out" not in said
+    said = verdict(found(good=1.25, bad=1.2))
+    assert said.startswith("Best: copying alone (-md none), predicted 1.30 x plain decoding.")
+    assert verdict(found(good=1.3, bad=1.3)).startswith("Best: copying alone")
+
+
+def test_plain_decoding_where_nothing_pays_and_why():
+    said = verdict(found(DEAR, 0.99, 0.98, 0.99))
+    assert said.startswith("Best: plain decoding. The best draft, copying alone (-md none), is predicted")
+    assert "a decode of 2 rows takes 2.10 x one row's time, so that no draft can pay." in said
+    said = verdict(found(good=1.005, bad=0.9, copied=0.98))
+    assert "a decode of 2 rows takes 1.40 x one row's time and a token of the draft model 0.10 x" in said
+    assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in said
+    one = found(good=0.9, bad=0.9, copied=1.0)
+    assert "60 % of what was copied was right." in verdict(one)
+    one.take("draft", draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
+    assert "hardly anything was there to be copied." in verdict(one)
+
+
+def test_what_the_prediction_leaves_out():
+    assert "which counts where t(1) is 0.3 ms: less is gained." in verdict(found(t1=0.0003))
+    one = found()
+    one.take("plan", {**one.plan, "replays": True})
+    assert "It leaves out replays" in verdict(one)
+    one.take("texts", {"edit": {"texts": 1, "tokens": 30}})
+    assert "It goes by 30 tokens only" in verdict(one)
+
+
+def test_other_load_is_told():
+    assert "kept the machine busy" not in text(found())
+    assert "kept the machine busy" in text(found(COSTS | {2: 0.5}))
+    one = found()
+    one.curves[0] = {**one.curves[0], "spread": 3.0}
+    assert "kept the machine busy" in text(one)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "-t 4 is used; no other number is clearly faster."),
+        ({"used_batch": 2}, "-t 4 -tb 2 is used; no other number is clearly faster."),
+        (
+            {"points": [{"threads": 4, "one": 1, "wide": 1}]},
+            "-t 4 is used; no other number of threads was timed.",
+        ),
+        (
+            {"fastest": 2, "gain": 1.31, "clear": True},
+            "-t 2 is 1.31 x as fast as -t 4, which is used: give -t 2, and tune again.",
+        ),
+    ],
+)
+def test_threads(change, expected):
+    threads = found().threads
+    assert threads is not None
+    assert threads_verdict({**threads, **change}) == expected
+
+
+def test_what_could_not_be_measured():
+    one = found()
+    one.take("epsilon", {"value": None, "n_rows": 0, "reason": "the model's memory cannot go back"})
+    one.curves[0] = {**one.curves[0], "left_out": [48, 64]}
+    too_long = {f"long {i}": "the prompt has 9 tokens" for i in range(5)}
+    one.take(
+        "plan",
+        {**one.plan, "n_left_out": 3, "too_long": too_long},
+    )
+    said = " ".join(text(one).split())
+    assert "Exactness: not measured, the model's memory cannot go back." in said
+    assert "Not timed, for want of time or room: 48, 64 rows." in said
+    assert "Left out, for want of time: 3 prompts; texts have up to 64 tokens." in said
+    assert "Left out: prompt long 0: the prompt has 9 tokens. " in said
+    assert "Left out: 2 more prompts." in said
+    one.take("epsilon", {"value": 0.02, "n_rows": 90, "reason": ""})
+    assert "differ by up to 0.02; near-ties are counted" in " ".join(text(one).split())
+
+
+def test_after_an_interruption():
+    one = Found([ModelSettings(path=GOOD)], {})
+    one.info = {"target": {"name": "big", "quant": "Q4_0"}, "n_threads": 1}
+    one.interrupted = True
+    one.take("curve", {"n_ids": 128, "points": [{"rows": 1, "seconds": T1, "count": 2}], "left_out": [],
+                       "complete": False, "spread": 1.0})  # fmt: skip
+    said = text(one, 100)
+    assert said.startswith("target big Q4_0, 1 thread; interrupted, what was complete is stored for the next")
+    assert "good-draft was not measured to the end." in said
+    assert "No draft was ranked: it was interrupted before." in said
+    assert "interrupted, nothing was stored" in text(one, stored=False)
+
+
+def test_a_draft_that_failed():
+    one = found()
+    one.take("draft", {"index": 1, "problem": "not enough memory"})
+    one.entrants[1].forecast = None
+    assert "good-draft cannot be used: not enough memory." in text(one)
+    assert verdict(one).startswith("Best: copying alone")
+
+
+def test_nobody_copies():
+    one = Found([], {}, copies=False)
+    assert one.ranking == one.others == []
+    assert verdict(one) == "No draft was ranked: nothing drafts here."
+
+
+def test_names_that_are_alike_are_told_apart():
+    one = Found([ModelSettings(path="a/draft.gguf"), ModelSettings(path="b/draft.gguf")], {"c/x.gguf": "no"})
+    assert [one.entrants[0].name, one.entrants[1].name, one.unusable[0].name] == [
+        "a/draft.gguf",
+        "b/draft.gguf",
+        "x",
+    ]
+
+
+def test_what_a_terminal_would_obey_is_escaped():
+    one = Found([ModelSettings(path="a\x1b[31m.gguf")], {"b\x1b]0;x\x07.gguf": "\x1b[2J"})
+    one.info = {"target": {"name": "\x1b[2J", "quant": "Q4_0"}, "n_threads": 1}
+    one.take("texts", TEXTS)
+    one.take("draft", draft(0, 0.1, COSTS, forecast(1.5, 0.7)))
+    assert "\x1b" not in text(one)
+
+
+def test_plain_data_for_programs():
+    data = found().to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert [e["path"] for e in data["ranking"]] == [GOOD, None, BAD]
+    assert [e["path"] for e in data["not_ranked"]] == [FOREIGN]
+    assert data["ranking"][0]["break_even"][0]["k"] == 1
+    assert data["t_n"][0]["points"][1]["relative"] == pytest.approx(1.4)
