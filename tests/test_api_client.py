@@ -20,7 +20,7 @@ Told = queue.SimpleQueue[m.Message | SpecllamaError]
 
 
 def settings() -> LoadSettings:
-    embedded = load_settings(
+    embedded, wanted = load_settings(
         None,
         None,
         0,
@@ -32,6 +32,7 @@ def settings() -> LoadSettings:
         exact=False,
         options={"n_threads": 1, "calibrate": False},
     )
+    assert wanted is None
     assert isinstance(embedded.target, ModelSettings)
     return embedded
 

@@ -75,6 +75,7 @@ LONGER_THAN_300 = {
     "core/engine.py": "the loop and its slots: one state machine, read as a whole",
     "drafters/copy.py": "index, candidates and edit following share their arrays",
     "llama.py": "the seam: the only file that may know llama_cpp",
+    "process/messages.py": "the whole protocol between fronts and engine, one small class a message",
     "models/fit.py": "one search over what fits, with its words for what does not",
 }
 
