@@ -13,6 +13,7 @@ import specllama
 from specllama.cli import console, options
 from specllama.cli.command import misread, takes
 from specllama.cli.completion import downloaded_names, model_names
+from specllama.cli.options_measuring import BENCH, RPC_WORKER, TUNE
 from specllama.cli.options_server import SERVE
 from specllama.errors import SpecllamaError, UsageError
 
@@ -21,9 +22,9 @@ _TABLES = {
     "run": options.RUN,
     "chat": options.CHAT,
     "serve": SERVE,
-    "bench": options.BENCH,
-    "tune": options.TUNE,
-    "rpc-worker": options.RPC_WORKER,
+    "bench": BENCH,
+    "tune": TUNE,
+    "rpc-worker": RPC_WORKER,
 }
 
 app = typer.Typer(
@@ -201,7 +202,7 @@ def verify_models(
     "specllama bench -m main.gguf -md none --text edited.py -n 500\n\n"
     "Ctrl-C shows what was measured by then."
 )
-@takes(options.BENCH)
+@takes(BENCH)
 def bench(given: dict[str, Any]) -> None:
     """Measure plain against speculative decoding on this machine with this pair."""
     from specllama.cli.bench import bench as command
@@ -215,7 +216,7 @@ def bench(given: dict[str, Any]) -> None:
     "specllama tune -m main.gguf -md draft.gguf --prompts mine.json --json > tune.json\n\n"
     "Ctrl-C stores and shows what was measured by then."
 )
-@takes(options.TUNE)
+@takes(TUNE)
 def tune(given: dict[str, Any]) -> None:
     """Measure now what a run goes by, and say from which acceptance drafts pay and which draft is best."""
     from specllama.cli.tune import tune as command
@@ -231,7 +232,7 @@ def tune(given: dict[str, Any]) -> None:
     "There is neither a password nor encryption: listen in a network that you trust, or through a tunnel, "
     "ssh -N -L 50052:127.0.0.1:50052 worker, then --rpc 127.0.0.1:50052. Ctrl-C ends it.",
 )
-@takes(options.RPC_WORKER)
+@takes(RPC_WORKER)
 def rpc_worker(given: dict[str, Any]) -> None:
     """Lend this machine's memory and processor to a model that another machine runs (--rpc there)."""
     from specllama.cli.rpc_worker import rpc_worker as command
