@@ -17,6 +17,8 @@ DRAFTERS = ("model", "copy", "grammar")
 AUTO = -1  # n_gpu_layers: all that fit
 ALL_LAYERS = -2
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: beyond it ggml may end the process
+MAX_DRAFT = 512  # tokens of a draft
+_HIGHEST = 2**31 - 1
 _ROPE_NUMBERS = (
     "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_slow", "yarn_beta_fast",
@@ -130,14 +132,13 @@ class LoadSettings:
         for name in self.drafters:
             _one_of("drafters", name, DRAFTERS)
         if self.draft_max is not None:
-            _at_least("draft_max", self.draft_max, 0)
-            if self.draft_max > 512:
-                raise UsageError(f"draft_max must be 512 at most, not {self.draft_max}")
-        _at_least("draft_min", self.draft_min, 0)
+            _at_least("draft_max", self.draft_max, 0, MAX_DRAFT)
+        _at_least("draft_min", self.draft_min, 0, MAX_DRAFT)
         if self.draft_max and self.draft_min > self.draft_max:
             raise UsageError(f"draft_min {self.draft_min} is more than draft_max {self.draft_max}")
-        if not 0 <= self.draft_p_min <= 1:
-            raise UsageError(f"draft_p_min must be between 0 and 1, not {self.draft_p_min:g}")
+        p_min = self.draft_p_min
+        if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min <= 1:
+            raise UsageError(f"draft_p_min must be a number from 0 to 1, not {p_min!r}")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -155,9 +156,10 @@ def _tupled(value: Any) -> Any:
     return tuple(_tupled(v) for v in value) if isinstance(value, list) else value
 
 
-def _at_least(name: str, value: int, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-        raise UsageError(f"{name} must be a whole number from {low}, not {value!r}")
+def _at_least(name: str, value: int, low: int, high: int = _HIGHEST) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        limit = "" if high == _HIGHEST else f" to {high}"
+        raise UsageError(f"{name} must be a whole number from {low}{limit}, not {value!r}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ from specllama.api.finding import Wanted, with_paths
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import UsageError
 from specllama.models.ready import Paths
-from specllama.settings import LoadSettings, ModelSettings
+from specllama.settings import MAX_DRAFT, LoadSettings, ModelSettings
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
@@ -175,8 +175,8 @@ def _draft(target: ModelSettings, given: Mapping[str, Any]) -> ModelSettings:
 def _draft_max(tokens: int | Literal["auto"]) -> int | None:
     if tokens == "auto":
         return None
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens <= 512:
-        raise UsageError(f'num_speculative_tokens must be "auto" or from 0 to 512, not {tokens!r}')
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens <= MAX_DRAFT:
+        raise UsageError(f'num_speculative_tokens must be "auto" or from 0 to {MAX_DRAFT}, not {tokens!r}')
     return tokens
 
 

@@ -19,9 +19,12 @@ _ARGUMENTS = {
     "-ngld": "n_gpu_layers_draft",
     "--chat-template": "chat_template",
     "--draft-max": "num_speculative_tokens",
+    "--draft-min": "draft_min",
+    "--draft-p-min": "draft_p_min",
     "--drafters": "drafters",
     "--override-tensor": "override_tensor",
     "--raw": "generate",
+    "draft_max": "num_speculative_tokens",
 }
 _VALUE = r"\d+|none|on|off|auto|all|[a-z]+\d\w*"
 _FLAG = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENTS)})(?: ({_VALUE}))?(?![\w-])")

@@ -121,7 +121,7 @@ def _draft(session: Session, rest: str) -> None:
             raise UsageError(f"there is nothing that drafts: {info['reason']}")
         console.note(f"drafts {rest}")
     elif rest == "auto" or re.fullmatch("[0-9]{1,9}", rest):
-        _reload(session, None if rest == "auto" else int(rest))
+        _draft_up_to(session, None if rest == "auto" else int(rest))
     elif rest:
         raise UsageError(f"/draft takes on, off, auto or a number of tokens, not {rest[:60]!r}")
     else:
@@ -129,14 +129,12 @@ def _draft(session: Session, rest: str) -> None:
         console.note(f"drafts {'on' if session.speculate else 'off'}, length {length}")
 
 
-def _reload(session: Session, draft_max: int | None) -> None:
-    """The length belongs to the load: the models are loaded again, the conversation is read again."""
-    session.speculate = True
-    if draft_max != session.engine.settings.draft_max:
-        session.conversation.forget_ids()
-        session.engine.reload(draft_max, session.structured)
-    else:
+def _draft_up_to(session: Session, draft_max: int | None) -> None:
+    if draft_max == session.engine.settings.draft_max:
         console.note("drafts on, the length is this already")
+    elif session.engine.draft_up_to(draft_max, session.structured):
+        session.conversation.forget_ids()
+    session.speculate = True
 
 
 def _exit(_session: Session, _rest: str) -> None:
@@ -157,7 +155,7 @@ COMMANDS: Mapping[str, Command] = {
     "/draft": Command(
         _draft,
         "on|off|auto|N",
-        "with drafts, without, of N tokens at most (loads again)",
+        "with drafts, without, of N tokens at most",
         ("on", "off", "auto"),
     ),
     "/exit": Command(_exit, "", "leave (or Ctrl-D)"),

@@ -1,4 +1,4 @@
-"""The engine of a chat: loaded, loaded anew with another draft length, and let measure while nobody types."""
+"""The engine of a chat: loaded, told to draft in another way, and let measure while nobody types."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class ChatEngine:
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:
         self.settings, self.info = settings, dict[str, Any]()
+        self._loaded = self.info  # as the engine said it
         self._log, self._verbose = log or (sys.stderr if verbose else None), verbose or log is not None
         self._client = EngineClient(self._log)
         self._measuring: threading.Thread | None = None
@@ -57,6 +58,7 @@ class ChatEngine:
             self.settings, lambda name, share: progress.show(f"loading the {name}", share), self._verbose
         )
         progress.clear()
+        self._loaded = self.info
         console.note(readout.start_line(self.info, structured))
         for text in self.info["notes"]:
             console.note(text if text.startswith("warning:") else f"note: {text}")
@@ -74,14 +76,29 @@ class ChatEngine:
             hint = "give another one with --chat-template-file, or use specllama run --raw"
             raise type(error)(error.message, hint) from None
 
-    def reload(self, draft_max: int | None, structured: bool) -> None:
-        """Load again with another draft length (None: auto).
+    def draft_up_to(self, draft_max: int | None, structured: bool) -> bool:
+        """Draft so many tokens from now on (None: auto); whether that made another engine of it, which knows
+        no ids: one that was loaded without drafts, or for shorter ones.
 
-        Raises EngineDiedError where that fails, LeaveError where Ctrl-C stops it: the old engine is gone.
+        Raises UsageError for an impossible length, EngineDiedError where loading again fails, LeaveError
+        where Ctrl-C stops that: the old engine is gone.
         """
+        settings = replace(self.settings, draft_max=draft_max)
         self._stop_measuring()
+        longest = 0 if self._loaded["draft_max"] == 0 else self._loaded["most_drafted"]
+        if (draft_max is None and not longest) or (draft_max or 0) > longest:
+            self.settings = settings
+            self._reload(structured)
+            return True
+        self._client.configure(draft_max, settings.draft_min, settings.draft_p_min)
+        self.settings, self.info = settings, {**self._loaded, "draft_max": draft_max}
+        if draft_max == 0:
+            self.info |= {"speculation": "off", "reason": "--draft-max 0"}
+        console.note(readout.start_line(self.info, structured))
+        return False
+
+    def _reload(self, structured: bool) -> None:
         self._client.close()
-        self.settings = replace(self.settings, draft_max=draft_max)
         self._client = EngineClient(self._log)
         try:
             self.load(structured)

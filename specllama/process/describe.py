@@ -68,6 +68,8 @@ def notes(settings: LoadSettings, context: Context) -> list[str]:
         notes.append(
             "no GPU that this build of llama.cpp could use: -ngl has no effect, all layers are on the CPU"
         )
+    if settings.draft_max is None and (settings.draft_min or settings.draft_p_min):
+        notes.append("--draft-min and --draft-p-min have no effect where --draft-max is not a number")
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append("this model's memory cannot go back: a draft that is not accepted whole costs a replay")
     return notes

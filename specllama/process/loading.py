@@ -136,6 +136,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         "n_threads": context.n_threads,
         "drafters": [d.name for d in drafters],
         "draft_max": settings.draft_max,
+        "most_drafted": min(context.n_outputs_max - settings.n_slots, context.max_cut),
         "notes": [
             *workers.note(settings, plan.target.n_gpu_layers, target_header.n_layer),
             *describe.notes(settings, context),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-termin
 
 
 def chat(command: Command, *lines: str, args: tuple[str, ...] = FEW, **more: Any) -> Result:
-    """The lines through a pipe."""
+    """The lines through a pipe; how far a load is, which a busy machine has time to say, left out."""
     result = command("chat", *args, stdin="".join(f"{line}\n" for line in lines).encode(), **more)
     assert "Traceback" not in result.err
     assert "\x1b" not in result.err
-    return result
+    said = (line for line in result.err.splitlines(keepends=True) if not line.startswith("loading the "))
+    return replace(result, err="".join(said))
 
 
 def prompts(text: str) -> list[tuple[int, int]]:
@@ -74,6 +76,10 @@ BAD = {  # command, and words of what is said to it
     "/trim many": "/trim takes",
     "/draft maybe": "/draft takes",
     "/draft -1": "/draft takes",
+    "/draft 1.5": "/draft takes",
+    "/draft nan": "/draft takes",
+    "/draft 9999999999": "/draft takes",
+    "/draft 513": "draft_max must be a whole number from 0 to 512, not 513",
     "/set temprature 1": "did you mean temperature?",
     "/set temperature hot": "temperature must be a number, not 'hot'",
     "/set temperature NaN": "temperature must be a number",
@@ -197,9 +203,28 @@ class TestPipe:
         assert "drafts on, length up to 3" in result.lines
         assert sum(line.endswith("length up to 3") for line in result.lines) == 2
         assert sum(line.endswith("length auto") for line in result.lines) == 1
-        assert prompts(result.err)[2][1] == 0  # loaded again
+        assert [reused > 0 for _, reused in prompts(result.err)] == [False, True, True]  # not loaded again
         off = chat(shared, "/draft on", args=("--drafters", "none"))
         assert (off.code, "nothing that drafts" in off.err) == (2, True)
+
+    def test_a_draft_length_that_needs_another_load(self, shared: Command) -> None:
+        """A draft model that was not loaded, drafts that are longer than the context was made for."""
+        lines = ("zip", "/draft 4", "/regen", "/draft 0", "/draft on", "zip", "/draft 100", "/regen")
+        args = (*FEW, "--temp", "0", "--draft-max", "0", "--draft-min", "3")
+        result = chat(shared, *lines, "/draft 2", "/draft 0", "/draft", args=args)
+        first, again, other, once_more = prompts(result.err)
+        assert [n > 0 for _, n in (first, again, other, once_more)] == [False, False, True, False]
+        said = [line for line in result.lines if line.startswith(("speculation", "error", "drafts"))]
+        assert [line.partition(": draft pydoc")[0] for line in said] == [
+            "speculation off: --draft-max 0",
+            "speculation on",
+            "speculation off: --draft-max 0",
+            "error: there is nothing that drafts: --draft-max 0",
+            "speculation on",
+            "error: draft_min 3 is more than draft_max 2",
+            "speculation off: --draft-max 0",
+            "drafts on, length up to 0",
+        ]
 
     def test_system_is_shown_set_and_taken_out(self, shared: Command) -> None:
         lines = ("/system", "/system Speak Latin.", "zip", "/system", '/system ""', "/save system.json")

@@ -1,0 +1,151 @@
+"""Impossible settings of drafting, by every way that there is to give them: exit code 2 and a sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specllama import LLM
+from specllama.data import EMBEDDED_TARGET
+from specllama.errors import UsageError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings, ModelSettings
+from tests.command import Command
+from tests.faults.test_run_faults import refused
+
+HUGE = "9" * 40
+RANGE = "must be a whole number from 0"
+P_RANGE = "draft_p_min must be a number from 0 to 1, not "
+# Values as a file has them, and words of what is said.
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"draft_max": 3, "draft_min": 4}, "draft_min 4 is more than draft_max 3"),
+    ({"draft_max": -1}, "--draft-max " + RANGE),
+    ({"draft_max": 1.5}, "--draft-max " + RANGE),
+    ({"draft_max": 513}, "draft_max must be a whole number from 0 to 512, not 513"),
+    ({"draft_max": int(HUGE)}, "--draft-max " + RANGE),
+    ({"draft_max": "nan"}, "--draft-max must be a whole number from 0 or auto, not 'nan'"),
+    ({"draft_max": ""}, "--draft-max " + RANGE),
+    ({"draft_min": -1}, "draft_min must be a whole number from 0 to 512, not -1"),
+    ({"draft_min": 513}, "draft_min must be a whole number from 0 to 512, not 513"),
+    ({"draft_min": int(HUGE)}, "draft_min " + RANGE),
+    ({"draft_p_min": -0.1}, P_RANGE + "-0.1"),
+    ({"draft_p_min": 1.5}, P_RANGE + "1.5"),
+    ({"draft_p_min": float("nan")}, P_RANGE + "nan"),
+    ({"draft_p_min": float("inf")}, P_RANGE + "inf"),
+    ({"draft_p_min": float("-inf")}, P_RANGE + "-inf"),
+]
+NOT_NUMBERS: list[tuple[dict[str, Any], str]] = [
+    ({"draft_min": "few"}, "few"),
+    ({"draft_min": "1.5"}, "1.5"),
+    ({"draft_p_min": "half"}, "half"),
+]
+
+
+def test_flags(shared: Command) -> None:
+    given = [*BAD, *((values, f"Invalid value for '--{name(values)}'") for values, _ in NOT_NUMBERS)]
+    lines = [[f"--{key.replace('_', '-')}={value}" for key, value in values.items()] for values, _ in given]
+    results = shared.many(*(("run", "-p", "zip", *flags) for flags in lines))
+    for (_, needle), result in zip(given, results, strict=True):
+        refused(result, 2, needle)
+
+
+def name(values: dict[str, Any]) -> str:
+    """As a flag or a key has it."""
+    return next(iter(values)).replace("_", "-")
+
+
+def test_environment(shared: Command) -> None:
+    for values, needle in BAD:
+        env = {f"SPECLLAMA_{key.upper()}": str(value) for key, value in values.items()}
+        refused(shared("run", "-p", "zip", env=env), 2, needle)
+    for values, needle in NOT_NUMBERS:
+        ((key, value),) = values.items()
+        variable = f"SPECLLAMA_{key.upper()}"
+        refused(shared("run", "-p", "zip", env={variable: value}), 2, f"{variable} must be a ", needle)
+
+
+@pytest.mark.parametrize("user", [False, True])
+def test_files(command: Command, user: bool) -> None:
+    """The project's specllama.toml and the user's own."""
+    path = command.home / ("config/specllama/config.toml" if user else "specllama.toml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wrong_kind: list[tuple[dict[str, Any], str]] = [
+        ({"draft_max": True}, "a text, not True"),
+        ({"draft_min": True}, "a whole number, not True"),
+        ({"draft_min": 1.0}, "a whole number, not 1.0"),
+        ({"draft_p_min": True}, "a number, not True"),
+        ({"draft_p_min": [0.5]}, "a number, not [0.5]"),
+        *NOT_NUMBERS,
+    ]
+    for values, needle in [BAD[0], wrong_kind[0]] if user else [*BAD, *wrong_kind]:
+        path.write_text("".join(f"{key.replace('_', '-')} = {toml(x)}\n" for key, x in values.items()))
+        result = command("run", "-p", "zip")
+        refused(result, 2, needle)
+        if (values, needle) in wrong_kind:
+            assert f"{path}, line 1: {name(values)} must be a" in result.err
+    path.write_text("draft-min = 4\n")
+    refused(command("run", "-p", "zip", "--draft-max", "3"), 2, "draft_min 4 is more than draft_max 3")
+    assert command("run", "-p", "zip", "-n", "3", "--no-calibrate", "--draft-max", "0").code == 0
+
+
+def toml(value: Any) -> str:
+    return str(value) if isinstance(value, float) else json.dumps(value)
+
+
+PYTHON: list[tuple[dict[str, Any], str]] = [
+    ({"num_speculative_tokens": 3, "draft_min": 4}, "draft_min 4 is more than num_speculative_tokens=3"),
+    ({"num_speculative_tokens": -1}, "num_speculative_tokens must be"),
+    ({"num_speculative_tokens": 1.5}, "num_speculative_tokens must be"),
+    ({"num_speculative_tokens": float("nan")}, "num_speculative_tokens must be"),
+    ({"num_speculative_tokens": 513}, "num_speculative_tokens must be"),
+    ({"num_speculative_tokens": "7"}, "num_speculative_tokens must be"),
+    ({"num_speculative_tokens": None}, "num_speculative_tokens must be"),
+    ({"speculative_config": {"num_speculative_tokens": -1}}, "num_speculative_tokens must be"),
+    ({"draft_min": -1}, "draft_min must be a whole number from 0 to 512, not -1"),
+    ({"draft_min": 10**40}, "draft_min must be a whole number from 0 to 512"),
+    ({"draft_min": 2.0}, "draft_min must be a whole number, not 2.0"),
+    ({"draft_min": True}, "draft_min must be a whole number, not True"),
+    ({"draft_min": None}, "draft_min must be a whole number, not None"),
+    *(({"draft_p_min": p}, f"{P_RANGE}{p}") for p in (-0.1, 1.5, float("nan"), float("inf"), 10**400)),
+    ({"draft_p_min": "0.5"}, "draft_p_min must be a number, not '0.5'"),
+    ({"draft_p_min": False}, "draft_p_min must be a number, not False"),
+]
+
+
+@pytest.mark.parametrize(("options", "needle"), PYTHON, ids=lambda x: str(x)[:60])
+def test_python(options: dict[str, Any], needle: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        LLM(**options)
+    assert needle in str(raised.value)
+
+
+def test_a_loaded_engine_is_not_configured_in_such_ways() -> None:
+    """The engine says so and goes on; the client writes what it is given."""
+    target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=256)
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"draft_max": 3, "draft_min": 4}, "draft_min 4 is more than draft_max 3"),
+        *(({"draft_max": x}, "draft_max must be") for x in (-1, 1.5, 513, "7", True, [1])),
+        *(({"draft_min": x}, "draft_min must be") for x in (-1, 1.5, 513, "7", None, float("nan"))),
+        *(({"draft_p_min": x}, P_RANGE) for x in (-0.1, 1.5, float("nan"), "x", None, True, [0.5])),
+    ]
+    with EngineClient() as client:
+        client.load(LoadSettings(target=target, calibrate=False))
+        for settings, needle in bad:
+            with pytest.raises(UsageError) as raised:
+                client.configure(**settings)
+            assert needle in raised.value.message
+        client.configure(4, 2, 0.5)
+        request = m.Generate(client.next_id(), prompt="zip", params={"max_tokens": 3})
+        assert isinstance(list(client.generate(request))[-1], m.Done)
+
+
+def test_what_has_no_effect_is_said(shared: Command) -> None:
+    """Not an error: a file may hold what counts for another command line."""
+    said = "note: --draft-min and --draft-p-min have no effect where --draft-max is not a number"
+    for flags in ("--draft-min 3", "--draft-p-min 0.5"):
+        assert said in shared.generate("-p", "zip", "-n", "2", *flags.split()).lines
+    for flags in ("", "--draft-min 3 --draft-max 4", "--draft-min 3 --draft-max 0"):
+        assert said not in shared.generate("-p", "zip", "-n", "2", *flags.split()).lines
