@@ -4,9 +4,13 @@ prompt_toolkit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import Application
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
@@ -41,9 +45,43 @@ class TerminalReader:
     def read(self) -> Typed | None:
         """The next input. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
         try:
-            return typed(self._session.prompt())
+            with _between_events(self._session.app):
+                return typed(self._session.prompt())
         except EOFError:
             return None
+
+
+@contextlib.contextmanager
+def _between_events(app: Application[str]) -> Iterator[None]:
+    """What signal handlers raise ends the prompt from its event loop, not in the middle of its drawing."""
+    numbers = [n for name in ("SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
+    handlers = {n: h for n in numbers if callable(h := signal.getsignal(n))}
+    late: list[BaseException] = []
+
+    def leave(number: int) -> None:
+        try:
+            handlers[number](number, None)
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the prompt was asked for
+            if app.is_running and app.future is not None and not app.future.done():
+                app.exit(exception=raised)
+            else:  # something was typed in the same moment
+                late.append(raised)
+
+    def received(number: int, frame: FrameType | None) -> None:
+        if app.is_running and app.loop is not None:
+            app.loop.call_soon_threadsafe(leave, number)
+        else:
+            handlers[number](number, frame)
+
+    for number in handlers:
+        signal.signal(number, received)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if late:
+        raise late[0]
 
 
 def _keys() -> KeyBindings:
