@@ -265,6 +265,25 @@ def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
     assert counts[-3:] == [0, 0, 0]
 
 
+def test_two_rows_are_measured_anew_where_nothing_could_be_gained(tmp_path):
+    """Else what was measured on a busy machine could switch speculation off for ever."""
+    context, store = Timed(), Store(tmp_path)
+    busy = learning(store, context)
+    for n in TIMED:
+        for _ in range(FIRST):
+            busy.curves.at(0).observe(n, 0.001 * n)
+    busy.measure(context, filled(context, 100), 1.0)
+    found = learning(store, context)
+    assert found.missing(context, 100) == []
+    answer(found, context)
+    found.was_off()
+    assert found.missing(context, 100) == [2]
+    found.measure(context, filled(context, 100), 1.0)
+    assert found.curves.at(0).predict(2) == pytest.approx(context.seconds(2))
+    found.was_off()
+    assert found.missing(context, 100) == []
+
+
 # A store that holds something else
 
 scalars = (

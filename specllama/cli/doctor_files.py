@@ -130,9 +130,16 @@ def _key(key: Any) -> dict[str, Any]:
     return {
         "model": name if isinstance(name, str) else None,
         "quant": quant if isinstance(quant, str) else None,
-        "devices": key.get("devices"),
+        "devices": _names(key.get("devices")),
         "threads": threads if isinstance(threads, list) else None,
     }
+
+
+def _names(devices: Any) -> list[str] | None:
+    """Of devices with their descriptions."""
+    pairs = devices if isinstance(devices, list) else []
+    names = [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
+    return names or None
 
 
 def _number(value: Any) -> float | None:

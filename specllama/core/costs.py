@@ -175,6 +175,11 @@ class CostCurve:
         alone = self._seconds.get(1, 0.0)
         return n not in self._forgotten and 0 < DUBIOUS * n * alone < self._seconds[n]
 
+    def doubt(self, n: int) -> None:
+        """Have the width measured anew where it was measured at another time only."""
+        if n in self._earlier:
+            self.forget(n)
+
     def forget(self, n: int) -> None:
         """Have the width measured anew; it is not dubious a second time."""
         self._counts.pop(n, None)

@@ -98,7 +98,7 @@ def store_key(header: Header, s: ModelSettings, context: Context) -> dict[str, A
     return {
         **_identity(header, s, context),
         "machine": [platform.machine(), platform.processor(), physical_cores()],
-        "devices": [d.description if d.remote else d.name for d in devices()],
+        "devices": [["" if d.remote else d.name, d.description] for d in devices()],
     }
 
 

@@ -271,13 +271,11 @@ class Host:
         """What the read-out needs beside the figures of a generation."""
         assert self.loaded is not None
         assert self.engine is not None
-        loaded, n_cached = self.loaded, g.n_past if g.seq_id >= 0 else 0
-        return {
-            "stored_t1": loaded.learning.t1,
-            "epsilon": self.engine.epsilon,
-            "missing": bool(loaded.learning.missing(loaded.context, n_cached)),
-            **speculation(loaded.info, self.engine.policy, g),
-        }
+        learning, said = self.loaded.learning, speculation(self.loaded.info, self.engine.policy, g)
+        if said["reason"] and g.request.speculate:
+            learning.was_off()
+        missing = learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0)
+        return {"stored_t1": learning.t1, "epsilon": self.engine.epsilon, "missing": bool(missing), **said}
 
     def _fail(self, error: Exception) -> None:
         problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")

@@ -76,6 +76,11 @@ class Learning:
         if self.planner is not None and self.planner.costs is not curve:
             self.planner.use_costs(curve)
 
+    def was_off(self) -> None:
+        """Nothing could be gained: two rows are measured anew, as what is stored of them may be to blame."""
+        if self.planner is not None:
+            self.planner.costs.doubt(2)
+
     # Measuring
 
     def missing(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:

@@ -203,6 +203,21 @@ def test_another_context_length_begins_with_what_is_known_and_measures_all():
     assert near.predict(4) == pytest.approx(2 * STAIR[4], rel=0.01)
 
 
+def test_what_is_doubted_is_measured_anew_where_it_is_of_another_time():
+    curve = stored({1: 0.01, 2: 0.025, 4: 0.03})
+    curve.observe(1, 0.01, plain=True)
+    for n in (1, 2):
+        curve.doubt(n)
+    assert curve.missing([1, 2, 4]) == [2]
+    assert curve.predict(2) == pytest.approx(0.025)
+    curve.observe(2, 0.013)
+    assert curve.predict(2) == pytest.approx(0.013)
+    for _ in range(FIRST):
+        curve.observe(2, 0.013)
+    curve.doubt(2)
+    assert curve.sure(2)
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 16]), st.floats(1e-4, 1.0)), max_size=30))
 def test_a_curve_from_another_time_stays_sound(times):
