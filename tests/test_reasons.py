@@ -71,7 +71,7 @@ class _Timed(TableContext):
 
 
 def said(policy: Policy, generation: Generation, **info: str) -> dict[str, str]:
-    return speculation({"speculation": "on", "reason": "", **info}, policy, generation)
+    return speculation({"speculation": "on", "reason": "", **info}, policy, generation).to_dict()
 
 
 def why(world: World, policy: Policy, n: int = 400) -> str:

@@ -272,10 +272,11 @@ class Host:
         assert self.loaded is not None
         assert self.engine is not None
         learning, said = self.loaded.learning, speculation(self.loaded.info, self.engine.policy, g)
-        if said["reason"] and g.request.speculate:
+        if said.by_costs:
             learning.was_off()
-        missing = learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0)
-        return {"stored_t1": learning.t1, "epsilon": self.engine.epsilon, "missing": bool(missing), **said}
+        missing = bool(learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0))
+        known = {"stored_t1": learning.t1, "epsilon": self.engine.epsilon, "missing": missing}
+        return known | said.to_dict()
 
     def _fail(self, error: Exception) -> None:
         problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")

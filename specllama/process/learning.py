@@ -77,7 +77,9 @@ class Learning:
             self.planner.use_costs(curve)
 
     def was_off(self) -> None:
-        """Nothing could be gained: two rows are measured anew, as what is stored of them may be to blame."""
+        """By what decodes take nothing could be gained: two rows are measured anew, if that is of another
+        time.
+        """
         if self.planner is not None:
             self.planner.costs.doubt(2)
 

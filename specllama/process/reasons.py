@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from specllama.core.breakeven import break_evens, easiest
@@ -18,31 +19,45 @@ _SEEN = 8  # tokens, for their acceptance to be spoken of
 _SPENT = 0.5  # t(1) of credit; with less hardly any draft can be afforded
 
 
-def speculation(info: Mapping[str, Any], policy: Policy, g: Generation) -> dict[str, str]:
-    """ "speculation": "on", or "off" and a "reason". info: what the front was told of the load."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """reason: why an answer was not drafted for, "" where it was or was too short to tell. by_costs: what
+    decodes and drafts take is to blame.
+    """
+
+    reason: str = ""
+    by_costs: bool = False
+
+    def to_dict(self) -> dict[str, str]:
+        """As `--json` has it."""
+        return {"speculation": "off" if self.reason else "on", "reason": self.reason}
+
+
+def speculation(info: Mapping[str, Any], policy: Policy, g: Generation) -> Said:
+    """Whether the answer was drafted for. info: what the front was told of the load."""
     if info["speculation"] == "off":
-        reason = info["reason"]
-    elif not g.request.speculate:
-        reason = "not asked for"
-    elif g.stats.rounds < _ENOUGH or g.stats.n_drafted + g.stats.n_forced > _HARDLY * g.stats.n_predict:
-        reason = ""
-    else:
-        reason = _why(policy, g)
-    return {"speculation": "off" if reason else "on", "reason": reason}
+        return Said(info["reason"])
+    if not g.request.speculate:
+        return Said("not asked for")
+    if g.stats.rounds < _ENOUGH or g.stats.n_drafted + g.stats.n_forced > _HARDLY * g.stats.n_predict:
+        return Said()
+    return _why(policy, g)
 
 
-def _why(policy: Policy, g: Generation) -> str:
+def _why(policy: Policy, g: Generation) -> Said:
     """Why next to nothing was drafted of a long answer, by a policy that had drafters."""
     model = any(d.name == MODEL for d in policy.drafters)
     tally = policy.tally(g.seq_id) if isinstance(policy, Planner) else Tally()
     copies = tally.offered > _HARDLY * g.stats.rounds
     if not model and not copies:
-        return "there is no draft model, and the text hardly repeats anything" if policy.drafters else ""
+        return Said(
+            "there is no draft model, and the text hardly repeats anything" if policy.drafters else ""
+        )
     if not isinstance(policy, Planner):
-        return ""
+        return Said()
     if model and tally.asked and not tally.named:
-        return "the draft model had nothing to propose"
-    return _costs(policy, tally, model)
+        return Said("the draft model had nothing to propose")
+    return Said(_costs(policy, tally, model), by_costs=True)
 
 
 def _costs(planner: Planner, tally: Tally, model: bool) -> str:
