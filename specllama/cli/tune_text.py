@@ -11,7 +11,7 @@ from specllama.cli.doctor_files import meaning
 from specllama.cli.tune_found import Entrant, Found
 from specllama.cli.tune_verdict import verdict
 
-_LONGEST_NAME = 24
+_LONGEST_NAME = 36
 _BUSY = 1.3  # times the typical decode of one row, that is; by which other load can be told
 
 
@@ -43,7 +43,7 @@ def _curves(found: Found, width: int) -> Iterator[str]:
     for curve in found.curves:
         points = curve["points"]
         first = next((p["seconds"] for p in points if p["rows"] == 1), None)
-        rows = [["ms", *(f"{1000 * p['seconds']:.3g}" for p in points)]]
+        rows = [["ms", *(_ms(p["seconds"]) for p in points)]]
         if first:
             rows.append(["x t(1)", *(f"{p['seconds'] / first:.2f}" for p in points)])
         yield ""
@@ -57,8 +57,8 @@ def _curves(found: Found, width: int) -> Iterator[str]:
 def _threads(threads: Mapping[str, Any], width: int) -> Iterator[str]:
     points = threads["points"]
     rows = [
-        ["t(1)", *(f"{1000 * p['one']:.3g}" for p in points)],
-        [f"t({threads['rows']})", *(f"{1000 * p['wide']:.3g}" for p in points)],
+        ["t(1)", *(_ms(p["one"]) for p in points)],
+        [f"t({threads['rows']})", *(_ms(p["wide"]) for p in points)],
     ]
     yield ""
     yield "Threads, ms:"
@@ -112,7 +112,8 @@ def _ranking(found: Found, width: int) -> Iterator[str]:
         yield ""
         yield from _wrapped(
             f"Predicted speed over plain decoding, on {n_texts} texts ({n_tokens} tokens) that the target "
-            "wrote, greedily; accepted: of these tokens, those that the draft model had right:",
+            "wrote, greedily, each draft beside copying; accepted: of these tokens, those that the draft "
+            "model had right:",
             width,
         )
         rows = [_predicted(e, names) for e in ranking]
@@ -131,7 +132,7 @@ def _predicted(entrant: Entrant, names: Sequence[str]) -> list[str]:
     acceptance, parts = forecast["acceptance"], forecast["workloads"]
     speeds = (f"{parts[name]['speedup']:.2f}" if name in parts else "-" for name in names)
     accepted = "-" if acceptance is None else f"{100 * acceptance:.0f} %"
-    return [_short(entrant), accepted, *speeds, f"{forecast['speedup']:.2f}"]
+    return [_cut(entrant.name), accepted, *speeds, f"{forecast['speedup']:.2f}"]
 
 
 def _notes(found: Found) -> Iterator[str]:
@@ -153,13 +154,14 @@ def _disturbed(curve: Mapping[str, Any]) -> bool:
     return (curve["spread"] or 1.0) > _BUSY or any(took < first / _BUSY for took in others)
 
 
-def _short(entrant: Entrant) -> str:
-    return _cut(entrant.name + (" + copy" if entrant.path is not None else ""))
-
-
 def _cut(name: str) -> str:
-    name = printable(name)
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+    """A name that is not too long for a table; both of its ends tell models apart."""
+    name, half = printable(name), (_LONGEST_NAME - 3) // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

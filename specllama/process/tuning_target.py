@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -25,6 +26,7 @@ from specllama.process.timing import (
 from specllama.settings import MAX_THREADS
 
 WIDTHS = (*TIMED[1:], 48, 64)  # rows, beside one
+_THREAD_ROUNDS = 5  # at least; fewer decide nothing
 _CURVE_LIMIT = 120.0  # seconds; wider decodes are left out where fewer rounds than FIRST fit into it
 _THREAD_SHARE = 2.5  # a decode with few threads, in those with all
 
@@ -39,21 +41,25 @@ def affordable(track: Track, t1: float) -> tuple[list[int], list[int]]:
 
 def curve_seconds(widths: Sequence[int], t1: float, seconds: float) -> float:
     """What timing them is predicted to take, where `seconds` are wanted for it."""
-    return _rounds_seconds(sum(prior(n) + 1 for n in widths) * t1, seconds)
+    return _rounds_seconds(sum(prior(n) + 1 for n in widths) * t1, FIRST, seconds)
 
 
 def thread_seconds(numbers: Sequence[int], t1: float, seconds: float) -> float:
     """The same of timing numbers of threads."""
-    return _rounds_seconds(len(numbers) * (2 + prior(WIDE)) * t1 * _THREAD_SHARE, seconds)
+    return _rounds_seconds(len(numbers) * (2 + prior(WIDE)) * t1 * _THREAD_SHARE, _THREAD_ROUNDS, seconds)
 
 
-def _rounds_seconds(one: float, seconds: float) -> float:
-    return max(FIRST * one, min(seconds, MOST_ROUNDS * one))
+def _rounds_seconds(one: float, least: int, seconds: float) -> float:
+    return max(least * one, min(seconds, MOST_ROUNDS * one))
 
 
 def thread_numbers(context: Context) -> list[int]:
     """The numbers of threads to be timed."""
     return candidates(min(physical_cores(), MAX_THREADS), (context.n_threads, context.n_threads_batch))
+
+
+def _use(context: Context, n_threads: int) -> None:
+    context.set_threads(n_threads, n_threads)
 
 
 class CurveTimes:
@@ -97,9 +103,8 @@ class ThreadsTried:
     def work(self, seconds: float) -> Iterator[float]:
         numbers = thread_numbers(self.context)
         try:
-            yield from time_threads(
-                self.track, numbers, lambda n: self.context.set_threads(n, n), FIRST, seconds, self.times
-            )
+            use = partial(_use, self.context)
+            yield from time_threads(self.track, numbers, use, _THREAD_ROUNDS, seconds, self.times)
         finally:
             self.context.set_threads(*self.used)
 

@@ -83,9 +83,9 @@ def test_everything_is_there():
     assert ["copied", "-", "40", "47", "54", "64", "68", "76", "81"] in rows
     assert ["good-draft", "0.10", "x", "50", "57", "64", "72", "76", "82", "86"] in rows
     at = rows.index(["draft", "accepted", "explain", "edit", "all"])
-    assert rows[at + 1] == ["good-draft", "+", "copy", "72", "%", "1.62", "1.62", "1.62"]
+    assert rows[at + 1] == ["good-draft", "72", "%", "1.62", "1.62", "1.62"]
     assert rows[at + 2] == ["copy", "alone", "-", "1.30", "1.30", "1.30"]
-    assert rows[at + 3] == ["bad-draft", "+", "copy", "31", "%", "1.21", "1.21", "1.21"]
+    assert rows[at + 3] == ["bad-draft", "31", "%", "1.21", "1.21", "1.21"]
     assert "foreign cannot be used: the vocabularies differ at id 7." in said
     assert said.replace("\n", " ").endswith(verdict(found()))
 
