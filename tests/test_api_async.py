@@ -19,8 +19,8 @@ import pytest
 from specllama import LLM, AsyncLLM, RequestOutput, SamplingParams
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, NotFoundError, UsageError
 from tests import tinygguf
+from tests.processes import SOON, is_gone
 
-SOON = 10.0  # seconds; it takes some hundredths
 FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine
 OPTIONS: dict[str, Any] = {"n_threads": 1, "calibrate": False}
 ONE_SLOT: dict[str, Any] = {"max_num_seqs": 1, **OPTIONS}
@@ -422,15 +422,12 @@ def test_bad_requests() -> None:
 
 def assert_no_children() -> None:
     """No engine process is left, soon at least."""
-    deadline = time.monotonic() + SOON
-    while any(map(is_engine, psutil.Process().children())):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert all(is_gone(child) for child in psutil.Process().children() if is_engine(child))
 
 
 def is_engine(child: psutil.Process) -> bool:
-    """Whether it is a living engine process; servers of other tests have theirs below them."""
+    """Servers of other tests have their engine processes below them."""
     try:
-        return "specllama.process.worker" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE
+        return "specllama.process.worker" in child.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False

@@ -14,8 +14,8 @@ from specllama import EngineClient, LoadSettings, ModelSettings, SpecllamaError
 from specllama.api.options import load_settings
 from specllama.errors import EngineDiedError, UsageError
 from specllama.process import messages as m
+from tests.processes import SOON
 
-SOON = 10.0  # seconds; it takes some hundredths
 Told = queue.SimpleQueue[m.Message | SpecllamaError]
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import SOON, is_gone
+
 ROOT = Path(__file__).parent.parent
-SOON = 10.0  # seconds; it takes some hundredths
 STRICT = ("-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWarning")  # the last: of a fork
 
 
@@ -60,18 +61,6 @@ class Program:
         assert (program.returncode, err) == (0, "")
         assert is_gone(engine)
         return out
-
-
-def is_gone(process: psutil.Process) -> bool:
-    deadline = time.monotonic() + SOON
-    while time.monotonic() < deadline:
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 @pytest.fixture

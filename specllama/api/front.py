@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal, Unpack
 
@@ -21,7 +22,7 @@ from specllama.process import messages as m
 from specllama.settings import DRAFTERS
 
 
-class Front:
+class Front(ABC):
     """A loaded pair of models, seen from Python."""
 
     def __init__(
@@ -89,8 +90,9 @@ class Front:
         """What was loaded: target, draft, verdict of the pair, n_ctx, drafters, notes …; empty before."""
         return self._engine.info
 
+    @abstractmethod
     def _start(self) -> None:
-        raise NotImplementedError
+        """Have the engine load."""
 
     def _jobs(
         self,

@@ -20,25 +20,15 @@ from specllama.process import messages as m
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings, ModelSettings
 from tests.command import Command
+from tests.processes import SOON, child_of, is_gone
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 LONG = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--seed", "1", "--no-calibrate")
-SOON = 5.0  # seconds; it takes some hundredths
 SETTINGS = LoadSettings(
     target=ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=2048),
     draft=ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=2048),
     calibrate=False,
 )
-
-
-def engine_of(front: subprocess.Popen[bytes]) -> psutil.Process:
-    """The engine process of a front, as soon as there is one."""
-    deadline = time.monotonic() + SOON
-    while time.monotonic() < deadline:
-        if children := psutil.Process(front.pid).children():
-            return children[0]
-        time.sleep(0.005)
-    raise AssertionError("no engine process")
 
 
 def writing(front: subprocess.Popen[bytes]) -> bytes:
@@ -47,24 +37,11 @@ def writing(front: subprocess.Popen[bytes]) -> bytes:
     return front.stdout.read1(1)  # type: ignore[union-attr, no-any-return]
 
 
-def is_gone(process: psutil.Process) -> bool:
-    """Soon, at least; an orphan may wait as a zombie for the system to take note."""
-    deadline = time.monotonic() + SOON
-    while time.monotonic() < deadline:
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 class TestSignals:
     def test_killed_engine_is_one_line_and_exit_code_9(self, command: Command) -> None:
         front = command.start(*LONG)
         first = writing(front)
-        engine_of(front).kill()
+        child_of(front.pid).kill()
         out, err = front.communicate(timeout=SOON)
         assert front.returncode == 9
         assert len(first + out) > 0
@@ -76,7 +53,7 @@ class TestSignals:
 
     def test_engine_killed_while_it_loads(self, command: Command) -> None:
         front = command.start(*LONG)
-        engine_of(front).kill()
+        child_of(front.pid).kill()
         out, err = front.communicate(timeout=SOON)
         assert (front.returncode, out) == (9, b"")
         assert err.decode().startswith("error: the engine process was ended by SIGKILL")
@@ -85,7 +62,7 @@ class TestSignals:
     @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.25, None])
     def test_killed_front_leaves_no_engine(self, command: Command, delay: float | None) -> None:
         front = command.start(*LONG)
-        engine = engine_of(front)
+        engine = child_of(front.pid)
         if delay is None:
             writing(front)
         else:
@@ -97,7 +74,7 @@ class TestSignals:
     def test_first_ctrl_c_keeps_the_text_and_prints_the_figures(self, command: Command) -> None:
         front = command.start(*LONG)
         first = writing(front)
-        engine = engine_of(front)
+        engine = child_of(front.pid)
         front.send_signal(signal.SIGINT)
         out, err = front.communicate(timeout=SOON)
         text, said = (first + out).decode(), err.decode()
@@ -128,7 +105,7 @@ class TestSignals:
     def test_second_ctrl_c_ends_at_once(self, command: Command) -> None:
         front = command.start(*LONG)
         writing(front)
-        engine = engine_of(front)
+        engine = child_of(front.pid)
         engine.suspend()  # so that the first one cannot be answered
         front.send_signal(signal.SIGINT)
         time.sleep(0.3)
@@ -142,7 +119,7 @@ class TestSignals:
     @pytest.mark.parametrize("loading", [True, False])
     def test_sigterm(self, command: Command, loading: bool) -> None:
         front = command.start(*LONG)
-        engine = engine_of(front)
+        engine = child_of(front.pid)
         if not loading:
             writing(front)
         front.terminate()
@@ -153,7 +130,7 @@ class TestSignals:
 
     def test_ctrl_c_while_loading(self, command: Command) -> None:
         front = command.start(*LONG)
-        engine = engine_of(front)
+        engine = child_of(front.pid)
         front.send_signal(signal.SIGINT)
         out, err = front.communicate(timeout=SOON)
         assert (front.returncode, out, err) == (130, b"", b"")
@@ -163,7 +140,7 @@ class TestSignals:
         """It goes to the whole foreground group; the engine has a session of its own and ignores it too."""
         front = command.start(*LONG)
         writing(front)
-        engine = engine_of(front)
+        engine = child_of(front.pid)
         engine.send_signal(signal.SIGINT)
         time.sleep(0.2)
         assert engine.is_running()
