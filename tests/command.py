@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,8 @@ class Command:
             timeout=timeout,
             check=False,
         )
-        return Result(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
+        err = re.sub(r"(?m)^loading the (?:target|draft) +\d+%\n", "", done.stderr.decode("utf-8", "replace"))
+        return Result(done.returncode, done.stdout, err)  # a slow machine tells how far loading is
 
     def generate(self, *args: str | bytes, **more: Any) -> Result:
         """`specllama run` without the measuring afterwards; it must succeed."""
