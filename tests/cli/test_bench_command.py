@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -271,18 +273,23 @@ def test_a_report_that_may_not_be_written(command: Command) -> None:
     assert (result.code, result.raw) == (2, b"")
 
 
-def measuring(command: Command, path: Path) -> psutil.Popen:
-    """A long bench, once it is measuring."""
+@contextlib.contextmanager
+def measuring(command: Command, path: Path) -> Iterator[psutil.Popen]:
+    """A long bench, once it is measuring; it is ended whatever becomes of the test."""
     process = command.start("bench", "--runs", "1000", "--k", "2", "--report", str(path))
-    assert process.stderr is not None
-    next(line for line in process.stderr if line.startswith(b"measuring"))
-    return process
+    try:
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.startswith(b"measuring"))
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
 
 
 def test_ctrl_c_shows_what_there_is(command: Command) -> None:
-    process = measuring(command, command.home / "part.html")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    with measuring(command, command.home / "part.html") as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert b"Interrupted: " in out
     assert b"Traceback" not in err
@@ -290,9 +297,9 @@ def test_ctrl_c_shows_what_there_is(command: Command) -> None:
 
 
 def test_when_the_engine_dies_what_there_is_is_shown(command: Command) -> None:
-    process = measuring(command, command.home / "part.html")
-    psutil.Process(process.pid).children()[0].kill()
-    out, err = process.communicate(timeout=20)
+    with measuring(command, command.home / "part.html") as process:
+        psutil.Process(process.pid).children()[0].kill()
+        out, err = process.communicate(timeout=20)
     assert process.returncode == 9
     assert b"Interrupted: " in out
     assert b"error: the engine process" in err

@@ -137,7 +137,7 @@ def test_grids() -> None:
 
 
 def test_a_command_line_tells_no_places() -> None:
-    argv = ["/opt/x/bench_peers.py", "--pairs", "/tmp/dev/pairs", "--out=/srv/b.md", "--temps", "0,0.8"]
+    argv = ["/opt/x/bench_peers.py", "--pairs", "/srv/pairs", "--out=/srv/b.md", "--temps", "0,0.8"]
     assert about.command(argv) == "scripts/bench_peers.py --pairs pairs --out=b.md --temps 0,0.8"
     assert about.machine()
     assert about.commit()
