@@ -15,10 +15,18 @@ DEFAULT = "n_max 3"  # what llama.cpp's tool drafts unless told otherwise
 OURS, OUR_PLAIN, PLAIN = "specllama", "specllama plain", "plain"
 
 
+class Pick(NamedTuple):
+    """llama.cpp's fastest point by one half of a cell's runs; best: specllama's rate over it by the other."""
+
+    label: str
+    name: str
+    best: float
+
+
 class Summary(NamedTuple):
-    """A cell: specllama's rate in tokens/s, and over others'. best: llama.cpp's fastest point, chosen on
-    every other run, compared on the rest. default: None without a draft model. ttft: specllama's time to
-    first token over that of its plain decoding.
+    """A cell: specllama's rate in tokens/s, and over others'. picks: both ways to choose llama.cpp's best
+    point on one half of the runs. default: None without a draft model. ttft: specllama's time to first token
+    over that of its plain decoding.
     """
 
     label: str
@@ -27,29 +35,41 @@ class Summary(NamedTuple):
     plain: float
     peer_plain: float
     default: float | None
-    best_name: str
-    best: float
+    picks: tuple[Pick, ...]
     ttft: float | None
+
+    @property
+    def best(self) -> float:
+        """Over llama.cpp's best point, the mean of both picks."""
+        return _geometric(self.picks, "best")
+
+    @property
+    def best_name(self) -> str:
+        """What was picked, or either."""
+        return " or ".join(sorted({pick.name for pick in self.picks}))
 
 
 def summary(figures: Figures) -> Summary:
-    """Medians of the runs that compare; the best point of llama.cpp's was chosen on the others."""
-    chosen = {name: statistics.median(found[0::2]) for name, found in figures.rates.items()}
-    median = {name: statistics.median(found[1::2]) for name, found in figures.rates.items()}
-    best = max((name for name in chosen if name not in (OURS, OUR_PLAIN)), key=lambda name: chosen[name])
-    ours = median[OURS]
+    """Medians of all runs; llama.cpp's best point is chosen on one half of them and compared on the other."""
+    halves = [{name: statistics.median(found[i::2]) for name, found in figures.rates.items()} for i in (0, 1)]
+    median = {name: statistics.median(found) for name, found in figures.rates.items()}
     ttft = {name: statistics.median(found) for name, found in figures.ttft_ms.items()}
+    ours, label = median[OURS], figures.cell.label
     return Summary(
-        label=figures.cell.label,
+        label=label,
         group=f"{figures.cell.kind} {figures.cell.cost}",
         rate=ours,
         plain=ours / median[OUR_PLAIN],
         peer_plain=ours / median[PLAIN],
         default=ours / median[DEFAULT] if DEFAULT in median else None,
-        best_name=best,
-        best=ours / median[best],
+        picks=tuple(_pick(label, *pair) for pair in (halves, halves[::-1])),
         ttft=ttft[OURS] / ttft[OUR_PLAIN] if OUR_PLAIN in ttft else None,
     )
+
+
+def _pick(label: str, chosen: Mapping[str, float], compared: Mapping[str, float]) -> Pick:
+    name = max((name for name in chosen if name not in (OURS, OUR_PLAIN)), key=lambda name: chosen[name])
+    return Pick(label, name, compared[OURS] / compared[name])
 
 
 def line(s: Summary) -> str:
@@ -66,9 +86,11 @@ def totals(cells: Sequence[Summary]) -> list[str]:
         _mean("over llama.cpp's default, 3 drafted tokens", cells, "default"),
         _mean("over llama.cpp's best point, chosen in hindsight for each cell", cells, "best"),
     ]
-    drafting = [s for s in cells if s.best_name != PLAIN]
-    out.append(_mean("the same where that point drafts", drafting, "best"))
-    out.append(_mean("the same where it is plain", [s for s in cells if s.best_name == PLAIN], "best"))
+    picks = [pick for s in cells for pick in s.picks]
+    drafting = [pick for pick in picks if pick.name != PLAIN]
+    out.append(_mean("the same where that point drafts", drafting, "best", "choice"))
+    plain = [pick for pick in picks if pick.name == PLAIN]
+    out.append(_mean("the same where it is plain", plain, "best", "choice"))
     first = [s for s in cells if s.ttft is not None]
     if first:
         worst = max(first, key=lambda s: s.ttft or 0.0)
@@ -79,16 +101,16 @@ def totals(cells: Sequence[Summary]) -> list[str]:
     return [text for text in out if text]
 
 
-def _mean(what: str, cells: Sequence[Summary], name: str) -> str:
+def _mean(what: str, cells: Sequence[Summary | Pick], name: str, of: str = "cell") -> str:
     found = [s for s in cells if getattr(s, name) is not None]
     if not found:
         return ""
     worst = min(found, key=lambda s: getattr(s, name))
-    least, cells_ = getattr(worst, name), f"{len(found)} cell{'s' if len(found) > 1 else ''}"
-    return f"{what}: {_geometric(found, name):.2f} over {cells_}, worst {least:.2f} ({worst.label})"
+    least, all_ = getattr(worst, name), f"{len(found)} {of}{'s' if len(found) > 1 else ''}"
+    return f"{what}: {_geometric(found, name):.2f} over {all_}, worst {least:.2f} ({worst.label})"
 
 
-def _geometric(cells: Sequence[Summary], name: str) -> float:
+def _geometric(cells: Sequence[Summary | Pick], name: str) -> float:
     return math.exp(statistics.mean(math.log(getattr(s, name)) for s in cells))
 
 
@@ -125,7 +147,8 @@ def _method(about: Mapping[str, Any]) -> Iterator[str]:
         `llama-completion`, by the time of its decodes alone; all else of llama.cpp is
         `llama-speculative-simple`.""",
         f"""llama.cpp's grid ({about["grid"]}): {points}. Its best point is chosen for each cell in hindsight,
-        on every other run; compared are the medians of the runs that did not choose. Means are geometric.""",
+        by one half of the runs, and compared by the medians of the other half; both halves choose once (two
+        choices a cell). All other figures are medians of all runs. Means are geometric.""",
     ):
         yield from (textwrap.fill(" ".join(text.split()), 110, break_on_hyphens=False), "")
 

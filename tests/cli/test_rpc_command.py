@@ -123,9 +123,10 @@ class TestText:
         assert done.json["schema"].startswith("specllama.bench/")
 
     def test_a_chat(self, shared: Command, both: str) -> None:
-        done = shared("chat", "--rpc", both, "-n", "8", "--temp", "0", stdin=b"zip\n/draft 3\nzip\n")
+        args = ("chat", "--rpc", both, "-n", "8", "--temp", "0", "--draft-max", "0")
+        done = shared(*args, stdin=b"zip\n/draft 9\nzip\n")
         assert done.code == 0, done.err
-        assert done.err.count("layers of the target are on RPC0") == 2  # another length loads again
+        assert done.err.count("layers of the target are on RPC0") == 2  # the draft is loaded then
 
 
 class TestRefusals:
