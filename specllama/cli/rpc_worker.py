@@ -33,12 +33,12 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
         )
     with EngineClient(sys.stderr if request.verbose else None, console.note) as client:
         found = client.serve(request)
-        if given.get("json"):
+        for line in _lines(found):
+            console.note(line)
+        if given.get("json"):  # last: who waits for it may end this process at once
             console.data(json.dumps({"schema": SCHEMA, **found}) + "\n")
         else:
             console.data(f"{found['endpoint']}\n")
-        for line in _lines(found):
-            console.note(line)
         client.wait()
 
 
