@@ -6,15 +6,13 @@ What has arrived survives kill -9; what is wrong never becomes a model. Knows no
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import IntegrityError, ResourceError
+from specllama.models.background import Flusher, Hasher
 from specllama.models.cache import RepoCache, free_bytes, unwritable
 from specllama.models.hub import HubFile
 from specllama.models.listener import Listener, Patience, TroubleError
@@ -22,7 +20,6 @@ from specllama.models.web import RangeError, Web
 
 _WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds, after attempts in a row that brought nothing
 _READ = 1 << 20
-_AHEAD = 64  # chunks that wait to be hashed; all of them are on disk already
 Advance = Callable[[str, int], None]  # phase, and how many bytes of this file there are now
 
 
@@ -90,7 +87,7 @@ class _Attempt:
         self._job, self._advance = job, advance
         self._cache, self._file = job.cache, job.file
         self._have = self._kept = 0
-        self._hasher = _Hasher(job.file)
+        self._hasher = Hasher(job.file)
 
     def run(self, web: Web, listener: Listener) -> _Wrong | None:
         """None when the partial file is what the hub says."""
@@ -103,21 +100,25 @@ class _Attempt:
     def _fill(self, path: Path, web: Web, listener: Listener) -> _Wrong | None:
         with open(path, "r+b" if path.exists() else "w+b", buffering=0) as out:
             self._take_over(out.fileno())
-            patience = Patience(listener, _WAITS)
-            whole = self._have == self._file.size
-            while not whole:
-                before = self._have
-                try:
-                    whole = self._receive(out.fileno(), web)
-                except TroubleError as trouble:
-                    if self._have > before:
-                        patience.better()
-                    patience.wait(trouble)
+            with Flusher(out.fileno()) as flusher:
+                self._go_on(out.fileno(), web, listener, flusher)
             digest = self._hasher.result()
             if digest != self._file.etag or self._have != self._file.size:
                 return _Wrong(self._have, digest, self._kept)
             os.fsync(out.fileno())
         return None
+
+    def _go_on(self, out: int, web: Web, listener: Listener, flusher: Flusher) -> None:
+        patience = Patience(listener, _WAITS)
+        whole = self._have == self._file.size
+        while not whole:
+            before = self._have
+            try:
+                whole = self._receive(out, web, flusher)
+            except TroubleError as trouble:
+                if self._have > before:
+                    patience.better()
+                patience.wait(trouble)
 
     def _take_over(self, out: int) -> None:
         """Hash what an earlier process has left; more than the whole file is nothing."""
@@ -134,7 +135,7 @@ class _Attempt:
             self._advance("checking what there is of", self._have)
         self._kept = self._have
 
-    def _receive(self, out: int, web: Web) -> bool:
+    def _receive(self, out: int, web: Web, flusher: Flusher) -> bool:
         """Write what comes from where we are; whether that was the end of it."""
         etag = self._file.etag
         try:
@@ -144,6 +145,7 @@ class _Attempt:
                 self._cache.remember(etag, answer.validator)
                 for data in answer.chunks():
                     _write(out, data)
+                    flusher.wrote(len(data))
                     self._hasher.update(data)
                     self._have += len(data)
                     self._advance("downloading", min(self._have, self._file.size))
@@ -161,38 +163,7 @@ class _Attempt:
         os.lseek(out, 0, os.SEEK_SET)
         self._have = self._kept = 0
         self._hasher.end()
-        self._hasher = _Hasher(self._file)
-
-
-class _Hasher:
-    """Hashes in a thread of its own, so that the connection need not wait for it."""
-
-    def __init__(self, file: HubFile) -> None:
-        # Git's own hash has a header in front; the cache names files outside large-file storage by it.
-        is_git = len(file.etag) == 40
-        start = b"blob %d\0" % file.size if is_git else b""
-        self._hash = hashlib.new("sha1" if is_git else "sha256", start, usedforsecurity=False)
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
-        self._thread = threading.Thread(target=self._work, daemon=True, name="specllama_hash")
-        self._thread.start()
-
-    def update(self, data: bytes) -> None:
-        self._waiting.put(data)
-
-    def result(self) -> str:
-        """The digest of everything, in hexadecimal."""
-        self.end()
-        return self._hash.hexdigest()
-
-    def end(self) -> None:
-        """Wait for the thread's end; more than once is as good."""
-        if self._thread.is_alive():
-            self._waiting.put(None)
-            self._thread.join()
-
-    def _work(self) -> None:
-        while (data := self._waiting.get()) is not None:
-            self._hash.update(data)
+        self._hasher = Hasher(self._file)
 
 
 def _write(out: int, data: bytes) -> None:
