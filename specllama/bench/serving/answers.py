@@ -28,7 +28,8 @@ class Piece:
 class Answer:
     """What became of a request. number: of the request in its cell. seconds: until it had ended, what was
     waited after refusals included. refused: how often the server had no room. n_predict, n_prompt, n_cached,
-    n_drafted, n_accept: tokens as the server counts them, None where it does not. problem: why there is no
+    n_drafted, n_accept: tokens as the server counts them, decode_seconds: from the first to the last by
+    its clock, None where it does not tell. problem: why there is no
     whole answer; fatal: others would fare no better.
     """
 
@@ -41,6 +42,7 @@ class Answer:
     n_cached: int | None = None
     n_drafted: int | None = None
     n_accept: int | None = None
+    decode_seconds: float | None = None
     digest: str = ""
     problem: SpecllamaError | None = None
     fatal: bool = False
@@ -114,6 +116,9 @@ class Reading:
         a.n_predict = _first(_count(usage, "completion_tokens"), a.n_predict)
         a.n_prompt = _first(_count(usage, "prompt_tokens"), a.n_prompt)
         a.n_cached = _first(_count(_part(usage, "prompt_tokens_details"), "cached_tokens"), a.n_cached)
+        took = timings.get("predicted_ms")
+        if isinstance(took, (int, float)) and took > 0:
+            a.decode_seconds = took / 1000
         for drafted, accept in (
             (_count(timings, "draft_n"), _count(timings, "draft_n_accepted")),
             (_count(found, "num_draft_tokens"), _count(found, "num_accepted_draft_tokens")),

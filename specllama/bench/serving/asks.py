@@ -24,7 +24,7 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What is to be measured. prompts: of the requests of a cell. raw: they are no messages but texts that
-    are gone on with.
+    are gone on with. first: number of the first run.
     """
 
     prompts: Sequence[Prompt]
@@ -34,6 +34,7 @@ class Wanted:
     temperature: float
     raw: bool = False
     ignore_eos: bool = False
+    first: int = 1
 
 
 def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = None) -> list[Prompt]:
@@ -51,7 +52,7 @@ def order(series: Sequence[str], wanted: Wanted, seed: int = 0) -> Iterator[Cell
     one and the other first; the concurrencies are shuffled, so that drift of the machine falls on all.
     """
     rng = random.Random(seed)
-    for run in range(1, wanted.runs + 1):
+    for run in range(wanted.first, wanted.first + wanted.runs):
         for i, concurrency in enumerate(rng.sample(wanted.concurrencies, len(wanted.concurrencies))):
             turned = series if (run + i) % 2 else list(reversed(series))
             yield from (Cell(name, concurrency, run) for name in turned)

@@ -40,7 +40,10 @@ class About:
 
 
 class Server:
-    """A server; an asynchronous context manager. key: "" for none. seconds: that an answer may take."""
+    """A server; an asynchronous context manager. key: "" for none. seconds: that an answer may take.
+
+    Raises NetworkError for proxies and certificates that cannot be used.
+    """
 
     def __init__(self, address: Address, key: str, agent: str, seconds: float) -> None:
         headers = [(b"User-Agent", agent.encode()), (b"Accept-Encoding", b"identity")]
@@ -48,13 +51,18 @@ class Server:
             headers.append((b"Authorization", f"Bearer {key}".encode()))
         self._address, self._seconds = address, seconds
         self._url = ""
-        self._http = httpx2.AsyncClient(
-            headers=headers,
-            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-            follow_redirects=False,
-            trust_env=not address.loopback,  # proxies are for other machines
-        )
+        try:
+            self._http = httpx2.AsyncClient(
+                headers=headers,
+                timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+                follow_redirects=False,
+                verify=httpx2.create_ssl_context(),
+                trust_env=not address.loopback,  # proxies are for other machines
+            )
+        except (ValueError, httpx2.InvalidURL, OSError, ImportError) as error:
+            hint = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
 
     async def __aenter__(self) -> Server:
         return self
