@@ -167,7 +167,9 @@ def arguments() -> argparse.Namespace:
     if args.requests and args.requests < max(args.concurrency):
         parser.error(f"--requests {args.requests} are fewer than {max(args.concurrency)} clients")
     if args.requests and args.requests <= args.slots:
-        parser.error(f"--requests must be above the {args.slots} slots, or plain answers find their prompts there")
+        parser.error(
+            f"--requests must be above the {args.slots} slots, or plain answers find their prompts there"
+        )
     if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
         parser.error(f"--out needs a file in a directory that is there, not {args.out}")
     for path in filter(None, (args.model, args.draft)):

@@ -71,7 +71,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
             f"engine; per request HTTP adds {o['added_ms']:.3f} ms"
         )
         if o["added_mean_ms"] is not None:
-            yield f"in the mean, against the engine's own times of the same answers: {o['added_mean_ms']:.3f} ms"
+            yield f"in the mean, against the engine's times of the same answers: {o['added_mean_ms']:.3f} ms"
 
 
 def healths(found: Mapping[str, Sequence[float | None]]) -> dict[str, dict[str, float]]:

@@ -111,7 +111,10 @@ def _bench_model() -> list[Option]:
     """-m and --model apart: with --server the one has no meaning, the other is the model's name there."""
     model = next(o for o in MODEL if o.name == "model")
     named = replace(
-        model, name="model_name", flags=("--model",), help="as -m; the server's model to --server"
+        model,
+        name="model_name",
+        flags=("--model",),
+        help="as -m; with --server the server's name for its model",
     )
     return [replace(model, flags=("-m",)), named, *(o for o in MODEL if o is not model)]
 

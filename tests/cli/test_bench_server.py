@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,24 +286,26 @@ class TestOthers:
         assert len(result.lines) <= 4
 
 
-def measuring(command: Command, server: OpenAIServer, *more: str) -> Any:
-    """A long bench, once it has some answers."""
+@contextlib.contextmanager
+def measuring(command: Command, server: OpenAIServer, *more: str) -> Iterator[Any]:
+    """A long bench, once it has some answers; it is ended whatever becomes of the test."""
     args = ("--server", server.url, "--runs", "1000", "--concurrency", "2", *more)
     process = command.start("bench", *args)
-    assert process.stderr is not None
-    next(line for line in process.stderr if line.startswith(b"measuring "))
-    while len(server.asked) < 60:
-        assert process.poll() is None
-    return process
+    try:
+        while len(server.asked) < 60:
+            assert process.poll() is None
+            time.sleep(0.02)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def test_ctrl_c_shows_what_there_is(command: Command, plain: OpenAIServer) -> None:
-    process = measuring(command, plain, "--report", "part.html")
-    try:
+    with measuring(command, plain, "--report", "part.html") as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
     assert process.returncode == 130
     assert b"Interrupted: " in out
     assert b"Traceback" not in err
@@ -311,12 +315,9 @@ def test_ctrl_c_shows_what_there_is(command: Command, plain: OpenAIServer) -> No
 def test_a_server_that_goes_away(command: Command) -> None:
     one = OpenAIServer()
     one.start()
-    process = measuring(command, one, "--json")
-    try:
+    with measuring(command, one, "--json") as process:
         one.stop()
         out, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
     assert process.returncode == 5
     found = json.loads(out)
     jsonschema.validate(found, OBJECT)
