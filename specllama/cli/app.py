@@ -200,11 +200,12 @@ def verify_models(
     "specllama bench -m main.gguf -md draft.gguf --workloads edit,json --report bench.html\n\n"
     "specllama bench -m main.gguf -md draft.gguf --prompts mine.json -n 128 --json > bench.json\n\n"
     "specllama bench -m main.gguf -md none --text edited.py -n 500\n\n"
+    "specllama bench --server http://127.0.0.1:8080 --concurrency 1,4,8 --report serving.html\n\n"
     "Ctrl-C shows what was measured by then."
 )
 @takes(BENCH)
 def bench(given: dict[str, Any]) -> None:
-    """Measure plain against speculative decoding on this machine with this pair."""
+    """Measure plain against speculative decoding on this machine with this pair, or a server (--server)."""
     from specllama.cli.bench import bench as command
 
     raise typer.Exit(command(given))

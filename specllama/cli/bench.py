@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import platform
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import specllama
@@ -27,8 +24,10 @@ from specllama.bench.verdict import verdict
 from specllama.cli import bench_text, build, console, readout
 from specllama.cli.answer import INTERRUPTED, log_file, template_variables
 from specllama.cli.bench_plan import Plan, plan
+from specllama.cli.options_measuring import ASKING
 from specllama.cli.progress import Progress
-from specllama.errors import ResourceError, SpecllamaError
+from specllama.cli.report_file import replaced
+from specllama.errors import SpecllamaError, UsageError
 from specllama.machine import physical_cores
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings
@@ -51,8 +50,13 @@ class _Measured:
 
 def bench(given: Mapping[str, Any]) -> int:
     """Measure, print the tables, write the report; the exit code. Raises SpecllamaError, once what was
-    measured before it has been shown.
+    measured before it has been shown. With --server it is a server that is measured.
     """
+    if "server" in given:
+        from specllama.cli.bench_server import bench_server
+
+        return bench_server(given)
+    given = _without_server(given)
     # bench drafts as it wants to, and what earlier answers said must not help: the same are asked for again.
     # What was measured and learnt before it, the default begins with, as in a run; what the same few prompts
     # teach is not stored.
@@ -77,6 +81,18 @@ def bench(given: Mapping[str, Any]) -> int:
     if measured.failure is not None:
         raise measured.failure
     return INTERRUPTED if measured.interrupted else 0
+
+
+def _without_server(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The command line where no server is asked. Raises UsageError."""
+    for option in ASKING:
+        if option.name in given:
+            raise UsageError(f"{option.flags[0]} needs --server URL, without it nobody is asked")
+    if "model_name" not in given:
+        return given
+    if "model" in given:
+        raise UsageError("-m and --model are both given")
+    return {"model": given["model_name"]} | {k: v for k, v in given.items() if k != "model_name"}
 
 
 def _measure(
@@ -151,7 +167,7 @@ def _show(wanted: Plan, measured: _Measured, exact: bool, as_json: bool) -> None
         lines = bench_text.lines(summary, about, found, max(40, width))
         console.data("".join(f"{line}\n" for line in lines))
     if wanted.report is not None:
-        with _replaced(wanted.report) as file:
+        with replaced(wanted.report) as file:
             file.write(report(summary, about, found))
         console.note(f"report: {wanted.report}")
 
@@ -187,23 +203,3 @@ def _about(wanted: Plan, measured: _Measured, exact: bool) -> dict[str, Any]:
         "interrupted": measured.interrupted or measured.failure is not None,
         "skipped": measured.skipped,
     }
-
-
-@contextlib.contextmanager
-def _replaced(path: Path) -> Iterator[Any]:
-    """A file that takes the place of `path` when it is complete. Raises ResourceError."""
-    try:
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=".bench-", suffix=".html")
-        try:
-            with open(number, "w", encoding="utf-8", newline="\n") as file:
-                yield file
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-    except OSError as error:
-        raise ResourceError(f"--report: {path} cannot be written: {error.strerror or error}") from None

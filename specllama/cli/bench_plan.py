@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specllama.bench import texts, workloads
-from specllama.bench.report import TITLE
 from specllama.bench.samples import Given, Unit
 from specllama.cli import build
+from specllama.cli.report_file import place
 from specllama.core.params import UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
 
@@ -48,16 +46,16 @@ def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
 
     Raises UsageError, NotFoundError.
     """
-    lengths = [_whole("--k", text, 1, LONGEST_DRAFT) for text in _parts("--k", given.get("lengths", LENGTHS))]
+    lengths = [whole("--k", text, 1, LONGEST_DRAFT) for text in parts("--k", given.get("lengths", LENGTHS))]
     text = given.get("text")
     if text is not None and "prompts" in given:
         raise UsageError("--text and --prompts are both given")
-    temperatures = _temperatures(given.get("temperatures", TEMPERATURES if text is None else GREEDY))
-    runs = _whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS)
+    temperatures = temperatures_of(given.get("temperatures", TEMPERATURES if text is None else GREEDY))
+    runs = whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS)
     n_tokens = None
     if text is None or "n_tokens" in given:
-        n_tokens = _whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS)
-    report = _report(given["report"]) if "report" in given else None
+        n_tokens = whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS)
+    report = place(given["report"]) if "report" in given else None
     found: Mapping[str, tuple[str | Given, ...]] = (
         texts.load(text)
         if text is not None
@@ -78,23 +76,26 @@ def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
     )
 
 
-def _parts(flag: str, text: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
+def parts(flag: str, text: str) -> list[str]:
+    """The parts of a list with commas. Raises UsageError."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
         raise UsageError(f"{flag} is an empty list")
-    return parts
+    return found
 
 
-def _whole(flag: str, given: str | int, low: int, high: int) -> int:
+def whole(flag: str, given: str | int, low: int, high: int) -> int:
+    """A whole number in a range. Raises UsageError."""
     value = given if isinstance(given, int) else int(given) if re.fullmatch("[0-9]{1,9}", given) else -1
     if not low <= value <= high:
         raise UsageError(f"{flag} takes whole numbers from {low} to {high}, not {given!r}")
     return value
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
+def temperatures_of(text: str) -> tuple[float, ...]:
+    """Different temperatures of a list with commas. Raises UsageError."""
     found = []
-    for part in _parts("--temp", text):
+    for part in parts("--temp", text):
         try:
             value = float(part)
         except ValueError:
@@ -107,28 +108,3 @@ def _temperatures(text: str) -> tuple[float, ...]:
     if len(unique) > MOST_TEMPERATURES:
         raise UsageError(f"--temp has {len(unique)} temperatures, {MOST_TEMPERATURES} are allowed")
     return unique
-
-
-def _report(name: str) -> Path:
-    """A place where a report can be written, tried. Only an earlier report is ever replaced."""
-    if not name.strip() or "\0" in name:
-        raise UsageError("--report needs the path of a file to write")
-    path = Path(name)
-    try:
-        if path.is_dir():
-            raise UsageError(f"--report: {name} is a directory", f"for example {path / 'bench.html'}")
-        if os.path.lexists(path):
-            if not path.is_file():
-                raise UsageError(f"--report: {name} is no regular file")
-            with path.open("rb") as file:
-                start = file.read(1024)
-            if start and TITLE.encode() not in start:
-                raise UsageError(f"--report: {name} is there and no report of bench, it is not overwritten")
-            if not os.access(path, os.W_OK):
-                raise UsageError(f"--report: {name} cannot be written: Permission denied")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"--report: {name} cannot be written: {why}", "name a file that can be") from None
-    return path

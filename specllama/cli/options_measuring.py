@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from specllama.cli.options import DRAFT, MODEL, TEMPLATE, table
+from dataclasses import replace
+
+from specllama.cli.options import DRAFT, MODEL, TEMPLATE, Option, table
 
 BENCHING = table(
     "Bench",
@@ -19,12 +21,48 @@ BENCHING = table(
     ("n_tokens", "-n --predict --n-predict", int, "most tokens of an answer (default 64; a text: all)", "N"),
     ("runs", "--runs", int, "how often each answer is measured (default 3)", "N"),
     ("lengths", "--k", str, "fixed draft lengths to measure (default 1,2,3,5,7,11,15)", "LIST"),
-    ("temperatures", "--temp --temperature", str, "temperatures (default 0,0.8; 0 with --text)", "LIST"),
+    (
+        "temperatures",
+        "--temp --temperature",
+        str,
+        "temperatures (default 0,0.8; 0 with --text; --server takes one, 0)",
+        "LIST",
+    ),
     ("report", "--report", str, "also write an HTML page with charts", "FILE"),
     ("json", "--json", bool, "one JSON object on stdout instead of the tables"),
     ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
     ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
     ("debug", "--debug", bool, "show tracebacks"),
+    stored=False,
+)
+ASKING = table(
+    "A server instead of a model",
+    (
+        "server",
+        "--server",
+        str,
+        "measure this OpenAI-compatible server, with more and more requests at once",
+        "URL",
+    ),
+    ("concurrency", "--concurrency", str, "so many requests at once (default 1,2,4,8,16)", "LIST"),
+    (
+        "requests",
+        "--requests",
+        int,
+        "requests at every concurrency (default: all prompts, and enough that all clients have as many)",
+        "N",
+    ),
+    (
+        "timeout",
+        "--timeout",
+        float,
+        "seconds that an answer may take (default 600); one that takes longer ends the bench",
+        "S",
+    ),
+    ("api_key", "--api-key", list, "the server's key; SPECLLAMA_API_KEY shows it to nobody", "KEY"),
+    ("api_key_file", "--api-key-file", str, "a file with the key", "FILE"),
+    ("raw", "--raw", bool, "ask /v1/completions, without a chat template"),
+    ("ignore_eos", "--ignore-eos", bool, "ask for -n tokens in any case, where the server knows how"),
     stored=False,
 )
 RPC_WORKER = table(
@@ -67,5 +105,25 @@ TUNING = table(
 )
 _BENCH_DECIDES = ("draft_max", "draft_min", "draft_p_min", "no_calibrate", "no_memory")
 _TUNE_DECIDES = (*_BENCH_DECIDES, "draft_model", "exact")
-BENCH = [*BENCHING, *TEMPLATE, *MODEL, *(o for o in DRAFT if o.name not in _BENCH_DECIDES)]
+
+
+def _bench_model() -> list[Option]:
+    """-m and --model apart: with --server the one has no meaning, the other is the model's name there."""
+    model = next(o for o in MODEL if o.name == "model")
+    named = replace(
+        model,
+        name="model_name",
+        flags=("--model",),
+        help="as -m; with --server the server's name for its model",
+    )
+    return [replace(model, flags=("-m",)), named, *(o for o in MODEL if o is not model)]
+
+
+BENCH = [
+    *BENCHING,
+    *ASKING,
+    *TEMPLATE,
+    *_bench_model(),
+    *(o for o in DRAFT if o.name not in _BENCH_DECIDES),
+]
 TUNE = [*TUNING, *TEMPLATE, *MODEL, *(o for o in DRAFT if o.name not in _TUNE_DECIDES)]

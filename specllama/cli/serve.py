@@ -63,7 +63,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
     return ServerSettings(
         load=build.load_settings(v, n_slots),
         names=_names(v.get("alias", [])),
-        keys=_keys(v),
+        keys=keys(v),
         hosts=tuple(v.get("allowed_host", [])),
         origins=tuple(v.get("allowed_origin", [])),
         sampling=build.sampling(v),
@@ -79,15 +79,17 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _keys(v: Mapping[str, Any]) -> tuple[str, ...]:
-    """llama-server takes several keys with commas between them, and one a line in a file."""
-    keys = [key.strip() for text in v.get("api_key", []) for key in text.split(",")]
+def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
+    """llama-server takes several keys with commas between them, and one a line in a file. Raises UsageError,
+    NotFoundError.
+    """
+    given = [key.strip() for text in v.get("api_key", []) for key in text.split(",")]
     if "api_key_file" in v:
         lines = build.read_text(v["api_key_file"], "--api-key-file").splitlines()
         found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise UsageError("--api-key-file holds no key")
-        keys += found
-    if not all(0 < len(key) <= _MAX_KEY and key.isprintable() for key in keys):
+        given += found
+    if not all(0 < len(key) <= _MAX_KEY and key.isprintable() for key in given):
         raise UsageError(f"a key must have 1 to {_MAX_KEY} printable characters")
-    return tuple(keys)
+    return tuple(given)

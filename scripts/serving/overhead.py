@@ -1,0 +1,91 @@
+"""What the way over HTTP adds to the time between tokens: the same requests, plainly decoded, streamed by
+`specllama serve` and by an engine of the same settings in a process of its own, in turn.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from statistics import median
+from typing import Any
+
+from specllama.bench.serving.answers import TOGETHER, Answer, Piece
+from specllama.bench.serving.asks import PLAIN, Cell, Wanted, body
+from specllama.bench.serving.client import Server
+from specllama.bench.serving.figures import percentile
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings, ModelSettings
+
+from .programs import Files
+
+
+def engine(files: Files) -> EngineClient:
+    """An engine as `serve` has it, which measures nothing beside."""
+    client = EngineClient()
+    main, small = (
+        ModelSettings(path=str(path), n_ctx=files.n_ctx, n_threads=files.n_threads)
+        for path in (files.target, files.draft)
+    )
+    draft = small if files.draft is not None else None
+    client.load(LoadSettings(target=main, draft=draft, n_slots=files.n_slots, calibrate=False))
+    return client
+
+
+async def overhead(server: Server, client: EngineClient, wanted: Wanted, model: str) -> dict[str, Any]:
+    """Milliseconds between tokens at p50, through HTTP and of the engine, and what HTTP adds: the median over
+    the requests of the difference of their p50s. Other work on the machine disturbs that difference, but not
+    the second one: the mean through HTTP against what the server's engine says of the same answer.
+    """
+    rng, gaps = random.Random(0), dict[str, list[tuple[float, float]]](http=[], engine=[])
+    differences, within = list[float](), list[float]()
+    for number in range(-1, len(wanted.prompts)):  # the first one warms up
+        request = body(wanted, Cell(PLAIN, 1, 0), max(0, number), model)
+        found: dict[str, Answer] = {}
+        for way in rng.sample(["http", "engine"], 2):
+            answer = await server.ask(0, request) if way == "http" else _ask(client, request)
+            if answer.problem is not None:
+                raise answer.problem
+            found[way] = answer
+        mine = {way: percentile(answer.gaps(), 0.5) for way, answer in found.items()}
+        if number < 0 or mine["http"] is None or mine["engine"] is None:
+            continue
+        differences.append(1000 * (mine["http"] - mine["engine"]))
+        within += _within(found["http"])
+        for way, answer in found.items():
+            gaps[way] += answer.gaps()
+    p50 = {way: percentile(values, 0.5) for way, values in gaps.items()}
+    return {
+        "http_ms": None if p50["http"] is None else 1000 * p50["http"],
+        "engine_ms": None if p50["engine"] is None else 1000 * p50["engine"],
+        "added_ms": median(differences) if differences else None,
+        "added_mean_ms": median(within) if within else None,
+        "requests": len(differences),
+    }
+
+
+def _within(answer: Answer) -> list[float]:
+    """Milliseconds per token that pass outside the engine, of an answer whose server tells its own time."""
+    if answer.decode_seconds is None or answer.n_tokens < 2:
+        return []
+    seen = answer.pieces[-1].at - answer.pieces[0].at
+    return [1000 * (seen - answer.decode_seconds) / (answer.n_tokens - 1)]
+
+
+def _ask(client: EngineClient, request: dict[str, Any]) -> Answer:
+    """The same request without HTTP."""
+    params = {name: request[name] for name in ("temperature", "seed", "max_tokens")}
+    params["ignore_eos"] = request.get("ignore_eos", False)
+    asked = m.Generate(client.next_id(), messages=request["messages"], params=params, speculate=False)
+    answer, began = Answer(0), time.perf_counter()
+    for message in client.generate(asked):
+        at = time.perf_counter() - began
+        if isinstance(message, m.Tokens):
+            if answer.pieces and at - answer.pieces[-1].at < TOGETHER:
+                answer.pieces[-1].n += 1
+            else:
+                answer.pieces.append(Piece(at))
+        elif isinstance(message, m.Done):
+            answer.n_predict = message.stats["n_predict"]
+    answer.seconds = time.perf_counter() - began
+    return answer

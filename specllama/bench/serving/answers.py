@@ -1,0 +1,168 @@
+"""One streamed answer: when its text came, and what the server says of it. Knows no HTTP, no clock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.errors import SpecllamaError
+
+TOGETHER = 0.001  # seconds within which what arrives is one piece
+
+
+class BrokenStreamError(Exception):
+    """The stream ends in an error, or in nothing; the message says what."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """Text that arrived together. at: seconds since the request; n: chunks of the stream that it came in."""
+
+    at: float
+    n: int = 1
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of a request. number: of the request in its cell. seconds: until it had ended, what was
+    waited after refusals included. refused: how often the server had no room. n_predict, n_prompt, n_cached,
+    n_drafted, n_accept: tokens as the server counts them, decode_seconds: from the first to the last by
+    its clock, None where it does not tell. problem: why there is no
+    whole answer; fatal: others would fare no better.
+    """
+
+    number: int
+    pieces: list[Piece] = field(default_factory=list)
+    seconds: float = 0.0
+    refused: int = 0
+    n_predict: int | None = None
+    n_prompt: int | None = None
+    n_cached: int | None = None
+    n_drafted: int | None = None
+    n_accept: int | None = None
+    decode_seconds: float | None = None
+    digest: str = ""
+    problem: SpecllamaError | None = None
+    fatal: bool = False
+
+    @property
+    def n_chunks(self) -> int:
+        return sum(piece.n for piece in self.pieces)
+
+    @property
+    def n_tokens(self) -> int:
+        """By the server's count, else by its chunks."""
+        return self.n_chunks if self.n_predict is None else self.n_predict
+
+    def gaps(self) -> list[tuple[float, float]]:
+        """Seconds per token between pieces, each with the tokens that it stands for.
+
+        A piece's tokens share the time since the piece before; a server that sends several tokens in a chunk
+        is taken to do so evenly.
+        """
+        each = self.n_tokens / self.n_chunks if self.n_chunks and self.n_tokens else 1.0
+        pairs = zip(self.pieces, self.pieces[1:], strict=False)
+        return [((b.at - a.at) / (b.n * each), b.n * each) for a, b in pairs]
+
+
+class Reading:
+    """Makes an Answer of the events of a stream, as OpenAI, llama-server and vLLM write them."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer, self._text, self._ended = answer, hashlib.sha256(), False
+
+    def take(self, data: str, at: float, event: str = "message") -> bool:
+        """An event that arrived `at` seconds after the request; whether it was the last.
+
+        Raises BrokenStreamError.
+        """
+        if data.strip() == "[DONE]":
+            return True
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            raise BrokenStreamError("an event of the stream is no JSON object")
+        if event == "error" or chunk.get("error"):
+            raise BrokenStreamError(f"the stream ends in an error: {said(chunk)}")
+        self._figures(chunk)
+        choices = chunk.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if isinstance(choice, dict):
+            self._ended |= choice.get("finish_reason") is not None
+            if text := _text(choice):
+                self._text.update(text.encode("utf-8", "surrogatepass"))
+                pieces = self._answer.pieces
+                if pieces and at - pieces[-1].at < TOGETHER:
+                    pieces[-1].n += 1
+                else:
+                    pieces.append(Piece(at))
+        return False
+
+    def end(self) -> None:
+        """No more events. Raises BrokenStreamError where the answer had not ended."""
+        if not self._ended:
+            raise BrokenStreamError("the stream ends in the middle of the answer")
+        self._answer.digest = self._text.hexdigest()
+
+    def _figures(self, chunk: dict[str, Any]) -> None:
+        """Three dialects of the same counters; what a server leaves out stays None."""
+        a, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
+        found = _part(_part(chunk, "metrics"), "speculative_decoding")
+        details = _part(usage, "completion_tokens_details")
+        a.n_predict = _first(_count(usage, "completion_tokens"), a.n_predict)
+        a.n_prompt = _first(_count(usage, "prompt_tokens"), a.n_prompt)
+        a.n_cached = _first(_count(_part(usage, "prompt_tokens_details"), "cached_tokens"), a.n_cached)
+        took = timings.get("predicted_ms")
+        if isinstance(took, (int, float)) and took > 0:
+            a.decode_seconds = took / 1000
+        for drafted, accept in (
+            (_count(timings, "draft_n"), _count(timings, "draft_n_accepted")),
+            (_count(found, "num_draft_tokens"), _count(found, "num_accepted_draft_tokens")),
+            _predictions(details),
+        ):
+            if drafted is not None and accept is not None and accept <= drafted:
+                a.n_drafted, a.n_accept = drafted, accept
+                return
+
+
+def said(body: Any) -> str:
+    """What a server's error says, in one line that is fit for a terminal."""
+    found = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(found, dict):
+        found = found.get("message") or found.get("detail") or found.get("type") or found
+    text = " ".join(str(found).split())[:300]
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """The text of a chunk, reasoning and calls of tools too: the model has written them as well."""
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        text = choice.get("text")
+        return text if isinstance(text, str) else ""
+    parts = [delta.get(name) for name in ("reasoning_content", "reasoning", "content")]
+    parts += [json.dumps(delta["tool_calls"])] if delta.get("tool_calls") else []
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _predictions(details: dict[str, Any]) -> tuple[int | None, int | None]:
+    accept, rest = (_count(details, f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
+    return (None, None) if accept is None or rest is None or not accept + rest else (accept + rest, accept)
+
+
+def _part(found: dict[str, Any], name: str) -> dict[str, Any]:
+    part = found.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _count(found: dict[str, Any], name: str) -> int | None:
+    value = found.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _first(new: int | None, old: int | None) -> int | None:
+    return old if new is None else new

@@ -1,0 +1,73 @@
+"""The page of `bench --server --report`: throughput, generation time, first token over concurrency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from typing import Any
+
+from specllama.bench import charts
+from specllama.bench.page import entry, page, table
+from specllama.bench.serving.figures import Row, Summary, Tails
+from specllama.bench.serving.words import extent, name, notes
+
+_X = "clients at once"
+
+
+def report(s: Summary, about: Mapping[str, Any], verdict: str) -> str:
+    """The page. about: as in `record`; every text of it may hold anything."""
+    sections = [
+        f"<h1>{escape(name(about))}</h1>",
+        f'<p class="dim">{escape(_settings(about))}</p>',
+        f'<p class="verdict">{escape(verdict)}</p>',
+        *(f'<p class="dim">{escape(text)}</p>' for text in notes(s, about)),
+        *_chart(s, "Throughput, tokens per second of all clients", lambda r: r.tps),
+        *_chart(s, "Generation time, seconds to the end of an answer", lambda r: _p50(r.whole)),
+        *_chart(s, "Time to first token, ms", lambda r: _p50(r.ttft, 1000)),
+        "<h2>All figures</h2>",
+        _table(s),
+    ]
+    return page(name(about), sections)
+
+
+def _settings(about: Mapping[str, Any]) -> str:
+    server = about["server"]
+    kind = ", ".join(filter(None, (server["build"] or server["owner"],)))
+    return f"specllama {about['version']}, {about['date']}; {f'{kind}; ' if kind else ''}{extent(about)}."
+
+
+def _chart(s: Summary, title: str, figure: Callable[[Row], float | None]) -> Iterator[str]:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in s.rows:
+        if (value := figure(row)) is not None:
+            series.setdefault(row.series, []).append((float(row.concurrency), value))
+    if series:
+        yield f"<h2>{escape(title)}</h2>"
+        yield charts.lines(series, f"{title} over {_X}", _X)
+
+
+def _table(s: Summary) -> str:
+    header = [
+        _X, "series", "tokens/s", "first token ms p50", "p99", "between tokens ms p50", "p99",
+        "answer s p50", "p99", "accepted", "answers", "failed", "refused",
+    ]  # fmt: skip
+    rows = []
+    for row in s.rows:
+        figures = [
+            *(_value(row.ttft, 1000)),
+            *(_value(row.gap, 1000)),
+            *(_value(row.whole)),
+            "-" if row.acceptance is None else f"{100 * row.acceptance:.0f} %",
+        ]
+        counts = [str(row.answers), str(row.failed), str(row.refused)]
+        rate = "-" if row.tps is None else f"{row.tps:.1f}"
+        rows.append([entry(text) for text in (str(row.concurrency), row.series, rate, *figures, *counts)])
+    return table(header, rows)
+
+
+def _p50(t: Tails | None, factor: float = 1) -> float | None:
+    return None if t is None else t.p50 * factor
+
+
+def _value(t: Tails | None, factor: float = 1) -> tuple[str, str]:
+    return ("-", "-") if t is None else (f"{t.p50 * factor:.3g}", f"{t.p99 * factor:.3g}")

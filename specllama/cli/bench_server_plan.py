@@ -1,0 +1,100 @@
+"""What a `bench --server` command line asks for, checked before anybody is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specllama.bench import workloads
+from specllama.bench.serving.address import Address, address
+from specllama.bench.serving.asks import Wanted, prompts
+from specllama.cli.bench_plan import MOST_RUNS, MOST_TOKENS, N_TOKENS, RUNS, parts, temperatures_of, whole
+from specllama.cli.options_measuring import ASKING, BENCH
+from specllama.cli.report_file import place
+from specllama.cli.serve import keys
+from specllama.errors import UsageError
+
+CONCURRENCY, SECONDS = "1,2,4,8,16", 600.0
+MOST_CLIENTS, MOST_REQUESTS = 256, 10_000
+_TAKES = frozenset(
+    (
+        *(option.name for option in ASKING),
+        *(
+            "prompts",
+            "workloads",
+            "n_tokens",
+            "runs",
+            "temperatures",
+            "model_name",
+            "report",
+            "json",
+            "debug",
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """address, key: "" for none; model: the server's name for it, "" for its first; seconds: that an answer
+    may take.
+    """
+
+    address: Address
+    key: str = field(repr=False)
+    model: str
+    seconds: float
+    wanted: Wanted
+    workloads: Mapping[str, int]
+    report: Path | None
+
+
+def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPlan:
+    """given: the command line; values: with what files and environment say.
+
+    Raises UsageError, NotFoundError.
+    """
+    where = address(given["server"])
+    for option in BENCH:
+        if option.name in given and option.name not in _TAKES:
+            hint = "its models and how they draft are the server's own; --model names one of them"
+            raise UsageError(f"{option.flags[0]} has no meaning with --server", hint)
+    clients = [
+        whole("--concurrency", text, 1, MOST_CLIENTS)
+        for text in parts("--concurrency", given.get("concurrency", CONCURRENCY))
+    ]
+    found = workloads.load(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
+    chosen = workloads.chosen(found, given.get("workloads"))
+    n = whole("--requests", given["requests"], 1, MOST_REQUESTS) if "requests" in given else None
+    if n is not None and n < max(clients):
+        raise UsageError(f"--requests {n} are fewer than the {max(clients)} clients of --concurrency")
+    temperatures = temperatures_of(given.get("temperatures", "0"))
+    if len(temperatures) > 1:
+        raise UsageError("--temp takes one temperature with --server")
+    seconds = given.get("timeout", SECONDS)
+    if not (math.isfinite(seconds) and 0 < seconds <= 1e6):
+        raise UsageError(f"--timeout takes seconds above 0, not {seconds:g}")
+    model = given.get("model_name", "")
+    if not model.isprintable() or len(model) > 512:
+        raise UsageError("--model needs a name of up to 512 printable characters")
+    known = keys(values)
+    return ServerPlan(
+        address=where,
+        key=known[0] if known else "",
+        model=model,
+        seconds=seconds,
+        wanted=Wanted(
+            prompts=prompts(chosen, max(clients), n),
+            concurrencies=sorted(set(clients)),
+            runs=whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS),
+            n_tokens=whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS),
+            temperature=temperatures[0],
+            raw=given.get("raw", False),
+            ignore_eos=given.get("ignore_eos", False),
+        ),
+        workloads={name: len(texts) for name, texts in chosen.items()},
+        report=place(given["report"]) if "report" in given else None,
+    )
