@@ -182,7 +182,7 @@ def test_an_empty_prompt_is_one_where_the_model_has_a_beginning(server: Server) 
 
 
 def test_a_length_beyond_all_bounds_ends_with_the_context(exact: Server) -> None:
-    for length in (2**31 - 1, -1, -2):
+    for length in (2**31 - 1, -2):
         reply = exact.complete("zip", max_tokens=length, ignore_eos=True).json
         assert reply["choices"][0]["finish_reason"] == "length"
         assert 500 < reply["usage"]["total_tokens"] <= 513
