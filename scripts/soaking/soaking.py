@@ -25,6 +25,8 @@ from tests.serving import Server
 
 MB = 1 << 20
 _REST = 20.0  # seconds for what runs at the end
+_KILLING = 0.25  # share of the time in which engines are killed at the beginning
+_WARM = 75.0  # seconds of work by which an engine has touched all of its buffers and caches
 _POINTS = 60  # of the curves of memory in the report
 
 
@@ -104,10 +106,15 @@ class Soak:
         """Seconds from the start."""
         r, found = random.Random(self.seed), list[float]()
         at = 0.05 * self.seconds
-        while at < 0.25 * self.seconds:
+        while at < _KILLING * self.seconds:
             found.append(at)
             at += min(r.uniform(0.06, 0.1) * self.seconds, r.uniform(70, 110))
         return [*found, self.seconds + 0.5]
+
+    @property
+    def _settled(self) -> float:
+        """Seconds after which memory is measured: a third of the time, and the engine is warm by then."""
+        return max(self.seconds / 3, _KILLING * self.seconds + min(_WARM, 0.35 * self.seconds))
 
     def _go_on(self, server: Server, began: float, tally: Tally) -> None:
         """Kill, sample, say how it goes, until the time is over."""
@@ -197,13 +204,13 @@ class Soak:
 
     def _memory(self, began: float, violations: list[str]) -> dict[str, Any]:
         """Over the time in which nothing was killed: medians of its first and last tenth."""
-        begin, end = began + self.seconds / 3, began + self.seconds
+        begin, end = began + self._settled, began + self.seconds
         quiet = [s for s in self.samples if begin <= s.at < end]
         tenth = max(1, len(quiet) // 10)
         if len({s.pid for s in quiet}) != 1:
             violations.append("the engine process did not live through the time in which nothing was killed")
             return {}
-        found: dict[str, Any] = {"from_second": self.seconds / 3, "samples": len(quiet)}
+        found: dict[str, Any] = {"from_second": self._settled, "samples": len(quiet)}
         for name in ("front", "engine"):
             sizes = [getattr(s, name) / MB for s in quiet]
             before, after = statistics.median(sizes[:tenth]), statistics.median(sizes[-tenth:])

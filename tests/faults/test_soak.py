@@ -38,11 +38,11 @@ def soak(**fields) -> Soak:
 
 
 class TestVerdict:
-    """What the figures are taken for; times from 0, one engine process from second 30 to 90."""
+    """What the figures are taken for; times from 0, one engine process from second 54 to 90."""
 
     def test_memory(self) -> None:
         found: list[str] = []
-        grown = [Sample(t, 100 * MB, (200 + t // 9) * MB, 7) for t in range(90)]
+        grown = [Sample(t, 100 * MB, (200 + t // 5) * MB, 7) for t in range(90)]
         figures = soak(samples=grown)._memory(0, found)
         assert figures["front"]["growth_mb"] == 0
         assert figures["engine"]["growth_mb"] == pytest.approx(6, abs=1)
