@@ -52,66 +52,12 @@ class Reply:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-class Server:
-    """`specllama serve` with these flags; a context manager that ends it. lines: what it said on stderr."""
+class Api:
+    """What is served at an address."""
 
-    def __init__(
-        self,
-        home: Path,
-        *flags: str,
-        env: Mapping[str, str | None] | None = None,
-        calibrate: bool = False,
-    ) -> None:
-        self.home = home
-        quiet = () if calibrate else ("--no-calibrate",)
-        command = Command(home)
-        self.process = command.start(
-            "serve", "--port", "0", *quiet, *flags, env=env, stdout=subprocess.DEVNULL
-        )
-        self.lines: list[str] = []
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
         self._links: list[http.client.HTTPConnection] = []
-        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-        self.host, self.port = "", 0
-
-    def __enter__(self) -> Server:
-        found = re.search(r"at http://(\S+):(\d+)/v1", self.wait_for("serving "))
-        assert found is not None
-        self.host, self.port = found[1].strip("[]"), int(found[2])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(SOON)
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Leave all requests that `begin` sent."""
-        for link in self._links:
-            link.close()
-        self._links.clear()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as pipe:
-            for raw in pipe:
-                line = raw.decode("utf-8", "replace").rstrip("\n")
-                self.lines.append(line)
-                self._said.put(line)
-        self._said.put(None)
-
-    def wait_for(self, needle: str, seconds: float = START) -> str:
-        """The next line on stderr with this in it."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                line = self._said.get(timeout=max(0.01, deadline - time.monotonic()))
-            except queue.Empty:
-                raise AssertionError(f"no line with {needle!r}: {self.lines[-20:]}") from None
-            assert line is not None, self.lines
-            if needle in line:
-                return line
 
     @property
     def url(self) -> str:
@@ -160,6 +106,19 @@ class Server:
         self._links.append(link)
         return link
 
+    def hang_up(self) -> None:
+        """Leave all requests that `begin` sent."""
+        for link in self._links:
+            link.close()
+        self._links.clear()
+
+    def answers(self) -> bool:
+        """Whether there is an engine."""
+        try:
+            return self.get("/health").status == 200
+        except ConnectionError:
+            return False
+
     def raw(self, data: bytes, seconds: float = SOON) -> bytes:
         """What comes back for these bytes until the server closes or says nothing for a while."""
         found = b""
@@ -184,17 +143,72 @@ class Server:
             time.sleep(0.02)
         return time.monotonic() - began
 
-    def engine(self) -> psutil.Process:
-        """Its engine process."""
-        found: list[psutil.Process] = []
-        self.until(lambda: found.extend(psutil.Process(self.process.pid).children()) or found)
-        return found[0]
-
     def samples(self) -> dict[str, float]:
         """The metrics: name with labels to value."""
         lines = self.get("/metrics").body.decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
+
+
+class Server(Api):
+    """`specllama serve` with these flags; a context manager that ends it. lines: what it said on stderr."""
+
+    def __init__(
+        self,
+        home: Path,
+        *flags: str,
+        env: Mapping[str, str | None] | None = None,
+        calibrate: bool = False,
+    ) -> None:
+        super().__init__("", 0)
+        self.home = home
+        quiet = () if calibrate else ("--no-calibrate",)
+        command = Command(home)
+        self.process = command.start(
+            "serve", "--port", "0", *quiet, *flags, env=env, stdout=subprocess.DEVNULL
+        )
+        self.lines: list[str] = []
+        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Server:
+        found = re.search(r"at http://(\S+):(\d+)/v1", self.wait_for("serving "))
+        assert found is not None
+        self.host, self.port = found[1].strip("[]"), int(found[2])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(SOON)
+        self.hang_up()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as pipe:
+            for raw in pipe:
+                line = raw.decode("utf-8", "replace").rstrip("\n")
+                self.lines.append(line)
+                self._said.put(line)
+        self._said.put(None)
+
+    def wait_for(self, needle: str, seconds: float = START) -> str:
+        """The next line on stderr with this in it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._said.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no line with {needle!r}: {self.lines[-20:]}") from None
+            assert line is not None, self.lines
+            if needle in line:
+                return line
+
+    def engine(self) -> psutil.Process:
+        """Its engine process."""
+        found: list[psutil.Process] = []
+        self.until(lambda: found.extend(psutil.Process(self.process.pid).children()) or found)
+        return found[0]
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = SOON) -> int:
         """Send a signal; the exit code."""

@@ -81,5 +81,5 @@ def write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except (BrokenPipeError, ValueError):
-        pass  # nobody listens
+    except (OSError, ValueError):
+        pass  # nobody listens, or there is no room for it

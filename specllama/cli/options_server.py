@@ -18,6 +18,13 @@ SERVING = table(
     ("api_key_file", "--api-key-file", str, "a file with one such key a line", "FILE"),
     ("timeout", "--timeout", float, "seconds that a request may take (default 3600, 0 for no limit)", "S"),
     ("drain", "--drain", float, "seconds that what runs has to end after SIGTERM (default 30)", "S"),
+    (
+        "client_timeout",
+        "--client-timeout",
+        float,
+        "seconds for a client to send or to read (default 30)",
+        "S",
+    ),
     ("allowed_host", "--allowed-host", list, "a name in the Host header beside this machine's own", "NAME"),
     ("allowed_origin", "--allowed-origin", list, "web pages from this origin may ask", "URL"),
     ("log_prompts", "--log-prompts", bool, "write what clients ask to the log"),

@@ -55,6 +55,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         "queue": v.get("queue"),
         "seconds": v.get("timeout"),
         "drain_seconds": v.get("drain"),
+        "client_seconds": v.get("client_timeout"),
         "log_prompts": v.get("log_prompts"),
     }
     n_slots = v.get("n_slots", SLOTS)

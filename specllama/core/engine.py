@@ -320,6 +320,7 @@ class Engine:
             slot.owner, slot.ids = generation, []
             generation.seq_id, generation.n_past = slot.seq_id, n_past
             generation.stats.n_reused = min(n_past, generation.n_prompt)
+            generation.admitted = generation.admitted or self.clock()
             self.active.append(generation)
 
     def _release(self, generation: Generation, keep: bool = False) -> None:

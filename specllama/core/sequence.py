@@ -80,6 +80,7 @@ class Generation:
     finish_reason: FinishReason | None = None
     problem: str = ""  # why it was ended, where its grammar could not go on
     submitted: float = 0.0
+    admitted: float = 0.0  # to its first slot
     first_token: float = 0.0
     stats: RunStats = field(default_factory=RunStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where they were asked for

@@ -276,6 +276,7 @@ class Host:
             learning.was_off()
         missing = bool(learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0))
         known = {"stored_t1": learning.t1, "epsilon": self.engine.epsilon, "missing": missing}
+        known |= {"queue_seconds": g.admitted - g.submitted if g.admitted else None}
         return known | said.to_dict()
 
     def _fail(self, error: Exception) -> None:

@@ -254,7 +254,7 @@ class Tokens:
 class Done:
     """From the engine: a generation ended. text: what was still held back, runs as in Item. stats: RunStats
     as a dict; extra: what else the read-out needs, stop_string among it (None: ended by an end token or a
-    limit).
+    limit) and queue_seconds (from the request to its slot; None: it never had one).
     """
 
     id: int

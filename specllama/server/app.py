@@ -28,9 +28,10 @@ from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests.chat import ChatRequest
 from specllama.server.requests.common import Sampled
 from specllama.server.requests.completions import CompletionRequest
+from specllama.server.requests.fields import Model
 from specllama.server.requests.reading import read
 from specllama.server.requests.tokens import DetokenizeRequest, TemplateRequest, TokenizeRequest
-from specllama.server.respond import Answer
+from specllama.server.respond import Answer, Limits
 from specllama.server.security import Gate
 from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME
@@ -49,7 +50,7 @@ class Routes:
         self._created = int(time.time())
 
     async def chat(self, request: Request) -> Response:
-        asked = await read(request, ChatRequest)
+        asked = await self._read(request, ChatRequest)
         self._check_name(asked.model)
         wanted = asked.generation(dict(self._settings.sampling), dict(self._settings.variables))
         self._log_prompt(request, wanted.messages)
@@ -57,7 +58,7 @@ class Routes:
         return await self._answer(asked, ChatWriter(shape), [Wanted(wanted, splits=True)])
 
     async def completions(self, request: Request) -> Response:
-        asked = await read(request, CompletionRequest)
+        asked = await self._read(request, CompletionRequest)
         self._check_name(asked.model)
         wanted = asked.generations(dict(self._settings.sampling))
         self._log_prompt(request, asked.prompt)
@@ -105,19 +106,19 @@ class Routes:
         return JSONResponse(llama_server.slots(found, self._supervisor.info))
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await read(request, TokenizeRequest)
+        asked = await self._read(request, TokenizeRequest)
         found = await self._supervisor.ask(
             lambda id_: m.Tokenize(id_, asked.content, asked.add_special, asked.parse_special)
         )
         return JSONResponse(llama_server.tokens(found, asked.with_pieces))
 
     async def detokenize(self, request: Request) -> Response:
-        asked = await read(request, DetokenizeRequest)
+        asked = await self._read(request, DetokenizeRequest)
         found = await self._supervisor.ask(lambda id_: m.Detokenize(id_, asked.tokens))
         return JSONResponse({"content": found["text"]})
 
     async def apply_template(self, request: Request) -> Response:
-        asked = await read(request, TemplateRequest)
+        asked = await self._read(request, TemplateRequest)
         self._check_name(asked.model)
         messages, prefix = asked.parts()
         variables = dict(self._settings.variables) | asked.variables()
@@ -145,9 +146,13 @@ class Routes:
             speculate=speculation.enabled,
         )
 
+    async def _read(self, request: Request, model: type[Model]) -> Model:
+        return await read(request, model, self._settings.client_seconds)
+
     async def _answer(self, asked: Sampled, writer: Writer, prompts: Sequence[Wanted]) -> Response:
         job = await self._service.start(prompts, asked.n)
-        return Answer(job, writer, asked.stream, self._settings.seconds)
+        limits = Limits(self._settings.seconds, self._settings.client_seconds)
+        return Answer(job, writer, asked.stream, limits)
 
     def _check_name(self, name: str | None) -> None:
         if name is not None and not self._settings.serves(name):

@@ -114,6 +114,8 @@ class Job:
         over = isinstance(message, (m.Done, SpecllamaError))
         if isinstance(message, m.Done):
             self.stored_t1 = message.extra.get("stored_t1")
+            if (queued := message.extra.get("queue_seconds")) is not None:
+                self._metrics.queued.observe(queued)
             first_of_prompt = reader.index == 0 or self.wanted[reader.index - 1].prompt != reader.prompt
             self._metrics.count(RunStats.from_dict(message.stats), first_of_prompt)
         if isinstance(message, SpecllamaError):

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from specllama.core.stats import RunStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _GAPS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -50,6 +50,7 @@ class Metrics:
         self.drafted_by = counter("draft_tokens_by_drafter", "draft tokens verified", ("drafter",))
         self.forced = counter("forced_tokens", "tokens that a grammar forced, which are no draft tokens")
         self.rate = histogram("acceptance_rate", "share of its draft tokens that a text accepted", _RATES)
+        self.queued = histogram("queue_seconds", "from the request to its slot", _SECONDS)
         self.first_token = histogram("time_to_first_token_seconds", "from the request", _SECONDS)
         self.between_tokens = histogram("inter_token_seconds", "between the tokens of a text", _GAPS)
         self.seconds = histogram("request_seconds", "from the request to the end of its last text", _SECONDS)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from dataclasses import dataclass
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.writer import Writer, to_json
@@ -19,7 +19,14 @@ from specllama.server.events import Event, Start
 from specllama.server.jobs import Job
 
 PING_SECONDS = 15.0  # of silence, after which a stream says that it is still there
-PATIENCE_SECONDS = 30.0  # that a client may leave what was sent unread
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. answer: that the whole may take, 0 for no limit. client: that what was sent may lie unread."""
+
+    answer: float
+    client: float
 
 
 class ClientGoneError(Exception):
@@ -27,22 +34,26 @@ class ClientGoneError(Exception):
 
 
 class Answer(Response):
-    """The answer to a request that a job works on. seconds: that it may take, 0 for no limit.
+    """The answer to a request that a job works on.
 
     Errors before the first byte are raised, those behind it are an event of the stream.
     """
 
-    def __init__(self, job: Job, writer: Writer, stream: bool, seconds: float) -> None:
+    def __init__(self, job: Job, writer: Writer, stream: bool, limits: Limits) -> None:
         super().__init__(media_type=writer.media_type if stream else "application/json")
-        self._job, self._writer, self._stream, self._seconds = job, writer, stream, seconds
+        self._job, self._writer, self._stream, self._limits = job, writer, stream, limits
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Raises SpecllamaError while nothing was sent, ClientGoneError."""
         loop, limit = asyncio.get_running_loop(), None
-        if self._seconds:
-            limit = loop.call_later(self._seconds, self._job.expire)
+        if self._limits.answer:
+            limit = loop.call_later(self._limits.answer, self._job.expire)
         write = self._write_stream if self._stream else self._write_whole
-        work = asyncio.ensure_future(write(send))
+
+        async def timed(message: Message) -> None:
+            await _send(send, message, self._limits.client)
+
+        work = asyncio.ensure_future(write(timed))
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -62,8 +73,8 @@ class Answer(Response):
             self._writer.fold.take(events)
         self.body = to_json(self._writer.answer())
         self.init_headers({"content-type": "application/json"})
-        await _send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await _send(send, {"type": "http.response.body", "body": self.body})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
 
     async def _write_stream(self, send: Send) -> None:
         writer, sent = self._writer, False
@@ -74,8 +85,8 @@ class Answer(Response):
                 sent = True
                 self.raw_headers = [h for h in self.raw_headers if h[0] != b"content-length"]
                 self.raw_headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-                await _send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send(send, {"type": "http.response.body", "body": data, "more_body": more})
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
 
         try:
             async with aclosing(_with_pings(self._job.batches())) as batches:
@@ -119,10 +130,10 @@ async def _with_pings(batches: AsyncIterator[Sequence[Event]]) -> AsyncGenerator
         await asyncio.gather(pending, return_exceptions=True)
 
 
-async def _send(send: Send, message: dict[str, Any]) -> None:
+async def _send(send: Send, message: Message, seconds: float) -> None:
     """Raises ClientGoneError where the client does not read."""
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(seconds):
             await send(message)
     except TimeoutError:
         raise ClientGoneError from None

@@ -19,8 +19,8 @@ import uvicorn
 
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
 from specllama.server.app import build
+from specllama.server.connection import limited
 from specllama.server.metrics import Metrics
-from specllama.server.respond import PATIENCE_SECONDS
 from specllama.server.security import unexpected
 from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
@@ -41,15 +41,15 @@ def serve(
     URL. Raises UsageError and ResourceError for the address, and what loading raises.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what matters is said by `say`
-    listener = listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port, settings.client_seconds)
     with listener:
         supervisor = Supervisor(settings.load, say, log, progress)
         return asyncio.run(_serve(settings, supervisor, listener, say, ready))
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UsageError for an address that is none, ResourceError for one that cannot be
-    had.
+def listen(host: str, port: int, seconds: float) -> socket.socket:
+    """A listening socket; the system drops who leaves what it was sent unread for so long. Raises UsageError
+    for an address that is none, ResourceError for one that cannot be had.
     """
     where = f"{host}:{port}"
     try:
@@ -62,9 +62,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # the system drops who reads nothing
-            timeout = int(1000 * PATIENCE_SECONDS)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds) + 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -164,7 +163,7 @@ def _complaint(context: Mapping[str, Any]) -> str:
 def _config(service: Service, say: Say) -> uvicorn.Config:
     return uvicorn.Config(
         build(service, say),
-        http="h11",
+        http=limited(service.settings.client_seconds, service.n_slots + service.settings.queue),
         ws="none",
         loop="asyncio",
         lifespan="off",

@@ -20,6 +20,7 @@ class ServerSettings:
     """names: what clients may call the model, the first one is shown, "*" stands for any. keys: API keys, one
     of which a client has to send; none needed without. queue: texts that may wait for a slot. seconds: that a
     request may take, 0 for no limit. drain_seconds: that what runs may take to its end after a SIGTERM.
+    client_seconds: that a client may take to send its request, or leave what it was sent unread.
     hosts, origins: names of this server and web pages that are let in beside those of the address itself.
     sampling, variables: of requests that bring none. Raises UsageError.
     """
@@ -32,6 +33,7 @@ class ServerSettings:
     queue: int = 64
     seconds: float = 3600.0
     drain_seconds: float = 30.0
+    client_seconds: float = 30.0
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     log_prompts: bool = False
@@ -48,6 +50,8 @@ class ServerSettings:
         for flag, seconds in (("--timeout", self.seconds), ("--drain", self.drain_seconds)):
             if not 0 <= seconds <= 1e9:
                 raise UsageError(f"{flag} must be seconds from 0, not {seconds:g}")
+        if not 0 < self.client_seconds <= 1e6:
+            raise UsageError(f"--client-timeout must be seconds above 0, not {self.client_seconds:g}")
         if not self.host.strip() or "\0" in self.host:
             raise UsageError("--host needs an address or the name of one")
         if not self.keys and not is_loopback(self.host):

@@ -89,6 +89,23 @@ class TestQueue:
         small.until(lambda: small.n_busy() == 0, FREE)
         assert small.complete(max_tokens=1).status == 200
 
+    def test_the_time_in_it(self, small: Server) -> None:
+        """Of those that came to a slot; who leaves before has none."""
+        before = small.samples()
+        running, leaving, waiting = (small.begin(**FOR_EVER, stream=True) for _ in range(3))
+        small.until(lambda: small.samples()["specllama_texts_waiting"] == 2)
+        leaving.close()
+        time.sleep(0.2)
+        running.close()
+        first_event(waiting)
+        waiting.close()
+        small.until(lambda: small.samples()["specllama_texts_running"] == 0, FREE)
+        after = small.samples()
+        grown = {n: after[n] - before[n] for n in after if n.startswith("specllama_queue_seconds_")}
+        assert grown["specllama_queue_seconds_count"] == 2
+        assert grown["specllama_queue_seconds_sum"] >= 0.2
+        assert grown['specllama_queue_seconds_bucket{le="0.1"}'] == 1
+
     def test_more_texts_than_places_alone(self, small: Server) -> None:
         assert len(small.complete(max_tokens=1, n=8).json["choices"]) == 8
 
@@ -96,12 +113,13 @@ class TestQueue:
         """Everybody is refused at once or answered; the answer is what it is alone."""
         with Server(tmp_path, "--queue", "30", "-c", "4096", "--draft-max", "2") as one:
             ask = lambda seed: one.complete(max_tokens=6, seed=seed, temperature=1)  # noqa: E731
-            with ThreadPoolExecutor(80) as pool:
-                replies = list(pool.map(ask, range(80)))
+            with ThreadPoolExecutor(200) as pool:
+                replies = list(pool.map(ask, range(200)))
             statuses = [reply.status for reply in replies]
             assert set(statuses) <= {200, 429}
             assert statuses.count(200) >= 34
             assert all(reply.json["choices"][0]["text"] for reply in replies if reply.status == 200)
+            assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.status == 429)
             assert one.samples()["specllama_texts_running"] == 0
 
 

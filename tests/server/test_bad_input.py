@@ -44,6 +44,8 @@ for _ in range(40):
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -3}, "max_tokens"),
         ({"max_completion_tokens": 10**12}, "max_completion_tokens"),
+        ({"n_predict": -3}, "n_predict"),
+        ({"n_predict": 2**31}, "n_predict"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": ["x"] * 100_000}, "stop"),
         ({"stop": [""]}, "stop[0]"),
@@ -177,6 +179,19 @@ def test_what_is_no_body(server: Server, body: bytes, needle: str) -> None:
 def test_an_empty_prompt_is_one_where_the_model_has_a_beginning(server: Server) -> None:
     found = server.complete("", max_tokens=2, ignore_eos=True).json["usage"]
     assert (found["prompt_tokens"], found["completion_tokens"]) == (1, 2)
+
+
+def test_a_length_beyond_all_bounds_ends_with_the_context(exact: Server) -> None:
+    for length in (2**31 - 1, -2):
+        reply = exact.complete("zip", max_tokens=length, ignore_eos=True).json
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert 500 < reply["usage"]["total_tokens"] <= 513
+
+
+def test_a_model_that_is_not_served(server: Server) -> None:
+    for reply in (server.chat(model="another"), server.complete(model="another")):
+        assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+        assert "pydoc-target" in reply.error["message"]
 
 
 def test_a_surrogate_pair_is_a_character(server: Server) -> None:

@@ -41,6 +41,7 @@ def test_they_agree_with_the_responses(tmp_path) -> None:
             ),
             "specllama_forced_tokens_total": sum(f["speculation"]["forced_tokens"] for f in found),
             "specllama_texts_total": 7,
+            "specllama_queue_seconds_count": 7,
             "specllama_time_to_first_token_seconds_count": 7,
             "specllama_request_seconds_count": 4,
         }

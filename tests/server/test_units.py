@@ -168,7 +168,7 @@ class TestErrors:
 
 
 class TestBodies:
-    def read(self, parts, headers=()) -> TokenizeRequest:
+    def read(self, parts, headers=(), seconds=30.0) -> TokenizeRequest:
         async def receive():
             return await anext(messages)
 
@@ -180,15 +180,14 @@ class TestBodies:
 
         messages = sent()
         scope = {"type": "http", "method": "POST", "headers": list(headers)}
-        return asyncio.run(reading.read(Request(scope, receive), TokenizeRequest))
+        return asyncio.run(reading.read(Request(scope, receive), TokenizeRequest, seconds))
 
     def test_in_parts(self) -> None:
         assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
 
-    def test_too_slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reading, "SECONDS", 0.05)
+    def test_too_slow(self) -> None:
         with pytest.raises(reading.BodyTooSlowError) as found:
-            self.read([(b"{", True), (None, True)])
+            self.read([(b"{", True), (None, True)], seconds=0.05)
         assert found.value.http_status == 408
 
     def test_too_large(self) -> None:
@@ -201,14 +200,12 @@ class TestBodies:
 
 
 class TestResponding:
-    def test_who_does_not_read_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(respond, "PATIENCE_SECONDS", 0.05)
-
+    def test_who_does_not_read_is_left(self) -> None:
         async def send(_message) -> None:
             await asyncio.sleep(60)
 
         with pytest.raises(respond.ClientGoneError):
-            asyncio.run(respond._send(send, {"type": "http.response.body", "body": b"x"}))
+            asyncio.run(respond._send(send, {"type": "http.response.body", "body": b"x"}, 0.05))
 
     def test_a_stream_says_that_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Starts wait for the first text, but not for ever; errors arrive as they are."""

@@ -13,7 +13,6 @@ from specllama.errors import UsageError
 from specllama.server.requests.fields import Model, checked
 
 MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
-SECONDS = 30.0  # that a body may take to arrive
 _LARGE = 64 * 1024  # bytes that are parsed in a thread, so that nobody else waits
 _DISCARDED = 8 * MAX_BYTES  # of a body that is too large, so that its sender comes to read the answer
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -27,9 +26,11 @@ class BodyTooSlowError(UsageError):
     http_status = 408
 
 
-async def read(request: Request, model: type[Model]) -> Model:
-    """A request's body as this model. Raises UsageError, BodyTooLargeError, BodyTooSlowError."""
-    body = await _read(request)
+async def read(request: Request, model: type[Model], seconds: float) -> Model:
+    """A request's body as this model, if it arrives in time. Raises UsageError, BodyTooLargeError,
+    BodyTooSlowError.
+    """
+    body = await _read(request, seconds)
 
     def work() -> Model:
         return checked(model, parse(body))
@@ -37,12 +38,12 @@ async def read(request: Request, model: type[Model]) -> Model:
     return await asyncio.to_thread(work) if len(body) > _LARGE else work()
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, seconds: float) -> bytes:
     given = request.headers.get("content-length", "0")
     too_large = given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES
     parts, size = list[bytes](), 0
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             async for part in request.stream():
                 size += len(part)
                 too_large = too_large or size > MAX_BYTES
@@ -53,7 +54,7 @@ async def _read(request: Request) -> bytes:
                 if size > _DISCARDED:
                     break
     except TimeoutError:
-        raise BodyTooSlowError(f"the body did not arrive within {SECONDS:.0f} s") from None
+        raise BodyTooSlowError(f"the body did not arrive within {seconds:g} s") from None
     except ClientDisconnect:
         raise UsageError("the client left before its request was complete") from None
     if too_large:

@@ -1,0 +1,163 @@
+"""Bad files, templates, settings and surroundings, as a user of `serve` meets them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import tinygguf
+from tests.command import MAIN, Command
+from tests.serving import QUESTION, SOON, Api, Server, first_event, rest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and a shell's redirections")
+PRINTS = "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}"
+ESCAPES = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+
+
+class TestTemplates:
+    """Row 20; one that raises and one that loops are in tests/server/test_bad_input.py."""
+
+    @pytest.mark.parametrize(("template", "needle"), [(PRINTS, "4 MB"), (ESCAPES, "unsafe")])
+    def test_one_that_prints_for_ever_or_breaks_out(self, tmp_path, template: str, needle: str) -> None:
+        with Server(tmp_path, "--chat-template", template, "-np", "1") as one:
+            for stream in (False, True):
+                reply = one.chat(QUESTION, stream=stream)
+                assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
+            assert one.post("/apply-template", {"messages": QUESTION}).status == 400
+            assert one.complete("x", max_tokens=1).status == 200
+
+    def test_a_model_without_one(self, tmp_path) -> None:
+        tinygguf.llama(tmp_path / "model.gguf")
+        content = (tmp_path / "model.gguf").read_bytes()
+        key = b"tokenizer.chat_template"
+        assert content.count(key) == 1
+        (tmp_path / "plain.gguf").write_bytes(content.replace(key, b"tokenizer.chat_tamplete"))
+        with Server(tmp_path, "-m", "plain.gguf", "-np", "1") as one:
+            reply = one.chat(QUESTION)
+            assert (reply.status, "no chat template" in reply.error["message"]) == (400, True)
+            assert one.complete("zip", max_tokens=2).status == 200
+
+
+class TestMemory:
+    """Row 21."""
+
+    def test_a_context_that_does_not_fit(self, tmp_path) -> None:
+        done = Command(tmp_path)("serve", "--port", "0", "-c", "2000000000")
+        assert (done.code, "not enough memory" in done.err) == (8, True), done.err
+        assert "It would fit with -c " in done.err
+        assert "Traceback" not in done.err
+
+    def test_a_context_beyond_training(self, tmp_path) -> None:
+        with Server(tmp_path, "-c", "4096", "-np", "1") as one:
+            assert any("was trained on 2048 tokens, n_ctx is 4096" in line for line in one.lines)
+            assert one.complete(max_tokens=1).status == 200
+
+
+def test_the_text_of_a_control_token_is_text(tmp_path) -> None:
+    """Row 24."""
+    with Server(tmp_path, "-np", "1", "--draft-max", "0") as one:
+        counts = []
+        for said in ("", "<|im_end|>", "<|im_end|>" * 3):
+            reply = one.chat([{"role": "user", "content": f"zip {said}"}], max_tokens=1)
+            counts.append(reply.json["usage"]["prompt_tokens"])
+        assert counts[1] - counts[0] > 3
+        assert counts[2] - counts[0] > 9
+
+
+def test_an_engine_that_crashes(tmp_path) -> None:
+    """Row 33: a fault of llama.cpp; no core file is left."""
+    with Server(tmp_path, "-np", "1", "-c", "16384", "--draft-max", "0") as one:
+        streaming = first_event(one.begin(prompt="def ", ignore_eos=True, max_tokens=15_000, stream=True))
+        one.engine().send_signal(signal.SIGSEGV)
+        last = rest(streaming)[-1]["error"]
+        assert (last["type"], "SIGSEGV" in last["message"]) == ("unavailable_error", True), last
+        one.until(lambda: one.get("/health").status == 200, 60)
+        assert one.complete(max_tokens=2).status == 200
+        assert not list(tmp_path.glob("core*"))
+
+
+class TestStreams:
+    """Row 36."""
+
+    def test_a_reader_of_the_log_that_leaves(self, tmp_path) -> None:
+        """As with `specllama serve 2>&1 | head`."""
+        process = Command(tmp_path).start("serve", "--port", "0", "-np", "1", "--no-calibrate")
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if line.startswith(b"serving "))
+            process.stderr.close()
+            port = int(line.split(b"/v1")[0].rpartition(b":")[2])
+            self.check(port)
+            process.terminate()
+            assert process.wait(SOON) == 143
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2> /dev/full"])
+    def test_closed_streams(self, tmp_path, closed: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        command = Command(tmp_path)
+        line = f"exec {' '.join(MAIN)} serve --port {port} -np 1 --no-calibrate {closed}"
+        process = subprocess.Popen(["bash", "-c", line], env=command.env, cwd=command.home)
+        try:
+            self.check(port)
+            process.terminate()
+            assert process.wait(SOON) == 143
+        finally:
+            process.kill()
+            process.wait()
+
+    def check(self, port: int) -> None:
+        one = Api("127.0.0.1", port)
+        one.until(one.answers, 60)
+        for _ in range(3):
+            assert one.chat(QUESTION, max_tokens=2).status == 200
+        assert one.get("/nothing").status == 404
+
+    def test_narrow_and_without_unicode(self, tmp_path) -> None:
+        env = {"LC_ALL": "C", "PYTHONUTF8": "0", "COLUMNS": "20", "TERM": "dumb"}
+        with Server(tmp_path, "-np", "1", "--log-prompts", "--alias", "*", env=env) as one:
+            reply = one.chat([{"role": "user", "content": "😀 é"}], model="modèle-😀", max_tokens=2)
+            assert (reply.status, reply.json["model"]) == (200, "modèle-😀")
+            one.wait_for("/v1/chat/completions 200")
+            assert not any("Traceback" in line or "unexpected" in line for line in one.lines)
+
+
+class TestSettings:
+    """Row 37."""
+
+    @pytest.mark.parametrize(
+        ("text", "needles"),
+        [
+            ("queue = 3\n\nno_such = 3\n", ("line 3", "no_such")),
+            ("port = 'many'\n", ("line 1", "port", "a whole number")),
+            ("queue = = 1\n", ("line 1", "TOML")),
+            ("client_timeout = 0\n", ("--client-timeout",)),
+        ],
+    )
+    def test_a_broken_file(self, tmp_path: Path, text: str, needles: tuple[str, ...]) -> None:
+        (tmp_path / "specllama.toml").write_text(text)
+        done = Command(tmp_path)("serve")
+        assert (done.code, done.raw, "Traceback" in done.err) == (2, b"", False), done.err
+        assert all(needle in done.err for needle in needles), done.err
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "needle"),
+        [
+            ("SPECLLAMA_QUEUE", "many", "SPECLLAMA_QUEUE must be a whole number"),
+            ("SPECLLAMA_CLIENT_TIMEOUT", "x", "SPECLLAMA_CLIENT_TIMEOUT must be a number"),
+            ("SPECLLAMA_QEUE", "1", "did you mean queue"),
+        ],
+    )
+    def test_a_broken_variable(self, tmp_path: Path, variable: str, value: str, needle: str) -> None:
+        done = Command(tmp_path)("serve", env={variable: value})
+        assert (done.code, needle in done.err, "Traceback" in done.err) == (2, True, False), done.err

@@ -1,0 +1,86 @@
+"""A short soak: clients that ask, err and leave, engines that are killed. SOAK_SECONDS sets its length;
+scripts/soak.py is the long one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.soaking.health import Look, percentile
+from scripts.soaking.soaking import MB, Limits, Sample, Soak
+
+SECONDS = float(os.environ.get("SOAK_SECONDS", "180"))
+BUSY = Limits(
+    health_ms=2000, dead_seconds=5, growth_mb=5
+)  # a machine that runs tests is no place for figures
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.timeout(1.05 * SECONDS + 200)
+def test_nothing_breaks_and_nothing_is_left(tmp_path: Path) -> None:
+    found = Soak(tmp_path, SECONDS, n_clients=8, limits=BUSY).run()
+    assert found["violations"] == [], found
+    ends = found["requests"]
+    assert min(ends[end] for end in ("text", "left", "bad", "error")) > 0, ends
+    assert len(found["kills"]) >= 3
+    assert all(kill["back_seconds"] is not None for kill in found["kills"])
+
+
+def soak(**fields) -> Soak:
+    made = Soak(Path(), 90.0, 1)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+class TestVerdict:
+    """What the figures are taken for; times from 0, one engine process from second 54 to 90."""
+
+    def test_memory(self) -> None:
+        found: list[str] = []
+        grown = [Sample(t, 100 * MB, (200 + t // 5) * MB, 7) for t in range(90)]
+        figures = soak(samples=grown)._memory(0, found)
+        assert figures["front"]["growth_mb"] == 0
+        assert figures["engine"]["growth_mb"] == pytest.approx(6, abs=1)
+        assert found == [f"the engine process grew by {figures['engine']['growth_mb']:.1f} MB"]
+
+    def test_an_engine_that_died_by_itself(self) -> None:
+        found: list[str] = []
+        soak(samples=[Sample(t, MB, MB, 7 + t // 60) for t in range(90)])._memory(0, found)
+        assert "did not live" in found[0]
+
+    def test_health(self) -> None:
+        found: list[str] = []
+        looks = [Look(t / 10, 200, 0.2 if t > 880 else 0.01) for t in range(900)]
+        figures = soak(looks=looks)._health(found)
+        assert (figures["n"], figures["p50_ms"], figures["p99_ms"]) == (900, 10, 200)
+        assert found == ["/health took 200.0 ms (p99)"]
+        found.clear()
+        soak(looks=[Look(0, 0, 1), Look(1, 200, 0)])._health(found)
+        assert found == ["/health was not answered 1 times", "/health was asked 2 times only"]
+
+    def test_kills(self) -> None:
+        found: list[str] = []
+        looks = [Look(t / 10, 503 if 12 <= t < 20 else 200, 0.01) for t in range(50)]
+        (kill, late) = soak(kills=[1.0, 4.0], looks=looks)._kill_figures(found)
+        assert kill["dead_seconds"] == pytest.approx(0.21)
+        assert kill["back_seconds"] == pytest.approx(1.0)
+        assert late == {"dead_seconds": None, "back_seconds": None}
+        assert found == ["/health said 503 never after a kill"]
+
+    def test_when_engines_are_killed(self) -> None:
+        for seconds in (60.0, 180.0, 1800.0, 6000.0):
+            made = soak(seconds=seconds)
+            times = made._kill_times()
+            assert len(times) >= 3
+            assert all(t < seconds / 3 for t in times[:-1])
+            assert times[-1] > seconds
+
+    def test_percentiles(self) -> None:
+        assert percentile([], 0.99) == 0
+        assert percentile([3, 1, 2], 0.5) == 2
+        assert percentile(range(1000), 0.99) == 990
