@@ -141,7 +141,8 @@ def _method(about: Mapping[str, Any]) -> Iterator[str]:
         target's), a workload and a temperature. In each all ways of decoding answer the same prompts with the
         same files, threads and seeds, {about["n"]} tokens each, prompts per workload:
         {about["per_workload"]}, runs: {about["runs"]}, in another order each time, each in a process of its
-        own.""",
+        own. At a temperature each run has another seed, and llama.cpp writes other texts than specllama does,
+        which may be easier or harder to draft for: there, only the mean of many cells says something.""",
         """Rates are by each program's own clock: decoded tokens over the time behind the prompt. specllama
         runs as it is by default; its plain decoding is `--draft-max 0`. llama.cpp's plain decoding is
         `llama-completion`, by the time of its decodes alone; all else of llama.cpp is
