@@ -6,12 +6,29 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Protocol
 
 N_GRAM = 3  # tokens that must agree before anything is copied
 N_CANDIDATES = 8  # latest occurrences that are compared
 MAX_COMPARED = 32  # tokens compared backwards per candidate
 ID_BITS = 20  # three ids in 60 bits: a Python int of 32 bytes
 KEY_MASK = (1 << ID_BITS * N_GRAM) - 1
+
+
+class Index(Protocol):
+    """A text that grows, and where in `source` its end has stood. own: the source is the
+    text itself. What is no id there is no token.
+    """
+
+    own: bool
+    tokens: array[int]
+
+    @property
+    def source(self) -> Sequence[int]: ...
+    def build(self, n_tokens: int) -> int: ...
+    def append(self, token: int) -> None: ...
+    def candidates(self) -> list[int]: ...
+    def longest(self) -> tuple[int, int]: ...
 
 
 class TokenIndex:
@@ -22,12 +39,18 @@ class TokenIndex:
     """
 
     __slots__ = ("_earlier", "_key", "_latest", "tokens")
+    own = True
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = array("i", tokens)
         self._earlier = array("i")  # by position of a run's last token; ends are exclusive, so 0 says none
         self._latest: dict[int, int] = {}
         self._key = 0
+
+    @property
+    def source(self) -> array[int]:
+        """What is copied from: the text itself."""
+        return self.tokens
 
     def build(self, n_tokens: int) -> int:
         """Index up to `n_tokens` more; the number still to be indexed."""
@@ -59,15 +82,21 @@ class TokenIndex:
 
     def longest(self) -> tuple[int, int]:
         """The position behind the candidate that agrees longest with the end, and how long; (0, 0): none."""
-        tokens, n = self.tokens, len(self.tokens)
-        best, length = 0, 0
-        for end in self.candidates():
-            most = min(end, MAX_COMPARED)
-            if best and (length >= most or tokens[end - length - 1] != tokens[n - length - 1]):
-                continue  # cannot be longer than the best
-            k = N_GRAM
-            while k < most and tokens[end - k - 1] == tokens[n - k - 1]:
-                k += 1
-            if k > length:
-                best, length = end, k
-        return best, length
+        return longest(self.tokens, self.tokens, self.candidates())
+
+
+def longest(source: Sequence[int], tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:
+    """Of the places in `source` that end with the last three of `tokens`, the one that agrees with most of
+    them, and with how many; (0, 0) without any. Of equal ones the first.
+    """
+    n, best, length = len(tokens), 0, 0
+    for end in ends:
+        most = min(end, n, MAX_COMPARED)
+        if best and (length >= most or source[end - length - 1] != tokens[n - length - 1]):
+            continue  # cannot be longer than the best
+        k = N_GRAM
+        while k < most and source[end - k - 1] == tokens[n - k - 1]:
+            k += 1
+        if k > length:
+            best, length = end, k
+    return best, length
