@@ -4,10 +4,11 @@
 usage: bench_memory.py replay [-m TARGET] [--requests N]
        bench_memory.py engine [-m TARGET] [--requests N] [--runs N] [-t N]
 
-Two workloads: records of one form that are extracted as JSON, and places of the standard library's sources that
-have nothing in common. Texts are given (teacher forcing), so that any target writes them. replay: in simulated
-time on nine measured machines, exact. engine: two engine processes, with a memory and without, the requests in
-turn; decode tokens/s of each request, medians, and a 95 % interval of the ratio. Run nothing beside it.
+Two workloads: records of one form that are extracted as JSON, and places of the standard library's sources
+that have nothing in common. Texts are given (teacher forcing), so that any target writes them. replay: in
+simulated time on nine measured machines, exact. engine: two engine processes, with a memory and without, the
+requests in turn; decode tokens/s of each request, medians, and a 95 % interval of the ratio. Run nothing
+beside it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ def engine(args: argparse.Namespace, vocab: Vocab) -> None:
         alone, both = (statistics.median(rates[way]) for way in (False, True))
         total = mean(ratios)
         low, high = interval(ratios)
-        print(f"{name}: {len(ratios)} requests; {alone:.1f} t/s alone, {both:.1f} t/s with a memory (medians)")
+        print(
+            f"{name}: {len(ratios)} requests; {alone:.1f} t/s alone, {both:.1f} t/s with a memory (medians)"
+        )
         print(f"  ratio {statistics.median(ratios):.3f} (95 % {low:.3f} - {high:.3f}), mean {total:.3f}")
         print(f"  {drafted} tokens drafted from memory, {accepted} more accepted than alone", flush=True)
 

@@ -3,11 +3,12 @@
 
 usage: bench_slots.py [-m TARGET] [--prompts N] [--beside 1,3,7] [-n TOKENS] [-t N] [-fa MODE] [--show N]
 
-Each prompt is written alone, then beside so many others, decoded plainly in one batch with them; no drafter takes
-part. Its logits are those of the text that it is alone, decoded row by row in an empty cache, against the same ids
-among others: `layout`, where only the cells of the cache lie between those of others, and `batch`, where the rows
-are decoded together with theirs too. epsilon is the 99.9 % quantile of the change of the margin between the two
-best tokens; a text may differ where its margin is within 2 epsilon, and nowhere else. Exit code 1 where one does.
+Each prompt is written alone, then beside so many others, decoded plainly in one batch with them; no drafter
+takes part. Its logits are those of the text that it is alone, decoded row by row in an empty cache, against
+the same ids among others: `layout`, where only the cells of the cache lie between those of others, and
+`batch`, where the rows are decoded together with theirs too. epsilon is the 99.9 % quantile of the change of
+the margin between the two best tokens; a text may differ where its margin is within 2 epsilon, and nowhere
+else. Exit code 1 where one does.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def alone(context: Context, prompt: list[int], ids: list[int]) -> Text:
 
 
 def among(context: Context, texts: Mapping[int, Text], together: bool) -> Iterator[tuple[int, int, Rows]]:
-    """(sequence, number of the token, its row) for all texts at once, their cells in turn. together: their rows
-    in one decode as well.
+    """(sequence, number of the token, its row) for all texts at once, their cells in turn. together: their
+    rows in one decode as well.
     """
     empty(context)
     for seq, text in texts.items():
@@ -149,7 +150,10 @@ def measure(args: argparse.Namespace) -> bool:
         above = [flip for flip in flips if flip[2] > limit]
         said = ", ".join(f"epsilon of {name} {value:.3g}" for name, value in epsilon.items())
         print(f"  beside {k}: {said} ({len(changes['batch'])} rows)")
-        print(f"    {len(flips)} of {len(texts)} texts diverge, {len(above)} where the margin is above 2 epsilon")
+        print(
+            f"    {len(flips)} of {len(texts)} texts diverge, {len(above)} of them where the margin is above "
+            "2 epsilon"
+        )
         for i, at, found in flips[: args.show]:
             print(f"      prompt {i}, token {at}: margin {found:.3g}")
         kept = kept and not above

@@ -78,9 +78,7 @@ class Timed:
         drafters = (*(["model"] if draft else []), *(["copy"] if copies else []))
         # the same texts are asked for again: what was written before must not help
         draft_settings = small if draft else None
-        self._client.load(
-            LoadSettings(target=main, draft=draft_settings, drafters=drafters, memory=False)
-        )
+        self._client.load(LoadSettings(target=main, draft=draft_settings, drafters=drafters, memory=False))
 
     def __enter__(self) -> Timed:
         return self

@@ -280,7 +280,7 @@ def test_near_ties_are_decided_alone():
 class TestChoicesOfOnePrompt:
     """They evaluate it once, and each is what it is alone."""
 
-    PROMPT = [4 + i * 7 % 25 for i in range(70)]  # more than one chunk
+    PROMPT = tuple(4 + i * 7 % 25 for i in range(70))  # more than one chunk
 
     def requests(self, n: int, max_tokens: int = 12, **more) -> list[Request]:
         params = SamplingParams(
@@ -352,7 +352,9 @@ class TestChoicesOfOnePrompt:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.tuples(prompt_strategy, params_strategy, st.integers(0, 3), st.sampled_from("ab")), max_size=6),
+    st.lists(
+        st.tuples(prompt_strategy, params_strategy, st.integers(0, 3), st.sampled_from("ab")), max_size=6
+    ),
     st.booleans(),
     st.integers(1, 3),
 )
@@ -370,7 +372,9 @@ def test_a_memory_changes_no_text(work, adaptive, n_slots):
 
 
 def test_the_same_request_again_is_drafted_from_memory():
-    request = Request([5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, owner="a")
+    request = Request(
+        [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, owner="a"
+    )
     memory = Remembered()
     engine = engine_over(TableContext(N_VOCAB), Fixed([CopyDrafter(), MemoryDrafter(memory)], 8))
     for owner, n_least, n_most in (("a", 0, 0), ("b", 0, 0), ("a", 30, 40)):

@@ -268,7 +268,7 @@ def forms(n: int) -> list[Trace]:
     for _ in range(n):
         values = [rng.choices(range(5000, 9000), k=rng.randint(1, 3)) for _ in range(6)]
         text = [t for i, value in enumerate(values) for t in (*form[10 * i : 10 * i + 10], *value)]
-        found.append(Trace([1, 2, *sum(values, [])], text, [0] * len(text), [0.0] * len(text)))
+        found.append(Trace([1, 2], text, [0] * len(text), [0.0] * len(text)))
     return found
 
 
@@ -287,7 +287,7 @@ def remembering(machine: str, traces: list[Trace], n_slots: int = 1) -> tuple[fl
             lambda drafters, clock: Planner(drafters, clock, known(points)),
             curve(points), None, CopyDrafter,
             others=[MemoryDrafter(memory)] if remembers else [],
-            ended=lambda trace, memory=memory: memory.keep("", [*trace.prompt, *trace.text], len(trace.prompt)),
+            ended=lambda t, memory=memory: memory.keep("", [*t.prompt, *t.text], len(t.prompt)),
         )  # fmt: skip
         took.append(made.replay(traces, n_slots).seconds)
     return took[0], took[1]
@@ -295,7 +295,9 @@ def remembering(machine: str, traces: list[Trace], n_slots: int = 1) -> tuple[fl
 
 @pytest.mark.parametrize("n_slots", [1, 4])
 def test_a_memory_pays_where_requests_are_alike(n_slots):
-    gains = [alone / both for alone, both in (remembering(name, forms(30), n_slots) for name in hindsight.MACHINES)]
+    gains = [
+        alone / both for alone, both in (remembering(name, forms(30), n_slots) for name in hindsight.MACHINES)
+    ]
     assert mean(gains) > (1.25 if n_slots == 1 else 1.05)
     assert min(gains) > 0.99
 

@@ -30,7 +30,7 @@ def test_what_they_begin_with_is_evaluated_once(memory: str, ends: tuple[int, ..
     drafter = made(memory)
     for seq, end in enumerate(ends):
         drafter.start(seq, [*PROMPT, end], CHOOSER)
-    found = drafter.step({seq: () for seq in range(3)})
+    found = drafter.step(dict.fromkeys(range(3), ()))
     assert [found[seq].token for seq in range(3)] == [alone([*PROMPT, end]) for end in ends]
     assert sum(drafter.context.widths) == len(PROMPT) + len(ends)
     assert all(drafter.cells[seq] == drafter.context.cells[seq] == [*PROMPT, ends[seq]] for seq in range(3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from starlette.datastructures import Headers
 
 from specllama.server.security import Keys
@@ -36,9 +35,7 @@ def from_memory(reply: Reply) -> int:
 
 
 def test_each_key_has_a_memory_of_its_own(keyed: Server) -> None:
-    first, bobs, again, bobs_again = (
-        ask(keyed, name) for name in ("alice", "bob", "alice", "bob")
-    )
+    first, bobs, again, bobs_again = (ask(keyed, name) for name in ("alice", "bob", "alice", "bob"))
     assert len({text(reply) for reply in (first, bobs, again, bobs_again)}) == 1
     assert from_memory(first) == from_memory(bobs) == 0
     assert from_memory(again) > 30
@@ -54,7 +51,9 @@ def test_a_trace_calls_it_a_copy(keyed: Server) -> None:
     ask(keyed, "alice", **asked)
     events = ask(keyed, "alice", **asked).events
     assert events[-1]["speculation"]["drafted_by"]["memory"] > 30
-    sources = [s for e in events if "tokens" in e.get("speculation", {}) for _, s in e["speculation"]["tokens"]]
+    sources = [
+        s for e in events if "tokens" in e.get("speculation", {}) for _, s in e["speculation"]["tokens"]
+    ]
     assert set(sources) == {"target", "copy"}
 
 
