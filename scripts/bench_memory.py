@@ -35,6 +35,7 @@ from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.memory import Memory, MemoryDrafter
+from specllama.errors import SpecllamaError
 from specllama.process import messages as m
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings, ModelSettings
@@ -142,7 +143,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.requests < 1 or args.runs < 1:
         parser.error("--requests and --runs must be 1 or more")
-    vocab = Vocab(args.model)
+    try:
+        vocab = Vocab(args.model)
+    except SpecllamaError as error:
+        parser.error(error.message)
     {"replay": replay, "engine": engine}[args.what](args, vocab)
     vocab.close()
 

@@ -33,6 +33,7 @@ from specllama.core.params import SamplingParams
 from specllama.core.ports import BatchRow
 from specllama.core.sequence import Generation, Request, common_prefix
 from specllama.data import EMBEDDED_TARGET
+from specllama.errors import SpecllamaError
 from specllama.llama import Context, Model
 from specllama.settings import ModelSettings
 
@@ -181,7 +182,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.n < 1 or not all(1 <= k < min(SLOTS, args.prompts) for k in args.beside):
         parser.error(f"--beside takes numbers from 1 to {SLOTS - 1}, below --prompts")
-    sys.exit(0 if measure(args) else 1)
+    try:
+        sys.exit(0 if measure(args) else 1)
+    except SpecllamaError as error:
+        parser.error(error.message)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,9 @@ class CopiedText:
         end, most = self.tokens[-n_agree:], left.text if self.index.own else len(self.source)
         for n_old in range(MAX_CHANGE + 1):
             start = left.source + n_old
-            if start + n_agree <= most and self.source[start : start + n_agree] == end:
+            if start + n_agree > most or self.source[start] != end[0]:
+                continue
+            if n_agree == 1 or self.source[start : start + n_agree] == end:
                 return n_old
         return None
 

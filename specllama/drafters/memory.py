@@ -18,8 +18,7 @@ from specllama.drafters.token_index import MAX_COMPARED, N_GRAM
 
 MOST_OWNERS = 32  # whose rings are kept, the last ones used: 384 MiB at most
 LEAD = N_GRAM - 1  # ids before a text that are kept with it, so that its first token can be gone on from
-FILED_AT_START = 8192  # tokens that are filed at once where a text begins, and for each round of one
-FILED_A_ROUND = 128
+FILED_AT_START, FILED_A_ROUND = 8192, 512  # tokens filed at most where a text begins, and in a round of one
 
 
 class Memory:

@@ -12,7 +12,7 @@ from typing import overload
 
 import numpy as np
 
-from specllama.drafters.token_index import N_CANDIDATES, N_GRAM, longest
+from specllama.drafters.token_index import MAX_COMPARED, N_CANDIDATES, N_GRAM
 
 RING_BITS = 20  # tokens kept: 2**20
 NOTHING = -1  # where no token is: between two texts, behind the last one, and where one was overwritten
@@ -112,24 +112,43 @@ class Ring(Sequence[int]):
     @overload
     def __getitem__(self, at: slice) -> array[int]: ...
     def __getitem__(self, at: int | slice) -> int | array[int]:
-        if isinstance(at, slice):
-            return array("i", [self[i] for i in range(at.start, at.stop)])
-        return self._read_ids[at & self._slots] if 0 < self.end - at <= self.size else NOTHING
+        if isinstance(at, int):
+            return self._read_ids[at & self._slots] if 0 < self.end - at <= self.size else NOTHING
+        return array("i", [self[i] for i in range(at.start, at.stop)])
 
     def ends(self, a: int, b: int, c: int) -> list[int]:
         """The positions behind the latest places where the ids stand so, latest first."""
         found: list[int] = []
+        last, slots, ids, earlier = self.end, self._slots, self._read_ids, self._read_earlier
+        farthest = self.size - N_GRAM
         stored = self._read_latest[_hash(a, b, c)]
         for _ in range(MAX_LINKS):
-            end = self.end - ((self.end - stored) & _ALL32)
-            if end < N_GRAM or self.end - end > self.size - N_GRAM:
+            back = last - stored & _ALL32
+            end = last - back
+            if back > farthest or end < N_GRAM:
                 break
-            if self[end - 3] == a and self[end - 2] == b and self[end - 1] == c:
+            if ids[end - 1 & slots] == c and ids[end - 2 & slots] == b and ids[end - 3 & slots] == a:
                 found.append(end)
                 if len(found) == N_CANDIDATES:
                     break
-            stored = self._read_earlier[(end - 1) & self._slots]
+            stored = earlier[end - 1 & slots]
         return found
+
+    def longest(self, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:
+        """Of these places, where the last three of `tokens` stand, the one that agrees with most of them, and
+        with how many; (0, 0) without any. Of equal ones the first.
+        """
+        slots, ids, n, best, length = self._slots, self._read_ids, len(tokens), 0, 0
+        for end in ends:
+            most = min(n, MAX_COMPARED, self.size - (self.end - end))
+            if best and (length >= most or ids[end - length - 1 & slots] != tokens[n - length - 1]):
+                continue  # cannot be longer than the best
+            k = N_GRAM
+            while k < most and ids[end - k - 1 & slots] == tokens[n - k - 1]:
+                k += 1
+            if k > length:
+                best, length = end, k
+        return best, length
 
 
 class RingIndex:
@@ -157,4 +176,4 @@ class RingIndex:
         return self._found
 
     def longest(self) -> tuple[int, int]:
-        return longest(self.source, self.tokens, self.candidates())
+        return self.source.longest(self.tokens, self.candidates())

@@ -16,8 +16,8 @@ KEY_MASK = (1 << ID_BITS * N_GRAM) - 1
 
 
 class Index(Protocol):
-    """A text that grows, and where in `source` its end has stood. own: the source is the
-    text itself. What is no id there is no token.
+    """A text that grows, and where in `source` its end has stood. own: the source is the text itself. What
+    is no id there is no token.
     """
 
     own: bool
@@ -82,21 +82,15 @@ class TokenIndex:
 
     def longest(self) -> tuple[int, int]:
         """The position behind the candidate that agrees longest with the end, and how long; (0, 0): none."""
-        return longest(self.tokens, self.tokens, self.candidates())
-
-
-def longest(source: Sequence[int], tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:
-    """Of the places in `source` that end with the last three of `tokens`, the one that agrees with most of
-    them, and with how many; (0, 0) without any. Of equal ones the first.
-    """
-    n, best, length = len(tokens), 0, 0
-    for end in ends:
-        most = min(end, n, MAX_COMPARED)
-        if best and (length >= most or source[end - length - 1] != tokens[n - length - 1]):
-            continue  # cannot be longer than the best
-        k = N_GRAM
-        while k < most and source[end - k - 1] == tokens[n - k - 1]:
-            k += 1
-        if k > length:
-            best, length = end, k
-    return best, length
+        tokens, n = self.tokens, len(self.tokens)
+        best, length = 0, 0
+        for end in self.candidates():
+            most = min(end, MAX_COMPARED)
+            if best and (length >= most or tokens[end - length - 1] != tokens[n - length - 1]):
+                continue  # cannot be longer than the best
+            k = N_GRAM
+            while k < most and tokens[end - k - 1] == tokens[n - k - 1]:
+                k += 1
+            if k > length:
+                best, length = end, k
+        return best, length

@@ -94,11 +94,12 @@ def test_its_table_is_stored_beside_the_others_of_the_pair(load: Callable[..., F
     front = load()
     loaded = front.host.loaded
     assert loaded is not None
-    ask(front)
     loaded.learning.planner.learnt.tables["memory"].see(12, True)
+    ask(front)
     front.host.leave()
     for settings in ({"memory": False}, {}):
-        again = load(**settings).host
-        assert again.loaded.learning.pair == loaded.learning.pair
-        assert again.loaded.learning.planner.learnt.tables["memory"].n_seen == 1
-        again.leave()
+        again = load(**settings)
+        assert again.host.loaded.learning.pair == loaded.learning.pair
+        assert again.host.loaded.learning.planner.learnt.tables["memory"].n_seen == 1
+        ask(again)
+        again.host.leave()
