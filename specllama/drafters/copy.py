@@ -55,8 +55,8 @@ class CopiedText:
     moving average of what copying would have got right.
     """
 
-    def __init__(self, index: Index, record: float = RECORD_AT_START) -> None:
-        self.index, self.record = index, record
+    def __init__(self, index: Index) -> None:
+        self.index, self.record = index, RECORD_AT_START
         self.tokens, self.source = index.tokens, index.source
         self._changes = Changes()
         self._source: int | None = None  # the position that the next token is copied from

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from specllama.core.learnt import MEMORY
 from specllama.core.ports import Mask, Proposal
 from specllama.core.sampling import Chooser
-from specllama.drafters.copy import RECORD_AT_START, CopiedText
+from specllama.drafters.copy import CopiedText
 from specllama.drafters.ring import RING_BITS, Ring, RingIndex
 from specllama.drafters.token_index import MAX_COMPARED, N_GRAM
 
@@ -32,7 +32,7 @@ class Memory:
         """The owner's ring. Whoever was away for longest is forgotten for a new one."""
         ring = self._rings.pop(owner, None)
         if ring is None:
-            ring = Ring(self.bits, RECORD_AT_START)
+            ring = Ring(self.bits)
         self._rings[owner] = ring
         if len(self._rings) > self.most:
             del self._rings[next(iter(self._rings))]
@@ -77,7 +77,7 @@ class MemoryDrafter:
         ring = self.memory.of(self._owners.get(seq_id, ""))
         ring.take_in(FILED_AT_START)
         index = RingIndex(ring, prompt[-MAX_COMPARED:])
-        self._texts[seq_id] = ring, CopiedText(index, ring.record)
+        self._texts[seq_id] = ring, CopiedText(index)
 
     def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence that goes on as an earlier text did; `Drafter.step`."""

@@ -33,11 +33,11 @@ class Ring(Sequence[int]):
     `add` only notes a text; `take_in` files it, a piece at a time, with the hash chains of deflate (RFC 1951,
     section 4): by hash the latest end of a run, by position the end before it with the same hash. Positions
     are kept modulo 2**32; one that is further back than the ring is long has been forgotten, so nothing need
-    be taken out of the chains. record: what following this ring gets right, over all texts that did.
+    be taken out of the chains.
     """
 
-    def __init__(self, bits: int = RING_BITS, record: float = 0.0) -> None:
-        self.size, self.end, self.record = 1 << bits, 0, record
+    def __init__(self, bits: int = RING_BITS) -> None:
+        self.size, self.end = 1 << bits, 0
         self._slots = self.size - 1
         self._ids = np.full(self.size, NOTHING, np.int32)
         self._earlier = np.zeros(self.size, np.uint32)
