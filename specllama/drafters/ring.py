@@ -120,18 +120,18 @@ class Ring(Sequence[int]):
         """The positions behind the latest places where the ids stand so, latest first."""
         found: list[int] = []
         last, slots, ids, earlier = self.end, self._slots, self._read_ids, self._read_earlier
-        farthest = self.size - N_GRAM
+        farthest, before = self.size - N_GRAM, -1
         stored = self._read_latest[_hash(a, b, c)]
         for _ in range(MAX_LINKS):
             back = last - stored & _ALL32
             end = last - back
-            if back > farthest or end < N_GRAM:
-                break
+            if not before < back <= farthest or end < N_GRAM:
+                break  # forgotten, or never there: chains lead back only
             if ids[end - 1 & slots] == c and ids[end - 2 & slots] == b and ids[end - 3 & slots] == a:
                 found.append(end)
                 if len(found) == N_CANDIDATES:
                     break
-            stored = earlier[end - 1 & slots]
+            stored, before = earlier[end - 1 & slots], back
         return found
 
     def longest(self, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:

@@ -54,6 +54,13 @@ def test_what_was_never_written_is_not_there() -> None:
     assert list(ring[0:7]) == [NOTHING, 1, 2, 3, 4, NOTHING, NOTHING]
 
 
+def test_no_chain_leads_round_in_a_circle_where_positions_wrap() -> None:
+    ring = Ring(4)
+    ring.end = 2**32 - 30
+    filed(ring, [0], [0] * 3, [0] * 11, [0] * 10 + [1])
+    assert len(set(ring.ends(0, 0, 0))) == len(ring.ends(0, 0, 0)) == 8
+
+
 def test_large_ids_are_told_apart() -> None:
     top = 2**20 + 5
     ring = filed(Ring(), [top, top - 1, 9, 5], [top - 1, top, 9, 6])
