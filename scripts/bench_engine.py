@@ -270,7 +270,7 @@ def gain(args: argparse.Namespace) -> None:
     target = ModelSettings(path=args.model, n_ctx=2048, n_threads=args.threads)
     draft = ModelSettings(path=args.draft, n_ctx=2048, n_threads=args.threads)
     with EngineClient() as client:
-        client.load(LoadSettings(target=target, draft=draft))
+        client.load(LoadSettings(target=target, draft=draft, memory=False))  # each prompt comes twice
         for _ in range(args.runs):
             for workload, prompt in load_prompts(args.prompts, args.per_workload):
                 both = [decode(client, prompt, speculate, args) for speculate in (True, False)]

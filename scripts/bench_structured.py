@@ -74,7 +74,7 @@ def main() -> None:
     ratios: dict[str, list[float]] = {}
     total: dict[str, int] = dict.fromkeys(("n_predict", "n_forced_accept", "n_accept"), 0)
     with EngineClient() as client:
-        client.load(LoadSettings(target=model(args.model), draft=model(args.draft)))
+        client.load(LoadSettings(target=model(args.model), draft=model(args.draft), memory=False))
         for _ in range(args.runs):
             for name in SCHEMAS:
                 for temperature, seed in CASES:

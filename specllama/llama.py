@@ -623,7 +623,11 @@ class Context:
         if self.model.has_state and n_past != self.n_past(src):
             return 0
         self._clear(dst)
+        self._last_rows[dst] = 0
         llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if self.model.has_state else n_past)
+        first = llama.llama_memory_seq_pos_min(self.memory, dst)
+        if not self.model.has_state and first > max(0, n_past - self._n_swa):
+            self._clear(dst)  # rows that have left a sliding window
         return self.n_past(dst)
 
     def close(self) -> None:

@@ -112,7 +112,8 @@ class LoadSettings:
 
     n_slots: sequences at once. exact: decide near-ties on rows decoded alone. calibrate: measure after the
     first answer what is not known yet, and store that and what was learnt. chat_template: overrides the
-    model's own. rpc: workers that hold the target, "host:port" each.
+    model's own. rpc: workers that hold the target, "host:port" each. memory: where "copy" drafts, draft from
+    earlier texts of the process too.
     """
 
     target: ModelSettings
@@ -126,6 +127,7 @@ class LoadSettings:
     calibrate: bool = True
     chat_template: str | None = None
     rpc: tuple[str, ...] = ()
+    memory: bool = True
 
     def __post_init__(self) -> None:
         _at_least("n_slots", self.n_slots, 1)

@@ -340,8 +340,8 @@ class TestStream:
         parts = list(tiny.stream("def read(", SamplingParams(temperature=0, max_tokens=40)))
         runs = [run for part in parts for run in part.runs]
         assert sum(n for n, _ in runs) == len(text(parts[-1].output))
-        assert {source for _, source in runs} <= {"target", "model", "copy"}
-        assert {source for _, source in runs} & {"model", "copy"}
+        assert {source for _, source in runs} <= {"target", "model", "copy", "memory"}
+        assert {source for _, source in runs} & {"model", "copy", "memory"}
 
     def test_logprobs_arrive_with_their_tokens(self, llm: LLM) -> None:
         for part in llm.stream("def read(", SamplingParams(max_tokens=6, logprobs=1, seed=1)):

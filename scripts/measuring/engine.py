@@ -76,7 +76,9 @@ class Timed:
             ModelSettings(path=str(path), n_ctx=n_ctx, n_threads=n_threads) for path in (target, draft)
         )
         drafters = (*(["model"] if draft else []), *(["copy"] if copies else []))
-        self._client.load(LoadSettings(target=main, draft=small if draft else None, drafters=drafters))
+        # the same texts are asked for again: what was written before must not help
+        draft_settings = small if draft else None
+        self._client.load(LoadSettings(target=main, draft=draft_settings, drafters=drafters, memory=False))
 
     def __enter__(self) -> Timed:
         return self

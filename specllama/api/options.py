@@ -68,6 +68,7 @@ class LoadOptions(TypedDict, total=False):
     draft_min: int
     draft_p_min: float
     calibrate: bool
+    memory: bool
     rpc: Sequence[str] | str
 
 

@@ -59,6 +59,7 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
         calibrate=not v.get("no_calibrate", False),
         chat_template=_template(v),
         rpc=rpc.endpoints(v["rpc"]) if "rpc" in v else (),
+        memory=not v.get("no_memory", False),
     )
     return _found(settings, v, name)
 

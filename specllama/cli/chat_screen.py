@@ -11,7 +11,12 @@ from specllama.cli import console
 from specllama.cli.chat_thinking import Thinking
 from specllama.cli.chat_words import visible
 
-COLOURS = {"model": ("green", "32"), "copy": ("cyan", "36"), "grammar": ("magenta", "35")}
+COLOURS = {
+    "model": ("green", "32"),
+    "copy": ("cyan", "36"),
+    "memory": ("blue", "34"),
+    "grammar": ("magenta", "35"),
+}
 _DIM = "2"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from specllama.core.ports import Drafter, Mask, Proposal
+from specllama.core.ports import Drafter, Mask, Proposal, RememberingDrafter
 from specllama.core.sampling import Chooser
 
 
@@ -59,8 +59,10 @@ class Policy(Protocol):
 
     drafters: list[Drafter]
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
-        """A sequence begins with these ids: its prompt and the first token. As `Drafter.start`."""
+    def start(
+        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None, owner: str = ""
+    ) -> None:
+        """A sequence of this owner begins with these ids: prompt and first token. As `Drafter.start`."""
         ...
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -137,8 +139,12 @@ class Drafting:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
+    def start(
+        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None, owner: str = ""
+    ) -> None:
         for drafter in self.drafters:
+            if isinstance(drafter, RememberingDrafter):
+                drafter.belongs(seq_id, owner)
             drafter.start(seq_id, prompt, chooser, mask)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:

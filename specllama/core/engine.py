@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.drafting import Draft, Outcome, Policy, Round
-from specllama.core.ports import BatchRow, Context, DecodeError, MaskError, NoRoomError
+from specllama.core.ports import BatchRow, Context, DecodeError, MaskError, NoRoomError, Row
 from specllama.core.sampling import Chooser
 from specllama.core.sequence import FinishReason, Generation, Request, bounded, ends_ignored
 from specllama.core.slots import Line, Slot, empty, next_to_fill, take_slot
@@ -102,12 +102,12 @@ class Engine:
                 generation.finish_reason = "cancel"
         touched = list(self.active)
         try:
-            filling = next_to_fill([g for g in self.active if not g.prefilled and g.finish_reason is None])
+            going = [g for g in self.active if g.finish_reason is None]
+            filling = next_to_fill([g for g in going if not g.prefilled and g.leader is None])
+            ready = [g for g in going if g.prefilled]
             if filling is not None:
                 self._prefill(filling)
-            decoding = [
-                g for g in self.active if g.prefilled and g.finish_reason is None and g is not filling
-            ]
+            decoding = [g for g in ready if g.prefilled and g.finish_reason is None]
             if decoding:
                 self._round(decoding)
         except DecodeError:
@@ -251,20 +251,48 @@ class Engine:
         generation.n_past += n
         generation.n_chunks += 1
         if last:
-            generation.shared = False
-            generation.drafted = ()
-            token = generation.choose(rows[0])
-            if token == NO_CHOICE:  # a grammar that has ended
-                return
-            generation.commit(token)
-            generation.prefilled = True
-            if generation.first_token == 0:
-                generation.first_token = self.clock()
-                generation.stats.ttft_seconds = generation.first_token - generation.submitted
-            self.policy.start(generation.seq_id, history, generation.chooser, generation.request.mask)
+            self._begin(generation, rows[0])
         took = self.clock() - started
         self._row_seconds = took / n
         generation.stats.encode_seconds += took
+        if last:
+            self._join(generation, rows[0])
+
+    def _begin(self, generation: Generation, row: Row) -> None:
+        """The first token, by the row behind the last one of the prompt."""
+        generation.shared = False
+        generation.drafted = ()
+        token = generation.choose(row)
+        if token == NO_CHOICE:  # a grammar that has ended
+            return
+        generation.commit(token)
+        generation.prefilled = True
+        if generation.first_token == 0:
+            generation.first_token = self.clock()
+            generation.stats.ttft_seconds = generation.first_token - generation.submitted
+        request, history = generation.request, generation.history
+        self.policy.start(generation.seq_id, history, generation.chooser, request.mask, request.owner)
+
+    def _join(self, leader: Generation, row: Row) -> None:
+        """Those of the same prompt share its cells and its last row, which is the same for all. A memory that
+        shares nothing leaves them to evaluate it themselves.
+        """
+        for generation in self.active:
+            if generation.leader is not leader:
+                continue
+            generation.leader = None
+            generation.n_past = self.target.copy(leader.seq_id, generation.seq_id, leader.n_past)
+            generation.stats.n_reused = generation.n_past
+            if generation.n_past == len(generation.history) and generation.finish_reason is None:
+                self._begin(generation, row)
+
+    def _twin(self, generation: Generation) -> Generation | None:
+        """Who is evaluating the same prompt; at its end the cells are shared."""
+        for other in self.active:
+            fills = other is not generation and not other.prefilled and other.leader is None
+            if fills and other.n_output == 0 and other.history == generation.history:
+                return other
+        return None
 
     def _chunk(self) -> int:
         """Rows of the next prefill decode: a power of two, as many as predicted to fit prefill_seconds."""
@@ -299,7 +327,7 @@ class Engine:
             youngest.finish_reason = "context"
             return
         self._release(youngest)
-        youngest.n_past, youngest.prefilled, youngest.place = 0, False, 0
+        youngest.n_past, youngest.prefilled, youngest.place, youngest.leader = 0, False, 0, None
         self.active.remove(youngest)
         self.waiting.insert(0, youngest)
 
@@ -312,11 +340,18 @@ class Engine:
         return not self.active or used + needed <= self.target.n_ctx
 
     def _admit(self) -> None:
+        for orphan in self.active:
+            if orphan.leader is not None and not any(g is orphan.leader for g in self.active):
+                orphan.leader = None
+                orphan.leader = self._twin(orphan)
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
             if not self._has_room(self.waiting[0]):
                 return
             generation = self.waiting.pop(0)
-            slot, n_past = take_slot(self.target, idle, generation.history)
+            generation.leader = self._twin(generation)
+            cached = [] if generation.leader else [(g.seq_id, g.history[: g.n_past]) for g in self.active]
+            ids = [] if generation.leader else generation.history
+            slot, n_past = take_slot(self.target, idle, ids, cached)
             slot.owner, slot.ids = generation, []
             generation.seq_id, generation.n_past = slot.seq_id, n_past
             generation.stats.n_reused = min(n_past, generation.n_prompt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.core.drafting import Draft, Drafting, Round, run_drafter
+from specllama.core.learnt import MEMORY
 from specllama.core.ports import Drafter
 from specllama.errors import UsageError
 
@@ -42,7 +43,7 @@ class Fixed(Drafting):
                 seq: n for seq, n in limits.items()
                 if not drafts[seq].tokens and (drafter.continues or seq not in sure)
             }  # fmt: skip
-            last = i == len(others) - 1
+            last = all(d.name == MEMORY for d in others[i + 1 :])
             p_min = self.p_min if last or drafter.name == "model" else max(self.p_min, COPY_FLOOR)
             forced = grammar if drafter.continues and drafter is not grammar else None
             for seq, run in run_drafter(drafter, todo, p_min, self.n_min, forced).items():

@@ -14,7 +14,7 @@ from specllama.core.offers import Offer
 CHANCES = (0.05, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.92, 0.96, 0.98, 0.985, 0.99, 0.995)
 AFTER = tuple(0.4 + 0.04 * b for b in range(len(CHANCES)))
 FORCED = 0.95  # that the target spells what a grammar forces in the usual way
-MODEL, GRAMMAR = "model", "grammar"  # drafters that are told apart by name
+MODEL, GRAMMAR, MEMORY = "model", "grammar", "memory"  # drafters that are told apart by name
 
 
 class Learnt:
@@ -25,7 +25,7 @@ class Learnt:
     def __init__(self, names: Iterable[str]) -> None:
         self.tables = {
             name: AcceptanceTable(CHANCES, weight=8, forget=0.995)
-            for name in names if name not in (MODEL, GRAMMAR)
+            for name in (*names, MEMORY) if name not in (MODEL, GRAMMAR)
         }  # fmt: skip
         self.tables |= {MODEL: AcceptanceTable(CHANCES), GRAMMAR: AcceptanceTable((FORCED,))}
         self.after = AcceptanceTable(AFTER)

@@ -89,8 +89,10 @@ class Planner(Drafting):
 
     # What is told
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
-        super().start(seq_id, prompt, chooser, mask)
+    def start(
+        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None, owner: str = ""
+    ) -> None:
+        super().start(seq_id, prompt, chooser, mask, owner)
         self._states.pop(seq_id, None)
         self._tallies[seq_id] = Tally()
 

@@ -148,6 +148,15 @@ class CachingDrafter(Drafter, Protocol):
         ...
 
 
+@runtime_checkable
+class RememberingDrafter(Drafter, Protocol):
+    """A drafter that draws on what was written in other sequences, of the same owner only."""
+
+    def belongs(self, seq_id: int, owner: str) -> None:
+        """The sequence that starts next is this owner's."""
+        ...
+
+
 class Mask(Protocol):
     """A grammar's view of what may come next in one sequence. Every call may raise MaskError.
 

@@ -163,7 +163,8 @@ class Session:
 
     seconds: of a target decode of n rows. step: seconds of the draft model's evaluation of n ids, or of one
     id, further ones then CATCH_UP of it each; None: no draft model. free: makes the drafter that copies.
-    prefilled: the draft model has seen the prompts, at no cost.
+    prefilled: the draft model has seen the prompts, at no cost. others: drafters that are asked behind it.
+    ended: is told each text once it has been written.
     """
 
     def __init__(
@@ -174,9 +175,12 @@ class Session:
         free: Callable[[], Drafter] | None,
         disturb: Callable[[float], float] = undisturbed,
         prefilled: bool = True,
+        others: Sequence[Drafter] = (),
+        ended: Callable[[Trace], None] = lambda trace: None,  # noqa: ARG005
     ) -> None:
+        self._ended = ended
         self.machine, self.seconds, self.prefilled = Machine(disturb), seconds, prefilled
-        drafters: list[Drafter] = [free()] if free is not None else []
+        drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
         self.model = None
         if step is not None:
             self.model = TraceDrafter(self.machine, step if callable(step) else steps_at(step))
@@ -225,6 +229,7 @@ class Session:
         for slot, (trace, at) in list(active.items()):
             if at == len(trace.text):
                 self.policy.forget(slot)
+                self._ended(trace)
                 del active[slot]
 
 

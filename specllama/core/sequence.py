@@ -39,7 +39,8 @@ class Request:
     """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or
     None. mask: a grammar's, at its beginning; not shared with another request. forced: the ids that are to be
     written whatever is chosen (teacher forcing); the generation ends with the last of them, not before.
-    draft_max: most draft tokens of a round, None for the policy's own. turn: see `slots.Line`.
+    draft_max: most draft tokens of a round, None for the policy's own. turn: see `slots.Line`. owner: whose
+    text it is; what is drafted of earlier texts is drafted of the owner's.
     """
 
     prompt: Sequence[int]
@@ -52,6 +53,7 @@ class Request:
     forced: Sequence[int] | None = None
     draft_max: int | None = None
     turn: int = 0
+    owner: str = ""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Generation:
     alone: bool = False  # the next token is to be decided on a row decoded by itself
     shared: bool = False  # the row at hand was decoded with others
     finish_reason: FinishReason | None = None
+    leader: Generation | None = field(default=None, compare=False, repr=False)  # evaluates the same prompt
     problem: str = ""  # why it was ended, where its grammar could not go on
     submitted: float = 0.0
     admitted: float = 0.0  # to its first slot

@@ -22,6 +22,7 @@ class Slot:
     owner: Generation | None = None
 
 
+WORTH_SHARING = 32  # ids in common with a slot in use; for fewer, idle caches are left where they are
 _PASSED = 4  # newcomers that each further text of a request lets pass
 
 
@@ -48,15 +49,29 @@ def next_to_fill(filling: Sequence[Generation]) -> Generation | None:
     return min(filling, key=lambda g: g.n_chunks, default=None)
 
 
-def take_slot(target: Context, idle: Sequence[Slot], ids: Sequence[int]) -> tuple[Slot, int]:
-    """The idle slot for these ids, and how many of them its cache holds already.
+def take_slot(
+    target: Context,
+    idle: Sequence[Slot],
+    ids: Sequence[int],
+    active: Sequence[tuple[int, Sequence[int]]] = (),
+) -> tuple[Slot, int]:
+    """The idle slot for these ids, and how many of them its cache holds already. active: (seq_id, ids in the
+    cache) of the slots in use.
 
     A cache is taken over where at least half of it is of use; else the common beginning is shared with the
-    slot that was not used for longest, so that a long cache outlives a short request that begins alike.
+    slot that was not used for longest, so that a long cache outlives a short request that begins alike. What
+    a slot in use has more in common is shared too, where the memory can give a part of a sequence.
     """
     best = max(idle, key=lambda s: (common_prefix(s.ids, ids), s.last_used))
-    common = min(common_prefix(best.ids, ids), len(ids) - 1)
+    common = max(0, min(common_prefix(best.ids, ids), len(ids) - 1))
     oldest = min(idle, key=lambda s: s.last_used)
+    shared, seq_id = max(((common_prefix(held, ids), seq) for seq, held in active), default=(0, 0))
+    shared = min(shared, len(ids) - 1)
+    if shared >= common + WORTH_SHARING:
+        n = target.copy(seq_id, oldest.seq_id, shared)
+        if n or target.n_past(oldest.seq_id) < len(oldest.ids):
+            oldest.ids = []
+        return (oldest, n) if n else take_slot(target, idle, ids)
     if common and (2 * common >= len(best.ids) or best is oldest):
         return best, target.cut(best.seq_id, common)
     empty(target, oldest)

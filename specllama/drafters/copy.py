@@ -14,50 +14,14 @@ from typing import NamedTuple
 
 from specllama.core.ports import Mask, Proposal
 from specllama.core.sampling import Chooser
-from specllama.drafters.token_index import TokenIndex
+from specllama.drafters.changes import Change, Changes
+from specllama.drafters.token_index import Index, TokenIndex
 
 MAX_CHANGE = 4  # tokens on either side of a change that is followed
 N_AGREE = 2  # tokens behind a change that must agree before it is remembered
 MIN_COPIED_BEFORE_INSERTION = 8  # tokens; behind fewer, an insertion is as likely the end of the copy
 RECORD_RATE = 0.3  # of the moving average, per token
 RECORD_AT_START = 0.6
-
-
-class Change(NamedTuple):
-    """The source says `old` where the text said `new`; each 1 to 5 tokens."""
-
-    old: tuple[int, ...]
-    new: tuple[int, ...]
-
-
-class Changes:
-    """The changes that the text made to its source, to be made again."""
-
-    __slots__ = ("_by_first",)
-
-    def __init__(self) -> None:
-        self._by_first: dict[int, list[Change]] = {}
-
-    def at(self, tokens: Sequence[int], position: int) -> Change | None:
-        """The change to make where the source goes on at `position`; of several the longest."""
-        if position >= len(tokens):
-            return None
-        for change in self._by_first.get(tokens[position], ()):
-            old = change.old
-            if all(position + i < len(tokens) and tokens[position + i] == old[i] for i in range(1, len(old))):
-                return change
-        return None
-
-    def learn(self, change: Change) -> None:
-        """Remember; what else was made of the same `old` is forgotten."""
-        same = self._by_first.setdefault(change.old[0], [])
-        same[:] = sorted(
-            [change, *(c for c in same if c.old != change.old)], key=lambda c: len(c.old), reverse=True
-        )
-
-    def unlearn(self, change: Change) -> None:
-        """The text kept what the source says: the change was for one place only."""
-        self._by_first[change.old[0]].remove(change)
 
 
 class Departure(NamedTuple):
@@ -85,15 +49,15 @@ def confidence(length: int, agreement: float, record: float, first: bool = True)
 
 
 class CopiedText:
-    """One sequence: its tokens, the place in them that it is copied from, and the changes made on the way.
+    """One sequence: its tokens, the place that it is copied from, and the changes made on the way.
 
-    What it proposes is a function of the prompt and the tokens pushed, however they were grouped.
+    What it proposes is a function of the source and the tokens pushed, however they were grouped. record:
+    moving average of what copying would have got right.
     """
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.index = TokenIndex(prompt)
-        self.tokens = self.index.tokens
-        self.record = RECORD_AT_START  # moving average of what copying would have got right
+    def __init__(self, index: Index) -> None:
+        self.index, self.record = index, RECORD_AT_START
+        self.tokens, self.source = index.tokens, index.source
         self._changes = Changes()
         self._source: int | None = None  # the position that the next token is copied from
         self._length = 0  # tokens that agree before it, changes included
@@ -151,16 +115,19 @@ class CopiedText:
         if self._todo:
             return self._todo[0]
         position = self._source if self._source is not None else self._resumed and self._resumed[0]
-        if position is None:
+        if position is None or self.source[position] < 0:
             return None
-        change = self._changes.at(self.tokens, position)
-        return change.new[0] if change else self.tokens[position]
+        change = self._changes.at(self.source, position)
+        return change.new[0] if change else self.source[position]
 
     def _advance(self, token: int) -> None:
         """Move along the source, or leave it, as the next token says."""
         if self._source is None:
             return
         here = Departure(self._source, len(self.tokens), self._length)
+        if not self._making and self.source[here.source] < 0:
+            self._source = None  # the source has ended, or was forgotten
+            return
         self._length += 1
         if self._making:
             change, began = self._making
@@ -170,11 +137,11 @@ class CopiedText:
                 self._changes.unlearn(change)
                 self._leave(began)
             return
-        change_here = self._changes.at(self.tokens, here.source)
+        change_here = self._changes.at(self.source, here.source)
         if change_here and change_here.new[0] == token:
             self._source += len(change_here.old)
             self._make(change_here, here, change_here.new[1:])
-        elif self.tokens[here.source] == token:
+        elif self.source[here.source] == token:
             self._source += 1
             if change_here:
                 self._changes.unlearn(change_here)
@@ -229,25 +196,30 @@ class CopiedText:
         n_new = len(self.tokens) - left.text - n_agree
         if not 0 <= n_new <= MAX_CHANGE:
             return None
-        end = self.tokens[-n_agree:]
+        end, most = self.tokens[-n_agree:], left.text if self.index.own else len(self.source)
         for n_old in range(MAX_CHANGE + 1):
             start = left.source + n_old
-            if start + n_agree <= left.text and self.tokens[start : start + n_agree] == end:
+            if start + n_agree > most or self.source[start] != end[0]:
+                continue
+            if n_agree == 1 or self.source[start : start + n_agree] == end:
                 return n_old
         return None
 
     def _learn(self, left: Departure, n_old: int, new_end: int) -> None:
-        old = tuple(self.tokens[left.source : left.source + n_old])
+        old = tuple(self.source[left.source : left.source + n_old])
         new = tuple(self.tokens[left.text : new_end])
+        if min(old, default=0) < 0:
+            return  # two texts meet there
         if old and new:
             self._changes.learn(Change(old, new))
         elif new and left.source and left.length >= MIN_COPIED_BEFORE_INSERTION:
-            before = self.tokens[left.source - 1]
-            self._changes.learn(Change((before,), (before, *new)))
+            before = self.source[left.source - 1]
+            if before >= 0:
+                self._changes.learn(Change((before,), (before, *new)))
 
     def _follow(self) -> Iterator[Proposal]:
-        """The copy from here on, without end; it reads its own tokens where it overtakes the text."""
-        tokens, n, drafted = self.tokens, len(self.tokens), array("i")
+        """The copy from here on; without end where it overtakes the text and reads its own tokens."""
+        source, n, drafted = self.source, len(self.source), array("i")
         if self._source is not None:
             position, length = self._source, self._length
         elif self._resumed is not None:
@@ -257,12 +229,14 @@ class CopiedText:
         todo, agreement, grows = self._todo, self._agreement(), length > 1
         while True:
             if not todo:
-                change = self._changes.at(tokens, position)
+                change = self._changes.at(source, position)
                 if change:
                     position, todo = position + len(change.old), change.new
-                else:
-                    todo = (tokens[position] if position < n else drafted[position - n],)
+                elif position < n or self.index.own:
+                    todo = (source[position] if position < n else drafted[position - n],)
                     position += 1
+            if not todo or todo[0] < 0:
+                return
             token, todo = todo[0], todo[1:]
             drafted.append(token)
             yield Proposal(
@@ -275,8 +249,8 @@ class CopiedText:
         ends = self.index.candidates() if self._source is not None and not self._todo else []
         if not ends:
             return 1.0
-        goes_on = self.tokens[self._source or 0]
-        return sum(self.tokens[end] == goes_on for end in ends) / len(ends)
+        goes_on = self.source[self._source or 0]
+        return sum(self.source[end] == goes_on for end in ends) / len(ends)
 
 
 class CopyDrafter:
@@ -302,7 +276,7 @@ class CopyDrafter:
         """A sequence begins with these ids; they are indexed by `index` or at the first `step`. What a
         grammar would refuse of a copy is left out by the engine.
         """
-        self._texts[seq_id] = CopiedText(prompt)
+        self._texts[seq_id] = CopiedText(TokenIndex(prompt))
 
     def index(self, seq_id: int, n_tokens: int) -> int:
         """Index up to `n_tokens` more of the prompt, while the target prefills; the number left."""

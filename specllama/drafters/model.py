@@ -18,6 +18,8 @@ from specllama.core.ports import BatchRow, Context, DecodeError, Mask, NoRoomErr
 from specllama.core.sampling import NOTHING_LEGAL, Chooser, probability
 from specllama.core.sequence import common_prefix
 
+LEAST_SHARED = 32  # ids that two sequences begin with; fewer are evaluated for each
+
 
 @dataclass(slots=True)
 class _State:
@@ -62,9 +64,11 @@ class ModelDrafter:
         state = _State(list(prompt), chooser.limited(self.n_vocab), mask, good, True)
         state.usable = all(t < self.context.n_vocab for t in prompt)
         self.states[seq_id] = state
+        self._take_over(seq_id)
 
     def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         asked = {seq: draft for seq, draft in wanted.items() if self._fits(seq, draft)}
+        self._share([seq for seq, draft in asked.items() if not draft])
         pending = {seq: self._pending(seq, draft) for seq, draft in asked.items()}
         rows = self._evaluate(pending) if pending else None
         if rows is None:
@@ -102,6 +106,52 @@ class ModelDrafter:
         state = self.states[seq_id]
         self._begin_at(seq_id, max(0, len(state.history) - max(1, n_last)))
         state.good = 0
+
+    def _share(self, seqs: Sequence[int]) -> None:
+        """Have what several of the sequences begin with, and lack, evaluated once."""
+        for i, seq in enumerate(seqs):
+            self._take_over(seq)
+            alike = [n for other in seqs[i + 1 :] if (n := self._alike(seq, other))]
+            if alike:
+                self._fill(seq, min(alike))
+
+    def _lacks(self, seq: int) -> bool:
+        """Whether it lacks more than is worth the thought."""
+        state = self.states[seq]
+        return not self.skipped[seq] and len(state.history) > LEAST_SHARED + state.good
+
+    def _alike(self, seq: int, other: int) -> int:
+        """How many ids of the two are the same, where that is more than `seq` holds; else 0."""
+        if not self._lacks(seq) or not self._lacks(other):
+            return 0
+        state = self.states[seq]
+        n = common_prefix(state.history[:-1], self.states[other].history[:-1])
+        return n if n >= LEAST_SHARED + state.good else 0
+
+    def _take_over(self, seq: int) -> None:
+        """Share the cells of a sequence that holds more of what this one begins with."""
+        if not self._lacks(seq):
+            return
+        state = self.states[seq]
+        held = {s: common_prefix(ids, state.history[:-1]) for s, ids in self.cells.items() if s != seq}
+        held = {s: n for s, n in held.items() if not self.skipped[s] and n >= LEAST_SHARED + state.good}
+        if not held:
+            return
+        best = max(held, key=lambda s: held[s])
+        n = self.context.copy(best, seq, held[best])
+        if n or self.context.n_past(seq) < len(self.cells[seq]):
+            self.cells[seq], state.good = state.history[:n], n
+
+    def _fill(self, seq: int, n: int) -> None:
+        """Evaluate the sequence up to its first n ids, as far as there is room."""
+        ids = self._pending(seq, ())[: n - self.states[seq].good]
+        try:
+            for at in range(0, len(ids), self.context.n_batch):
+                start = len(self.cells[seq])
+                part = ids[at : at + self.context.n_batch]
+                self._decode([BatchRow(t, start + j, seq, False) for j, t in enumerate(part)])
+        except NoRoomError:
+            return  # `_evaluate` says what that means
 
     def _begin_at(self, seq_id: int, n_skipped: int) -> None:
         """Empty the sequence's cache; it is to hold the history from there on."""

@@ -6,12 +6,29 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Protocol
 
 N_GRAM = 3  # tokens that must agree before anything is copied
 N_CANDIDATES = 8  # latest occurrences that are compared
 MAX_COMPARED = 32  # tokens compared backwards per candidate
 ID_BITS = 20  # three ids in 60 bits: a Python int of 32 bytes
 KEY_MASK = (1 << ID_BITS * N_GRAM) - 1
+
+
+class Index(Protocol):
+    """A text that grows, and where in `source` its end has stood. own: the source is the text itself. What
+    is no id there is no token.
+    """
+
+    own: bool
+    tokens: array[int]
+
+    @property
+    def source(self) -> Sequence[int]: ...
+    def build(self, n_tokens: int) -> int: ...
+    def append(self, token: int) -> None: ...
+    def candidates(self) -> list[int]: ...
+    def longest(self) -> tuple[int, int]: ...
 
 
 class TokenIndex:
@@ -22,12 +39,18 @@ class TokenIndex:
     """
 
     __slots__ = ("_earlier", "_key", "_latest", "tokens")
+    own = True
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = array("i", tokens)
         self._earlier = array("i")  # by position of a run's last token; ends are exclusive, so 0 says none
         self._latest: dict[int, int] = {}
         self._key = 0
+
+    @property
+    def source(self) -> array[int]:
+        """What is copied from: the text itself."""
+        return self.tokens
 
     def build(self, n_tokens: int) -> int:
         """Index up to `n_tokens` more; the number still to be indexed."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from specllama.core.learnt import MEMORY
 from specllama.core.params import SamplingParams
 from specllama.core.ports import Drafter
 from specllama.gguf import Header
@@ -105,9 +106,11 @@ def store_key(header: Header, s: ModelSettings, context: Context) -> dict[str, A
 def pair_key(
     header: Header | None, s: ModelSettings | None, context: Context | None, drafters: Sequence[Drafter]
 ) -> dict[str, Any]:
-    """What the things learnt of a pair depend on, beside the target: the draft in use, and who drafts."""
+    """What the things learnt of a pair depend on, beside the target: the draft in use, and who drafts, the
+    memory left aside, which has a table of its own.
+    """
     draft = _identity(header, s, context) if header and s and context else None
-    return {"draft": draft, "drafters": [d.name for d in drafters]}
+    return {"draft": draft, "drafters": [d.name for d in drafters if d.name != MEMORY]}
 
 
 def _identity(header: Header, s: ModelSettings, context: Context) -> dict[str, Any]:

@@ -181,8 +181,8 @@ class Host:
         ids = self._ids(message)
         schema = params.json_schema if isinstance(params.json_schema, str) else None
         mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar)
-        more = {"speculate": message.speculate, "draft_max": message.draft_max, "turn": message.turn}
-        request = Request(ids, params, seed, writer, mask=mask, forced=forced, **more)  # type: ignore[arg-type]
+        more = {name: getattr(message, name) for name in ("speculate", "draft_max", "turn", "owner")}
+        request = Request(ids, params, seed, writer, mask=mask, forced=forced, **more)
         generation = self.engine.submit(request)
         generation.submitted = asked  # template, ids and grammar are part of the time to the first token
         self.running.append(Running(message.id, generation, writer, message.messages))
@@ -260,6 +260,8 @@ class Host:
             self.send(m.Failed(error.to_dict(), r.id))
             return
         text, runs = r.writer.finish_runs()
+        if self.loaded is not None and self.loaded.memory is not None:
+            self.loaded.memory.keep(g.request.owner, g.history, g.n_prompt)
         if r.messages is not None:
             self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
         extra = {**self._extra(g), "stop_string": r.writer.stopped_by}

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.core.drafting import Policy
+from specllama.core.learnt import MEMORY
 from specllama.core.ports import BatchRow, DecodeError, Drafter
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
+from specllama.drafters.memory import Memory, MemoryDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import IncompatiblePairError, ResourceError
 from specllama.gguf import Header, check_model, read_model
@@ -37,7 +39,9 @@ _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, of a machine slower than any
 
 @dataclass(slots=True)
 class Loaded:
-    """Everything that a load made. info: what the front is told (`Ready`)."""
+    """Everything that a load made. info: what the front is told (`Ready`). memory: of what was written, None
+    where nothing is remembered.
+    """
 
     settings: LoadSettings
     header: Header
@@ -49,6 +53,7 @@ class Loaded:
     learning: Learning
     draft_model: Model | None = None
     draft_context: Context | None = None
+    memory: Memory | None = None
 
     @property
     def slow_step_seconds(self) -> float:
@@ -112,7 +117,11 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
             send(m.Notice(problem))
             close(draft_context, draft_model)
             draft_context = draft_model = None
+    memory = None
     if "copy" in settings.drafters and settings.draft_max != 0:
+        if settings.memory:
+            memory = Memory()
+            drafters.insert(0, MemoryDrafter(memory))
         drafters.insert(0, CopyDrafter())
     if "grammar" in settings.drafters and settings.draft_max != 0:
         drafters.insert(0, GrammarDrafter())
@@ -134,7 +143,8 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         "n_ctx_draft": draft_context.n_ctx if draft_context else 0,
         "n_vocab": model.n_vocab,
         "n_threads": context.n_threads,
-        "drafters": [d.name for d in drafters],
+        "drafters": [d.name for d in drafters if d.name != MEMORY],
+        "memory": memory is not None,
         "draft_max": settings.draft_max,
         "most_drafted": min(context.n_outputs_max - settings.n_slots, context.max_cut),
         "notes": [
@@ -157,6 +167,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         learning,
         draft_model,
         draft_context,
+        memory,
     )
 
 

@@ -28,7 +28,8 @@ class Generate:
     that is written whatever the model would write, to its end or to max_tokens (teacher forcing). prefix:
     text behind the rendered messages that the answer goes on from; control tokens in it are not parsed.
     draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: how many
-    generations of the same request stand before it; they take turns with those of other requests.
+    generations of the same request stand before it; they take turns with those of other requests. owner:
+    stands for whoever asks; drafts are made of what was written for the same owner only.
     """
 
     id: int
@@ -43,6 +44,7 @@ class Generate:
     prefix: str = ""
     draft_max: int | None = None
     turn: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import datetime
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -55,7 +56,7 @@ class Routes:
         wanted = asked.generation(dict(self._settings.sampling), dict(self._settings.variables))
         self._log_prompt(request, wanted.messages)
         shape = self._shape(asked, asked.logprobs)
-        return await self._answer(asked, ChatWriter(shape), [Wanted(wanted, splits=True)])
+        return await self._answer(request, asked, ChatWriter(shape), [Wanted(wanted, splits=True)])
 
     async def completions(self, request: Request) -> Response:
         asked = await self._read(request, CompletionRequest)
@@ -64,7 +65,7 @@ class Routes:
         self._log_prompt(request, asked.prompt)
         shape = self._shape(asked, asked.logprobs is not None)
         each = [Wanted(one, i) for i, one in enumerate(wanted)]
-        return await self._answer(asked, CompletionWriter(shape), each)
+        return await self._answer(request, asked, CompletionWriter(shape), each)
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse(
@@ -149,8 +150,12 @@ class Routes:
     async def _read(self, request: Request, model: type[Model]) -> Model:
         return await read(request, model, self._settings.client_seconds)
 
-    async def _answer(self, asked: Sampled, writer: Writer, prompts: Sequence[Wanted]) -> Response:
-        job = await self._service.start(prompts, asked.n)
+    async def _answer(
+        self, request: Request, asked: Sampled, writer: Writer, prompts: Sequence[Wanted]
+    ) -> Response:
+        owner = request.scope.get("specllama.owner", "")
+        theirs = [replace(one, request=replace(one.request, owner=owner)) for one in prompts]
+        job = await self._service.start(theirs, asked.n)
         limits = Limits(self._settings.seconds, self._settings.client_seconds)
         return Answer(job, writer, asked.stream, limits)
 

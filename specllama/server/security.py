@@ -48,16 +48,18 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def open(self, headers: Headers) -> bool:
-        """Whether the request has a key, as `Authorization: Bearer` or as `x-api-key`."""
+    def owner(self, headers: Headers) -> str:
+        """Which key the request has, as `Authorization: Bearer` or as `x-api-key`: a name for it that is no
+        secret, "" for none.
+        """
         given = []
         for name, value in headers.raw:
             if name == b"x-api-key":
                 given.append(value.strip())
             elif name == b"authorization" and value[:7].lower() == b"bearer ":
                 given.append(value[7:].strip())
-        found = [hmac.compare_digest(_digest(one), key) for one in given for key in self._digests]
-        return any(found)
+        found = [[hmac.compare_digest(_digest(one), key) for one in given] for key in self._digests]
+        return next((f"key {i}" for i, fits in enumerate(found, 1) if any(fits)), "")
 
 
 class Gate:
@@ -120,7 +122,8 @@ class Gate:
             return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
         if not self._keys or scope["path"] in OPEN_PATHS or (scope["method"] == "OPTIONS" and origin):
             return None
-        if not self._keys.open(headers):
+        scope["specllama.owner"] = self._keys.owner(headers)
+        if not scope["specllama.owner"]:
             return AccessError("the API key is missing or wrong")
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -16,6 +17,8 @@ from specllama.core.params import SamplingParams
 from specllama.core.planner import Planner
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.memory import Memory as Remembered
+from specllama.drafters.memory import MemoryDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import ContextLengthError
 from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
@@ -272,3 +275,109 @@ def test_near_ties_are_decided_alone():
     exact = run(engine, request)[0]
     assert exact.output == expected
     assert exact.stats.redecided > 0
+
+
+class TestChoicesOfOnePrompt:
+    """They evaluate it once, and each is what it is alone."""
+
+    PROMPT = tuple(4 + i * 7 % 25 for i in range(70))  # more than one chunk
+
+    def requests(self, n: int, max_tokens: int = 12, **more) -> list[Request]:
+        params = SamplingParams(
+            temperature=1.0, max_tokens=max_tokens, ignore_eos=True, repeat_penalty=1.3, logit_bias={7: 3.0}
+        )
+        return [Request(self.PROMPT, params, seed, turn=seed, **more) for seed in range(n)]
+
+    @pytest.mark.parametrize("memory", MEMORIES)
+    @pytest.mark.parametrize("drafts", [False, True])
+    def test_the_prompt_is_evaluated_once(self, memory, drafts):
+        requests = self.requests(4)
+        expected = [plain(r).output for r in requests]
+        assert len({tuple(output) for output in expected}) == 4
+        target, small = TableContext(N_VOCAB, 900, 4, memory), TableContext(N_VOCAB, 900, 4, memory)
+        policy = Fixed([ModelDrafter(small, N_VOCAB)] if drafts else [], 3)
+        got = run(engine_over(target, policy), *requests)
+        assert [g.output for g in got] == expected
+        before = target.widths[: target.widths.index(4)] if not drafts else target.widths[:2]
+        assert sum(before) == len(self.PROMPT)
+        assert [g.stats.n_reused for g in got] == [0, 70, 70, 70]
+        if drafts and memory == "full":
+            assert sum(w for w in small.widths if w > 8) < len(self.PROMPT) + 8
+
+    def test_what_begins_alike_shares_what_is_there(self):
+        """A request beside one that is being written takes over the common beginning."""
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        first, second = Request(self.PROMPT, params, 1), Request([*self.PROMPT[:60], 4, 5], params, 1)
+        expected = [plain(r).output for r in (first, second)]
+        for memory, n_reused in (("full", 60), ("checkpoint", 0)):
+            engine = engine_over(TableContext(N_VOCAB, 900, 3, memory), Fixed([], 0))
+            one = engine.submit(first)
+            while not one.output:
+                engine.step()
+            two = run(engine, second)[0]
+            assert [one.output, two.output] == expected
+            assert two.stats.n_reused == n_reused
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=8),
+        st.integers(1, 5),
+        st.sampled_from(MEMORIES),
+        st.sampled_from([120, 900]),
+        st.dictionaries(st.integers(0, 12), st.integers(0, 7), max_size=3),
+    )
+    def test_whoever_leaves_the_others_stay_what_they_are(self, work, n_slots, memory, n_ctx, cancels):
+        """Requests of three prompts, some of which are cancelled after so many steps."""
+        params = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True)
+        requests = [Request([5 + which, *self.PROMPT], params, seed) for which, seed in work]
+        expected = [plain(r).output for r in requests]
+        small = TableContext(N_VOCAB, n_ctx, n_slots, rows=noisy_draft(1))
+        target = TableContext(N_VOCAB, n_ctx, n_slots, memory)
+        engine = engine_over(target, Fixed([ModelDrafter(small, N_VOCAB)], 2))
+        submitted = [engine.submit(r) for r in requests]
+        for step in range(10_000):
+            if not engine.busy:
+                break
+            engine.step()
+            check_invariant(engine)
+            if step in cancels and cancels[step] < len(submitted):
+                engine.cancel(submitted[cancels[step]])
+        for g, output in zip(submitted, expected, strict=True):
+            if g.finish_reason == "length":
+                assert g.output == output
+            else:
+                assert g.finish_reason in ("cancel", "context")
+                assert output[: len(g.output)] == g.output
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(prompt_strategy, params_strategy, st.integers(0, 3), st.sampled_from("ab")), max_size=6
+    ),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_a_memory_changes_no_text(work, adaptive, n_slots):
+    """Requests one after the other, each with what the earlier ones of its owner wrote behind it."""
+    memory = Remembered()
+    drafters = [CopyDrafter(), MemoryDrafter(memory)]
+    policy = Planner(drafters, clock()) if adaptive else Fixed(drafters, 5)
+    engine = engine_over(TableContext(N_VOCAB, 400, n_slots), policy)
+    for prompt, params, seed, owner in work:
+        request = Request(prompt, params, seed, owner=owner)
+        got = run(engine, request)[0]
+        memory.keep(owner, got.history, got.n_prompt)
+        assert got.output == plain(request, 400).output
+
+
+def test_the_same_request_again_is_drafted_from_memory():
+    request = Request(
+        [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, owner="a"
+    )
+    memory = Remembered()
+    engine = engine_over(TableContext(N_VOCAB), Fixed([CopyDrafter(), MemoryDrafter(memory)], 8))
+    for owner, n_least, n_most in (("a", 0, 0), ("b", 0, 0), ("a", 30, 40)):
+        got = run(engine, dataclasses.replace(request, owner=owner))[0]
+        memory.keep(owner, got.history, got.n_prompt)
+        assert n_least <= got.stats.drafted_by["memory"] <= n_most, owner

@@ -78,6 +78,13 @@ def test_doubtful_copies_leave_the_word_to_a_model_if_there_is_one():
     assert drafted(Fixed([copy, model], 8)).tokens == []
 
 
+def test_a_memory_does_not_silence_what_the_text_itself_says():
+    doubtful, memory = Confident([0.3, 0.3], "copy"), Confident([0.9], "memory")
+    assert drafted(Fixed([doubtful, memory], 4)).sources == ["copy"] * 2
+    assert drafted(Fixed([Confident([], "copy"), memory], 4)).sources == ["memory"]
+    assert drafted(Fixed([doubtful, Confident([0.3], "memory"), Confident([0.9])], 4)).sources == ["model"]
+
+
 def test_discarded_copies_cost_nothing_and_are_not_counted():
     assert drafted(Fixed([Confident([0.9, 0.1], "copy")], 8, p_min=0.5)).n_discarded == 0
 

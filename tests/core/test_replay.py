@@ -16,6 +16,7 @@ from specllama.core.planner import Planner
 from specllama.core.recording import record, write_text
 from specllama.core.replay import CATCH_UP, Session, Trace, curve, undisturbed
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.memory import Memory, MemoryDrafter
 from specllama.testing import TableContext
 
 HERE = Path(__file__).parent
@@ -256,3 +257,52 @@ def test_on_the_prototypes_traces_it_beats_the_sketch(name, grid, worst):
                 against_plain.append(hindsight.plain(texts, seconds) / took)
     assert mean(against_grid) >= grid
     assert min(against_plain) >= worst
+
+
+# With what was written before
+
+
+def forms(n: int) -> list[Trace]:
+    """Texts of one form: values that nobody has seen stand between what is always the same."""
+    rng, form, found = random.Random(1), ids(60, 2), []
+    for _ in range(n):
+        values = [rng.choices(range(5000, 9000), k=rng.randint(1, 3)) for _ in range(6)]
+        text = [t for i, value in enumerate(values) for t in (*form[10 * i : 10 * i + 10], *value)]
+        found.append(Trace([1, 2], text, [0] * len(text), [0.0] * len(text)))
+    return found
+
+
+def strangers(n: int) -> list[Trace]:
+    """Texts of the same few hundred ids that have nothing else in common."""
+    rng = random.Random(3)
+    return [Trace([1, 2], rng.choices(range(5, 300), k=90), [0] * 90, [0.0] * 90) for _ in range(n)]
+
+
+def remembering(machine: str, traces: list[Trace], n_slots: int = 1) -> tuple[float, float]:
+    """Seconds of copying from the text itself alone, and with a memory."""
+    took, points = [], hindsight.MACHINES[machine]
+    for remembers in (False, True):
+        memory = Memory()
+        made = Session(
+            lambda drafters, clock: Planner(drafters, clock, known(points)),
+            curve(points), None, CopyDrafter,
+            others=[MemoryDrafter(memory)] if remembers else [],
+            ended=lambda t, memory=memory: memory.keep("", [*t.prompt, *t.text], len(t.prompt)),
+        )  # fmt: skip
+        took.append(made.replay(traces, n_slots).seconds)
+    return took[0], took[1]
+
+
+@pytest.mark.parametrize("n_slots", [1, 4])
+def test_a_memory_pays_where_requests_are_alike(n_slots):
+    gains = [
+        alone / both for alone, both in (remembering(name, forms(30), n_slots) for name in hindsight.MACHINES)
+    ]
+    assert mean(gains) > (1.25 if n_slots == 1 else 1.05)
+    assert min(gains) > 0.99
+
+
+@pytest.mark.parametrize("machine", hindsight.MACHINES)
+def test_a_memory_costs_nothing_where_nothing_comes_again(machine):
+    alone, both = remembering(machine, strangers(30))
+    assert both < 1.01 * alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from specllama.core.ports import Drafter, Proposal
 from specllama.core.sampling import Chooser
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
+from specllama.drafters.memory import Memory, MemoryDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import TableContext, TableMask
 
@@ -34,8 +36,18 @@ class Repeating(GrammarDrafter):
         super().committed(seq_id, tokens)
 
 
+def remembering() -> MemoryDrafter:
+    """One that has read every run of three that the contract is likely to write."""
+    memory, rng = Memory(), random.Random(1)
+    for _ in range(20):
+        memory.keep("", rng.choices(range(7), k=30), 5)
+    return MemoryDrafter(memory)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
+    "memory": remembering,
+    "memory of nothing": lambda: MemoryDrafter(Memory()),
     "grammar": Repeating,
     "grammar without one": GrammarDrafter,
     "model": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2), N_VOCAB),

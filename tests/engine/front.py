@@ -23,10 +23,13 @@ class Front:
 
     @classmethod
     def of_pair(cls, store: Path, draft_max: int | None = None) -> Front:
-        """A host that has loaded the embedded pair, one thread each."""
+        """A host that has loaded the embedded pair, one thread each. It remembers nothing of what it wrote:
+        tests ask for the same text again.
+        """
         paths = EMBEDDED_TARGET, EMBEDDED_DRAFT
         target, draft = (ModelSettings(path=str(path), n_threads=1, n_ctx=512) for path in paths)
-        front = cls(LoadSettings(target=target, draft=draft, draft_max=draft_max), Store(store))
+        settings = LoadSettings(target=target, draft=draft, draft_max=draft_max, memory=False)
+        front = cls(settings, Store(store))
         assert isinstance(front.said[-1], m.Ready)
         return front
 

@@ -127,6 +127,39 @@ def test_several_sequences_of_every_kind(tiny, context, kind):
     assert all(g.stats.n_accept > 0 for g in got)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_of_one_prompt_evaluate_it_once(tiny, context, kind):
+    """The target and the draft share its cells, whatever their memory; each choice is what it is alone."""
+    params = SamplingParams(temperature=0.9, max_tokens=40, ignore_eos=True)
+    requests = [Request(PROMPT, params, seed) for seed in range(3)]
+    expected = [generate(context(tiny(kind)), Fixed([], 0), r, kind).output for r in requests]
+    assert len({tuple(output) for output in expected}) == 3
+    target, drafting = context(tiny(kind), 1024, 3, n_rs_seq=8), context(tiny(kind, 0.1), 1024, 3)
+    policy = Fixed([ModelDrafter(drafting, target.n_vocab)], 4)
+    engine = Engine(
+        target, policy, end_ids={2}, clock=time.perf_counter, epsilon=EPSILON.get(kind, 0.002), exact=True
+    )
+    got = [engine.submit(r) for r in requests]
+    while not all(g.output for g in got):
+        assert not any(g.output for g in got)  # all begin with the same row
+        engine.step()
+    assert [target.n_past(g.seq_id) for g in got] == [len(PROMPT)] * 3
+    assert [g.stats.n_reused for g in got] == [0, len(PROMPT), len(PROMPT)]
+    while engine.busy:
+        engine.step()
+    assert [g.output for g in got] == expected
+    assert all(g.stats.n_accept > 0 for g in got)
+
+
+def test_a_window_that_has_moved_on_is_not_shared(tiny, context):
+    narrow = context(tiny("gemma3", swa_full=False, n_ubatch=16, n_batch=64), 1024, 2)
+    for i in range(0, 400, 8):
+        narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
+    assert narrow.copy(0, 1, 60) == narrow.n_past(1) == 0
+    assert narrow.copy(0, 1, 399) == narrow.n_past(1) == 399
+    assert narrow.n_past(0) == 400
+
+
 def test_context_refuses_what_llama_cpp_would_abort_on(tiny, context):
     one = context(tiny("llama"), 256, 2)
     for batch in (

@@ -20,6 +20,7 @@ from specllama.server.events import Choice, End, Event, Fold, Reasoning, Round, 
 FINGERPRINT = f"specllama-{specllama.__version__}"
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _ALPHANUMERICS = string.ascii_letters + string.digits
+_SHOWN = {"memory": "copy"}  # copied from an earlier text
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -132,7 +133,7 @@ def number(logprob: float | None) -> float:
 
 
 def _trace(runs: Runs, round_: Round | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"tokens": [[n, source] for n, source in runs]}
+    found: dict[str, Any] = {"tokens": [[n, _SHOWN.get(source, source)] for n, source in runs]}
     if round_ is not None:
         found["round"] = {
             "drafted": round_.drafted,

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""What drafting from earlier requests gains over drafting from the request itself, without a draft model.
+
+usage: bench_memory.py replay [-m TARGET] [--requests N]
+       bench_memory.py engine [-m TARGET] [--requests N] [--runs N] [-t N]
+
+Two workloads: records of one form that are extracted as JSON, and places of the standard library's sources
+that have nothing in common. Texts are given (teacher forcing), so that any target writes them. replay: in
+simulated time on nine measured machines, exact. engine: two engine processes, with a memory and without, the
+requests in turn; decode tokens/s of each request, medians, and a 95 % interval of the ratio. Run nothing
+beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from measuring import CHATML
+from measuring.engine import Vocab
+from measuring.extraction import WORKLOADS, Asked
+from measuring.figures import mean
+
+from specllama.core import hindsight
+from specllama.core.costs import FIRST, WIDEST, CostCurve
+from specllama.core.planner import Planner
+from specllama.core.replay import Replayed, Seconds, Session, Trace, curve
+from specllama.core.stats import RunStats
+from specllama.data import EMBEDDED_TARGET
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.memory import Memory, MemoryDrafter
+from specllama.errors import SpecllamaError
+from specllama.process import messages as m
+from specllama.process.client import EngineClient
+from specllama.settings import LoadSettings, ModelSettings
+
+
+def known(seconds: Seconds) -> CostCurve:
+    """A curve whose widths were all measured."""
+    found = CostCurve()
+    for n in range(1, WIDEST + 1):
+        for _ in range(FIRST):
+            found.observe(n, seconds(n))
+    return found
+
+
+def replayed(traces: Sequence[Trace], seconds: Seconds, remembers: bool) -> Replayed:
+    memory = Memory()
+    session = Session(
+        lambda drafters, clock: Planner(drafters, clock, known(seconds)),
+        seconds,
+        None,
+        CopyDrafter,
+        others=[MemoryDrafter(memory)] if remembers else [],
+        ended=lambda trace: memory.keep("", [*trace.prompt, *trace.text], len(trace.prompt)),
+    )
+    return session.replay(traces)
+
+
+def replay(args: argparse.Namespace, vocab: Vocab) -> None:
+    for name, make in WORKLOADS.items():
+        texts = [(vocab.prompt(CHATML.format(a.prompt)), vocab.ids(a.text)) for a in make(args.requests, 1)]
+        traces = [Trace(prompt, text, [0] * len(text), [0.0] * len(text)) for prompt, text in texts]
+        gains = []
+        print(f"{name}: {len(traces)} requests, {sum(len(t.text) for t in traces)} tokens")
+        for machine, points in hindsight.MACHINES.items():
+            seconds = curve(points)
+            alone, both = (replayed(traces, seconds, remembers) for remembers in (False, True))
+            plain = hindsight.plain(traces, seconds)
+            gains.append(alone.seconds / both.seconds)
+            rates = f"{plain / alone.seconds:.2f} x plain alone, {plain / both.seconds:.2f} x with a memory"
+            print(f"  {machine:9s} {rates}: {gains[-1]:.3f}")
+        print(f"  geometric mean {mean(gains):.3f}, worst {min(gains):.3f}")
+
+
+def engine(args: argparse.Namespace, vocab: Vocab) -> None:
+    """Of every run two fresh processes: what is remembered of the run before would be the same texts."""
+    for name, make in WORKLOADS.items():
+        ratios, rates = [], {True: list[float](), False: list[float]()}
+        drafted = accepted = 0
+        for run in range(args.runs):
+            asked = make(args.requests, run + 1)
+            rng = random.Random(run)
+            with ExitStack() as stack:
+                clients = {remembers: loaded(stack, args, remembers) for remembers in (False, True)}
+                for one in asked:
+                    found = {way: written(clients[way], vocab, one) for way in rng.sample((False, True), 2)}
+                    for way, stats in found.items():
+                        rates[way].append(stats.decode_tps or 0.0)
+                    ratios.append(found[False].decode_seconds / found[True].decode_seconds)
+                    drafted += found[True].drafted_by["memory"]
+                    accepted += found[True].n_accept - found[False].n_accept
+        alone, both = (statistics.median(rates[way]) for way in (False, True))
+        total = mean(ratios)
+        low, high = interval(ratios)
+        print(
+            f"{name}: {len(ratios)} requests; {alone:.1f} t/s alone, {both:.1f} t/s with a memory (medians)"
+        )
+        print(f"  ratio {statistics.median(ratios):.3f} (95 % {low:.3f} - {high:.3f}), mean {total:.3f}")
+        print(f"  {drafted} tokens drafted from memory, {accepted} more accepted than alone", flush=True)
+
+
+def loaded(stack: ExitStack, args: argparse.Namespace, remembers: bool) -> EngineClient:
+    os.environ["SPECLLAMA_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory())
+    client = stack.enter_context(EngineClient())
+    target = ModelSettings(path=str(args.model), n_ctx=2048, n_threads=args.threads)
+    client.load(LoadSettings(target=target, memory=remembers, drafters=("copy",)))
+    return client
+
+
+def written(client: EngineClient, vocab: Vocab, asked: Asked) -> RunStats:
+    """The text as the answer to its prompt; what decodes take is measured after the first one."""
+    prompt, forced = vocab.prompt(CHATML.format(asked.prompt)), vocab.ids(asked.text)
+    request = m.Generate(client.next_id(), ids=prompt, params={"temperature": 0}, forced=forced)
+    (done,) = (event for event in client.generate(request) if isinstance(event, m.Done))
+    if done.extra["missing"]:
+        client.calibrate(1.0)
+    return RunStats.from_dict(done.stats)
+
+
+def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % interval of the median, by the bootstrap (Efron 1979, percentiles)."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(draws))
+    return medians[round(draws * 0.025)], medians[round(draws * 0.975) - 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["replay", "engine"])
+    parser.add_argument("-m", "--model", type=Path, default=EMBEDDED_TARGET)
+    parser.add_argument("--requests", type=int, default=50, help="of a workload")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    args = parser.parse_args()
+    if args.requests < 1 or args.runs < 1:
+        parser.error("--requests and --runs must be 1 or more")
+    try:
+        vocab = Vocab(args.model)
+    except SpecllamaError as error:
+        parser.error(error.message)
+    {"replay": replay, "engine": engine}[args.what](args, vocab)
+    vocab.close()
+
+
+if __name__ == "__main__":
+    main()

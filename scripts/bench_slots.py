@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""How much a request's logits and greedy text change beside other requests: near-ties with several slots.
+
+usage: bench_slots.py [-m TARGET] [--prompts N] [--beside 1,3,7] [-n TOKENS] [-t N] [-fa MODE] [--show N]
+
+Each prompt is written alone, then beside so many others, decoded plainly in one batch with them; no drafter
+takes part. Its logits are those of the text that it is alone, decoded row by row in an empty cache, against
+the same ids among others: `layout`, where only the cells of the cache lie between those of others, and
+`batch`, where the rows are decoded together with theirs too. epsilon is the 99.9 % quantile of the change of
+the margin between the two best tokens; a text may differ where its margin is within 2 epsilon, and nowhere
+else. Exit code 1 where one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from measuring import CHATML
+from measuring.extraction import records, unrelated
+from numpy.typing import NDArray
+
+from specllama.calibrate import margin_change
+from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
+from specllama.core.params import SamplingParams
+from specllama.core.ports import BatchRow
+from specllama.core.sequence import Generation, Request, common_prefix
+from specllama.data import EMBEDDED_TARGET
+from specllama.errors import SpecllamaError
+from specllama.llama import Context, Model
+from specllama.settings import ModelSettings
+
+Rows = NDArray[np.float32]
+SLOTS = 8
+
+
+class Text(NamedTuple):
+    """A prompt, what is written behind it alone, and the row that each of its tokens was chosen by."""
+
+    prompt: list[int]
+    ids: list[int]
+    rows: Rows
+
+
+def prompts(model: Model, n: int) -> list[list[int]]:
+    """Prompts of many lengths: short questions, records, sources."""
+    names = ("zip", "os.walk", "shutil.copytree", "json.dumps", "sorted", "re.sub", "pathlib.Path", "open")
+    found = [f"What does {name} do?" for name in names]
+    found += [asked.prompt for asked in records(8, 1)]
+    found += [asked.prompt for asked in unrelated(n, 1, 60)]
+    texts = [found[i % 3 * 8 + i // 3] if i < 24 else found[i] for i in range(min(n, len(found)))]
+    return [model.tokenize(CHATML.format(text), model.adds_bos, True) for text in texts]
+
+
+def empty(context: Context) -> None:
+    for seq in range(SLOTS):
+        context.cut(seq, 0)
+
+
+def prefill(context: Context, ids: Sequence[int], seq: int) -> None:
+    for at in range(0, len(ids), context.n_batch):
+        part = ids[at : at + context.n_batch]
+        context.decode([BatchRow(t, at + i, seq, False) for i, t in enumerate(part)])
+
+
+def write(context: Context, requests: Sequence[Request], end_ids: Sequence[int]) -> list[Generation]:
+    """The requests together, without drafts."""
+    empty(context)
+    engine = Engine(context, Fixed([], 0), end_ids=end_ids, clock=time.perf_counter)
+    found = [engine.submit(request) for request in requests]
+    while engine.busy:
+        engine.step()
+    return found
+
+
+def alone(context: Context, prompt: list[int], ids: list[int]) -> Text:
+    empty(context)
+    prefill(context, prompt[:-1], 0)
+    known, rows = [*prompt, *ids], []
+    for at in range(len(prompt) - 1, len(known) - 1):
+        rows.append(context.decode([BatchRow(known[at], at, 0, True)])[0].copy())
+    return Text(prompt, ids, np.stack(rows))
+
+
+def among(context: Context, texts: Mapping[int, Text], together: bool) -> Iterator[tuple[int, int, Rows]]:
+    """(sequence, number of the token, its row) for all texts at once, their cells in turn. together: their
+    rows in one decode as well.
+    """
+    empty(context)
+    for seq, text in texts.items():
+        prefill(context, text.prompt[:-1], seq)
+    for j in range(max(len(text.ids) for text in texts.values())):
+        batch = []
+        for seq, (prompt, ids, _) in texts.items():
+            if j < len(ids):
+                at = len(prompt) - 1 + j
+                batch.append(BatchRow([*prompt, *ids][at], at, seq, True))
+        for rows in [batch] if together else [[row] for row in batch]:
+            for row, got in zip(rows, context.decode(rows), strict=True):
+                yield row.seq_id, j, got
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
+
+
+def margin(row: Rows) -> float:
+    second, best = np.partition(row, -2)[-2:]
+    return float(best - second)
+
+
+def measure(args: argparse.Namespace) -> bool:
+    """Print the figures; whether every divergence is a near-tie."""
+    model = Model(ModelSettings(path=str(args.model), n_threads=args.threads, flash_attn=args.flash_attn))
+    context = Context(model, args.ctx, SLOTS)
+    end_ids, params = sorted(model.end_ids), SamplingParams(temperature=0, max_tokens=args.n)
+    requests = [Request(ids, params, 1) for ids in prompts(model, args.prompts)]
+    texts = [
+        alone(context, list(request.prompt), write(context, [request], end_ids)[0].output)
+        for request in requests
+    ]
+    n_tokens, kept = sum(len(text.ids) for text in texts), True
+    print(f"{args.model.name}: {len(texts)} greedy texts, {n_tokens} tokens, {SLOTS} slots")
+    rng = random.Random(1)
+    for k in args.beside:
+        changes: dict[str, list[float]] = {"layout": [], "batch": []}
+        flips: list[tuple[int, int, float]] = []
+        for i, text in enumerate(texts):
+            others = rng.sample([j for j in range(len(texts)) if j != i], k)
+            order = [*others, i]
+            rng.shuffle(order)
+            mine, seqs = order.index(i), {seq: texts[j] for seq, j in enumerate(order)}
+            for name, together in (("layout", False), ("batch", True)):
+                for seq, j, row in among(context, seqs, together):
+                    if seq == mine:
+                        changes[name].append(margin_change(text.rows[j], row))
+            got = write(context, [requests[j] for j in order], end_ids)[mine].output
+            at = common_prefix(got, text.ids)
+            if got != text.ids:
+                flips.append((i, at, margin(text.rows[min(at, len(text.rows) - 1)])))
+        epsilon = {name: quantile(found, 0.999) for name, found in changes.items()}
+        limit = 2 * max(epsilon.values())
+        above = [flip for flip in flips if flip[2] > limit]
+        said = ", ".join(f"epsilon of {name} {value:.3g}" for name, value in epsilon.items())
+        print(f"  beside {k}: {said} ({len(changes['batch'])} rows)")
+        print(
+            f"    {len(flips)} of {len(texts)} texts diverge, {len(above)} of them where the margin is above "
+            "2 epsilon"
+        )
+        for i, at, found in flips[: args.show]:
+            print(f"      prompt {i}, token {at}: margin {found:.3g}")
+        kept = kept and not above
+    context.close()
+    model.close()
+    return kept
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", type=Path, default=EMBEDDED_TARGET)
+    parser.add_argument("--prompts", type=int, default=24, help="texts that are compared")
+    parser.add_argument("--beside", type=numbers, default=[1, 3, 7], help="how many others")
+    parser.add_argument("-n", type=int, default=64, help="tokens of a text")
+    parser.add_argument("-c", "--ctx", type=int, default=8192)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("-fa", "--flash-attn", default="auto")
+    parser.add_argument("--show", type=int, default=10, help="divergences to list")
+    args = parser.parse_args()
+    if args.n < 1 or not all(1 <= k < min(SLOTS, args.prompts) for k in args.beside):
+        parser.error(f"--beside takes numbers from 1 to {SLOTS - 1}, below --prompts")
+    try:
+        sys.exit(0 if measure(args) else 1)
+    except SpecllamaError as error:
+        parser.error(error.message)
+
+
+if __name__ == "__main__":
+    main()

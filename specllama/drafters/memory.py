@@ -1,0 +1,104 @@
+"""The drafter `memory`: proposes what was written in earlier requests of the same owner.
+
+Extraction, classification and agent loops write much alike from request to request (SuffixDecoding, Oliaro et
+al. 2024, arXiv 2411.04975). The texts of an owner lie in a ring; how a text follows one of them, changes
+included, is copy.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specllama.core.learnt import MEMORY
+from specllama.core.ports import Mask, Proposal
+from specllama.core.sampling import Chooser
+from specllama.drafters.copy import CopiedText
+from specllama.drafters.ring import RING_BITS, Ring, RingIndex
+from specllama.drafters.token_index import MAX_COMPARED, N_GRAM
+
+MOST_OWNERS = 32  # whose rings are kept, the last ones used: 384 MiB at most
+LEAD = N_GRAM - 1  # ids before a text that are kept with it, so that its first token can be gone on from
+FILED_AT_START, FILED_A_ROUND = 8192, 512  # tokens filed at most where a text begins, and in a round of one
+
+
+class Memory:
+    """What was written, by owner. bits: a ring holds 2**bits tokens. most: owners that are remembered."""
+
+    def __init__(self, bits: int = RING_BITS, most: int = MOST_OWNERS) -> None:
+        self.bits, self.most = bits, most
+        self._rings: dict[str, Ring] = {}  # the one used last at the end
+
+    def of(self, owner: str) -> Ring:
+        """The owner's ring. Whoever was away for longest is forgotten for a new one."""
+        ring = self._rings.pop(owner, None)
+        if ring is None:
+            ring = Ring(self.bits)
+        self._rings[owner] = ring
+        if len(self._rings) > self.most:
+            del self._rings[next(iter(self._rings))]
+        return ring
+
+    def keep(self, owner: str, history: Sequence[int], n_prompt: int) -> None:
+        """Note what was written behind the prompt. It is filed bit by bit, while others are drafted for."""
+        if len(history) > n_prompt:
+            self.of(owner).add(history[max(0, n_prompt - LEAD) :])
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes by now, what waits to be filed left aside."""
+        return sum(ring.n_bytes for ring in self._rings.values())
+
+
+class MemoryDrafter:
+    """Drafts from a memory, for all sequences; see the module. It only reads: who ends a request says what
+    is kept of it. Evidence of a proposal: as the copy drafter's.
+    """
+
+    name = MEMORY
+    continues = False
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._owners: dict[int, str] = {}
+        self._texts: dict[int, tuple[Ring, CopiedText]] = {}
+
+    def belongs(self, seq_id: int, owner: str) -> None:
+        """The sequence that starts next is this owner's: nobody else's texts are drafted from."""
+        self._owners[seq_id] = owner
+
+    def start(
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        chooser: Chooser | None = None,  # noqa: ARG002
+        mask: Mask | None = None,  # noqa: ARG002
+    ) -> None:
+        """A sequence begins with these ids, of which only the end is looked at."""
+        ring = self.memory.of(self._owners.get(seq_id, ""))
+        ring.take_in(FILED_AT_START)
+        index = RingIndex(ring, prompt[-MAX_COMPARED:])
+        self._texts[seq_id] = ring, CopiedText(index)
+
+    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        """One more token for each sequence that goes on as an earlier text did; `Drafter.step`."""
+        proposals = {}
+        for seq_id, drafted in wanted.items():
+            run = self.propose(seq_id, len(drafted) + 1)
+            if len(run) > len(drafted):
+                proposals[seq_id] = run[-1]
+        return proposals
+
+    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
+        """What `step` would propose one by one, at most `limit` tokens."""
+        return self._texts[seq_id][1].propose(limit)
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """The sequence went on with these ids."""
+        ring, text = self._texts[seq_id]
+        text.push(tokens)
+        ring.take_in(FILED_A_ROUND)
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence ended; unknown ones are nothing to forget."""
+        self._texts.pop(seq_id, None)
+        self._owners.pop(seq_id, None)
