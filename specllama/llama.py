@@ -71,6 +71,8 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # parsed in text where asked to
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: GPU, integrated GPU
 _UNLIMITED = 1 << 30
+# The address alone, without an object around it. It waits for the decode, as llama_synchronize does.
+_get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", _lib))
 
 for _name, _result, _args in (
     ("ggml_backend_dev_count", ctypes.c_size_t, []),
@@ -545,17 +547,15 @@ class Context:
             raise NoRoomError
         if result != 0:
             raise DecodeError(f"llama_decode answered {result}: {_log.reason()}")
-        llama.llama_synchronize(self.handle)
+        address = _get_logits(self.handle) if n_outputs else llama.llama_synchronize(self.handle)
         self.decode_seconds += time.perf_counter() - started
         if self.model.has_state:
             for seq_id in set(seq_ids):
                 self._last_rows[seq_id] = seq_ids.count(seq_id)
         if not n_outputs:
             return np.zeros((0, self.n_vocab), np.float32)
-        pointer = llama.llama_get_logits(self.handle)
-        if not pointer:
+        if not address:
             raise DecodeError("llama.cpp gave no logits")
-        address = ctypes.addressof(pointer.contents)
         if address != self._address:  # of what llama.cpp has allocated, perhaps for fewer rows than the view
             self._address, size = address, self.n_outputs_max * self.n_vocab
             flat = (ctypes.c_float * size).from_address(address)

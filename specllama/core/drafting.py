@@ -114,7 +114,7 @@ def run_drafter(
     wanted: dict[int, list[int]] = {seq: [] for seq in runs}
     while wanted:
         certain = forced.step(wanted) if forced is not None else {}
-        open_ = {seq: draft for seq, draft in wanted.items() if seq not in certain}
+        open_ = {seq: draft for seq, draft in wanted.items() if seq not in certain} if certain else wanted
         proposals = drafter.step(open_) if open_ else {}
         for seq in list(wanted):
             run, got = runs[seq], certain.get(seq) or proposals.get(seq)

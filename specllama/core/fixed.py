@@ -32,6 +32,8 @@ class Fixed(Drafting):
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         limits = {seq: min(room, self.n_max) for seq, room in rooms.items() if min(room, self.n_max) > 0}
+        if not limits or not self.drafters:
+            return {}
         drafts = {seq: Draft() for seq in limits}
         grammar = self.named("grammar")
         others = [d for d in self.drafters if d is not grammar]

@@ -53,6 +53,7 @@ class ModelDrafter:
     ) -> None:
         self.context, self.confident, self.end_ids = context, confident, frozenset(end_ids)
         self.n_vocab = min(n_vocab, context.n_vocab)
+        self._knows_all = n_vocab <= context.n_vocab
         self.states: dict[int, _State] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one there
@@ -62,13 +63,14 @@ class ModelDrafter:
             self._begin_at(seq_id, 0)
         good = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
         state = _State(list(prompt), chooser.limited(self.n_vocab), mask, good, True)
-        state.usable = all(t < self.context.n_vocab for t in prompt)
+        state.usable = self._knows(prompt)
         self.states[seq_id] = state
         self._take_over(seq_id)
 
     def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         asked = {seq: draft for seq, draft in wanted.items() if self._fits(seq, draft)}
-        self._share([seq for seq, draft in asked.items() if not draft])
+        if fresh := [seq for seq, draft in asked.items() if not draft]:
+            self._share(fresh)
         pending = {seq: self._pending(seq, draft) for seq, draft in asked.items()}
         rows = self._evaluate(pending) if pending else None
         if rows is None:
@@ -90,7 +92,7 @@ class ModelDrafter:
         if state.good == n:
             state.good += common_prefix(self.cells[seq_id][n:], tokens)
         state.history.extend(tokens)
-        state.usable = state.usable and all(t < self.context.n_vocab for t in tokens)
+        state.usable = state.usable and self._knows(tokens)
 
     def forget(self, seq_id: int) -> None:
         """The sequence's cache stays, for the next one that begins alike."""
@@ -161,10 +163,14 @@ class ModelDrafter:
 
     def _fits(self, seq: int, draft: Sequence[int]) -> bool:
         state = self.states[seq]
-        ended = bool(draft) and draft[-1] in self.end_ids
-        known = all(t < self.context.n_vocab for t in draft)  # others draft for the target's vocabulary
+        if not state.usable or (draft and draft[-1] in self.end_ids):
+            return False
         room = len(state.history) - self.skipped[seq] + len(draft) <= self.context.n_ctx
-        return state.usable and not ended and known and room
+        return room and self._knows(draft)
+
+    def _knows(self, ids: Sequence[int]) -> bool:
+        """Whether the draft model has all ids; others draft for the target's vocabulary."""
+        return self._knows_all or all(t < self.context.n_vocab for t in ids)
 
     def _pending(self, seq: int, draft: Sequence[int]) -> list[int]:
         """Ids to evaluate for the next token: of history and draft, what the cache lacks, the last id at
@@ -216,9 +222,9 @@ class ModelDrafter:
                 for cells in self.cells.values():
                     cells.clear()
                 raise
-        for row in batch:
-            self.cells[row.seq_id].append(row.token)
-        for seq in {row.seq_id for row in batch}:
+        for token, _, seq, _ in batch:
+            self.cells[seq].append(token)
+        for seq in {row.seq_id for row in batch} if len(batch) > 1 else (batch[0].seq_id,):
             state = self.states[seq]
             state.good = min(len(self.cells[seq]), len(state.history) - self.skipped[seq])
         return rows
