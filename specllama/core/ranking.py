@@ -30,9 +30,10 @@ def top_ids(row: Row, k: int) -> Ids:
         maxima = dealt.max(axis=0)
         if len(rest):
             np.maximum(maxima[: len(rest)], rest, out=maxima[: len(rest)])
-    if math.isnan(maxima.max()):  # whoever asked for the best shall see them
+    parted = np.partition(maxima, len(maxima) - k)[len(maxima) - k :]
+    edge = parted[0]
+    if math.isnan(parted.max()):  # what is not a number comes last; whoever asked for the best shall see it
         return np.isnan(row).nonzero()[0]
-    edge = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
     if edge == -np.inf:
         possible = best_first(row, (row > edge).nonzero()[0])
         return np.concatenate((possible, (row == edge).nonzero()[0][:k]))[:k]
