@@ -22,6 +22,7 @@ def run(given: Mapping[str, Any]) -> int:
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
     request = _request(values, params)
+    values["no_memory"] = True  # of earlier requests: there are none
     settings = build.load_settings(values)  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
