@@ -7,6 +7,7 @@ however it dies, leaves gigabytes behind; another one says every half second tha
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -95,6 +96,8 @@ def _serve(pipes: _Pipes) -> None:
                     _serve_rpc(message, pipes)
                 else:
                     host.handle(message)
+                    if isinstance(message, m.Load):
+                        gc.freeze()  # what stays need not be looked through in mid-answer
         host.step()
 
 
