@@ -287,6 +287,8 @@ def run_app(arguments: Sequence[str]) -> int:
             f"unexpected {type(error).__name__}: {error}", "run it again with --debug and report it, please"
         )
         return 1
+    finally:
+        console.leave()
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

@@ -38,10 +38,10 @@ def data(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        drop_stdout()
+        _drop(sys.stdout)
         raise ReaderGoneError from None
     except OSError as problem:
-        drop_stdout()
+        _drop(sys.stdout)
         raise ResourceError(f"standard output cannot be written: {problem.strerror}") from None
 
 
@@ -60,11 +60,22 @@ def error(message: str, hint: str = "") -> None:
     write(sys.stderr, _styled("error: ", "31") + message + "\n" + (f"{hint}\n" if hint else ""))
 
 
-def drop_stdout() -> None:
-    """After a broken pipe: nothing more goes to stdout, not even at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+def leave() -> None:
+    """Before the process ends: what nobody takes from stderr is given up; the interpreter would try once more
+    and end with an exit code of its own.
+    """
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """After a broken pipe: nothing more goes there, not even at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def fancy(stream: TextIO) -> bool:
