@@ -8,6 +8,7 @@ offers.py, when to ask the draft model in looks.py, what may still be lost in le
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from specllama.core.asking import MOST_LOOKED, Asking, confidence_bin
 from specllama.core.costs import DISTURBED, WIDEST, CostCurve
@@ -16,15 +17,27 @@ from specllama.core.learnt import GRAMMAR, MODEL, Learnt
 from specllama.core.ledger import ALLOWANCE, Ledger
 from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
 from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes, total
-from specllama.core.pace import Pace
 from specllama.core.ports import CachingDrafter, Drafter, Mask, Proposal
 from specllama.core.sampling import Chooser
-from specllama.core.tally import Tally
 
 CHUNKS = (16, WIDEST - 1)  # tokens that free drafters are asked for; more only where these are taken
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
 WORTH_COVERING = 64  # ids; for fewer the draft model's view is not narrowed
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of a request, whether drafted or not: rounds with a token that was offered for nothing (forced ones
+    left out), and those where it was right; rounds in which the draft model was asked, named a token, and was
+    right.
+    """
+
+    offered: int = 0
+    offered_right: int = 0
+    asked: int = 0
+    named: int = 0
+    named_right: int = 0
 
 
 class _State:
@@ -66,7 +79,6 @@ class Planner(Drafting):
         self._caching = next((d for d in drafters if d.name == MODEL and isinstance(d, CachingDrafter)), None)
         self._states: dict[int, _State] = {}
         self._tallies: dict[int, Tally] = {}  # the last one of each sequence, ended or not
-        self._pace = Pace()
         self._alternative = 0.0  # tokens per second of the best round without a look
         self.use_costs(costs if costs is not None else CostCurve())
 
@@ -118,31 +130,26 @@ class Planner(Drafting):
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         prices, active = self._prices, len(rooms)
-        prices.spent, started = 0.0, self.clock()
+        prices.spent = 0.0
         base, t1 = self.costs.predict(active), self.costs.predict(1)
         prices.budget = base + self.ledger.stake * t1
         ready = self.costs.count(active) > 0 and self.ledger.credit > 0
         ready = ready and not self.ledger.plain_due and not self.costs.unsettled
-        resting = ready and self._pace.rests()
         for seq, room in rooms.items():
             state = self._states.get(seq)
             if state is None:
                 state = self._states[seq] = _State()
-            state.begin(self._free(seq, min(room, WIDEST - active), active, resting))
-        offers = {seq: self._states[seq].free for seq in rooms}
-        if not ready or (resting and not any(offer.tokens for offer in offers.values())):
+            state.begin(self._free(seq, min(room, WIDEST - active), active))
+        if not ready:
             return {}
+        offers = {seq: self._states[seq].free for seq in rooms}
         counts = best_prefixes(offers, prices, active)
         rows, tokens = total(offers, counts, list(rooms))
         self._alternative = prices.rate(active + tokens, active + rows)
         for seq, n in counts.items():
             self._states[seq].n_free = n
-        thought = self.clock() - started
-        looked = self._look(rooms, offers, counts)
-        if looked:
+        if self._look(rooms, offers, counts):
             counts = best_prefixes(offers, prices, active)
-        if not resting:
-            self._pace.thought(thought, base, not looked and not any(counts.values()))
         return {seq: d for seq in rooms if (d := self._draft_of(seq, offers[seq], counts[seq])) is not None}
 
     def _draft_of(self, seq: int, offer: Offer, n: int) -> Draft | None:
@@ -153,16 +160,14 @@ class Planner(Drafting):
             n_discarded -= drafted.count(MODEL)
         return Draft(offer.tokens[:n], drafted, n_discarded) if n or n_discarded else None
 
-    def _free(self, seq: int, room: int, active: int, resting: bool) -> Offer:
-        """What is offered for nothing: what a grammar forces, else by the first drafter with something; they
-        are not asked when resting.
-        """
+    def _free(self, seq: int, room: int, active: int) -> Offer:
+        """What is offered for nothing: what a grammar forces, else by the first drafter with something."""
         offer = Offer()
         grammar = self.named(GRAMMAR)
         while grammar is not None and len(offer.tokens) < room and (got := grammar.step({seq: offer.tokens})):
             offer.add(got[seq].token, GRAMMAR, 0, self.learnt.tables[GRAMMAR].chances[0])
         for drafter in self.drafters:
-            if offer.tokens or resting:
+            if offer.tokens:
                 break
             if drafter.name not in (MODEL, GRAMMAR):
                 for limit in CHUNKS:
