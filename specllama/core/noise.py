@@ -27,7 +27,7 @@ def gumbel(seed: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float
         x *= factor
     x ^= x >> _S31
     x >>= _S12  # 52 bits: with 53, adding a half could round up to u = 1
-    u = x * 2.0**-52
+    u = x * np.float64(2.0**-52)
     u += 2.0**-53
     for _ in range(2):
         np.log(u, out=u)
