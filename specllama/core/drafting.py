@@ -60,9 +60,16 @@ class Policy(Protocol):
     drafters: list[Drafter]
 
     def start(
-        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None, owner: str = ""
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        chooser: Chooser,
+        mask: Mask | None = None,
+        owner: str | None = None,
     ) -> None:
-        """A sequence of this owner begins with these ids: prompt and first token. As `Drafter.start`."""
+        """A sequence of this owner begins with these ids: prompt and first token. As `Drafter.start`. Without
+        an owner no earlier text is drawn on.
+        """
         ...
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -140,7 +147,12 @@ class Drafting:
         self.drafters = list(drafters)
 
     def start(
-        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None, owner: str = ""
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        chooser: Chooser,
+        mask: Mask | None = None,
+        owner: str | None = None,
     ) -> None:
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):

@@ -8,7 +8,6 @@ offers.py, when to ask the draft model in looks.py, what may still be lost in le
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from specllama.core.asking import MOST_LOOKED, Asking, confidence_bin
 from specllama.core.costs import DISTURBED, WIDEST, CostCurve
@@ -19,25 +18,12 @@ from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
 from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes, total
 from specllama.core.ports import CachingDrafter, Drafter, Mask, Proposal
 from specllama.core.sampling import Chooser
+from specllama.core.tally import Tally
 
 CHUNKS = (16, WIDEST - 1)  # tokens that free drafters are asked for; more only where these are taken
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
 WORTH_COVERING = 64  # ids; for fewer the draft model's view is not narrowed
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
-
-
-@dataclass(slots=True)
-class Tally:
-    """Of a request, whether drafted or not: rounds with a token that was offered for nothing (forced ones
-    left out), and those where it was right; rounds in which the draft model was asked, named a token, and was
-    right.
-    """
-
-    offered: int = 0
-    offered_right: int = 0
-    asked: int = 0
-    named: int = 0
-    named_right: int = 0
 
 
 class _State:
@@ -90,7 +76,12 @@ class Planner(Drafting):
     # What is told
 
     def start(
-        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None, owner: str = ""
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        chooser: Chooser,
+        mask: Mask | None = None,
+        owner: str | None = None,
     ) -> None:
         super().start(seq_id, prompt, chooser, mask, owner)
         self._states.pop(seq_id, None)

@@ -152,8 +152,8 @@ class CachingDrafter(Drafter, Protocol):
 class RememberingDrafter(Drafter, Protocol):
     """A drafter that draws on what was written in other sequences, of the same owner only."""
 
-    def belongs(self, seq_id: int, owner: str) -> None:
-        """The sequence that starts next is this owner's."""
+    def belongs(self, seq_id: int, owner: str | None) -> None:
+        """The sequence that starts next is this owner's; nobody's draws on nothing."""
         ...
 
 

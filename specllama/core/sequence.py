@@ -40,7 +40,7 @@ class Request:
     None. mask: a grammar's, at its beginning; not shared with another request. forced: the ids that are to be
     written whatever is chosen (teacher forcing); the generation ends with the last of them, not before.
     draft_max: most draft tokens of a round, None for the policy's own. turn: see `slots.Line`. owner: whose
-    text it is; what is drafted of earlier texts is drafted of the owner's.
+    text it is; what is drafted of earlier texts is the owner's. None: nothing is, and nothing later of this.
     """
 
     prompt: Sequence[int]
@@ -53,7 +53,7 @@ class Request:
     forced: Sequence[int] | None = None
     draft_max: int | None = None
     turn: int = 0
-    owner: str = ""
+    owner: str | None = ""
 
 
 @dataclass(slots=True)

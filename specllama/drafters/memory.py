@@ -59,11 +59,13 @@ class MemoryDrafter:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._owners: dict[int, str] = {}
+        self._owners: dict[int, str | None] = {}
         self._texts: dict[int, tuple[Ring, CopiedText]] = {}
 
-    def belongs(self, seq_id: int, owner: str) -> None:
-        """The sequence that starts next is this owner's: nobody else's texts are drafted from."""
+    def belongs(self, seq_id: int, owner: str | None) -> None:
+        """The sequence that starts next is this owner's: nobody else's texts are drafted from; without an
+        owner none are.
+        """
         self._owners[seq_id] = owner
 
     def start(
@@ -74,7 +76,11 @@ class MemoryDrafter:
         mask: Mask | None = None,  # noqa: ARG002
     ) -> None:
         """A sequence begins with these ids, of which only the end is looked at."""
-        ring = self.memory.of(self._owners.get(seq_id, ""))
+        self._texts.pop(seq_id, None)
+        owner = self._owners.get(seq_id, "")
+        if owner is None:
+            return
+        ring = self.memory.of(owner)
         ring.take_in(FILED_AT_START)
         index = RingIndex(ring, prompt[-MAX_COMPARED:])
         self._texts[seq_id] = ring, CopiedText(index)
@@ -90,10 +96,12 @@ class MemoryDrafter:
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """What `step` would propose one by one, at most `limit` tokens."""
-        return self._texts[seq_id][1].propose(limit)
+        return self._texts[seq_id][1].propose(limit) if seq_id in self._texts else []
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence went on with these ids."""
+        if seq_id not in self._texts:
+            return
         ring, text = self._texts[seq_id]
         text.push(tokens)
         ring.take_in(FILED_A_ROUND)

@@ -260,8 +260,9 @@ class Host:
             self.send(m.Failed(error.to_dict(), r.id))
             return
         text, runs = r.writer.finish_runs()
-        if self.loaded is not None and self.loaded.memory is not None:
-            self.loaded.memory.keep(g.request.owner, g.history, g.n_prompt)
+        owner = g.request.owner
+        if self.loaded is not None and self.loaded.memory is not None and owner is not None:
+            self.loaded.memory.keep(owner, g.history, g.n_prompt)
         if r.messages is not None:
             self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
         extra = {**self._extra(g), "stop_string": r.writer.stopped_by}

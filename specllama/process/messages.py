@@ -29,7 +29,8 @@ class Generate:
     text behind the rendered messages that the answer goes on from; control tokens in it are not parsed.
     draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: how many
     generations of the same request stand before it; they take turns with those of other requests. owner:
-    stands for whoever asks; drafts are made of what was written for the same owner only.
+    stands for whoever asks; drafts are made of what was written for the same owner only. None: of nothing
+    that was written before, and nothing later of this.
     """
 
     id: int
@@ -44,7 +45,7 @@ class Generate:
     prefix: str = ""
     draft_max: int | None = None
     turn: int = 0
-    owner: str = ""
+    owner: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)

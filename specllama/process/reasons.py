@@ -10,8 +10,9 @@ from specllama.core.breakeven import break_evens, easiest
 from specllama.core.costs import FIRST
 from specllama.core.drafting import Policy
 from specllama.core.learnt import MODEL
-from specllama.core.planner import Planner, Tally
+from specllama.core.planner import Planner
 from specllama.core.sequence import Generation
+from specllama.core.tally import Tally
 
 _ENOUGH = 64  # rounds, to tell
 _HARDLY = 0.03  # drafted tokens of an answer, rounds with an offer

@@ -153,7 +153,7 @@ class Routes:
     async def _answer(
         self, request: Request, asked: Sampled, writer: Writer, prompts: Sequence[Wanted]
     ) -> Response:
-        owner = request.scope.get("specllama.owner", "")
+        owner = request.scope.get("specllama.owner", "") if asked.speculation.memory else None
         theirs = [replace(one, request=replace(one.request, owner=owner)) for one in prompts]
         job = await self._service.start(theirs, asked.n)
         limits = Limits(self._settings.seconds, self._settings.client_seconds)

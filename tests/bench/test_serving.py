@@ -75,7 +75,8 @@ def test_bodies() -> None:
     assert len(set(texts.values())) == len(cells) / 2  # the series write the same texts
     assert len({len(text) for text in texts.values()}) == 1
     plain, other = body(WANTED, Cell(PLAIN, 1, 1), 1, ""), body(WANTED, Cell(SERVED, 1, 1), 1, "m")
-    assert plain["speculation"] == {"enabled": False}
+    assert plain["speculation"] == {"enabled": False, "memory": False}
+    assert body(WANTED, Cell(SPECULATIVE, 1, 1), 1, "")["speculation"] == {"enabled": True, "memory": False}
     assert "model" not in plain
     assert not {"speculation", "ignore_eos"} & other.keys()
     assert plain["seed"] == other["seed"] == 1001

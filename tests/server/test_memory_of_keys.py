@@ -95,3 +95,15 @@ class TestKeys:
     )
     def test_an_owner_is_no_secret(self, given: dict[str, str], owner: str) -> None:
         assert self.KEYS.owner(Headers(given)) == owner
+
+
+def test_a_request_can_keep_out_of_it(keyed: Server) -> None:
+    """It is what measuring needs: the same text is asked for again and again."""
+    out = {"seed": 5, "speculation": {"memory": False}}
+    first, second = (ask(keyed, "alice", **out) for _ in range(2))
+    third, fourth = (ask(keyed, "alice", seed=5) for _ in range(2))
+    fifth = ask(keyed, "alice", **out)
+    assert len({text(reply) for reply in (first, second, third, fourth, fifth)}) == 1
+    others = from_memory(third)  # what other texts of this module have in common with it
+    assert from_memory(first) == from_memory(second) == from_memory(fifth) == 0
+    assert from_memory(fourth) > max(30, others)

@@ -73,6 +73,6 @@ def body(wanted: Wanted, cell: Cell, number: int, model: str) -> dict[str, Any]:
     asked |= {"seed": 1000 * cell.run + number, "stream": True, "stream_options": {"include_usage": True}}
     if wanted.ignore_eos:
         asked["ignore_eos"] = True
-    if cell.series == PLAIN:
-        asked["speculation"] = {"enabled": False}
+    if cell.series != SERVED:  # the memory would know each text by the second time that it is asked for
+        asked["speculation"] = {"enabled": cell.series == SPECULATIVE, "memory": False}
     return asked

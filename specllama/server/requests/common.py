@@ -25,12 +25,14 @@ class StreamOptions(Body):
 
 class Speculation(Body):
     """enabled: False decodes plainly, the text is the same. max: most draft tokens of a round. trace: each
-    chunk of a stream says whose tokens it came from.
+    chunk of a stream says whose tokens it came from. memory: False drafts from no earlier request, and lets
+    no later one draft from this.
     """
 
     enabled: bool = True
     max: Annotated[int, Field(ge=0, le=512)] | None = None
     trace: bool = False
+    memory: bool = True
 
 
 class Sampled(Body):
