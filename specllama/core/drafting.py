@@ -65,7 +65,7 @@ class Policy(Protocol):
         prompt: Sequence[int],
         chooser: Chooser,
         mask: Mask | None = None,
-        owner: str | None = None,
+        owner: str | None = "",
     ) -> None:
         """A sequence of this owner begins with these ids: prompt and first token. As `Drafter.start`. Without
         an owner no earlier text is drawn on.
@@ -152,7 +152,7 @@ class Drafting:
         prompt: Sequence[int],
         chooser: Chooser,
         mask: Mask | None = None,
-        owner: str | None = None,
+        owner: str | None = "",
     ) -> None:
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):

@@ -81,7 +81,7 @@ class Planner(Drafting):
         prompt: Sequence[int],
         chooser: Chooser,
         mask: Mask | None = None,
-        owner: str | None = None,
+        owner: str | None = "",
     ) -> None:
         super().start(seq_id, prompt, chooser, mask, owner)
         self._states.pop(seq_id, None)
