@@ -6,9 +6,11 @@ Importing this loads neither llama.cpp nor numpy nor a web framework; names arri
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # type checkers take it for typing's, whose import would be most of this one's time
 if TYPE_CHECKING:
+    from typing import Any
+
     from specllama.api.async_llm import AsyncLLM
     from specllama.api.llm import LLM
     from specllama.api.outputs import CompletionOutput, CompletionStats, Delta, Logprob, RequestOutput

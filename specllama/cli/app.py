@@ -10,25 +10,16 @@ from typing import Annotated, Any
 import typer
 
 import specllama
-from specllama.cli import console, options
-from specllama.cli.command import misread, takes
+from specllama.cli import console
+from specllama.cli.command import TABLES, Group, misread, options_of, takes
 from specllama.cli.completion import downloaded_names, model_names
-from specllama.cli.options_measuring import BENCH, RPC_WORKER, TUNE
-from specllama.cli.options_server import SERVE
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
-_TABLES = {
-    "run": options.RUN,
-    "chat": options.CHAT,
-    "serve": SERVE,
-    "bench": BENCH,
-    "tune": TUNE,
-    "rpc-worker": RPC_WORKER,
-}
 
 app = typer.Typer(
     name="specllama",
+    cls=Group,
     help="GGUF models answer faster on your own machine, without changing a token of what they write.",
     epilog='Try: specllama run -p "What does shutil.copytree do?"',
     no_args_is_help=True,
@@ -63,7 +54,7 @@ def root(
     "specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt\n\n"
     "git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json"
 )
-@takes(options.RUN)
+@takes(options_of("run"))
 def run(given: dict[str, Any]) -> None:
     """Generate: a prompt in, the answer on stdout, what drafting gained on stderr."""
     from specllama.cli.run import run as command
@@ -72,7 +63,7 @@ def run(given: dict[str, Any]) -> None:
 
 
 @app.command(epilog="Examples:\n\nspecllama chat\n\nspecllama chat -m main.gguf -md draft.gguf --show-draft")
-@takes(options.CHAT)
+@takes(options_of("chat"))
 def chat(given: dict[str, Any]) -> None:
     """Talk with a model: history, commands (/help), what drafting gained after every answer."""
     from specllama.cli.chat import chat as command
@@ -87,7 +78,7 @@ def chat(given: dict[str, Any]) -> None:
     "curl http://127.0.0.1:8080/v1/chat/completions "
     '-d \'{"messages": [{"role": "user", "content": "Hello"}]}\''
 )
-@takes(SERVE)
+@takes(options_of("serve"))
 def serve(given: dict[str, Any]) -> None:
     """Serve the model to programs: a local API like OpenAI's, many requests at once, drafted for together."""
     from specllama.cli.serve import serve as command
@@ -203,7 +194,7 @@ def verify_models(
     "specllama bench --server http://127.0.0.1:8080 --concurrency 1,4,8 --report serving.html\n\n"
     "Ctrl-C shows what was measured by then."
 )
-@takes(BENCH)
+@takes(options_of("bench"))
 def bench(given: dict[str, Any]) -> None:
     """Measure plain against speculative decoding on this machine with this pair, or a server (--server)."""
     from specllama.cli.bench import bench as command
@@ -217,7 +208,7 @@ def bench(given: dict[str, Any]) -> None:
     "specllama tune -m main.gguf -md draft.gguf --prompts mine.json --json > tune.json\n\n"
     "Ctrl-C stores and shows what was measured by then."
 )
-@takes(TUNE)
+@takes(options_of("tune"))
 def tune(given: dict[str, Any]) -> None:
     """Measure now what a run goes by, and say from which acceptance drafts pay and which draft is best."""
     from specllama.cli.tune import tune as command
@@ -233,7 +224,7 @@ def tune(given: dict[str, Any]) -> None:
     "There is neither a password nor encryption: listen in a network that you trust, or through a tunnel, "
     "ssh -N -L 50052:127.0.0.1:50052 worker, then --rpc 127.0.0.1:50052. Ctrl-C ends it.",
 )
-@takes(RPC_WORKER)
+@takes(options_of("rpc-worker"))
 def rpc_worker(given: dict[str, Any]) -> None:
     """Lend this machine's memory and processor to a model that another machine runs (--rpc there)."""
     from specllama.cli.rpc_worker import rpc_worker as command
@@ -262,7 +253,7 @@ def run_app(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         name = arguments[0] if arguments else ""
-        if name in _TABLES and (flag := misread(arguments[1:], _TABLES[name])):
+        if name in TABLES and (flag := misread(arguments[1:], options_of(name)())):
             raise UsageError(f"no such option: {flag}", f"see specllama {name} --help")
         result = app(list(arguments), prog_name="specllama", standalone_mode=False)
         return result if isinstance(result, int) else 0

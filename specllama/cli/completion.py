@@ -11,8 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 
-from specllama.cli.options import GGUF, LIST
-
+GGUF, LIST = "*.gguf", ","  # in an option's `completes`: such files, and words joined by commas
 _MOST_ENTRIES = 20_000  # of one directory, or of the hub's cache
 _DEPTH = 8
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.cli.completion import GGUF, LIST
 from specllama.settings import CACHE_TYPES, DRAFTERS
-
-GGUF, LIST = "*.gguf", ","
 
 
 @dataclass(frozen=True, slots=True)
