@@ -1,7 +1,7 @@
 """True renames by the clock, without a draft model: specllama's copies beside llama.cpp's n-gram types.
 
 usage: bench_renames.py [-m TARGET] [--cases N] [--runs N] [--seed N] [--tools DIR | --no-peers]
-                        [-c N] [-t N] [--out FILE.json]
+                        [-c N] [-t N] [--minutes N] [--out FILE.json]
 
 A variable of a function of the standard library is called otherwise throughout (by its syntax tree; the
 functions are those of this Python). Prompt: the code and what to do with it; text: the renamed code. The
@@ -17,7 +17,8 @@ Absolute rates, in tokens a second, are with the grammar.
 
 Medians of interleaved runs. specllama's engine stays loaded and learns from text to text, as in chat;
 nothing is known of earlier processes. The tools are built once (8 minutes) unless --tools says where they
-are; --no-peers measures specllama alone. Run nothing beside it.
+are; --no-peers measures specllama alone; --minutes begins no text after so many and shows what is there.
+A text takes about a minute a run on a small machine. Run nothing beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import json
 import random
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -67,9 +69,10 @@ def main() -> None:
     if not cases:
         raise SystemExit("no rename fits the context: use a larger -c")
     found = measure(args, cases, bin_)
+    cases = [case for case in cases if found[case.rename.where]]
     for case in cases:
         print(line(case, medians(found[case.rename.where])))
-    print("\n".join(totals([medians(rates) for rates in found.values()])))
+    print("\n".join(totals([medians(found[case.rename.where]) for case in cases])))
     if args.out:
         raw = [
             {**asdict(c.rename), "n_tokens": len(c.ids), "tokens_per_second": found[c.rename.where]}
@@ -91,10 +94,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-peers", action="store_true", help="specllama alone")
     parser.add_argument("-c", "--ctx", type=int, default=4096, help="tokens of the context (default 4096)")
     parser.add_argument("-t", "--threads", type=int, default=physical_cores())
+    parser.add_argument("--minutes", type=float, default=0, help="begin no text after so many")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="all figures, raw")
     args = parser.parse_args()
-    if min(args.cases, args.runs, args.threads) < 1:
-        parser.error("--cases, --runs and --threads must be 1 or more")
+    if min(args.cases, args.runs, args.threads) < 1 or args.minutes < 0:
+        parser.error("--cases, --runs and --threads must be 1 or more, --minutes above 0")
     if not args.model.is_file():
         parser.error(f"there is no file {args.model}")
     return args
@@ -119,7 +123,11 @@ def measure(args: argparse.Namespace, cases: Sequence[Written], bin_: Path | Non
     found: dict[str, Rates] = {name: defaultdict(list) for name in by_name}
     with Timed(args.model, None, args.threads, args.ctx) as engine, tempfile.TemporaryDirectory() as scratch:
         engine.write(cases[0].task, auto=False)  # the first answer finds a cold machine
+        began = time.monotonic()
         for _, task in turns([case.task for case in cases], args.runs, rng):
+            if args.minutes and time.monotonic() - began > 60 * args.minutes:
+                print(f"{args.minutes:g} minutes are over")
+                break
             rates, times = found[task.name], engine.both(task, rng)
             rates[OURS].append(times.auto.decode_tps or 0.0)
             rates[OUR_PLAIN].append(times.plain.decode_tps or 0.0)
