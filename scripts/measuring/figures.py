@@ -12,12 +12,15 @@ SHARE, ALLOWANCE = 0.01, 4.0  # of the time of plain decoding, and t(1) on top, 
 
 class Losses(NamedTuple):
     """What drafting comes to where it does not pay. ratio, worst: its time over plain decoding's, of all
-    texts and of the worst one. t1: seconds of a plain decode of one token; in t1: each, what a request loses;
-    lost, what all of them lost; may, what they were promised to lose at most.
+    texts and of the worst one. pairs: the same of each pair of runs, the geometric mean; error: half of its
+    95 % interval, as a share (infinite for a single pair). t1: seconds of a plain decode of one token; in
+    t1: each, what a request loses; lost, what all of them lost; may, what they were promised to lose at most.
     """
 
     ratio: float
     worst: float
+    pairs: float
+    error: float
     t1: float
     each: float
     lost: float
@@ -48,9 +51,12 @@ def losses(found: Sequence[Sequence[tuple[float, float]]], n: int) -> Losses:
     plain, drafting = (sum(pair[i] for pair in pairs) for i in (0, 1))
     t1 = plain / (len(pairs) * (n - 1))  # the prompt gives the first token
     whole, spent = (sum(run[i] for runs in found for run in runs) for i in (0, 1))
+    logs = [math.log(run[1] / run[0]) for runs in found for run in runs]
     return Losses(
         ratio=drafting / plain,
         worst=max(pair[1] / pair[0] for pair in pairs),
+        pairs=math.exp(statistics.mean(logs)),
+        error=1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf,
         t1=t1,
         each=(drafting - plain) / t1 / len(pairs),
         lost=(spent - whole) / t1,

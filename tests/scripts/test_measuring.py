@@ -111,7 +111,13 @@ def test_losses() -> None:
     assert found.lost == pytest.approx((9.4 - 12.2) / 0.2)
     assert found.may == pytest.approx(0.01 * 12.2 / 0.2 + 4)
     assert found.kept
-    assert not losses([[(1.0, 1.6)]], 11).kept
+    assert found.pairs == pytest.approx((1.1 * 1.3 / 1.2 * (2 / 3) ** 3) ** (1 / 6))
+    assert 0.2 < found.error < 0.3
+    assert losses([[(1.0, 1.1)] * 3], 11).error == pytest.approx(0)
+    one = losses([[(1.0, 1.6)]], 11)
+    assert not one.kept
+    assert one.pairs == pytest.approx(1.6)
+    assert one.error == float("inf")
 
 
 def test_means() -> None:
