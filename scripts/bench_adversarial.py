@@ -48,7 +48,7 @@ def main() -> None:
     args = arguments()
     rng = random.Random(args.seed)
     raw: dict[str, list[list[tuple[float, float]]]] = {}
-    print("case       plain t/s  x plain  worst  of pairs          loss of a request  of the process, promised")
+    print("case       plain t/s  x plain  worst   of pairs (+-)  loss of a request  of the process, promised")
     with tempfile.TemporaryDirectory() as scratch:
         tasks = texts(args, rng)
         for name in args.only:
@@ -138,7 +138,8 @@ def measure(
 def line(name: str, v: Losses) -> str:
     """A case in words."""
     return (
-        f"{name:10} {1 / v.t1:9.1f}  {v.ratio:7.3f}  {v.worst:5.2f}  {v.pairs:.3f} +- {v.error:.3f}  {v.each:+12.1f} t(1)  "
+        f"{name:10} {1 / v.t1:9.1f}  {v.ratio:7.3f}  {v.worst:5.2f}  {v.pairs:.3f} {v.error:7.3f}  "
+        f"{v.each:+12.1f} t(1)  "
         f"{v.lost:+10.1f} of {v.may:.1f} t(1), {'kept' if v.kept else 'broken'}"
         + (f"; above {WANTED}" if v.ratio > WANTED else "")
     )
