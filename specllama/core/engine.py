@@ -19,6 +19,8 @@ from specllama.core.verify import NO_CHOICE, verify
 from specllama.errors import ContextLengthError, EngineError
 
 NO_DRAFT = Draft()
+LEAST_CHUNK = 32  # rows of a prefill decode, but for the last one; fewer cost much more each
+ALONE = 1.5
 MOST_PENDING = 16  # rows that a memory may have lost in a cut before they are prefilled in chunks again
 
 
@@ -27,8 +29,9 @@ class Engine:
 
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: logits by which
     a row of a batch may differ from the same row decoded alone (0: bit-equal; None: not measured, near-ties
-    are not looked for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long one
-    chunk may take. draft_failed: the draft model raised DecodeError; the policy was told to go on without it.
+    are not looked for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long a
+    chunk should take that others wait for; ALONE times that where nobody does, and only a cancel would.
+    draft_failed: the draft model raised DecodeError; the policy was told to go on without it.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Engine:
         suppressed: Sequence[int] = (),
         epsilon: float | None = None,
         exact: bool = False,
-        prefill_seconds: float = 0.25,
+        prefill_seconds: float = 0.5,
     ) -> None:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
@@ -106,7 +109,7 @@ class Engine:
             filling = next_to_fill([g for g in going if not g.prefilled and g.leader is None])
             ready = [g for g in going if g.prefilled]
             if filling is not None:
-                self._prefill(filling)
+                self._prefill(filling, ready)
             decoding = [g for g in ready if g.prefilled and g.finish_reason is None]
             if decoding:
                 self._round(decoding)
@@ -234,10 +237,13 @@ class Engine:
                 stats.plain_rounds += 1
                 stats.plain_seconds += done.seconds - done.draft_seconds
 
-    def _prefill(self, generation: Generation) -> None:
-        """Evaluate a chunk of the prompt; with its last one the first token is chosen."""
+    def _prefill(self, generation: Generation, decoding: Sequence[Generation]) -> None:
+        """Evaluate a chunk of the prompt; with its last one the first token is chosen. decoding: who waits
+        for it.
+        """
         started, history = self.clock(), generation.history
-        n = min(self._chunk(), len(history) - generation.n_past)
+        seconds = self.prefill_seconds if decoding else ALONE * self.prefill_seconds
+        n = min(self._chunk(seconds), len(history) - generation.n_past)
         if len(history) - generation.n_past - n == 1 and n < self.target.n_batch:
             n += 1  # a last chunk of one row would cost as much as a whole one
         last = generation.n_past + n == len(history)
@@ -253,7 +259,8 @@ class Engine:
         if last:
             self._begin(generation, rows[0])
         took = self.clock() - started
-        self._row_seconds = took / n
+        if n >= LEAST_CHUNK or self._row_seconds is None:  # few rows cost more each than those of a chunk
+            self._row_seconds = took / n
         generation.stats.encode_seconds += took
         if last:
             self._join(generation, rows[0])
@@ -294,14 +301,12 @@ class Engine:
                 return other
         return None
 
-    def _chunk(self) -> int:
-        """Rows of the next prefill decode: a power of two, as many as predicted to fit prefill_seconds."""
+    def _chunk(self, seconds: float) -> int:
+        """Rows of the next prefill decode: the multiple of LEAST_CHUNK that is predicted to come closest."""
         if self._row_seconds is None:
-            return min(64, self.target.n_batch)
-        n = 32
-        while 2 * n * self._row_seconds <= self.prefill_seconds and 2 * n <= self.target.n_batch:
-            n *= 2
-        return min(n, self.target.n_batch)
+            return min(2 * LEAST_CHUNK, self.target.n_batch)
+        n = round(seconds / (self._row_seconds * LEAST_CHUNK)) * LEAST_CHUNK
+        return min(max(LEAST_CHUNK, n), self.target.n_batch)
 
     def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
         """Decode, giving up idle caches for room; None where a generation had to be put back or ended
