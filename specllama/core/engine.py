@@ -19,7 +19,7 @@ from specllama.core.verify import NO_CHOICE, verify
 from specllama.errors import ContextLengthError, EngineError
 
 NO_DRAFT = Draft()
-LEAST_CHUNK = 32  # rows of a prefill decode, but for the last one; fewer cost much more each
+CHUNK = 64  # rows: kernels evaluate so many alike, whatever multiple of it a decode has
 ALONE = 1.5
 MOST_PENDING = 16  # rows that a memory may have lost in a cut before they are prefilled in chunks again
 
@@ -243,9 +243,7 @@ class Engine:
         """
         started, history = self.clock(), generation.history
         seconds = self.prefill_seconds if decoding else ALONE * self.prefill_seconds
-        n = min(self._chunk(seconds), len(history) - generation.n_past)
-        if len(history) - generation.n_past - n == 1 and n < self.target.n_batch:
-            n += 1  # a last chunk of one row would cost as much as a whole one
+        n = self._chunk(len(history) - generation.n_past, seconds)
         last = generation.n_past + n == len(history)
         batch = [
             BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
@@ -259,7 +257,7 @@ class Engine:
         if last:
             self._begin(generation, rows[0])
         took = self.clock() - started
-        if n >= LEAST_CHUNK or self._row_seconds is None:  # few rows cost more each than those of a chunk
+        if n >= CHUNK or self._row_seconds is None:  # few rows cost more each than those of a chunk
             self._row_seconds = took / n
         generation.stats.encode_seconds += took
         if last:
@@ -301,12 +299,20 @@ class Engine:
                 return other
         return None
 
-    def _chunk(self, seconds: float) -> int:
-        """Rows of the next prefill decode: the multiple of LEAST_CHUNK that is predicted to come closest."""
-        if self._row_seconds is None:
-            return min(2 * LEAST_CHUNK, self.target.n_batch)
-        n = round(seconds / (self._row_seconds * LEAST_CHUNK)) * LEAST_CHUNK
-        return min(max(LEAST_CHUNK, n), self.target.n_batch)
+    def _chunk(self, rest: int, seconds: float) -> int:
+        """Rows of the next prefill decode of `rest`: the multiple of CHUNK that is predicted to come closest.
+
+        The last decode has CHUNK rows and what is left over, however quick the machine is at the moment: a
+        row is rounded by the decode that it is in, and the same prompt must give the same logits.
+        """
+        most = self.target.n_batch
+        if rest < 2 * CHUNK or most < 2 * CHUNK:
+            return min(rest, most)
+        whole = (rest // CHUNK - 1) * CHUNK
+        fits = CHUNK
+        if self._row_seconds is not None:
+            fits = max(1, round(seconds / (self._row_seconds * CHUNK))) * CHUNK
+        return min(whole, fits, most // CHUNK * CHUNK)
 
     def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
         """Decode, giving up idle caches for room; None where a generation had to be put back or ended

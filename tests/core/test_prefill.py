@@ -43,32 +43,33 @@ def fill(engine: Engine, ids: list[int]) -> None:
 
 
 def test_a_chunk_takes_half_a_second_beside_others_and_longer_alone():
-    target = Slow(per_row=0.005)
+    target = Slow(per_row=0.0025)
     engine = engine_of(target)
     fill(engine, prompt(1000))
-    assert target.chunks()[:3] == [64, 160, 160]
+    assert target.chunks() == [64, 320, 320, 192, 104]
     target.widths.clear()
     fill(engine, prompt(1000, first=5))
-    assert set(target.chunks()[:-1]) == {96}
+    assert target.chunks() == [192, 192, 192, 192, 128, 104]
 
 
-def test_chunks_do_not_stay_short_because_short_ones_are_dear():
-    """32 rows take 0.29 s, 64 take 0.48: two more than fit by the price of the short ones."""
-    target = Slow(per_row=0.006, fixed=0.1)
-    engine = engine_of(target)
-    fill(engine, prompt(40))
-    fill(engine, prompt(600, first=5))
-    target.widths.clear()
-    engine._row_seconds = 0.1 / 32 + 0.006
-    third = engine.submit(Request(prompt(600, first=6), FOREVER, 1))
-    for generation in engine.active[:1]:
-        generation.finish_reason = "cancel"
-    while not third.prefilled:
-        engine.step()
-    assert set(target.chunks()[:-1]) == {64}
+@pytest.mark.parametrize("n", [1, 63, 64, 127, 128, 129, 500, 1000])
+def test_a_row_is_rounded_alike_however_quick_the_machine_is(n):
+    """Every decode but the last has a multiple of 64 rows, the last one what is left over and 64."""
+    for per_row in (1e-6, 0.001, 0.004, 1.0):
+        target = Slow(per_row)
+        engine = engine_of(target)
+        fill(engine, prompt(200))
+        target.widths.clear()
+        engine.submit(Request(prompt(n, first=5), FOREVER, 1))
+        while not all(g.prefilled for g in engine.active) or engine.waiting:
+            engine.step()
+        widths = [w for w in target.widths if w > 2] or [n]
+        assert sum(widths) == n
+        assert widths[-1] == (n if n < 128 else 64 + n % 64)
+        assert all(w % 64 == 0 for w in widths[:-1])
 
 
-@pytest.mark.parametrize("n", [5, 31])
+@pytest.mark.parametrize("n", [5, 63])
 def test_few_rows_say_nothing_about_a_chunk(n):
     target = Slow(per_row=0.005, fixed=0.1)
     engine = engine_of(target)
@@ -82,4 +83,12 @@ def test_a_slow_machine_still_evaluates_enough_at_once():
     target = Slow(per_row=1.0)
     engine = engine_of(target)
     fill(engine, prompt(200))
-    assert target.chunks() == [64, 32, 32, 32, 32, 8]
+    assert target.chunks() == [64, 64, 72]
+
+
+def test_a_small_batch_size_bounds_every_decode():
+    target = Slow(per_row=0.001)
+    target.n_batch = 100
+    engine = engine_of(target)
+    fill(engine, prompt(250))
+    assert target.chunks() == [100, 100, 50]
