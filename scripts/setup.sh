@@ -46,6 +46,10 @@ cmake_args() {
   esac
 }
 
+amx() { # whether llama.cpp would use AMX, which needs llama_amx.h
+  [ "$(uname -m)" = x86_64 ] && grep -qsw amx_tile /proc/cpuinfo
+}
+
 checksum() { # of what an installation depends on
   cat "$root/pyproject.toml" "$root/constraints.txt" - | cksum | tr ' ' '-'
 }
@@ -58,10 +62,15 @@ install_log() { # run a command with its output in the log; show the end of it w
 }
 
 ensure_venv() { # $1: "" or "dev", which adds what the tests need
-  local kind="${1:-}" device args stamp plain python
+  local kind="${1:-}" device args made stamp plain python
   device=$(backend)
   args=$(cmake_args "$device") # also refuses an unknown backend
-  plain="$venv/.installed-$(echo "$device" | checksum)"
+  made=$device
+  if amx; then
+    made="$device, mended for AMX"
+    export CXXFLAGS="-include \"$root/scripts/llama_amx.h\" ${CXXFLAGS:-}"
+  fi
+  plain="$venv/.installed-$(echo "$made" | checksum)"
   stamp="$plain${kind:+-$kind}"
   [ ! -e "$stamp" ] || return 0
   python=$(find_python)
@@ -76,13 +85,13 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
   local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/constraints.txt")
   export CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF $args ${CMAKE_ARGS:-}"
   : >"$venv/install.log"
-  if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$device" ]; then
+  if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$made" ]; then
     say "installing; llama.cpp is compiled for '$device' on this machine, which takes about 4 minutes the first time"
     # pip's cache does not know what a wheel was compiled for, so only the plain kind is taken from it.
     local fresh=()
-    [ "$device" = cpu ] || fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
+    [ "$made" = cpu ] || fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
     install_log "${pip[@]}" ${fresh[@]+"${fresh[@]}"} llama-cpp-python
-    echo "$device" >"$venv/.backend"
+    echo "$made" >"$venv/.backend"
   fi
   say "installing Python packages"
   install_log "${pip[@]}" -e "$root${kind:+[$kind]}"

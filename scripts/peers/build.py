@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import platformdirs
 
 PACKAGE = "llama-cpp-python"
+AMX = Path(__file__).resolve().parent.parent / "llama_amx.h"  # what it says is empty without AMX
 TOOLS = ("llama-speculative-simple", "llama-completion", "llama-server", "llama-bench")
 
 
@@ -53,6 +55,8 @@ def _compile(source: Path, build: Path) -> None:
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_RPC=ON", "-DGGML_RPC_RDMA=OFF", "-DLLAMA_CURL=OFF"]
     options += ["-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_UI=OFF"]
     options += os.environ.get("CMAKE_ARGS", "").split()
+    if platform.machine() == "x86_64":
+        options.append(f'-DCMAKE_CXX_FLAGS=-include "{AMX}" {os.environ.get("CXXFLAGS", "")}')
     cmake = shutil.which("cmake")
     if cmake is None:
         raise SystemExit("cmake is needed to build llama.cpp's tools (pip install cmake)")

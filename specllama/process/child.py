@@ -27,6 +27,10 @@ from specllama.process import messages as m
 
 _GRACE_SECONDS = 2.0  # that the process has to end by itself
 _SILENCE_SECONDS = 30.0  # between two messages of a living process; it sends one every half second
+_BAD_BUILD = (
+    "if that happens at once and always, llama.cpp was compiled for another processor or by a compiler that "
+    "it does not agree with: see the README, Limits"
+)
 _CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()  # for a fork, which none of them survives
 
 
@@ -177,7 +181,8 @@ class Child:
         code = self._process.wait()
         self._threads[0].join(timeout=_GRACE_SECONDS)
         closed = EngineDiedError("the engine process was closed") if self._closing else None
-        self._dead = self._dead or self._problem or closed or EngineDiedError(self._obituary(code))
+        hint = _BAD_BUILD if -code in (signal.SIGSEGV, signal.SIGILL) else ""
+        self._dead = self._dead or self._problem or closed or EngineDiedError(self._obituary(code), hint)
         self._ended.set()
         self._outbox.put(None)
         self._tell()
