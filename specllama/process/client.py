@@ -47,8 +47,9 @@ class EngineClient:
 
     log: where the process's stderr goes as well. notice: gets the engine's notices, in the reading thread;
     without it they are collected in `notices`. ended: called in that thread once the process has ended and
-    everybody who waits knows. Threads may share a client. Raises EngineDiedError from any
-    call once the process has ended, EngineError in a forked child.
+    everybody who waits knows; handed_out: there as well, whenever all that came in a message was delivered,
+    and behind `ended`. Threads may share a client. Raises EngineDiedError from any call once the process has
+    ended, EngineError in a forked child.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class EngineClient:
         log: IO[str] | None = None,
         notice: Callable[[str], None] | None = None,
         ended: Callable[[], None] | None = None,
+        handed_out: Callable[[], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
-        self._ended = ended
+        self._ended, self._handed_out = ended, handed_out
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
         self._waiting: dict[int | None, Deliver] = {}  # None: for the answer to what has no id
@@ -224,6 +226,8 @@ class EngineClient:
             self._deliver(message.id, error)
         else:
             self._deliver(getattr(message, "id", None), message)
+        if self._handed_out is not None:
+            self._handed_out()
 
     def _deliver(self, id_: int | None, message: m.Message | SpecllamaError) -> None:
         ends = isinstance(message, (m.Done, m.Told, m.Tuned, SpecllamaError))
@@ -240,6 +244,8 @@ class EngineClient:
                     deliver(error)
         if self._ended is not None:
             self._ended()
+        if self._handed_out is not None:
+            self._handed_out()
 
 
 def _raised(message: m.Message | SpecllamaError) -> m.Message:

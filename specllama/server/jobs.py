@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from specllama.core.stats import RunStats
 from specllama.errors import DeadlineError, SpecllamaError
 from specllama.process import messages as m
-from specllama.process.client import EngineClient, Submission
+from specllama.process.client import Submission
+from specllama.server.client import LoopClient
 from specllama.server.events import Event
 from specllama.server.metrics import Metrics
 from specllama.server.reader import Reader
-from specllama.server.supervisor import in_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
-        self._inbox: asyncio.Queue[tuple[Reader, m.Message] | SpecllamaError] = asyncio.Queue()
+        self._inbox: list[tuple[Reader, m.Message, float] | SpecllamaError] = []
+        self._news, self._whole = asyncio.Event(), asyncio.Event()  # something is in it; all that will be
         self._left = False
         self._first: set[int] = set()  # readers whose first tokens have come
         self._last: dict[int, float] = {}
@@ -56,36 +58,38 @@ class Job:
         """Since it began."""
         return self._loop.time() - self._began
 
-    def start(self, client: EngineClient) -> None:
+    def start(self, client: LoopClient) -> None:
         """Hand all texts in."""
         for i, wanted in enumerate(self.wanted):
             begun = bool(wanted.request.prefix)
             reader = Reader(i, wanted.prompt, wanted.splits, begun, self._end_ids)
             request = replace(wanted.request, id=client.next_id(), turn=i)
-
-            def deliver(message: m.Message | SpecllamaError, reader: Reader = reader) -> None:
-                in_loop(self._loop, lambda: self._arrive(reader, message))
-
             try:
-                self._submitted.append(client.submit(request, deliver))
+                self._submitted.append(client.submit(request, partial(self._arrive, reader)))
             except SpecllamaError as error:
                 self._arrive(reader, error)
 
-    async def batches(self) -> AsyncIterator[list[Event]]:
-        """The events, those that came together at once, until all texts have ended. Raises what the engine
-        says, what `fail` was given, DeadlineError by way of it.
+    async def batches(self, whole: bool = False, silence: float | None = None) -> AsyncGenerator[list[Event]]:
+        """The events, those that came together at once, until all texts have ended; whole: all of them then.
+        Where `silence` seconds bring no message, an empty list. Raises what the engine says, what `fail` was
+        given, DeadlineError by way of it.
         """
-        n_done = 0
+        awaited, n_done = self._whole if whole else self._news, 0
         while n_done < len(self.wanted):
-            arrived = [await self._inbox.get()]
-            while not self._inbox.empty():
-                arrived.append(self._inbox.get_nowait())
+            try:
+                async with asyncio.timeout(silence):
+                    await awaited.wait()
+            except TimeoutError:
+                yield []
+                continue
+            awaited.clear()
+            arrived, self._inbox = self._inbox, []
             events: list[Event] = []
             for one in arrived:
                 if isinstance(one, SpecllamaError):
                     raise one
-                reader, message = one
-                events += reader.take(message, self._loop.time())
+                reader, message, at = one
+                events += reader.take(message, at)
                 n_done += isinstance(message, m.Done)
             if events:
                 yield events
@@ -96,7 +100,7 @@ class Job:
 
     def fail(self, error: SpecllamaError) -> None:
         """End it with an error."""
-        self._inbox.put_nowait(error)
+        self._put(error)
         self.cancel()
 
     def cancel(self) -> None:
@@ -118,17 +122,23 @@ class Job:
                 self._metrics.queued.observe(queued)
             first_of_prompt = reader.index == 0 or self.wanted[reader.index - 1].prompt != reader.prompt
             self._metrics.count(RunStats.from_dict(message.stats), first_of_prompt)
+        if over:
+            self.n_open -= 1
         if isinstance(message, SpecllamaError):
-            self._inbox.put_nowait(message)
+            self._put(message)
             if not self._left:
                 self.cancel()  # the others are worth nothing alone
         elif not self._left:
-            self._inbox.put_nowait((reader, message))
-        if over:
-            self.n_open -= 1
-            if self.n_open == 0:
-                self._metrics.seconds.observe(self.seconds)
-                self._ended(self)
+            self._put((reader, message, now))
+        if over and self.n_open == 0:
+            self._metrics.seconds.observe(self.seconds)
+            self._ended(self)
+
+    def _put(self, arrived: tuple[Reader, m.Message, float] | SpecllamaError) -> None:
+        self._inbox.append(arrived)
+        self._news.set()
+        if self.n_open == 0 or isinstance(arrived, SpecllamaError):
+            self._whole.set()
 
     def _observe(self, reader: Reader, n: int, now: float) -> None:
         if reader.index not in self._last:

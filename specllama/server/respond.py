@@ -6,7 +6,6 @@ Knows events and a writer, no API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -69,14 +68,18 @@ class Answer(Response):
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _write_whole(self, send: Send) -> None:
-        async for events in self._job.batches():
-            self._writer.fold.take(events)
+        async with aclosing(self._job.batches(whole=True)) as batches:
+            async for events in batches:
+                self._writer.fold.take(events)
         self.body = to_json(self._writer.answer())
         self.init_headers({"content-type": "application/json"})
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body})
 
     async def _write_stream(self, send: Send) -> None:
+        """What comes before the first text is held back for a while: what goes wrong until then is a plain
+        status.
+        """
         writer, sent = self._writer, False
 
         async def body(data: bytes, more: bool = True) -> None:
@@ -89,45 +92,22 @@ class Answer(Response):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
         try:
-            async with aclosing(_with_pings(self._job.batches())) as batches:
+            held: list[Event] = []
+            async with aclosing(self._job.batches(silence=PING_SECONDS)) as batches:
                 async for events in batches:
-                    if events is None:
-                        await body(writer.ping)
+                    held += events
+                    if events and all(isinstance(event, Start) for event in held):
                         continue
-                    await body(writer.stream(events, len(self._job.wanted)))
+                    if held:
+                        await body(writer.stream(held, len(self._job.wanted)))
+                        held.clear()
+                    if not events:
+                        await body(writer.ping)
         except SpecllamaError as error:
             if not sent:
                 raise
             await body(writer.broken(error))
         await body(writer.end(), more=False)
-
-
-async def _with_pings(batches: AsyncIterator[Sequence[Event]]) -> AsyncGenerator[Sequence[Event] | None]:
-    """The batches, those with nothing but starts held back until there is more, so that what goes wrong
-    before the first token is a plain status; None where nothing has come for long.
-    """
-    held: list[Event] = []
-    pending = asyncio.ensure_future(anext(batches))
-    try:
-        while True:
-            await asyncio.wait((pending,), timeout=PING_SECONDS)
-            if not pending.done():
-                if held:
-                    yield held
-                    held = []
-                yield None
-                continue
-            try:
-                held = [*held, *pending.result()]
-            except StopAsyncIteration:
-                return
-            pending = asyncio.ensure_future(anext(batches))
-            if not all(isinstance(event, Start) for event in held):
-                yield held
-                held = []
-    finally:
-        pending.cancel()
-        await asyncio.gather(pending, return_exceptions=True)
 
 
 async def _send(send: Send, message: Message, seconds: float) -> None:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.process import messages as m
-from specllama.process.client import EngineClient
+from specllama.server.client import LoopClient
 from specllama.settings import LoadSettings
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine which is being started
@@ -38,7 +38,7 @@ class Supervisor:
         self.settings, self.info = settings, dict[str, Any]()
         self.restarts = 0
         self._say, self._log, self._progress = say, log, progress
-        self._client: EngineClient | None = None
+        self._client: LoopClient | None = None
         self._ready = asyncio.Event()
         self._why: SpecllamaError | None = None  # there is no engine, but at the very beginning
 
@@ -66,7 +66,7 @@ class Supervisor:
         """Wait until an engine is ready."""
         await self._ready.wait()
 
-    async def client(self) -> EngineClient:
+    async def client(self) -> LoopClient:
         """The engine; waits a little for one that is being started. Raises EngineDiedError."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -92,16 +92,14 @@ class Supervisor:
         """The engine's answer to a question (a function of its id). Raises what the engine says, TimeoutError
         after `seconds`.
         """
-        client, loop = await self.client(), asyncio.get_running_loop()
-        answer: asyncio.Future[m.Message | SpecllamaError] = loop.create_future()
+        client = await self.client()
+        answer: asyncio.Future[m.Message | SpecllamaError] = asyncio.get_running_loop().create_future()
 
         def settle(message: m.Message | SpecllamaError) -> None:
             if not answer.done():
                 answer.set_result(message)
 
-        asked = client.submit(
-            question(client.next_id()), lambda message: in_loop(loop, lambda: settle(message))
-        )
+        asked = client.submit(question(client.next_id()), settle)
         try:
             async with asyncio.timeout(seconds):
                 found = await answer
@@ -119,8 +117,8 @@ class Supervisor:
 
     async def _live(self) -> None:
         """The life of one engine process. Raises why it ended."""
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        client = EngineClient(self._log, self._say, lambda: in_loop(loop, ended.set))
+        ended = asyncio.Event()
+        client = LoopClient(self._log, self._say, ended.set)
         try:
             verbose = self._log is not None
             info = await asyncio.to_thread(client.load, self.settings, self._progress, verbose)
@@ -132,11 +130,3 @@ class Supervisor:
             self._ready.clear()
             self._client = None
             await asyncio.shield(asyncio.to_thread(client.close))
-
-
-def in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Call it in the loop's thread, if there is still a loop."""
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:  # it is closed: nobody waits
-        return

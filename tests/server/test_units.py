@@ -18,7 +18,7 @@ from specllama.core.slots import Line, next_to_fill
 from specllama.core.stats import RunStats
 from specllama.errors import BusyError, EngineDiedError, SpecllamaError, UsageError
 from specllama.figures import PlainRate
-from specllama.server import respond, run
+from specllama.server import run
 from specllama.server.dialects.errors import error_body, headers
 from specllama.server.dialects.figures import figures, usage
 from specllama.server.events import End, Fold, Start, Text
@@ -197,50 +197,6 @@ class TestBodies:
         with pytest.raises(reading.BodyTooLargeError):
             self.read([(part, True)] * 100)
         assert self.read([(b'{"content": "' + part + b'"}', False)]).content == part.decode()
-
-
-class TestResponding:
-    def test_who_does_not_read_is_left(self) -> None:
-        async def send(_message) -> None:
-            await asyncio.sleep(60)
-
-        with pytest.raises(respond.ClientGoneError):
-            asyncio.run(respond._send(send, {"type": "http.response.body", "body": b"x"}, 0.05))
-
-    def test_a_stream_says_that_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Starts wait for the first text, but not for ever; errors arrive as they are."""
-        monkeypatch.setattr(respond, "PING_SECONDS", 0.05)
-
-        async def batches():
-            yield [Start(0, 0, 1, 1)]
-            await asyncio.sleep(0.12)
-            yield [Text(0, "a")]
-            raise EngineDiedError("gone")
-
-        async def main() -> list[object]:
-            found: list[object] = []
-            try:
-                async for events in respond._with_pings(batches()):
-                    found.append(events)
-            except EngineDiedError:
-                found.append("gone")
-            return found
-
-        found = asyncio.run(main())
-        assert found[0] == [Start(0, 0, 1, 1)]
-        assert None in found[1:-2]
-        assert found[-2:] == [[Text(0, "a")], "gone"]
-
-    def test_starts_come_with_the_first_text(self) -> None:
-        async def batches():
-            yield [Start(0, 0, 1, 1)]
-            yield [Start(1, 0, 1, 1)]
-            yield [Text(0, "a")]
-
-        async def main() -> list[object]:
-            return [events async for events in respond._with_pings(batches())]
-
-        assert asyncio.run(main()) == [[Start(0, 0, 1, 1), Start(1, 0, 1, 1), Text(0, "a")]]
 
 
 class TestSettings:

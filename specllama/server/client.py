@@ -1,0 +1,43 @@
+"""The engine's client for an event loop: what the engine says arrives there.
+
+A message has news of every sequence; one wake-up of the loop is enough for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+from specllama.errors import SpecllamaError
+from specllama.process import messages as m
+from specllama.process.client import Deliver, EngineClient, Submission
+
+
+class LoopClient(EngineClient):
+    """An EngineClient whose `deliver` and `ended` are called in the event loop that it was made in."""
+
+    def __init__(self, log: IO[str] | None, notice: Callable[[str], None], ended: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[Callable[[], None]] = deque()
+        super().__init__(log, notice, lambda: self._calls.append(ended), self._wake)
+
+    def submit(self, request: m.Generate | m.Question | m.Tune, deliver: Deliver) -> Submission:
+        """See EngineClient; nothing is delivered before this returns."""
+
+        def later(message: m.Message | SpecllamaError) -> None:
+            self._calls.append(lambda: deliver(message))
+
+        return super().submit(request, later)
+
+    def _wake(self) -> None:
+        """In the reading thread."""
+        if self._calls:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        while self._calls:
+            self._calls.popleft()()

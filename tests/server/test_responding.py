@@ -1,0 +1,171 @@
+"""From the engine's messages to what is sent, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from starlette.types import Message
+
+from specllama.core.stats import RunStats
+from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.process import messages as m
+from specllama.server import respond
+from specllama.server.dialects.chat import ChatWriter
+from specllama.server.dialects.openai import Shape
+from specllama.server.events import End, Start, Text
+from specllama.server.jobs import Job, Wanted
+from specllama.server.metrics import Metrics
+
+DONE = m.Done(0, "", "stop", RunStats().to_dict(), {})
+
+
+class Engine:
+    """Stands for a LoopClient: `say` is what the engine says of the i-th text."""
+
+    def __init__(self) -> None:
+        self.deliver: list[Callable[[m.Message | SpecllamaError], None]] = []
+        self.cancelled = 0
+
+    def next_id(self) -> int:
+        return len(self.deliver)
+
+    def submit(self, _request, deliver):
+        self.deliver.append(deliver)
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def say(self, i: int, message: m.Message | SpecllamaError) -> None:
+        self.deliver[i](message)
+
+    def starts(self, i: int) -> None:
+        self.say(i, m.Started(0, 1, {"seed": 1}))
+
+    def writes(self, i: int, text: str) -> None:
+        self.say(i, m.Tokens([m.Item(0, text, [1], [(len(text), "target")], 0, 0)]))
+
+
+Speak = Callable[[Engine], Awaitable[None]]
+
+
+def a_job(n: int) -> tuple[Engine, Job]:
+    engine = Engine()
+    job = Job([Wanted(m.Generate(0, prompt="x"))] * n, Metrics("m"), lambda _: None)
+    job.start(engine)  # type: ignore[arg-type]
+    return engine, job
+
+
+def streamed(n: int, speak: Speak) -> list[bytes]:
+    """The bodies that are sent for n choices where the engine speaks so."""
+    sent: list[bytes] = []
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+
+    async def main() -> None:
+        engine, job = a_job(n)
+        answer = respond.Answer(job, ChatWriter(Shape("m")), True, respond.Limits(0, 5))
+        speaking = asyncio.ensure_future(speak(engine))
+        try:
+            await answer({}, receive, send)
+        finally:
+            await speaking
+
+    asyncio.run(main())
+    return sent
+
+
+class TestStreams:
+    def test_who_does_not_read_is_left(self) -> None:
+        async def send(_message) -> None:
+            await asyncio.sleep(60)
+
+        with pytest.raises(respond.ClientGoneError):
+            asyncio.run(respond._send(send, {"type": "http.response.body", "body": b"x"}, 0.05))
+
+    def test_a_stream_says_that_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Starts wait for the first text, but not for ever; errors behind them are part of the stream."""
+        monkeypatch.setattr(respond, "PING_SECONDS", 0.05)
+
+        async def speak(engine: Engine) -> None:
+            engine.starts(0)
+            await asyncio.sleep(0.12)
+            engine.writes(0, "a")
+            await asyncio.sleep(0.01)
+            engine.say(0, EngineDiedError("gone"))
+
+        sent = streamed(1, speak)
+        assert b"assistant" in sent[0]
+        assert b": waiting\n\n" in sent[1:-3]
+        assert b'"content":"a"' in sent[-3]
+        assert b"gone" in sent[-2]
+        assert sent[-1] == b"data: [DONE]\n\n"
+
+    def test_starts_come_with_the_first_text(self) -> None:
+        async def speak(engine: Engine) -> None:
+            for i in range(2):
+                engine.starts(i)
+                await asyncio.sleep(0.01)
+            engine.writes(0, "a")
+            await asyncio.sleep(0.01)
+            for i in range(2):
+                engine.say(i, DONE)
+
+        sent = streamed(2, speak)
+        assert sent[0].count(b"assistant") == 2
+        assert b'"content":"a"' in sent[0]
+        assert sent[1].count(b'"finish_reason":"stop"') == 2
+
+    def test_what_goes_wrong_before_the_first_text_is_raised(self) -> None:
+        async def speak(engine: Engine) -> None:
+            engine.starts(0)
+            await asyncio.sleep(0.01)
+            engine.say(0, EngineDiedError("gone"))
+
+        with pytest.raises(EngineDiedError):
+            streamed(1, speak)
+
+
+class TestWholeAnswers:
+    def test_their_reader_is_woken_once(self) -> None:
+        """Its events are those of the stream, with the times at which they came."""
+
+        async def main() -> list[list[object]]:
+            engine, job = a_job(1)
+            found = asyncio.ensure_future(collected(job))
+            engine.starts(0)
+            for text in "ab":
+                await asyncio.sleep(0.01)
+                engine.writes(0, text)
+            await asyncio.sleep(0.01)
+            assert not found.done()
+            engine.say(0, DONE)
+            return await found
+
+        async def collected(job: Job) -> list[list[object]]:
+            return [list(events) async for events in job.batches(whole=True)]
+
+        (events,) = asyncio.run(main())
+        assert [type(event) for event in events] == [Start, Text, Text, End]
+        rounds = [event.round for event in events if isinstance(event, Text)]
+        assert all(found is not None and found.seconds >= 0.005 for found in rounds)
+
+    def test_an_error_ends_the_wait(self) -> None:
+        async def main() -> int:
+            engine, job = a_job(2)
+            engine.starts(0)
+            engine.say(1, EngineDiedError("gone"))
+            async with asyncio.timeout(5):
+                with pytest.raises(EngineDiedError):
+                    await anext(job.batches(whole=True))
+            return engine.cancelled
+
+        assert asyncio.run(main()) == 2  # the other one is worth nothing alone
