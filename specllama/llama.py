@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import os
 import re
 import sys
@@ -629,6 +630,27 @@ class Context:
         if not self.model.has_state and first > max(0, n_past - self._n_swa):
             self._clear(dst)  # rows that have left a sliding window
         return self.n_past(dst)
+
+    def size(self, seq_id: int) -> int:
+        if self.model.has_state or self._n_swa:  # of a window, the rows that a cut needs would not be saved
+            return 0
+        return int(llama.llama_state_seq_get_size(self.handle, seq_id))
+
+    def save(self, seq_id: int) -> mmap.mmap | None:
+        size = self.size(seq_id)
+        try:
+            saved = mmap.mmap(-1, size)  # not from the heap, which would keep it
+        except (OSError, ValueError):
+            return None
+        state = (ctypes.c_uint8 * size).from_buffer(saved)
+        return saved if llama.llama_state_seq_get_data(self.handle, state, size, seq_id) == size else None
+
+    def load(self, seq_id: int, saved: mmap.mmap) -> int:
+        self._clear(seq_id)
+        state = (ctypes.c_uint8 * len(saved)).from_buffer(saved)
+        if not llama.llama_state_seq_set_data(self.handle, state, len(saved), seq_id):
+            self._clear(seq_id)
+        return self.n_past(seq_id)
 
     def close(self) -> None:
         """Free the cache."""

@@ -102,6 +102,20 @@ class TableContext:
         self.cells[dst] = self.cells[src][:n_past]
         return n_past
 
+    def size(self, seq_id: int) -> int:
+        return len(self.cells[seq_id]) if self.memory == "full" else 0
+
+    def save(self, seq_id: int) -> list[int] | None:
+        assert self.size(seq_id), "sequences of states are not to be saved"
+        return list(self.cells[seq_id])
+
+    def load(self, seq_id: int, saved: list[int]) -> int:
+        self.cells[seq_id] = []
+        if sum(map(len, self.cells.values())) + len(saved) > self.n_ctx:
+            return 0
+        self.cells[seq_id] = list(saved)
+        return len(saved)
+
 
 class TableMask:
     """A grammar that is a function; see `ports.Mask`.

@@ -14,13 +14,14 @@ from specllama.core.drafting import Draft, Outcome, Policy, Round
 from specllama.core.ports import BatchRow, Context, DecodeError, MaskError, NoRoomError, Row
 from specllama.core.sampling import Chooser
 from specllama.core.sequence import FinishReason, Generation, Request, bounded, ends_ignored
-from specllama.core.slots import Line, Slot, empty, next_to_fill, take_slot
+from specllama.core.slots import Line, Slot, empty, next_to_fill, put_aside, take_slot
 from specllama.core.verify import NO_CHOICE, verify
 from specllama.errors import ContextLengthError, EngineError
 
 NO_DRAFT = Draft()
 CHUNK = 64  # rows: kernels evaluate so many alike, whatever multiple of it a decode has
 ALONE = 1.5
+UNUSED_SECONDS = 0.5  # after which a cache makes room for those that are decoded
 MOST_PENDING = 16  # rows that a memory may have lost in a cut before they are prefilled in chunks again
 
 
@@ -31,7 +32,8 @@ class Engine:
     a row of a batch may differ from the same row decoded alone (0: bit-equal; None: not measured, near-ties
     are not looked for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long a
     chunk should take that others wait for; ALONE times that where nobody does, and only a cancel would.
-    draft_failed: the draft model raised DecodeError; the policy was told to go on without it.
+    room: whether so many bytes may be taken for a cache that nobody uses; without it caches stay where they
+    are. draft_failed: the draft model raised DecodeError; the policy was told to go on without it.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class Engine:
         epsilon: float | None = None,
         exact: bool = False,
         prefill_seconds: float = 0.5,
+        room: Callable[[int], bool] | None = None,
     ) -> None:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
+        self.room, self._looked = room, 0.0
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.waiting: list[Generation] = []
         self.line = Line()
@@ -112,12 +116,20 @@ class Engine:
                 self._prefill(filling, ready)
             decoding = [g for g in ready if g.prefilled and g.finish_reason is None]
             if decoding:
+                self._make_room()
                 self._round(decoding)
         except DecodeError:
             self._abandon()
             raise
         self._retire()
         return touched
+
+    def _make_room(self) -> None:
+        """Every now and then, what nobody uses is put aside."""
+        now = self.clock()
+        if self.room is not None and now - self._looked > UNUSED_SECONDS:
+            put_aside(self.target, self.slots, now - UNUSED_SECONDS, self.room)
+            self._looked = now
 
     def _round(self, active: list[Generation]) -> None:
         """One round: draft → decode → verify and commit → cut → observe."""
@@ -322,7 +334,7 @@ class Engine:
             try:
                 return self.target.decode(batch)
             except NoRoomError:
-                idle = [s for s in self.slots if s.owner is None and s.ids]
+                idle = [s for s in self.slots if s.owner is None and s.ids and s.saved is None]
                 if idle:
                     empty(self.target, min(idle, key=lambda s: s.last_used))
                     continue
@@ -363,7 +375,7 @@ class Engine:
             cached = [] if generation.leader else [(g.seq_id, g.history[: g.n_past]) for g in self.active]
             ids = [] if generation.leader else generation.history
             slot, n_past = take_slot(self.target, idle, ids, cached)
-            slot.owner, slot.ids = generation, []
+            slot.owner, slot.ids, slot.saved = generation, [], None
             generation.seq_id, generation.n_past = slot.seq_id, n_past
             generation.stats.n_reused = min(n_past, generation.n_prompt)
             generation.admitted = generation.admitted or self.clock()

@@ -6,7 +6,7 @@ The engine knows these shapes only; `llama.py` implements `Context` with llama.c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ class BatchRow(NamedTuple):
     pos: int
     seq_id: int
     output: bool
+
+
+Saved = Any  # what a Context has saved of a sequence; it alone knows what is in there
 
 
 class Context(Protocol):
@@ -76,6 +79,18 @@ class Context(Protocol):
 
     def copy(self, src: int, dst: int, n_past: int) -> int:
         """Give `dst` the first `n_past` tokens of `src`, sharing the cells; the number really shared."""
+        ...
+
+    def size(self, seq_id: int) -> int:
+        """Bytes that `save` would take; 0 where what it saves could not be cut any more."""
+        ...
+
+    def save(self, seq_id: int) -> Saved | None:
+        """A copy of what the cache holds of the sequence, outside of it; None where that failed."""
+        ...
+
+    def load(self, seq_id: int, saved: Saved) -> int:
+        """Make the sequence what was saved, perhaps of another one; its tokens, 0 without room for it."""
         ...
 
 

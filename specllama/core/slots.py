@@ -5,19 +5,22 @@ takes.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specllama.core.ports import Context
+from specllama.core.ports import Context, Saved
 from specllama.core.sequence import Generation, common_prefix
 
 
 @dataclass(slots=True)
 class Slot:
-    """A sequence of the target's cache. ids: what the cache holds while nobody uses it."""
+    """A sequence of the target's cache. ids: what the cache holds while nobody uses it; or `saved` does, and
+    the cache nothing.
+    """
 
     seq_id: int
     ids: list[int] = field(default_factory=list)
+    saved: Saved | None = None
     last_used: float = 0.0
     owner: Generation | None = None
 
@@ -70,15 +73,33 @@ def take_slot(
     if shared >= common + WORTH_SHARING:
         n = target.copy(seq_id, oldest.seq_id, shared)
         if n or target.n_past(oldest.seq_id) < len(oldest.ids):
-            oldest.ids = []
+            oldest.ids, oldest.saved = [], None
         return (oldest, n) if n else take_slot(target, idle, ids)
-    if common and (2 * common >= len(best.ids) or best is oldest):
+    slot, saved = best if common and 2 * common >= len(best.ids) else oldest, best.saved
+    if slot is best and common and saved is None:
         return best, target.cut(best.seq_id, common)
-    empty(target, oldest)
-    return oldest, target.copy(best.seq_id, oldest.seq_id, common) if common else 0
+    empty(target, slot)
+    if not common:
+        return slot, 0
+    if saved is None:
+        return slot, target.copy(best.seq_id, slot.seq_id, common)
+    return slot, target.cut(slot.seq_id, common) if target.load(slot.seq_id, saved) else 0
 
 
 def empty(target: Context, slot: Slot) -> None:
     """Give the slot's cells back to the pool."""
     target.cut(slot.seq_id, 0)
-    slot.ids = []
+    slot.ids, slot.saved = [], None
+
+
+def put_aside(target: Context, slots: Sequence[Slot], before: float, allowed: Callable[[int], bool]) -> None:
+    """Save what nobody has used since `before` (seconds of the engine's clock) and give its cells back: a
+    decode goes over all cells of the cache, whoever's they are. allowed: whether so many bytes may be taken.
+    """
+    for slot in slots:
+        if slot.owner is None and slot.ids and slot.saved is None and slot.last_used < before:
+            size = target.size(slot.seq_id)
+            if size and allowed(size):
+                slot.saved = target.save(slot.seq_id)
+                if slot.saved is not None:
+                    target.cut(slot.seq_id, 0)

@@ -21,6 +21,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama import show_log
+from specllama.models.host import available_memory
 from specllama.process import messages as m
 from specllama.process.describe import for_api, sampling_defaults
 from specllama.process.idle import Idle
@@ -36,6 +37,7 @@ from specllama.settings import LoadSettings
 from specllama.store import Store
 from specllama.text import TokenWriter
 
+_ROOM_SHARE = 0.25  # of the machine's free memory, for one cache that nobody uses
 _PREFILL_NOTICE_SECONDS = 0.5  # of silence between two reports of a prefill
 
 
@@ -131,6 +133,7 @@ class Host:
             clock=time.perf_counter,
             epsilon=loaded.learning.epsilon,
             exact=settings.exact,
+            room=lambda size: not settings.rpc and size < _ROOM_SHARE * available_memory(),
         )
         self._idle = Idle(loaded, self.engine)
         self._template, self._template_error = compile_template(loaded)

@@ -51,13 +51,15 @@ def _rendered(template: ChatTemplate, question: m.Render) -> dict[str, Any]:
 
 def _slots(engine: Engine, running: Sequence[Running]) -> dict[str, Any]:
     """What each slot is doing: `id` is that of the generation; and how much of the cache is in use."""
-    found = []
+    found, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
     for slot in engine.slots:
         r = by_sequence.get(slot.seq_id)
         state = {"slot": slot.seq_id, "n_past": len(slot.ids), "id": None}
+        n_used += 0 if slot.saved is not None else len(slot.ids)
         if r is not None:
             g, s = r.generation, r.generation.stats
+            n_used += g.n_past
             state |= {
                 "id": r.id,
                 "n_past": g.n_past,
@@ -71,7 +73,7 @@ def _slots(engine: Engine, running: Sequence[Running]) -> dict[str, Any]:
     return {
         "slots": found,
         "n_waiting": len(engine.waiting),
-        "n_used": sum(state["n_past"] for state in found),
+        "n_used": n_used,
         "n_ctx": engine.target.n_ctx,
     }
 
