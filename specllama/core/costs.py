@@ -48,7 +48,7 @@ class CostCurve:
         self._n_plain = 0  # plain rounds on end
         self._predicted: dict[int, float] = {}
         self._earlier: set[int] = set()  # widths that were measured at another time only
-        self._forgotten: set[int] = set()
+        self._forgotten: set[int] = set()  # widths whose times are not dubious, however long
         self._unplaced = 0  # plain rounds that still say what the scale is, however far off
 
     @property
@@ -181,7 +181,7 @@ class CostCurve:
             self.forget(n)
 
     def forget(self, n: int) -> None:
-        """Have the width measured anew; it is not dubious a second time."""
+        """Have the width measured anew; it is not dubious a second time, in a later run neither."""
         self._counts.pop(n, None)
         self._earlier.discard(n)
         self._forgotten.add(n)
@@ -193,7 +193,8 @@ class CostCurve:
         return {
             "widths": [
                 [n, self._seconds[n] * self.scale, self._counts[n]] for n in self._widths if self.count(n)
-            ]
+            ],
+            "anew": sorted(n for n in self._forgotten if self.count(n) >= FIRST),
         }
 
     def as_prior(self) -> CostCurve:
@@ -218,6 +219,9 @@ class CostCurve:
             if not is_number(seconds, SHORTEST, LONGEST):
                 return cls()
             curve._seconds[int(n)], curve._counts[int(n)] = float(seconds), int(min(count, TRUSTED))
+        anew = data.get("anew") if isinstance(data, Mapping) else None
+        known = anew if isinstance(anew, list) else []
+        curve._forgotten = {int(n) for n in known if is_number(n, 1, WIDEST)}
         curve._widths = sorted(curve._seconds)
         curve._earlier = set(curve._widths)
         curve._unplaced = FIRST if curve._widths else 0

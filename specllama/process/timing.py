@@ -157,7 +157,7 @@ def spread(times: Sequence[float]) -> float:
 def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
     """The typical times, of widths that were timed often enough to be sure of."""
     widths = [[n, typical(found), len(found)] for n, found in sorted(times.items()) if len(found) >= FIRST]
-    return CostCurve.from_dict({"widths": widths})
+    return CostCurve.from_dict({"widths": widths, "anew": [n for n, *_ in widths]})
 
 
 def points(times: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:

@@ -191,7 +191,7 @@ def test_another_context_length_begins_with_what_is_known_and_measures_all():
     assert curve.known
     assert not curve.measured
     assert curve.unsettled
-    assert curve.to_dict() == {"widths": []}
+    assert curve.to_dict() == {"widths": [], "anew": []}
     assert curve.missing(STAIR) == list(STAIR)
     assert curve.predict(4) == pytest.approx(near.predict(4))
     assert curve.cautious(4) > near.cautious(4)
@@ -201,6 +201,28 @@ def test_another_context_length_begins_with_what_is_known_and_measures_all():
     assert curve.predict(4) == pytest.approx(0.08)  # the first time of its own counts
     assert [n for n, _, _ in curve.to_dict()["widths"]] == [1, 4]
     assert near.predict(4) == pytest.approx(2 * STAIR[4], rel=0.01)
+
+
+def test_what_was_measured_anew_is_not_dubious_in_a_later_run():
+    """Two rows can take longer than two single ones: kernels with tiles compute whole ones."""
+    curve = stored({1: 0.01, 2: 0.027, 4: 0.03})
+    curve = CostCurve.from_dict(curve.to_dict())
+    assert curve.missing([1, 2, 4]) == [2]
+    curve.forget(2)
+    assert CostCurve.from_dict(curve.to_dict()).missing([1, 4]) == []
+    for _ in range(3):
+        assert curve.missing([1, 2, 4]) == [2]
+        curve.observe(2, 0.026)
+    assert curve.missing([1, 2, 4]) == []
+    again = CostCurve.from_dict(curve.to_dict())
+    assert again.missing([1, 2, 4]) == []
+    assert again.predict(2) == pytest.approx(0.026)
+
+
+@pytest.mark.parametrize("anew", [None, 3, "2", [True], [0], [1e9], [[2]], {"2": 1}])
+def test_nonsense_about_what_was_measured_anew(anew):
+    data = {"widths": [[1, 0.01, 4], [2, 0.027, 4]], "anew": anew}
+    assert CostCurve.from_dict(data).missing([1, 2]) == [2]
 
 
 def test_what_is_doubted_is_measured_anew_where_it_is_of_another_time():
