@@ -430,6 +430,11 @@ def _load_error(path: str) -> Exception:
     )
 
 
+def _begin(memory: mmap.mmap) -> Any:
+    """A pointer to it; an array of its size would be a type of its own for every size."""
+    return ctypes.byref(ctypes.c_uint8.from_buffer(memory))
+
+
 class Context:
     """A KV cache over a model for `n_seq_max` sequences; implements core.ports.Context.
 
@@ -642,13 +647,12 @@ class Context:
             saved = mmap.mmap(-1, size)  # not from the heap, which would keep it
         except (OSError, ValueError):
             return None
-        state = (ctypes.c_uint8 * size).from_buffer(saved)
-        return saved if llama.llama_state_seq_get_data(self.handle, state, size, seq_id) == size else None
+        written = llama.llama_state_seq_get_data(self.handle, _begin(saved), size, seq_id)
+        return saved if written == size else None
 
     def load(self, seq_id: int, saved: mmap.mmap) -> int:
         self._clear(seq_id)
-        state = (ctypes.c_uint8 * len(saved)).from_buffer(saved)
-        if not llama.llama_state_seq_set_data(self.handle, state, len(saved), seq_id):
+        if not llama.llama_state_seq_set_data(self.handle, _begin(saved), len(saved), seq_id):
             self._clear(seq_id)
         return self.n_past(seq_id)
 
