@@ -27,7 +27,7 @@ class Idle:
     def measure(self, seconds: float, with_widths: bool = True) -> dict[str, Any]:
         """See Learning.measure; nothing where the engine is busy or the cache is another by now."""
         slot = self._engine.slots[self._slot]
-        if self._engine.busy or slot.owner is not None or slot.ids != self._ids or slot.saved:
+        if self._engine.busy or slot.owner is not None or slot.saved is not None or slot.ids != self._ids:
             return {}
         found = self._loaded.learning.measure(self._loaded.context, slot, seconds, with_widths)
         self._ids = slot.ids
