@@ -6,6 +6,7 @@ terminal's Ctrl-C reaches the front alone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -17,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +27,7 @@ from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.process import messages as m
 
 _GRACE_SECONDS = 2.0  # that the process has to end by itself
+_READ_BYTES = 65536
 _SILENCE_SECONDS = 30.0  # between two messages of a living process; it sends one every half second
 _BAD_BUILD = (
     "if that happens at once and always, llama.cpp was compiled for another processor or by a compiler that "
@@ -37,9 +39,9 @@ _CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()  # for a fork, which none 
 class Child:
     """A running engine process. take: gets its messages but heartbeats; ended: is called once, with why.
 
-    Both are called in the reading thread and must not raise; nothing is read before `start`. log: where its
-    stderr goes as well (the last lines are kept for error messages anyhow). Raises EngineError where it
-    cannot be started.
+    Both are called in the reading thread (see `start` for the former) and must not raise; nothing is read
+    before `start`. log: where its stderr goes as well (the last lines are kept for error messages anyhow).
+    Raises EngineError where it cannot be started.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class Child:
         self._dead: SpecllamaError | None = None
         self._problem: SpecllamaError | None = None  # for which it was killed
         self._heard: float | None = None  # when the last message came
+        self._read: threading.Event | None = None  # all was, in a loop; None: a thread reads
+        self._rest = b""  # of a line, read in a loop
         self.hang_hint = ""  # what to do about a hang
         package = str(Path(specllama.__file__).parent.parent)
         path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -73,8 +77,16 @@ class Child:
             for target in (self._read_stderr, self._read_messages, self._watch, self._write)
         ]  # joined in this order
 
-    def start(self) -> None:
-        """Begin to read and write."""
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Begin to read and write. loop: the running one, where messages are read and taken instead of in a
+        thread of their own, which saves a wake-up and a handing over of the interpreter for each.
+        """
+        if loop is not None:
+            pipe = self._process.stdout
+            assert pipe is not None
+            with contextlib.suppress(NotImplementedError):  # of a loop that cannot watch pipes
+                loop.add_reader(pipe.fileno(), self._readable, loop, pipe.fileno())
+                self._read = threading.Event()
         for thread in self._threads:
             thread.start()
 
@@ -135,24 +147,47 @@ class Child:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
             try:
-                for line in pipe:
-                    self._heard = time.monotonic()
-                    message = m.decode(line)
-                    if not isinstance(message, m.Beat):
-                        self._take(message)
-                    elif message.busy_for > message.allowed:
-                        self._kill(
-                            f"the engine process hangs: a decode has run for {message.busy_for:.0f} s, "
-                            f"{message.allowed:.0f} s would be slow; it was ended"
-                        )
-                        break
-            except (ValueError, TypeError) as error:
-                self._kill(f"the engine process sent what is no message: {error}")
-            except BaseException:
-                self._kill("what the engine process sent could not be delivered")
-                raise
+                if self._read is None:
+                    self._hear(pipe)
+                else:
+                    self._read.wait()
             finally:
                 self._die()
+
+    def _readable(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        """In the loop: there is something in the pipe, or its end."""
+        data = os.read(fd, _READ_BYTES)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        more = False
+        try:
+            more = self._hear(lines) and data != b""
+        finally:
+            if not more:
+                assert self._read is not None
+                loop.remove_reader(fd)
+                self._read.set()
+
+    def _hear(self, lines: Iterable[bytes]) -> bool:
+        """Take what the process says; whether it is to be heard further."""
+        try:
+            for line in lines:
+                self._heard = time.monotonic()
+                message = m.decode(line)
+                if not isinstance(message, m.Beat):
+                    self._take(message)
+                elif message.busy_for > message.allowed:
+                    self._kill(
+                        f"the engine process hangs: a decode has run for {message.busy_for:.0f} s, "
+                        f"{message.allowed:.0f} s would be slow; it was ended"
+                    )
+                    return False
+        except (ValueError, TypeError) as error:
+            self._kill(f"the engine process sent what is no message: {error}")
+            return False
+        except BaseException:
+            self._kill("what the engine process sent could not be delivered")
+            raise
+        return True
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None

@@ -5,6 +5,7 @@ Imports no llama.cpp.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import queue
@@ -45,10 +46,11 @@ class Submission:
 class EngineClient:
     """An engine process; a context manager that ends it.
 
-    log: where the process's stderr goes as well. notice: gets the engine's notices, in the reading thread;
-    without it they are collected in `notices`. ended: called in that thread once the process has ended and
-    everybody who waits knows; handed_out: there as well, whenever all that came in a message was delivered,
-    and behind `ended`. Threads may share a client. Raises EngineDiedError from any call once the process has
+    log: where the process's stderr goes as well. loop: where messages are read, so that everything is
+    delivered in it; else, and where it cannot watch pipes, a thread does. notice: gets the engine's notices,
+    there; without it they are collected in `notices`. ended: called in a thread once the process has ended
+    and everybody who waits knows; handed_out: whenever all that came in a message was delivered, and behind
+    `ended`. Threads may share a client. Raises EngineDiedError from any call once the process has
     ended, EngineError in a forked child.
     """
 
@@ -58,6 +60,7 @@ class EngineClient:
         notice: Callable[[str], None] | None = None,
         ended: Callable[[], None] | None = None,
         handed_out: Callable[[], None] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.notices: list[str] = []
         self._ended, self._handed_out = ended, handed_out
@@ -66,7 +69,7 @@ class EngineClient:
         self._waiting: dict[int | None, Deliver] = {}  # None: for the answer to what has no id
         self._asking = threading.Lock()
         self._child = Child(self._dispatch, self._tell_all, log)
-        self._child.start()
+        self._child.start(loop)
 
     @property
     def pid(self) -> int:

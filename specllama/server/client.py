@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import IO
@@ -21,8 +22,9 @@ class LoopClient(EngineClient):
 
     def __init__(self, log: IO[str] | None, notice: Callable[[str], None], ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._calls: deque[Callable[[], None]] = deque()
-        super().__init__(log, notice, lambda: self._calls.append(ended), self._wake)
+        super().__init__(log, notice, lambda: self._calls.append(ended), self._wake, self._loop)
 
     def submit(self, request: m.Generate | m.Question | m.Tune, deliver: Deliver) -> Submission:
         """See EngineClient; nothing is delivered before this returns."""
@@ -33,11 +35,16 @@ class LoopClient(EngineClient):
         return super().submit(request, later)
 
     def _wake(self) -> None:
-        """In the reading thread."""
-        if self._calls:
+        """In the loop; in the reading thread where the loop cannot read, and when the process has ended."""
+        if self._calls and threading.get_ident() == self._thread:
+            self._run()
+        elif self._calls:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(self._run)
 
     def _run(self) -> None:
         while self._calls:
-            self._calls.popleft()()
+            try:
+                self._calls.popleft()()
+            except Exception as error:  # noqa: BLE001 - one request's trouble is not that of the others
+                self._loop.call_exception_handler({"message": "a delivery failed", "exception": error})

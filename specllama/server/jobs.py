@@ -49,8 +49,7 @@ class Job:
         self._submitted: list[Submission] = []
         self._inbox: list[tuple[Reader, m.Message, float] | SpecllamaError] = []
         self._news, self._whole = asyncio.Event(), asyncio.Event()  # something is in it; all that will be
-        self._left = False
-        self._first: set[int] = set()  # readers whose first tokens have come
+        self._left = self._poked = False
         self._last: dict[int, float] = {}
 
     @property
@@ -69,20 +68,16 @@ class Job:
             except SpecllamaError as error:
                 self._arrive(reader, error)
 
-    async def batches(self, whole: bool = False, silence: float | None = None) -> AsyncGenerator[list[Event]]:
+    async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:
         """The events, those that came together at once, until all texts have ended; whole: all of them then.
-        Where `silence` seconds bring no message, an empty list. Raises what the engine says, what `fail` was
-        given, DeadlineError by way of it.
+        An empty list after a `poke`. Raises what the engine says, what `fail` was given, DeadlineError by way
+        of it.
         """
         awaited, n_done = self._whole if whole else self._news, 0
         while n_done < len(self.wanted):
-            try:
-                async with asyncio.timeout(silence):
-                    await awaited.wait()
-            except TimeoutError:
-                yield []
-                continue
+            await awaited.wait()
             awaited.clear()
+            poked, self._poked = self._poked, False
             arrived, self._inbox = self._inbox, []
             events: list[Event] = []
             for one in arrived:
@@ -91,8 +86,13 @@ class Job:
                 reader, message, at = one
                 events += reader.take(message, at)
                 n_done += isinstance(message, m.Done)
-            if events:
+            if events or poked:
                 yield events
+
+    def poke(self) -> None:
+        """Let who waits for news go on without any."""
+        self._poked = True
+        self._news.set()
 
     def expire(self) -> None:
         """It takes too long: whoever reads it gets DeadlineError."""

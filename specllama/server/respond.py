@@ -16,6 +16,7 @@ from specllama.errors import SpecllamaError
 from specllama.server.dialects.writer import Writer, to_json
 from specllama.server.events import Event, Start
 from specllama.server.jobs import Job
+from specllama.server.lapse import Lapse
 
 PING_SECONDS = 15.0  # of silence, after which a stream says that it is still there
 
@@ -49,11 +50,15 @@ class Answer(Response):
             limit = loop.call_later(self._limits.answer, self._job.expire)
         write = self._write_stream if self._stream else self._write_whole
 
+        gone = asyncio.ensure_future(_gone(receive))
+        unread = Lapse(self._limits.client, gone.cancel)
+
         async def timed(message: Message) -> None:
-            await _send(send, message, self._limits.client)
+            unread.begin()
+            await send(message)
+            unread.end()
 
         work = asyncio.ensure_future(write(timed))
-        gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -62,6 +67,7 @@ class Answer(Response):
         finally:
             if limit is not None:
                 limit.cancel()
+            unread.close()
             self._job.cancel()  # nothing where it has ended
             for task in (work, gone):
                 task.cancel()
@@ -91,10 +97,13 @@ class Answer(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
+        silence = Lapse(PING_SECONDS, self._job.poke)
+        silence.begin()
         try:
             held: list[Event] = []
-            async with aclosing(self._job.batches(silence=PING_SECONDS)) as batches:
+            async with aclosing(self._job.batches()) as batches:
                 async for events in batches:
+                    silence.begin()
                     held += events
                     if events and all(isinstance(event, Start) for event in held):
                         continue
@@ -107,16 +116,9 @@ class Answer(Response):
             if not sent:
                 raise
             await body(writer.broken(error))
+        finally:
+            silence.close()
         await body(writer.end(), more=False)
-
-
-async def _send(send: Send, message: Message, seconds: float) -> None:
-    """Raises ClientGoneError where the client does not read."""
-    try:
-        async with asyncio.timeout(seconds):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None
 
 
 async def _gone(receive: Receive) -> None:

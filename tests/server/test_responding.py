@@ -58,8 +58,10 @@ def a_job(n: int) -> tuple[Engine, Job]:
     return engine, job
 
 
-def streamed(n: int, speak: Speak) -> list[bytes]:
-    """The bodies that are sent for n choices where the engine speaks so."""
+def streamed(n: int, speak: Speak, reading: float = 0.0, patience: float = 5.0) -> list[bytes]:
+    """The bodies that are sent for n choices where the engine speaks so, to a client that takes `reading`
+    seconds for each and may take `patience`.
+    """
     sent: list[bytes] = []
 
     async def receive() -> Message:
@@ -67,12 +69,13 @@ def streamed(n: int, speak: Speak) -> list[bytes]:
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
+        await asyncio.sleep(reading)
         if message["type"] == "http.response.body":
             sent.append(message["body"])
 
     async def main() -> None:
         engine, job = a_job(n)
-        answer = respond.Answer(job, ChatWriter(Shape("m")), True, respond.Limits(0, 5))
+        answer = respond.Answer(job, ChatWriter(Shape("m")), True, respond.Limits(0, patience))
         speaking = asyncio.ensure_future(speak(engine))
         try:
             await answer({}, receive, send)
@@ -85,11 +88,24 @@ def streamed(n: int, speak: Speak) -> list[bytes]:
 
 class TestStreams:
     def test_who_does_not_read_is_left(self) -> None:
-        async def send(_message) -> None:
-            await asyncio.sleep(60)
+        async def speak(engine: Engine) -> None:
+            engine.starts(0)
+            engine.writes(0, "a")
 
         with pytest.raises(respond.ClientGoneError):
-            asyncio.run(respond._send(send, {"type": "http.response.body", "body": b"x"}, 0.05))
+            streamed(1, speak, reading=60, patience=0.05)
+
+    def test_who_reads_slowly_is_not(self) -> None:
+        """The limit is on each message, also where it began after the timer was set."""
+
+        async def speak(engine: Engine) -> None:
+            engine.starts(0)
+            for text in "abcde":
+                engine.writes(0, text)
+                await asyncio.sleep(0.1)
+            engine.say(0, DONE)
+
+        assert streamed(1, speak, reading=0.1, patience=0.4)[-1] == b"data: [DONE]\n\n"
 
     def test_a_stream_says_that_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Starts wait for the first text, but not for ever; errors behind them are part of the stream."""

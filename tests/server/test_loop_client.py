@@ -1,0 +1,170 @@
+"""The engine's messages, read in an event loop: all of them arrive there, whatever the process does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.process import messages as m
+from specllama.process.child import Child
+from specllama.process.client import EngineClient
+from specllama.server.client import LoopClient
+from tests.faults.test_process import SETTINGS
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes that a loop watches")
+SAYS = r"""#!/bin/sh
+printf '["Notice",{"te'
+sleep 0.1
+printf 'xt":"one"}]\n["Notice",{"text":"two"}]\n%s'
+exec sleep 60
+"""
+
+
+class Process:
+    """A Child that runs `SAYS` with a last line; notices: what was taken; threads: where."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+        script = tmp_path / "engine"
+        script.write_text(SAYS % last)
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+        self.notices: list[str] = []
+        self.threads: set[int] = set()
+        self.ended = threading.Event()
+        self.child = Child(self._take, self.ended.set)
+
+    def _take(self, message: m.Message) -> None:
+        assert isinstance(message, m.Notice)
+        self.notices.append(message.text)
+        self.threads.add(threading.get_ident())
+
+
+def no_reader(*_: object) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("watching", [True, False])
+class TestChild:
+    """watching: whether the loop can watch pipes."""
+
+    def run(self, process: Process, watching: bool, until: Callable[[], bool]) -> None:
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            if not watching:
+                loop.add_reader = no_reader  # type: ignore[assignment, method-assign]
+            process.child.start(loop)
+            async with asyncio.timeout(10):
+                while not until():
+                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(process.child.close)
+
+        asyncio.run(main())
+
+    def test_lines_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool) -> None:
+        process = Process(tmp_path, monkeypatch, "")
+        self.run(process, watching, lambda: len(process.notices) == 2)
+        assert process.notices == ["one", "two"]
+        assert (process.threads == {threading.get_ident()}) is watching
+        assert process.ended.is_set()
+
+    def test_what_is_no_message(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
+    ) -> None:
+        process = Process(tmp_path, monkeypatch, r"nonsense\n")
+        self.run(process, watching, process.ended.is_set)
+        assert process.notices == ["one", "two"]
+        assert "sent what is no message" in str(process.child.dead)
+
+
+class Heard:
+    """What was delivered of a request, and that it was in the loop's thread."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[m.Message | SpecllamaError] = asyncio.Queue()
+        self.loop = threading.get_ident()
+
+    def __call__(self, message: m.Message | SpecllamaError) -> None:
+        assert threading.get_ident() == self.loop
+        self.news.put_nowait(message)
+
+    async def text(self) -> str:
+        found = ""
+        while True:
+            message = await self.news.get()
+            if isinstance(message, SpecllamaError):
+                raise message
+            if isinstance(message, m.Tokens):
+                found += message.items[0].text
+            if isinstance(message, m.Done):
+                return found + message.text
+
+
+class TestLoopClient:
+    REQUEST = m.Generate(1, prompt="def f(", params={"max_tokens": 20, "ignore_eos": True, "seed": 1})
+
+    async def loaded(self, ended: Callable[[], None]) -> LoopClient:
+        client = LoopClient(None, lambda _: None, ended)
+        await asyncio.to_thread(client.load, SETTINGS)
+        return client
+
+    def test_the_text_is_that_of_a_thread(self) -> None:
+        async def main() -> str:
+            client, heard = await self.loaded(lambda: None), Heard()
+            client.submit(self.REQUEST, heard)
+            try:
+                return await heard.text()
+            finally:
+                await asyncio.to_thread(client.close)
+
+        with EngineClient() as client:
+            client.load(SETTINGS)
+            expected = ""
+            for message in client.generate(self.REQUEST):
+                if isinstance(message, m.Tokens):
+                    expected += message.items[0].text
+                elif isinstance(message, m.Done):
+                    expected += message.text
+        assert len(expected) > 10
+        assert asyncio.run(main()) == expected
+
+    def test_one_failing_delivery_is_its_own_trouble(self) -> None:
+        def fail(_message: m.Message | SpecllamaError) -> None:
+            raise RuntimeError("a mistake of ours")
+
+        async def main() -> tuple[str, int]:
+            failed: list[object] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+            client, heard = await self.loaded(lambda: None), Heard()
+            client.submit(m.Generate(2, prompt="def g(", params={"max_tokens": 3}), fail)
+            client.submit(self.REQUEST, heard)
+            try:
+                return await heard.text(), len(failed)
+            finally:
+                await asyncio.to_thread(client.close)
+
+        text, n_failed = asyncio.run(main())
+        assert text
+        assert n_failed >= 2
+
+    def test_a_killed_engine(self) -> None:
+        async def main() -> None:
+            ended = asyncio.Event()
+            client, heard = await self.loaded(ended.set), Heard()
+            client.submit(m.Generate(1, prompt="x", params={"max_tokens": 2000, "ignore_eos": True}), heard)
+            os.kill(client.pid, signal.SIGKILL)
+            async with asyncio.timeout(5):
+                with pytest.raises(EngineDiedError, match="SIGKILL"):
+                    await heard.text()
+                await ended.wait()
+            assert client.dead is not None
+            await asyncio.to_thread(client.close)
+
+        asyncio.run(main())
