@@ -22,7 +22,6 @@ from specllama.core.tally import Tally
 
 CHUNKS = (16, WIDEST - 1)  # tokens that free drafters are asked for; more only where these are taken
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
-WORTH_COVERING = 64  # ids; for fewer the draft model's view is not narrowed
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
 
 
@@ -200,7 +199,7 @@ class Planner(Drafting):
                 continue
             if state.looks is None:
                 state.looks = RequestLooks(self.learnt.looks, first_gains(self.costs.predict, step(1, t1)))
-            pending, state.late, anew[seq] = self._view(seq, t1)
+            pending, state.late, anew[seq] = self._view(seq, t1, active)
             if pending and state.looks.due(state.kind, state.late / t1):
                 limits[seq] = min(room, MOST_LOOKED, WIDEST - active)
                 n_pending += pending
@@ -231,12 +230,12 @@ class Planner(Drafting):
             n = 0
         return self._prices.rate(tokens + offer.wins(n), rows + n)
 
-    def _view(self, seq: int, t1: float) -> tuple[int, float, int | None]:
+    def _view(self, seq: int, t1: float, active: int) -> tuple[int, float, int | None]:
         """(ids that the model would evaluate first, seconds of it that are catching up, ids to begin anew
         with); no ids where it must not be asked.
 
-        A long prompt is covered from its end, as far as half of the credit goes; whole, once what drafting
-        has won pays for it.
+        A prompt is covered from its end, as far as half of the credit goes and what a round may cost leaves
+        something to draft with; whole, once what drafting has won pays for it.
         """
         if self._caching is None:
             return 1, 0.0, None
@@ -244,10 +243,11 @@ class Planner(Drafting):
         one, credit, n = step(1, t1), self.ledger.credit * t1, sum(view)
         if view.n_skipped and step(n, t1) < credit - ALLOWANCE * t1:
             return n, 0.0, n
-        if view.n_held or view.n_pending <= WORTH_COVERING or step(view.n_pending, t1) <= credit / 2:
+        most = min(credit / 2, self._prices.budget - self._prices.worst(active + 1))
+        if view.n_held or view.n_pending <= LEAST_TAIL or step(view.n_pending, t1) <= most:
             return view.n_pending, step(view.n_pending, t1) - one, None
         n = view.n_pending
-        while n >= LEAST_TAIL and step(n, t1) > credit / 2:
+        while n >= LEAST_TAIL and step(n, t1) > most:
             n //= 2
         return (n, step(n, t1) - one, n) if n >= LEAST_TAIL else (0, 0.0, None)
 

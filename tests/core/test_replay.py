@@ -306,3 +306,17 @@ def test_a_memory_pays_where_requests_are_alike(n_slots):
 def test_a_memory_costs_nothing_where_nothing_comes_again(machine):
     alone, both = remembering(machine, strangers(30))
     assert both < 1.01 * alone
+
+
+@pytest.mark.parametrize("n_prompt", [20, 25, 30, 35, 134])
+def test_a_prompt_is_not_too_dear_to_begin_with_where_a_second_row_costs_as_much_as_the_first(n_prompt):
+    """AMX: with the whole prompt to catch up with, no round would have room for a draft beside it."""
+    points = {1: 1, 2: 1.95, 3: 2.19, 4: 2.24, 5: 2.58, 6: 2.65, 8: 3.3, 12: 4.65, 16: 5.94}
+    text = ids(64, 1)
+    trace = Trace(ids(n_prompt, 2), text, text, [0.97] * 64)
+
+    def make(drafters, clock):
+        return Planner(drafters, clock, known(points))
+
+    made = Session(make, curve(points), 0.15, CopyDrafter, prefilled=False)
+    assert made.replay([trace]).seconds < 64 / 1.3
