@@ -21,6 +21,7 @@ at every operation.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -35,12 +36,13 @@ from peers.build import tools
 from peers.cells import Cell, Figures, key, measure, spread
 from peers.points import Case, grid
 from peers.raw import OtherSettings, Raw, replace
-from peers.table import TITLE, line, markdown, summary, totals
+from peers.table import OURS, TITLE, line, markdown, summary, totals
 
 from specllama.bench.workloads import WORKLOADS
 from specllama.machine import physical_cores
 
 Prompts = Mapping[str, list[str]]
+FIRST = "What is a list comprehension?"
 
 
 def main() -> None:
@@ -64,8 +66,11 @@ def main() -> None:
     for cell in todo:
         raw.figures.pop(cell, None)
     planned = len({*cells, *raw.figures})
-    began = time.monotonic()
+    began, known = time.monotonic(), set[tuple[str, str]]()
     for n, cell in enumerate(todo, 1):
+        if (cell.kind, cell.cost) not in known:
+            known.add((cell.kind, cell.cost))
+            first(bin_, asked[cell][0])
         figures = Figures(cell, key(asked[cell]), commit, "")
         measure(bin_, asked[cell], compared, args.runs, figures)
         raw.add(figures, told)
@@ -119,6 +124,12 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def first(bin_: Path, case: Case) -> None:
+    """An answer that is not measured: specllama gets to know the machine and the pair."""
+    ours = next(point for point in grid(case.draft is not None) if point.name == OURS)
+    ours.run(bin_, dataclasses.replace(case, prompt=CHATML.format(FIRST)))
+
+
 def load_prompts(path: Path | None) -> Prompts:
     """Prompts as they go in, by workload."""
     if path is None:
@@ -166,7 +177,7 @@ def write(out: Path | None, raw: Raw, told: Mapping[str, Any], planned: int) -> 
         "planned": planned,
         "raw": out.with_suffix(".json").name,
     }
-    replace(out, markdown([summary(f) for f in figures], {**told, **settings, **about_all}))
+    replace(out, markdown(figures, {**told, **settings, **about_all}))
 
 
 if __name__ == "__main__":

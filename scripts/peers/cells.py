@@ -28,9 +28,9 @@ class Cell(NamedTuple):
 
 @dataclass
 class Figures:
-    """What was measured of a cell. rates: way of decoding to tokens per second, run after run; ttft_ms:
-    likewise, where the program says it. key: what they depend on beside the settings of all. commit: of
-    specllama; date: when.
+    """What was measured of a cell. rates: way of decoding to tokens per second, run after run; wholes: those
+    of prompt and answer together; ttft_ms: from the request to the first token, specllama's alone. key: what
+    they depend on beside the settings of all. commit: of specllama; date: when.
     """
 
     cell: Cell
@@ -38,6 +38,7 @@ class Figures:
     commit: str
     date: str
     rates: dict[str, list[float]] = field(default_factory=dict)
+    wholes: dict[str, list[float]] = field(default_factory=dict)
     ttft_ms: dict[str, list[float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +90,7 @@ def measure(
             for point in rng.sample(compared, len(compared)):
                 found = point.run(tools, case)
                 into.rates.setdefault(point.name, []).append(found.rate)
-                if found.ttft_ms is not None:
-                    into.ttft_ms.setdefault(point.name, []).append(found.ttft_ms)
+                into.wholes.setdefault(point.name, []).append(found.whole)
+                if point.kind == "ours":
+                    into.ttft_ms.setdefault(point.name, []).append(1000 * found.before)
     into.date = time.strftime("%Y-%m-%d")

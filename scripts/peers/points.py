@@ -19,6 +19,8 @@ SMALL = ["--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "15"]
 _EVAL = re.compile(r" eval time =\s*([\d.]+) ms /\s*(\d+) runs")
 _SAMPLING = re.compile(r"sampling time =\s*([\d.]+) ms")
 _SPEC = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
+_PROMPT = re.compile(r"prompt eval time =\s*([\d.]+) ms")
+_ENCODED = re.compile(r"encoded\s+\d+ tokens in\s+([\d.]+) seconds")
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,25 @@ class Case:
 @dataclass(frozen=True)
 class Measured:
     """A run of a program by its own clock. n: tokens that were decoded in `seconds`, of which `choosing` were
-    spent on choosing them, where the program says it. ttft_ms: request to first token, likewise. text: what
-    it printed.
+    spent on choosing them, where the program says it. before: seconds that the prompt took, in which some
+    programs let the draft model read it too. text: what it printed.
     """
 
     n: int
     seconds: float
+    before: float
     choosing: float = 0.0
-    ttft_ms: float | None = None
     text: str = ""
 
     @property
     def rate(self) -> float:
         """Decoded tokens per second."""
         return self.n / self.seconds
+
+    @property
+    def whole(self) -> float:
+        """Decoded tokens per second of prompt and answer together."""
+        return self.n / (self.before + self.seconds)
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,9 @@ class Point:
             return _plain(tools, common, case.grammar is not None)
         draft = ["-md", str(case.draft), "-td", str(case.n_threads)] if self.kind == "draft" else []
         command = [tools / "llama-speculative-simple", *common, *draft, *self.args]
-        text, (n, seconds), choosing = _measured(command, _SPEC)
+        text, (n, seconds), before, choosing = _measured(command, _SPEC, _ENCODED)
         # Its clock starts before the decode of the prompt's last token, so that all tokens are in it.
-        return Measured(int(n), float(seconds), choosing, text=text)
+        return Measured(int(n), float(seconds), before, choosing, text)
 
 
 def grid(draft: bool = True, short: bool = False) -> list[Point]:
@@ -110,22 +117,25 @@ def literal(ids: Sequence[int]) -> str:
 def _plain(tools: Path, common: Sequence[str], with_choosing: bool) -> Measured:
     """with_choosing: that is a part of the time, as it is of the speculative tool's."""
     command = [tools / "llama-completion", *common, "--perf", "-no-cnv", "--no-display-prompt"]
-    text, (ms, n), choosing = _measured(command, _EVAL)
+    text, (ms, n), before, choosing = _measured(command, _EVAL, _PROMPT)
     choosing = choosing if with_choosing else 0.0
-    return Measured(int(n), float(ms) / 1000 + choosing, choosing, text=text)
+    return Measured(int(n), float(ms) / 1000 + choosing, before / 1000, choosing, text)
 
 
-def _measured(command: Sequence[object], figures: re.Pattern[str]) -> tuple[str, tuple[str, str], float]:
-    """What llama.cpp's tool wrote, its figures, and the seconds that it spent on choosing tokens.
+def _measured(
+    command: Sequence[object], figures: re.Pattern[str], prompt: re.Pattern[str]
+) -> tuple[str, tuple[str, str], float, float]:
+    """What llama.cpp's tool wrote, its figures, what the prompt took, and the seconds that it spent on
+    choosing tokens.
 
     Its log is written by a thread that does not always get to the end before the process does: then the run
     tells nothing, and is made again.
     """
     for _ in range(TRIES):
         text, log = _run(command)
-        found, choosing = figures.findall(text + log), _SAMPLING.findall(text + log)
-        if found and choosing:
-            return text, found[-1], float(choosing[-1]) / 1000
+        found, before, choosing = (p.findall(text + log) for p in (figures, prompt, _SAMPLING))
+        if found and before and choosing:
+            return text, found[-1], float(before[-1]), float(choosing[-1]) / 1000
     raise SystemExit(f"{Path(str(command[0])).name} printed no times:\n{(text + log)[-2000:]}")
 
 
@@ -136,7 +146,8 @@ def _ours(case: Case, args: tuple[str, ...]) -> Measured:
     command += ["--temp", str(case.temperature), "-s", str(case.seed), "-p", case.prompt]
     found = json.loads(_run(command)[0])
     n = found["n_predict"] - 1  # the prompt gives the first
-    return Measured(n, n / found["decode_tps"], found["time"]["sampling"], found["ttft_ms"], found["text"])
+    before, choosing = found["ttft_ms"] / 1000, found["time"]["sampling"]
+    return Measured(n, n / found["decode_tps"], before, choosing, found["text"])
 
 
 def _run(command: Sequence[object]) -> tuple[str, str]:

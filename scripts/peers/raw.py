@@ -11,7 +11,7 @@ from typing import Any
 
 from .cells import Cell, Figures
 
-SCHEMA = "specllama.peers/1"
+SCHEMA = "specllama.peers/2"
 
 
 class OtherSettings(Exception):

@@ -49,10 +49,13 @@ class Summary(NamedTuple):
         return " or ".join(sorted({pick.name for pick in self.picks}))
 
 
-def summary(figures: Figures) -> Summary:
-    """Medians of all runs; llama.cpp's best point is chosen on one half of them and compared on the other."""
-    halves = [{name: statistics.median(found[i::2]) for name, found in figures.rates.items()} for i in (0, 1)]
-    median = {name: statistics.median(found) for name, found in figures.rates.items()}
+def summary(figures: Figures, whole: bool = False) -> Summary:
+    """Medians of all runs; llama.cpp's best point is chosen on one half of them and compared on the other.
+    whole: of prompt and answer together.
+    """
+    rates = figures.wholes if whole else figures.rates
+    halves = [{name: statistics.median(found[i::2]) for name, found in rates.items()} for i in (0, 1)]
+    median = {name: statistics.median(found) for name, found in rates.items()}
     ttft = {name: statistics.median(found) for name, found in figures.ttft_ms.items()}
     ours, label = median[OURS], figures.cell.label
     return Summary(
@@ -78,8 +81,8 @@ def line(s: Summary) -> str:
     return f"{s.label:28} {s.rate:7.1f} t/s, {s.plain:.2f} x plain, {default}{s.best:.2f} x {s.best_name}"
 
 
-def totals(cells: Sequence[Summary]) -> list[str]:
-    """Geometric means and worst cells, a sentence each."""
+def totals(cells: Sequence[Summary], with_first: bool = True) -> list[str]:
+    """Geometric means and worst cells, a sentence each. with_first: of the time to the first token too."""
     out = [
         _mean("over its own plain decoding", cells, "plain"),
         _mean("over llama.cpp's plain decoding", cells, "peer_plain"),
@@ -92,7 +95,7 @@ def totals(cells: Sequence[Summary]) -> list[str]:
     plain = [pick for pick in picks if pick.name == PLAIN]
     out.append(_mean("the same where it is plain", plain, "best", "choice"))
     first = [s for s in cells if s.ttft is not None]
-    if first:
+    if first and with_first:
         worst = max(first, key=lambda s: s.ttft or 0.0)
         out.append(
             f"time to first token over that of plain decoding: {_geometric(first, 'ttft'):.2f}, longest "
@@ -114,12 +117,13 @@ def _geometric(cells: Sequence[Summary | Pick], name: str) -> float:
     return math.exp(statistics.mean(math.log(getattr(s, name)) for s in cells))
 
 
-def markdown(cells: Sequence[Summary], about: Mapping[str, Any]) -> str:
+def markdown(found: Sequence[Figures], about: Mapping[str, Any]) -> str:
     """The page. about: machine and settings, versions, command, dates, how many cells there will be, the file
     of raw figures.
     """
+    cells, wholes = [summary(f) for f in found], [summary(f, whole=True) for f in found]
     end = ["", f"All figures: `{about['raw']}`.", ""]
-    return "\n".join([*_head(cells, about), *_totals(cells), *_groups(cells), *_cells(cells), *end])
+    return "\n".join([*_head(cells, about), *_totals(cells, wholes), *_groups(cells), *_cells(cells), *end])
 
 
 def _head(cells: Sequence[Summary], about: Mapping[str, Any]) -> Iterator[str]:
@@ -147,6 +151,10 @@ def _method(about: Mapping[str, Any]) -> Iterator[str]:
         runs as it is by default; its plain decoding is `--draft-max 0`. llama.cpp's plain decoding is
         `llama-completion`, by the time of its decodes alone; all else of llama.cpp is
         `llama-speculative-simple`.""",
+        """Where the draft model reads the prompt differs: llama.cpp's tool lets it do so before its clock for
+        decoding starts, specllama behind the first token, as far as that pays. So the totals are given twice:
+        of decoding alone, and of prompt and answer together. specllama has answered one other prompt with
+        each pair before it is measured, and keeps what it learns (`tune` was not run).""",
         f"""llama.cpp's grid ({about["grid"]}): {points}. Its best point is chosen for each cell in hindsight,
         by one half of the runs, and compared by the medians of the other half; both halves choose once (two
         choices a cell). All other figures are medians of all runs. Means are geometric.""",
@@ -154,9 +162,11 @@ def _method(about: Mapping[str, Any]) -> Iterator[str]:
         yield from (textwrap.fill(" ".join(text.split()), 110, break_on_hyphens=False), "")
 
 
-def _totals(cells: Sequence[Summary]) -> Iterator[str]:
-    yield from ("## Totals", "", "specllama's rate", "")
+def _totals(cells: Sequence[Summary], wholes: Sequence[Summary]) -> Iterator[str]:
+    yield from ("## Totals", "", "specllama's rate of decoding", "")
     yield from (*(f"- {text}" for text in totals(cells)), "")
+    yield from ("Tokens by the time of prompt and answer together", "")
+    yield from (*(f"- {text}" for text in totals(wholes, with_first=False)), "")
 
 
 def _groups(cells: Sequence[Summary]) -> Iterator[str]:

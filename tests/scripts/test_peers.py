@@ -64,8 +64,9 @@ def test_the_best_point_is_chosen_on_other_runs_than_it_is_compared_on() -> None
 
 def test_totals_and_page() -> None:
     slow = {**RATES, "plain": [95.0] * 4, "specllama": [19.0] * 4}
-    cells = [summary(figures(EDIT, RATES)), summary(figures(JSON, slow))]
-    text = "\n".join(totals(cells))
+    half = {name: [rate / 2 for rate in rates] for name, rates in RATES.items()}
+    found = [figures(EDIT, RATES, wholes=half), figures(JSON, slow, wholes=half)]
+    text = "\n".join(totals([summary(f) for f in found]))
     assert "over its own plain decoding: 1.23 over 2 cells, worst 0.95 (q4_0 0.15 json T=0.8)" in text
     assert "where that point drafts: 1.33 over 2 choices," in text
     assert "where it is plain: 0.20 over 2 choices," in text
@@ -75,13 +76,15 @@ def test_totals_and_page() -> None:
         "dates": "today", "command": "scripts/x", "n": 64, "per_workload": 1, "runs": 4,
         "grid": "short", "planned": 3, "peer_points": ["plain", "n_max 3"], "raw": "x.json",
     }  # fmt: skip
-    page = markdown(cells, told)
+    page = markdown(found, told)
+    of_wholes = page.split("prompt and answer together\n\n")[1].split("##")[0]
+    assert "over its own plain decoding: 1.60 over 2 cells" in of_wholes
     assert page.startswith(TITLE)
     assert "2 of 3 cells" in page
     assert "grid (short): plain; n_max 3" in page
     assert "| f16 0.02 | 1 | 1.60 |" in page
     assert "| q4_0 0.15 json T=0.8 |" in page
-    assert "Not complete" not in markdown(cells, told | {"planned": 2})
+    assert "Not complete" not in markdown(found, told | {"planned": 2})
 
 
 def test_totals_of_nothing() -> None:
