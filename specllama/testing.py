@@ -45,7 +45,9 @@ class TableContext:
         rows: Callable[[Sequence[int]], NDArray[np.float32]] | None = None,
         n_batch: int = 64,
         max_cut: int = 8,
+        even_rows: int = 1,
     ) -> None:
+        self.even_rows = even_rows
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
         self.n_batch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"

@@ -314,12 +314,14 @@ class Engine:
     def _chunk(self, rest: int, seconds: float) -> int:
         """Rows of the next prefill decode of `rest`: the multiple of CHUNK that is predicted to come closest.
 
-        The last decode has CHUNK rows and what is left over, however quick the machine is at the moment: a
-        row is rounded by the decode that it is in, and the same prompt must give the same logits.
+        The last decode has CHUNK rows and what is left over (that alone where it is dear beside them),
+        however quick the machine is at the moment: a row is rounded by the decode that it is in, and the same
+        prompt must give the same logits.
         """
         most = self.target.n_batch
         if rest < 2 * CHUNK or most < 2 * CHUNK:
-            return min(rest, most)
+            n, even = min(rest, most), self.target.even_rows
+            return n - n % even if n > even else n
         whole = (rest // CHUNK - 1) * CHUNK
         fits = CHUNK
         if self._row_seconds is not None:

@@ -49,6 +49,7 @@ class Context(Protocol):
     n_ctx: int  # tokens, the pool shared by all sequences
     n_vocab: int
     n_batch: int  # most tokens of one decode
+    even_rows: int  # kernels take long over what a wide decode has beyond a multiple of it; 1: they do not
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode
     max_cut: int  # tokens that a cut may take back after a decode; large where the memory can cut anywhere

@@ -69,6 +69,18 @@ def test_a_row_is_rounded_alike_however_quick_the_machine_is(n):
         assert all(w % 64 == 0 for w in widths[:-1])
 
 
+@pytest.mark.parametrize(
+    ("n", "widths"),
+    [(6, [6]), (32, [32]), (40, [32, 8]), (100, [96, 4]), (134, [64, 64, 6]), (192, [64, 64, 64])],
+)
+def test_rows_that_are_dear_beside_others_are_decoded_alone(n, widths):
+    target = Slow(per_row=1.0)
+    target.even_rows = 32
+    fill(engine_of(target), prompt(n))
+    assert target.chunks()[: len(widths)] == widths
+    assert sum(widths) == n
+
+
 @pytest.mark.parametrize("n", [5, 63])
 def test_few_rows_say_nothing_about_a_chunk(n):
     target = Slow(per_row=0.005, fixed=0.1)
