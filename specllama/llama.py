@@ -71,6 +71,7 @@ _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # parsed in text where asked to
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: GPU, integrated GPU
+_FLOATS = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
 _AMX_ROWS = 32  # of two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
 _EVEN_OUTPUTS = 16  # what follows lies on cache lines then; else AMX takes 1.5 times as long (Q4_0, Q8_0)
 _UNLIMITED = 1 << 30
@@ -366,6 +367,12 @@ class Model:
             else ""
         )
 
+    @property
+    def uses_amx(self) -> bool:
+        """Whether its matrices are multiplied by AMX's integer tiles."""
+        here = b"AMX_INT8 = 1" in llama.llama_print_system_info() and self.settings.n_gpu_layers == 0
+        return here and self.metadata("general.file_type") not in _FLOATS
+
     def metadata(self, key: str) -> str | None:
         """A value of the file's metadata as text, None where it has no such key."""
         buffer = ctypes.create_string_buffer(1 << 10)
@@ -464,8 +471,7 @@ class Context:
         self.n_ctx, self.n_seq_max = int(llama.llama_n_ctx(self.handle)), n_seq_max
         self.n_batch, self.n_vocab = int(llama.llama_n_batch(self.handle)), model.n_vocab
         self.n_outputs_max = min(n_outputs_max, self.n_batch)
-        amx = b"AMX_INT8 = 1" in llama.llama_print_system_info() and s.n_gpu_layers == 0
-        self.even_rows = _AMX_ROWS if amx else 1
+        self.even_rows = _AMX_ROWS if model.uses_amx else 1
         self.n_threads, self.n_threads_batch = params.n_threads, params.n_threads_batch
         n_rs_seq = int(llama.llama_n_rs_seq(self.handle))
         self.max_cut = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED
