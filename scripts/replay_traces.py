@@ -42,7 +42,7 @@ Workloads = dict[str, list[Trace]]
 CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
 
 
-def eager_view(self: Planner, seq: int, t1: float) -> tuple[int, float, None]:  # noqa: ARG001
+def eager_view(self: Planner, seq: int, t1: float, active: int) -> tuple[int, float, None]:  # noqa: ARG001
     """As if catching up cost nothing that is worth a thought."""
     return self._caching.view(seq).n_pending if self._caching else 1, 0.0, None
 
