@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from specllama.core.ports import BatchRow, DecodeError, NoRoomError
 from specllama.errors import EngineError, IntegrityError, ResourceError, UsageError
 from specllama.machine import physical_cores
-from specllama.settings import ALL_LAYERS, AUTO, MAX_THREADS, ModelSettings
+from specllama.settings import ALL_LAYERS, AUTO, MAX_THREADS, ModelSettings, reserved_outputs
 
 TESTED = "0.3.36"
 INSTALL = f'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF" pip install llama-cpp-python=={TESTED}'
@@ -73,7 +73,6 @@ _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # pa
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: GPU, integrated GPU
 _FLOATS = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
 _AMX_ROWS = 32  # of two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
-_EVEN_OUTPUTS = 16  # what follows lies on cache lines then; else AMX takes 1.5 times as long (Q4_0, Q8_0)
 _UNLIMITED = 1 << 30
 # The address alone, without an object around it. It waits for the decode, as llama_synchronize does.
 _get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", _lib))
@@ -488,7 +487,7 @@ class Context:
     ) -> llama.llama_context_params:
         p = llama.llama_context_default_params()
         p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, min(s.n_batch, n_ctx), min(s.n_ubatch, s.n_batch)
-        outputs = -(-n_outputs_max // _EVEN_OUTPUTS) * _EVEN_OUTPUTS
+        outputs = reserved_outputs(n_outputs_max)
         p.n_batch = max(p.n_batch, outputs)
         p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, s.swa_full, n_rs_seq
         p.n_outputs_max = p.n_outputs_max_per_seq = outputs

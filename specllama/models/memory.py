@@ -18,7 +18,7 @@ from specllama.archs import HYBRID, INTERVAL, RECURRENT, ROLLBACK
 from specllama.errors import UsageError
 from specllama.ggml_types import row_bytes
 from specllama.gguf import Header
-from specllama.settings import CACHE_TYPES
+from specllama.settings import CACHE_TYPES, reserved_outputs
 
 N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to it
 
@@ -83,7 +83,7 @@ class Costs:
         """The memory with a context of `n_ctx` and the last `n_gpu_layers` (of n_layer + 1) on devices."""
         layers = [w + c for w, c in zip(self.layer_weights, self.layer_caches(n_ctx), strict=True)]
         compute = self.compute(n_ctx)
-        outputs = self.settings.n_outputs_max * self.header.n_vocab * _F32
+        outputs = reserved_outputs(self.settings.n_outputs_max) * self.header.n_vocab * _F32
         fixed = _FIXED + _PER_TOKEN_TEXT * self.header.n_vocab
         n_gpu = min(max(n_gpu_layers, 0), self.header.n_layer + 1)
         host = self.header.weight_bytes - sum(self.layer_weights) + sum(layers) + compute + outputs + fixed
@@ -214,7 +214,7 @@ class Costs:
         width = max(h.n_embd, n_head * max(self.head_sizes[0]))
         attention = n_tokens * (6 * width + (cells * n_head if off else 0))
         feed_forward = n_tokens * (4 * _active_ff(h) + 2 * h.n_embd)
-        logits = min(n_tokens, s.n_outputs_max) * (h.n_vocab + 2 * h.n_embd)
+        logits = min(n_tokens, reserved_outputs(s.n_outputs_max)) * (h.n_vocab + 2 * h.n_embd)
         recurrent = 0
         if any(self.recurrent):
             recurrent = n_tokens * (4 * _state_width(h) + 2 * h.n_embd) + 3 * max(self.state_layers) // _F32

@@ -152,6 +152,8 @@ def test_logits_rows_and_batches_cost() -> None:
     costs = Costs(TARGET, CostSettings(n_outputs_max=512))
     assert costs.usage(8192).outputs == 512 * 128_256 * 4
     assert costs.compute(8192) > 512 * 128_256 * 4
+    odd, even = (Costs(TARGET, CostSettings(n_outputs_max=n)).usage(8192) for n in (65, 80))
+    assert odd == even  # as many as a context reserves
     assert Costs(TARGET, CostSettings(n_ubatch=2048)).compute(8192) > 3 * Costs(
         TARGET, CostSettings()
     ).compute(8192)
