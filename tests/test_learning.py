@@ -310,6 +310,7 @@ learnt = anything | st.fixed_dictionaries(
         "after": anything,
         "steps": anything | st.fixed_dictionaries({"widths": st.lists(st.lists(scalars, max_size=4))}),
         "gains": anything | st.lists(scalars, min_size=3, max_size=3),
+        "credit": anything,
     },
 )
 pairs = st.lists(st.fixed_dictionaries({"pair": anything | st.just(PAIR), "learnt": learnt}), max_size=3)

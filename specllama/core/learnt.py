@@ -1,4 +1,4 @@
-"""What is learnt of a loaded pair, over all requests: what is accepted, what asking it costs and brings."""
+"""What is learnt of a loaded pair, over all requests: what is accepted, what asking takes, what was won."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from specllama.core.acceptance import AcceptanceTable
 from specllama.core.costs import CostCurve, StepCosts
+from specllama.core.ledger import Ledger
 from specllama.core.looks import PairLooks
 from specllama.core.offers import Offer
 
@@ -19,7 +20,8 @@ MODEL, GRAMMAR, MEMORY = "model", "grammar", "memory"  # drafters that are told 
 
 class Learnt:
     """tables: by drafter, chances by bin of its confidence. after: chances of the model's token behind an
-    accepted one, by that one's bin. steps: what the draft model takes. looks: what asking it brought.
+    accepted one, by that one's bin. steps: what the draft model takes. looks: what asking it brought. ledger:
+    what drafting won, and may still lose.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -29,7 +31,7 @@ class Learnt:
         }  # fmt: skip
         self.tables |= {MODEL: AcceptanceTable(CHANCES), GRAMMAR: AcceptanceTable((FORCED,))}
         self.after = AcceptanceTable(AFTER)
-        self.steps, self.looks = StepCosts(), PairLooks()
+        self.steps, self.looks, self.ledger = StepCosts(), PairLooks(), Ledger()
 
     def score_free(self, offer: Offer, tokens: Sequence[int]) -> None:
         """Count what was offered for nothing, drafted or not, as far as the text has come."""
@@ -61,6 +63,7 @@ class Learnt:
             "after": self.after.to_dict(),
             "steps": self.steps.curve.to_dict(),
             "gains": list(self.looks.gains),
+            "credit": self.ledger.credit,
         }
 
     def restore(self, data: object) -> None:
@@ -73,3 +76,4 @@ class Learnt:
         self.after.restore(data.get("after"))
         self.steps.curve = CostCurve.from_dict(data.get("steps"))
         self.looks.restore(data.get("gains"))
+        self.ledger.restore(data.get("credit"))

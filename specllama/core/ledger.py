@@ -5,10 +5,13 @@ All amounts are in t(1), the time of a plain decode of one row, so a machine tha
 
 from __future__ import annotations
 
+from specllama.core.stored import is_number
+
 ALLOWANCE = 3.5  # t(1), once per loaded pair; half a t(1) of the promised four is left to errors of the clock
 SHARE = 0.01  # of the time of plain decoding, on top
 STAKE = 0.65  # of the credit, at most, in one round
 MOST = 32.0  # t(1); what was won longer ago may not be lost again
+KEPT = (1.0, 5.0)  # t(1); least and most of the credit that a later process begins with
 PLAIN_EVERY = 100.0  # t(1); then one plain round keeps t(1) known
 
 
@@ -17,6 +20,7 @@ class Ledger:
 
     credit: what may still be lost. Only rounds that spent something on drafts move it, and the share, which
     fills it up to the allowance and no further: what a quiet day saved is not there to be lost in one answer.
+    It is stored, so that the allowance is there once for a pair and not once for every answer of `run`.
     """
 
     def __init__(self) -> None:
@@ -43,6 +47,12 @@ class Ledger:
         self.since_plain += cost
         self.credit = min(MOST + ALLOWANCE, self.credit + worth - cost)
         self._share(worth)
+
+    def restore(self, credit: object) -> None:
+        """Go on from the credit of an earlier process; unchanged where it is something else."""
+        if is_number(credit):
+            low, high = KEPT
+            self.credit = max(low, min(high, float(credit)))
 
     def _share(self, worth: float) -> None:
         if self.credit < ALLOWANCE:

@@ -13,7 +13,7 @@ from specllama.core.asking import MOST_LOOKED, Asking, confidence_bin
 from specllama.core.costs import DISTURBED, WIDEST, CostCurve
 from specllama.core.drafting import Draft, Drafting, Outcome, Round
 from specllama.core.learnt import GRAMMAR, MODEL, Learnt
-from specllama.core.ledger import ALLOWANCE, Ledger
+from specllama.core.ledger import ALLOWANCE
 from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
 from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes, total
 from specllama.core.ports import CachingDrafter, Drafter, Mask, Proposal
@@ -58,8 +58,9 @@ class Planner(Drafting):
     ) -> None:
         super().__init__(drafters)
         self.clock = clock
-        self.ledger, self.learnt = Ledger(), Learnt(d.name for d in drafters)
+        self.learnt = Learnt(d.name for d in drafters)
         self.learnt.restore(learnt)
+        self.ledger = self.learnt.ledger
         self._asking = Asking(clock, self.learnt)
         self._caching = next((d for d in drafters if d.name == MODEL and isinstance(d, CachingDrafter)), None)
         self._states: dict[int, _State] = {}

@@ -17,7 +17,6 @@ from specllama.core.tally import Tally
 _ENOUGH = 64  # rounds, to tell
 _HARDLY = 0.03  # drafted tokens of an answer, rounds with an offer
 _SEEN = 8  # tokens, for their acceptance to be spoken of
-_SPENT = 0.5  # t(1) of credit; with less hardly any draft can be afforded
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _costs(planner: Planner, tally: Tally, model: bool) -> str:
         return text
     text += f"; {_percent(seen)} was seen"
     if seen >= need.acceptance:
-        spent = planner.ledger.credit < _SPENT
+        spent = planner.ledger.stake < need.decode - 1  # no round may lose so much
         text += f", but {'drafts have lost what they may' if spent else 'no draft was sure enough to gain'}"
     return text
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.ledger import ALLOWANCE, MOST, PLAIN_EVERY, SHARE, STAKE, Ledger
+from specllama.core.ledger import ALLOWANCE, KEPT, MOST, PLAIN_EVERY, SHARE, STAKE, Ledger
+
+NOT_NUMBERS = (None, "3", True, [3.0], float("nan"), float("inf"))
 
 
 def test_it_begins_with_the_allowance_and_no_round_risks_all_of_it():
@@ -68,3 +70,20 @@ def test_a_loss_within_the_stake_keeps_the_promise(played):
             ledger.plain(worth)
         plain, took = plain + worth, took + cost
         assert took <= (1 + SHARE) * plain + ALLOWANCE + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("stored", "credit"),
+    [
+        (-2.0, KEPT[0]),
+        (0.3, KEPT[0]),
+        (2.25, 2.25),
+        (4, 4.0),
+        (30.0, KEPT[1]),
+        *((x, ALLOWANCE) for x in NOT_NUMBERS),
+    ],
+)
+def test_a_later_process_goes_on_with_what_is_left(stored, credit):
+    ledger = Ledger()
+    ledger.restore(stored)
+    assert ledger.credit == credit
