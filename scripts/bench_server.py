@@ -11,7 +11,8 @@ without. All write -n tokens (ignore_eos), greedily. What is compared are tokens
 of ratios the medians over the runs are printed. While a server is swept another process asks its /health.
 
 Behind the runs: the same plainly decoded requests through HTTP and by an engine process of this script's own,
-in turn; the difference of their times between tokens is what the front adds.
+in turn; the difference of their times between tokens is what the front adds. A client that does little beside
+reads them.
 
 --tools takes llama-server from a directory, without it it is built from the source package of the installed
 llama-cpp-python (once, about 8 minutes). Figures are written to --out after every run. Nothing that was
@@ -83,7 +84,7 @@ def main() -> None:
                         print(f"run {run}: {name}, {at}: {rate:.2f} t/s", file=sys.stderr)
             write(args, files, told(rates, health, added))
         if args.overhead:
-            added = asyncio.run(compared(files, wanted))
+            added = compared(files, wanted)
     found_all = told(rates, health, added)
     write(args, files, found_all)
     print("\n".join(lines(found_all)))
@@ -105,13 +106,11 @@ async def swept(way: Way, files: Files, wanted: Wanted) -> tuple[list[Measured],
     return cells, health.found
 
 
-async def compared(files: Files, wanted: Wanted) -> dict[str, Any]:
+def compared(files: Files, wanted: Wanted) -> dict[str, Any]:
     """What HTTP adds to the time between tokens."""
     port = free_port()
-    with running([*OURS.command(files, port), "--no-calibrate"], port) as url, engine(files) as client:
-        async with Server(address(url), "", "bench_server", SECONDS) as server:
-            found = await server.about()
-            return await overhead(server, client, wanted, found.model)
+    with running([*OURS.command(files, port), "--no-calibrate"], port), engine(files) as client:
+        return overhead(port, client, wanted, files.target.stem)
 
 
 def told(

@@ -4,20 +4,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from http.client import HTTPConnection, HTTPException
 from statistics import median
 from typing import Any
 
-from specllama.bench.serving.answers import TOGETHER, Answer, Piece
+from specllama.bench.serving.answers import TOGETHER, Answer, BrokenStreamError, Piece, Reading
 from specllama.bench.serving.asks import PLAIN, Cell, Wanted, body
-from specllama.bench.serving.client import Server
 from specllama.bench.serving.figures import percentile
+from specllama.errors import NetworkError
 from specllama.process import messages as m
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings, ModelSettings
 
 from .programs import Files
+
+_SECONDS = 600.0  # that an answer may take
 
 
 def engine(files: Files) -> EngineClient:
@@ -32,21 +36,21 @@ def engine(files: Files) -> EngineClient:
     return client
 
 
-async def overhead(server: Server, client: EngineClient, wanted: Wanted, model: str) -> dict[str, Any]:
+def overhead(port: int, client: EngineClient, wanted: Wanted, model: str) -> dict[str, Any]:
     """Milliseconds between tokens at p50, through HTTP and of the engine, and what HTTP adds: the median over
     the requests of the difference of their p50s. Other work on the machine disturbs that difference, but not
     the second one: the mean through HTTP against what the server's engine says of the same answer.
+
+    Raises SpecllamaError.
     """
+    connection = HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
     rng, gaps = random.Random(0), dict[str, list[tuple[float, float]]](http=[], engine=[])
     differences, within = list[float](), list[float]()
     for number in range(-1, len(wanted.prompts)):  # the first one warms up
         request = body(wanted, Cell(PLAIN, 1, 0), max(0, number), model)
         found: dict[str, Answer] = {}
         for way in rng.sample(["http", "engine"], 2):
-            answer = await server.ask(0, request) if way == "http" else _ask(client, request)
-            if answer.problem is not None:
-                raise answer.problem
-            found[way] = answer
+            found[way] = _stream(connection, request) if way == "http" else _ask(client, request)
         mine = {way: percentile(answer.gaps(), 0.5) for way, answer in found.items()}
         if number < 0 or mine["http"] is None or mine["engine"] is None:
             continue
@@ -70,6 +74,26 @@ def _within(answer: Answer) -> list[float]:
         return []
     seen = answer.pieces[-1].at - answer.pieces[0].at
     return [1000 * (seen - answer.decode_seconds) / (answer.n_tokens - 1)]
+
+
+def _stream(connection: HTTPConnection, request: dict[str, Any]) -> Answer:
+    """One request over HTTP, read by as little as will do: `bench --server`'s client takes longer for a token
+    than the front does, and on a machine that has no core to spare the decodes wait for it.
+    """
+    answer, began = Answer(0), time.perf_counter()
+    reading = Reading(answer)
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(request), headers)
+        response = connection.getresponse()
+        while line := response.readline():
+            if line.startswith(b"data:"):
+                reading.take(line[5:].decode(), time.perf_counter() - began)
+        reading.end()
+    except (OSError, HTTPException, BrokenStreamError) as error:
+        raise NetworkError(f"the server does not answer as it should: {error!r}") from None
+    answer.seconds = time.perf_counter() - began
+    return answer
 
 
 def _ask(client: EngineClient, request: dict[str, Any]) -> Answer:
