@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
-import platform
 import shutil
 import sys
 import time
@@ -13,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import specllama
 from specllama.bench.plan import order
 from specllama.bench.record import record
 from specllama.bench.report import report
@@ -26,9 +23,9 @@ from specllama.cli.answer import INTERRUPTED, log_file, template_variables
 from specllama.cli.bench_plan import Plan, plan
 from specllama.cli.options_measuring import ASKING
 from specllama.cli.progress import Progress
+from specllama.cli.provenance import provenance
 from specllama.cli.report_file import replaced
 from specllama.errors import SpecllamaError, UsageError
-from specllama.machine import physical_cores
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings
 
@@ -176,14 +173,7 @@ def _about(wanted: Plan, measured: _Measured, exact: bool) -> dict[str, Any]:
     """Models, machine and settings of the bench."""
     info = measured.info
     return {
-        "version": specllama.__version__,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "system": platform.system(),
-            "machine": platform.machine(),
-            "cores": physical_cores(),
-            "n_threads": info["n_threads"],
-        },
+        **provenance(info["n_threads"]),
         "target": info["target"],
         "draft": info["draft"],
         "drafters": _drafters(info),

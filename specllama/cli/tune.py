@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import specllama
 from specllama.cli import build, console, tune_text
 from specllama.cli.answer import INTERRUPTED, first_interrupt, log_file, template_variables
 from specllama.cli.bench_text import duration
 from specllama.cli.progress import Progress
+from specllama.cli.provenance import provenance
 from specllama.cli.tune_found import Found
 from specllama.cli.tune_plan import Plan, plan
 from specllama.cli.tune_verdict import verdict
 from specllama.errors import SpecllamaError
-from specllama.machine import physical_cores
 from specllama.process import messages as m
 from specllama.process.client import EngineClient
 
@@ -120,14 +117,7 @@ def _object(found: Found, wanted: Plan) -> dict[str, Any]:
     info = found.info
     return {
         "schema": SCHEMA,
-        "version": specllama.__version__,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "system": platform.system(),
-            "machine": platform.machine(),
-            "cores": physical_cores(),
-            "n_threads": info["n_threads"],
-        },
+        **provenance(info["n_threads"]),
         "target": info["target"],
         "n_ctx": info["n_ctx"],
         "load_ms": 1000 * info["load_seconds"],
