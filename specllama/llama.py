@@ -547,15 +547,18 @@ class Context:
         n = len(batch)
         if not 0 < n <= self.n_batch:
             raise ValueError(f"a decode takes 1 to {self.n_batch} tokens, not {n}")
-        tokens, positions, seq_ids, outputs = zip(*batch, strict=True)
-        n_outputs = sum(outputs)
-        if n_outputs > self.n_outputs_max:
-            raise ValueError(f"a decode gives {self.n_outputs_max} rows of logits at most, not {n_outputs}")
-        if min(tokens) < 0 or max(tokens) >= self.n_vocab:
-            raise ValueError(f"a token id outside of the vocabulary of {self.n_vocab}")
-        if min(seq_ids) < 0 or max(seq_ids) >= self.n_seq_max:
-            raise ValueError(f"a seq_id outside of the {self.n_seq_max} sequences")
-        self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = tokens, positions, seq_ids, outputs
+        if n == 1:  # the draft model decodes token by token; all that is done with arrays takes longer
+            ((token, position, seq_id, output),) = batch
+            n_outputs, seq_ids = int(output), (seq_id,)
+            self._check(token, token, seq_id, seq_id, n_outputs)
+            self._token[0], self._pos[0], self._seq[0], self._output[0] = token, position, seq_id, output
+        else:
+            tokens, positions, seq_ids, outputs = zip(*batch, strict=True)
+            n_outputs = sum(outputs)
+            self._check(min(tokens), max(tokens), min(seq_ids), max(seq_ids), n_outputs)
+            self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = (
+                tokens, positions, seq_ids, outputs
+            )  # fmt: skip
         self._batch.n_tokens = n
         started = time.perf_counter()
         result = llama.llama_decode(self.handle, self._batch)
@@ -577,6 +580,17 @@ class Context:
             flat = (ctypes.c_float * size).from_address(address)
             self._rows = np.ndarray((self.n_outputs_max, self.n_vocab), np.float32, flat)
         return self._rows[:n_outputs]
+
+    def _check(self, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
+        """What llama.cpp would end the process or fail the whole batch for: least and largest token and
+        seq_id, and rows of logits. Raises ValueError.
+        """
+        if n_outputs > self.n_outputs_max:
+            raise ValueError(f"a decode gives {self.n_outputs_max} rows of logits at most, not {n_outputs}")
+        if low < 0 or high >= self.n_vocab:
+            raise ValueError(f"a token id outside of the vocabulary of {self.n_vocab}")
+        if first < 0 or last >= self.n_seq_max:
+            raise ValueError(f"a seq_id outside of the {self.n_seq_max} sequences")
 
     def n_past(self, seq_id: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1

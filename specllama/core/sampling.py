@@ -57,6 +57,9 @@ class Chooser:
         bias |= {t: -np.inf for t in forbidden if 0 <= t < n_vocab}
         self._bias_ids = np.array(sorted(bias), np.int64)
         self._bias = np.array([bias[t] for t in sorted(bias)], np.float32)
+        self._forbidden = frozenset(t for t, b in bias.items() if b == -np.inf)
+        # Then the largest of what is not forbidden is the choice, whatever was said before.
+        self._simple = params.greedy and not params.penalised and len(self._forbidden) == len(bias)
         self._temperature = max(params.temperature, _COLDEST)
         self._min_p = math.log(params.min_p) if params.min_p > 0 else -_FAR
         # A repeat penalty stretches differences: the logits of the model need to change by so much less.
@@ -67,8 +70,7 @@ class Chooser:
         """The same rule for a model that has `n_vocab` tokens only."""
         if n_vocab >= self.n_vocab:
             return self
-        forbidden = [int(t) for t, b in zip(self._bias_ids, self._bias, strict=True) if b == -np.inf]
-        return Chooser(self.params, self.seed, n_vocab, forbidden)
+        return Chooser(self.params, self.seed, n_vocab, tuple(self._forbidden))
 
     def choose(
         self,
@@ -89,6 +91,10 @@ class Chooser:
         """
         if len(row) > self.n_vocab:
             row = row[: self.n_vocab]
+        if self._simple and mask is None and not margin:
+            best = int(row.argmax())
+            if best not in self._forbidden and math.isfinite(row[best]):
+                return Choice(best, math.inf)
         position = len(history) + len(ahead)
         replaced = self._adjust(row, history, ahead)
         try:

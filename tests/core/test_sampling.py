@@ -371,6 +371,25 @@ def test_impossible_tokens_are_never_chosen():
         }
 
 
+values = st.sampled_from([-math.inf, -2.0, 0.0, -0.0, 1.0, 3.0, math.nan])
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(values, min_size=1, max_size=9), st.sets(st.integers(0, 8)), st.integers(1, 9))
+def test_what_is_forbidden_is_skipped_without_changing_the_row(row, forbidden, n_vocab):
+    """The largest of the rest at once, or by way of a changed row, which a margin asks for: the same."""
+    params, row = SamplingParams(temperature=0), np.array(row, np.float32)
+    choose = Chooser(params, 1, min(n_vocab, len(row)), sorted(forbidden))
+    found = []
+    for margin in (False, True):
+        try:
+            found.append(choose.choose(row, [1], margin=margin).token)
+        except DecodeError:
+            found.append(None)
+    assert found[0] == found[1]
+    assert found[0] not in forbidden
+
+
 def test_ids_of_a_larger_draft_vocabulary_are_never_chosen():
     row = np.zeros(20, np.float32)
     row[15:] = 50
