@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +34,14 @@ _POINTS = 60  # of the curves of memory in the report
 @dataclass(frozen=True)
 class Limits:
     """What is a violation. health_ms: p99 of /health while there is an engine. dead_seconds: from a kill to
-    the first 503. growth_mb: of the resident memory of a process.
+    the first 503. growth_mb: of the resident memory of a process; steady_mb: what of it comes by and by, as
+    from a leak, and not at once with the first request of its kind.
     """
 
     health_ms: float = 50.0
     dead_seconds: float = 1.0
     growth_mb: float = 5.0
+    steady_mb: float = 5.0
 
 
 class Sample(NamedTuple):
@@ -203,18 +206,26 @@ class Soak:
         return {"n": len(self.looks), "p50_ms": percentile(times, 0.5), "p99_ms": p99, "max_ms": longest}
 
     def _memory(self, began: float, violations: list[str]) -> dict[str, Any]:
-        """Over the time in which nothing was killed: medians of its first and last tenth."""
+        """Over the time in which nothing was killed: medians of its tenths, the last against the first. It
+        grows by and by as far as half of the tenths have it.
+        """
         begin, end = began + self._settled, began + self.seconds
         quiet = [s for s in self.samples if begin <= s.at < end]
-        tenth = max(1, len(quiet) // 10)
+        edges = [len(quiet) * i // 10 for i in range(11)]
         if len({s.pid for s in quiet}) != 1:
             violations.append("the engine process did not live through the time in which nothing was killed")
             return {}
         found: dict[str, Any] = {"from_second": self._settled, "samples": len(quiet)}
         for name in ("front", "engine"):
             sizes = [getattr(s, name) / MB for s in quiet]
-            before, after = statistics.median(sizes[:tenth]), statistics.median(sizes[-tenth:])
+            tenths = [statistics.median(sizes[a:b]) for a, b in pairwise(edges) if a < b]
+            before, after = tenths[0], tenths[-1]
+            steady = statistics.median([b - a for a, b in pairwise(tenths)] or [0.0]) * (len(tenths) - 1)
             if after - before >= self.limits.growth_mb:
                 violations.append(f"the {name} process grew by {after - before:.1f} MB")
-            found[name] = {"before_mb": before, "after_mb": after, "growth_mb": after - before}
+            elif steady >= self.limits.steady_mb:
+                violations.append(f"the {name} process grows by and by, {steady:.1f} MB")
+            found[name] = {
+                "before_mb": before, "after_mb": after, "growth_mb": after - before, "steady_mb": steady
+            }  # fmt: skip
         return found

@@ -59,7 +59,10 @@ def test_what_is_given_comes_out(prompt, forced, params, n_max, memory, kind):
     assert (got.output, got.finish_reason) == (forced[:n], "length")
     stats = got.stats
     assert (stats.n_predict, stats.near_ties, stats.redecided) == (n, 0, 0)
-    assert stats.n_accept + stats.rounds == n - 1  # the prompt's last row gives the first
+    # The prompt's last row gives the first, and so it is where a cache could not go back and is filled anew.
+    gives_up = memory == "window" and (n_max > 8 or kind == "adaptive")
+    by_rounds = n - 1 - stats.n_accept
+    assert stats.rounds == by_rounds or (gives_up and stats.rounds < by_rounds)
     assert stats.n_accept <= stats.n_drafted == sum(stats.drafted_by.values())
     if kind == "knows it":
         most = min(n_max, target.max_cut)
