@@ -16,7 +16,7 @@ from scripts.soaking.soaking import MB, Limits, Sample, Soak
 SECONDS = float(os.environ.get("SOAK_SECONDS", "180"))
 # A machine that runs tests is no place for figures. And in so short a time an engine meets requests of a kind
 # that it had not yet, which take some MB once.
-BUSY = Limits(health_ms=2000, dead_seconds=5, growth_mb=20, steady_mb=3)
+BUSY = Limits(health_ms=2000, dead_seconds=5, growth_mb=10, steady_mb=3)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
