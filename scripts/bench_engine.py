@@ -329,7 +329,7 @@ def own_time(args: argparse.Namespace) -> None:
             drafted = statistics.mean(n for _, n in rounds)
             if temperature == 0:
                 budget = 0.3 + 0.1 * drafted
-            else:  # rows: the draft's choices, and those of the target that verification looked at
+            else:  # rows: those that the draft chose from, and one of the target (it looks at more)
                 budget = 0.5 + 0.2 * (drafted + 1)
             print(
                 f"temperature {temperature} draft_max {n_max:2}: own time {1000 * own:.3f} ms a round, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,6 +134,33 @@ def test_the_choice_is_the_rule_without_shortcuts(row, params, seed, n_history, 
         assert row.tobytes() == before.tobytes()
     if mask is None:
         assert chooser.choose(row, [*history, *ahead]).token == expected
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    rows,
+    params_strategy,
+    st.sets(st.integers(0, 130), max_size=20),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_is_forbidden_is_as_if_it_could_not_be(row, params, places, margin, broken):
+    """Choice and margin, wherever among the best it stands. broken: it is no number."""
+    params = replace(params, logit_bias={}, repeat_penalty=1.0, presence_penalty=0, frequency_penalty=0)
+    forbidden = [int(i) for i in (-row).argsort(kind="stable")[[p % len(row) for p in sorted(places)]]]
+    without = row.copy()
+    without[forbidden] = -np.inf
+    if not np.isfinite(without.max()):
+        return
+    if broken and forbidden:
+        row[forbidden[0]] = np.nan
+    chooser, other = (Chooser(params, 7, len(row), f) for f in (forbidden, ()))
+    try:
+        choice = chooser.choose(row, [1, 2], margin)
+    except DecodeError:
+        assert broken
+        return
+    assert choice == other.choose(without, [1, 2], margin)
 
 
 @settings(max_examples=150, deadline=None)
