@@ -11,7 +11,8 @@ from typing import Any
 
 from .cells import Cell, Figures
 
-SCHEMA = "specllama.peers/2"
+KIND = "specllama.peers/"
+SCHEMA = KIND + "3"
 
 
 class OtherSettings(Exception):
@@ -46,6 +47,11 @@ class Raw:
             replace(self.path, json.dumps(data, indent=1) + "\n")
 
     def _take(self, found: Mapping[str, Any]) -> None:
+        if found["schema"] != SCHEMA:
+            raise OtherSettings(
+                f"{self.path} was measured by another version ({found['schema']}, this is {SCHEMA}); "
+                "name another --out, or --fresh to replace it"
+            )
         given = found["settings"]
         other = [
             f"{name} {given.get(name)!r}, not {self.settings.get(name)!r}"
@@ -81,6 +87,6 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise OtherSettings(f"{path} cannot be read ({error}); name another --out") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    if not isinstance(found, dict) or not str(found.get("schema")).startswith(KIND):
         raise OtherSettings(f"{path} holds no figures of bench_peers.py; name another --out")
     return found

@@ -150,7 +150,8 @@ def _method(about: Mapping[str, Any]) -> Iterator[str]:
         """Rates are by each program's own clock: decoded tokens over the time behind the prompt. specllama
         runs as it is by default; its plain decoding is `--draft-max 0`. llama.cpp's plain decoding is
         `llama-completion`, by the time of its decodes alone; all else of llama.cpp is
-        `llama-speculative-simple`.""",
+        `llama-speculative-simple`. That one ends with the round in which it reaches the tokens that were
+        asked for: what it writes beyond them is not counted, its time is.""",
         """Where the draft model reads the prompt differs: llama.cpp's tool lets it do so before its clock for
         decoding starts, specllama behind the first token, as far as that pays. So the totals are given twice:
         of decoding alone, and of prompt and answer together. specllama has answered one other prompt with

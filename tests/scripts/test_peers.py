@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scripts.peers import about
 from scripts.peers.cells import Cell, Figures, key, spread
 from scripts.peers.points import Case, grid, literal
-from scripts.peers.raw import OtherSettings, Raw
+from scripts.peers.raw import SCHEMA, OtherSettings, Raw
 from scripts.peers.table import TITLE, markdown, summary, totals
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5, unique=True)
@@ -53,6 +53,24 @@ RATES = {
     "n_max 7": [30.0, 90.0, 30.0, 90.0],
 }  # fmt: skip
 EDIT, JSON = Cell("f16", "0.02", "edit", 0.0), Cell("q4_0", "0.15", "json", 0.8)
+
+
+def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
+    tool = tmp_path / "llama-speculative-simple"
+    tool.write_text(
+        """#!/bin/sh
+        echo "encoded   19 tokens in    0.062 seconds, speed:  308.757 t/s"
+        echo "decoded  144 tokens in    3.000 seconds, speed:   48.000 t/s"
+        echo "common_perf_print:    sampling time =       4.42 ms"
+        """
+    )
+    tool.chmod(0o755)
+    (point,) = (p for p in grid(draft=False, short=True) if p.name == "ngram-mod")
+    for asked, counted in ((128, 128), (200, 144)):
+        case = Case(tmp_path / "m.gguf", None, "hi", asked, 0.0, 1, 2)
+        measured = point.run(tmp_path, case)
+        assert (measured.n, measured.seconds, measured.before) == (counted, 3.0, 0.062)
+        assert measured.rate == counted / 3.0
 
 
 def test_the_best_point_is_chosen_on_other_runs_than_it_is_compared_on() -> None:
@@ -105,6 +123,10 @@ def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert Raw(path, {**SETTINGS, "n": 5}, begin_anew=True).figures == {}
     with pytest.raises(OtherSettings, match=r"runs 4, not 2.*--fresh"):
         Raw(path, {**SETTINGS, "runs": 2})
+    path.write_text(path.read_text().replace(SCHEMA, "specllama.peers/1"))
+    with pytest.raises(OtherSettings, match=r"another version.*--fresh"):
+        Raw(path, SETTINGS)
+    assert Raw(path, SETTINGS, begin_anew=True).figures == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"command": "old", "rates": {}}'])
