@@ -57,7 +57,6 @@ PARTS: dict[str, list[tuple[object, str, object]]] = {
     "three kinds of looks": [(planner, "kind_of", lambda offer, n: 0)],  # noqa: ARG005
     "ledger": [(ledger, "STAKE", 1e9), (ledger, "ALLOWANCE", 1e9)],
     "stake is a part of the credit": [(ledger, "STAKE", 1.0)],
-    "a loan for copies": [(ledger, "LOAN", 0.0)],
     "plain rounds no more than needed": [(ledger, "PLAIN_EVERY", 25.0)],
 }
 

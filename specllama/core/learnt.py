@@ -63,7 +63,7 @@ class Learnt:
             "after": self.after.to_dict(),
             "steps": self.steps.curve.to_dict(),
             "gains": list(self.looks.gains),
-            "credit": self.ledger.own,
+            "credit": self.ledger.credit,
         }
 
     def restore(self, data: object) -> None:

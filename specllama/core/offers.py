@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from math import inf
 
 
 @dataclass(slots=True)
@@ -105,17 +104,6 @@ def best_prefixes(offers: Mapping[int, Offer], prices: Prices, active: int) -> d
 def _ranked(seq: int, offer: Offer) -> Iterator[tuple[float, int, int]]:
     """A sequence's tokens as they are to be taken, all signs turned: heaps have the smallest on top."""
     return ((-chance, j, -seq) for j, chance in enumerate(offer.reached))
-
-
-def missed(offer: Offer, prices: Prices, active: int) -> tuple[float, float] | None:
-    """Seconds that the best draft of an offer that is not drafted would win where its first token is right,
-    and lose where it is not; None where none would be made at any budget.
-    """
-    n, _ = best_prefix(offer, replace(prices, budget=inf), active, active)
-    if not n:
-        return None
-    base, all_ = prices.seconds(active), prices.seconds(active + n)
-    return offer.wins(n) / offer.reached[0] * base / active - (all_ - base), all_ - base
 
 
 def total(offers: Mapping[int, Offer], counts: Mapping[int, int], others: Sequence[int]) -> tuple[int, float]:

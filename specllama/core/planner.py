@@ -15,7 +15,7 @@ from specllama.core.drafting import Draft, Drafting, Outcome, Round
 from specllama.core.learnt import GRAMMAR, MODEL, Learnt
 from specllama.core.ledger import ALLOWANCE
 from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
-from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes, missed, total
+from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes, total
 from specllama.core.ports import CachingDrafter, Drafter, Mask, Proposal
 from specllama.core.sampling import Chooser
 from specllama.core.tally import Tally
@@ -28,7 +28,7 @@ LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
 class _State:
     """One sequence: how looks fared in it, and the round at hand."""
 
-    __slots__ = ("free", "kind", "late", "look", "looks", "missed", "n_free")
+    __slots__ = ("free", "kind", "late", "look", "looks", "n_free")
 
     def __init__(self) -> None:
         self.looks: RequestLooks | None = None  # from the first round on in which one is thinkable
@@ -39,7 +39,6 @@ class _State:
         self.free, self.n_free = free, 0
         self.look: Offer | None = None
         self.kind, self.late = ALONE, 0.0
-        self.missed: tuple[float, float] | None = None  # seconds won and lost by a draft not made
 
 
 class Planner(Drafting):
@@ -108,10 +107,6 @@ class Planner(Drafting):
         if state.free.tokens and state.free.sources[0] != GRAMMAR:
             tally.offered += 1
             tally.offered_right += state.free.tokens[:1] == list(first)
-        if state.look is None and state.missed is not None:
-            right, wrong = state.missed
-            won = right if state.free.tokens[:1] == list(first) else -wrong
-            self.ledger.missed(won / self.costs.predict(1))
         if state.look is not None:
             self.learnt.score_look(state.look, tokens)
             tally.asked += 1
@@ -136,21 +131,15 @@ class Planner(Drafting):
             if state is None:
                 state = self._states[seq] = _State()
             state.begin(self._free(seq, min(room, WIDEST - active), active))
-        offers = {seq: self._states[seq].free for seq in rooms}
-        counts = best_prefixes(offers, prices, active) if ready else dict.fromkeys(rooms, 0)
-        if self.ledger.lends and self.costs.known and not any(counts.values()):
-            for seq, offer in offers.items():
-                self._states[seq].missed = missed(offer, prices, active)
         if not ready:
             return {}
+        offers = {seq: self._states[seq].free for seq in rooms}
+        counts = best_prefixes(offers, prices, active)
         rows, tokens = total(offers, counts, list(rooms))
         self._alternative = prices.rate(active + tokens, active + rows)
         for seq, n in counts.items():
             self._states[seq].n_free = n
-        prices.budget = base + self.ledger.look_stake * t1
-        looked = self._look(rooms, offers, counts)
-        prices.budget = base + self.ledger.stake * t1
-        if looked:
+        if self._look(rooms, offers, counts):
             counts = best_prefixes(offers, prices, active)
         return {seq: d for seq in rooms if (d := self._draft_of(seq, offers[seq], counts[seq])) is not None}
 
@@ -252,7 +241,7 @@ class Planner(Drafting):
         if self._caching is None:
             return 1, 0.0, None
         view, step = self._caching.view(seq), self.learnt.steps.predict
-        one, credit, n = step(1, t1), self.ledger.own * t1, sum(view)
+        one, credit, n = step(1, t1), self.ledger.credit * t1, sum(view)
         if view.n_skipped and step(n, t1) < credit - ALLOWANCE * t1:
             return n, 0.0, n
         most = min(credit / 2, self._prices.budget - self._prices.worst(active + 1))

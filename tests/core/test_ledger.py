@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.ledger import ALLOWANCE, KEPT, LOAN, MOST, PLAIN_EVERY, SHARE, STAKE, Ledger
+from specllama.core.ledger import ALLOWANCE, KEPT, MOST, PLAIN_EVERY, SHARE, STAKE, Ledger
 
 NOT_NUMBERS = (None, "3", True, [3.0], float("nan"), float("inf"))
 
 
 def test_it_begins_with_the_allowance_and_no_round_risks_all_of_it():
     ledger = Ledger()
-    assert ledger.credit == ALLOWANCE < ALLOWANCE + LOAN < 4
+    assert ledger.credit == ALLOWANCE < 4
     assert ledger.stake == pytest.approx(STAKE * ALLOWANCE)
     assert 0 < STAKE < 1
 
@@ -53,59 +53,15 @@ def test_a_plain_round_is_due_after_a_while_of_drafting():
     assert not ledger.plain_due
 
 
-def lost(t1: float) -> Ledger:
-    """After so many t(1) lost at once."""
-    ledger = Ledger()
-    ledger.drafted(worth=0, cost=t1)
-    return ledger
-
-
-def test_right_drafts_that_were_not_made_bring_a_loan_and_wrong_ones_take_it_back():
-    ledger = lost(2.5)
-    own = ledger.own
-    assert ledger.lends
-    for _ in range(100):
-        ledger.missed(3.0)
-    assert (ledger.own, ledger.lent) == (pytest.approx(own), LOAN)
-    assert ledger.stake == pytest.approx(STAKE * (own + LOAN))
-    assert ledger.look_stake == pytest.approx(STAKE * own)  # the draft model has no part in it
-    for _ in range(100):
-        ledger.missed(-1.0)
-    assert (ledger.credit, ledger.lent) == (pytest.approx(own), 0)
-
-
-def test_a_loan_is_paid_back_by_what_is_won_and_not_by_what_is_lost():
-    ledger = lost(2.5)
-    ledger.missed(100.0)
-    own = ledger.own
-    ledger.drafted(worth=1, cost=1.5)
-    assert (ledger.own, ledger.lent) == (pytest.approx(own - 0.5 + SHARE), LOAN)
-    own = ledger.own
-    ledger.drafted(worth=2, cost=1.75)
-    assert (ledger.own, ledger.lent) == (pytest.approx(own + 0.25 + 2 * SHARE), pytest.approx(LOAN - 0.25))
-    ledger.drafted(worth=9, cost=1)
-    assert ledger.lent == 0
-
-
-def test_where_there_is_enough_nothing_is_lent():
-    ledger = Ledger()
-    ledger.missed(100.0)
-    assert not ledger.lends
-    assert (ledger.credit, ledger.lent) == (ALLOWANCE, 0)
-
-
-rounds = st.lists(
-    st.tuples(st.integers(1, 20), st.floats(0.1, 12), st.booleans(), st.floats(-5, 20)), max_size=200
-)
+rounds = st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 12), st.booleans()), max_size=200)
 
 
 @given(rounds)
 def test_a_loss_within_the_stake_keeps_the_promise(played):
     """Whatever comes of them: rounds that risk the stake at most end within 1 % and four t(1) of plain."""
     ledger, plain, took = Ledger(), 0.0, 0.0
-    for tokens, cost, drafts, missed in played:
+    for tokens, cost, drafts in played:
         worth = float(tokens)
-        ledger.missed(missed)
         if drafts and ledger.credit > 0:
             cost = min(cost, worth + ledger.stake)
             ledger.drafted(worth, cost)
@@ -113,7 +69,7 @@ def test_a_loss_within_the_stake_keeps_the_promise(played):
             cost = worth
             ledger.plain(worth)
         plain, took = plain + worth, took + cost
-        assert took <= (1 + SHARE) * plain + ALLOWANCE + LOAN + 1e-9
+        assert took <= (1 + SHARE) * plain + ALLOWANCE + 1e-9
 
 
 @pytest.mark.parametrize(
