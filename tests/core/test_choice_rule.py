@@ -125,7 +125,8 @@ def test_the_choice_is_the_rule_without_shortcuts(row, params, seed, n_history, 
         legal = rng.random(n) < n_legal / n
         mask = TableMask(n, lambda _: set(np.flatnonzero(legal).tolist()) | set(ahead))
         legal = mask.allowed(ahead)
-    if not np.isfinite(row[[t for t in range(n) if t not in forbidden]]).any():
+    banned = {t for t, bias in params.logit_bias.items() if bias == -math.inf} | set(forbidden)
+    if not np.isfinite(row[[t for t in range(n) if t not in banned]]).any():
         return
     expected = by_sorting(row, params, seed, [*history, *ahead], forbidden, legal)
     before, chooser = row.copy(), Chooser(params, seed, n, forbidden)
