@@ -71,17 +71,18 @@ class RequestLooks:
         self.gains = [(g or 0.0) + HOPE for g in pair.gains]
         self._since, self._wait, self._owed = [0, 0, 0], [FIRST_WAIT] * 3, 0.0
 
-    def due(self, kind: int, late: float) -> bool:
-        """Whether to look in this round. late: what catching up would cost.
+    def due(self, kind: int, late: float, n_rounds: int = 1) -> bool:
+        """Whether to look in this round. late: what catching up would cost. n_rounds: since the question was
+        asked last, this one included.
 
         Catching up serves later looks too, so it is paid once as much was forgone (as one buys skis when the
         rent would have paid for them).
         """
         gain = self.gains[kind]
-        self._since[kind] += 1
+        self._since[kind] += n_rounds
         if gain <= 0:
             return self._since[kind] >= self._wait[kind]
-        self._owed += OWED * gain
+        self._owed += n_rounds * OWED * gain
         return self._owed + (1 - OWED) * gain > late
 
     def looked(self, kind: int) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from specllama.core.asking import MOST_LOOKED, Asking, confidence_bin
+from specllama.core.attention import Attentive
 from specllama.core.costs import DISTURBED, WIDEST, CostCurve
-from specllama.core.drafting import Draft, Drafting, Outcome, Round
-from specllama.core.learnt import GRAMMAR, MODEL, Learnt
+from specllama.core.drafting import Draft, Outcome, Round
+from specllama.core.learnt import GRAMMAR, MODEL
 from specllama.core.ledger import ALLOWANCE
 from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
+from specllama.core.naps import LISTENING
 from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes, total
 from specllama.core.ports import CachingDrafter, Drafter, Mask, Proposal
 from specllama.core.sampling import Chooser
@@ -41,7 +43,7 @@ class _State:
         self.kind, self.late = ALONE, 0.0
 
 
-class Planner(Drafting):
+class Planner(Attentive):
     """Drafts what is predicted to give the most tokens per second; nothing where plain decoding does.
 
     clock: seconds, as the engine's. costs: what is known of the target's decodes, refined in place. learnt:
@@ -56,15 +58,14 @@ class Planner(Drafting):
         costs: CostCurve | None = None,
         learnt: object = None,
     ) -> None:
-        super().__init__(drafters)
-        self.clock = clock
-        self.learnt = Learnt(d.name for d in drafters)
+        super().__init__(drafters, clock)
         self.learnt.restore(learnt)
         self.ledger = self.learnt.ledger
         self._asking = Asking(clock, self.learnt)
         self._caching = next((d for d in drafters if d.name == MODEL and isinstance(d, CachingDrafter)), None)
         self._states: dict[int, _State] = {}
         self._tallies: dict[int, Tally] = {}  # the last one of each sequence, ended or not
+        self._n_rounds = 1  # since it last looked
         self._alternative = 0.0  # tokens per second of the best round without a look
         self.use_costs(costs if costs is not None else CostCurve())
 
@@ -98,20 +99,16 @@ class Planner(Drafting):
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Learn from what was offered and what came, whether it was drafted or not."""
+        began = self.clock()
         super().committed(seq_id, tokens)
         state = self._states.get(seq_id)
-        if state is None:
+        if self.naps.asleep or state is None:
             return
-        tally, first = self._tallies.setdefault(seq_id, Tally()), tokens[:1]
         self.learnt.score_free(state.free, tokens)
-        if state.free.tokens and state.free.sources[0] != GRAMMAR:
-            tally.offered += 1
-            tally.offered_right += state.free.tokens[:1] == list(first)
         if state.look is not None:
             self.learnt.score_look(state.look, tokens)
-            tally.asked += 1
-            tally.named += bool(state.look.tokens)
-            tally.named_right += bool(first) and state.look.tokens[:1] == list(first)
+        self._tallies.setdefault(seq_id, Tally()).count(state.free, state.look, tokens)
+        self.naps.worked(self.clock() - began)
 
     def tally(self, seq_id: int) -> Tally:
         """What the sequence's last request was offered; it may have ended."""
@@ -120,10 +117,17 @@ class Planner(Drafting):
     # Drafting
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
+        self._prices.spent, began = 0.0, self.clock()
+        self._n_rounds = 1 + self.naps.slept
+        if self.looks_away(rooms):
+            return {}
+        drafts = self._decide(rooms)
+        self.naps.worked(self.clock() - began - self._prices.spent)
+        return drafts
+
+    def _decide(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         prices, active = self._prices, len(rooms)
-        prices.spent = 0.0
-        base, t1 = self.costs.predict(active), self.costs.predict(1)
-        prices.budget = base + self.ledger.stake * t1
+        prices.budget = self.costs.predict(active) + self.ledger.stake * self.costs.predict(1)
         ready = self.costs.count(active) > 0 and self.ledger.credit > 0
         ready = ready and not self.ledger.plain_due and not self.costs.unsettled
         for seq, room in rooms.items():
@@ -201,7 +205,7 @@ class Planner(Drafting):
             if state.looks is None:
                 state.looks = RequestLooks(self.learnt.looks, first_gains(self.costs.predict, step(1, t1)))
             pending, state.late, anew[seq] = self._view(seq, t1, active)
-            if pending and state.looks.due(state.kind, state.late / t1):
+            if pending and state.looks.due(state.kind, state.late / t1, self._n_rounds):
                 limits[seq] = min(room, MOST_LOOKED, WIDEST - active)
                 n_pending += pending
         if not limits or not prices.allows(active + 1, step(n_pending, t1)):
@@ -256,8 +260,13 @@ class Planner(Drafting):
 
     def observe(self, done: Round) -> None:
         """Book the time of the round, and judge the looks."""
-        costs, prices, active = self.costs, self._prices, len(done.outcomes)
+        costs, prices, active, began = self.costs, self._prices, len(done.outcomes), self.clock()
         verify, n_emitted = done.verify_seconds, sum(o.n_emitted for o in done.outcomes)
+        if self.naps.asleep:
+            self.ledger.plain(n_emitted)
+            if self.naps.slept % LISTENING == 0:
+                costs.observe(done.n_rows, verify, plain=True)
+            return
         if costs.sure(done.n_rows):
             verify = min(verify, DISTURBED * costs.predict(done.n_rows))
         plain = done.n_rows == active and prices.spent == 0
@@ -273,9 +282,11 @@ class Planner(Drafting):
         for outcome in looking:
             self._judge(outcome, prices.spent / len(looking), done.n_rows, t1)
         for outcome in done.outcomes:
-            if outcome.seq_id in self._states:
-                self._states[outcome.seq_id].begin(Offer())
+            if (state := self._states.get(outcome.seq_id)) is not None:
+                state.begin(Offer())
         prices.spent = 0.0
+        self.naps.worked(self.clock() - began)
+        self.looked(done, costs.predict(active))
 
     def _judge(self, outcome: Outcome, spent: float, n_rows: int, t1: float) -> None:
         """What a look brought against the best round without it, in t(1)."""

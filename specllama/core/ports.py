@@ -173,6 +173,15 @@ class RememberingDrafter(Drafter, Protocol):
         ...
 
 
+@runtime_checkable
+class CallingDrafter(Drafter, Protocol):
+    """A drafter that says for nearly nothing whether it is worth being asked."""
+
+    def certainty(self, seq_id: int) -> float:
+        """About the confidence of the token that it would propose next; 0 without one."""
+        ...
+
+
 class Mask(Protocol):
     """A grammar's view of what may come next in one sequence. Every call may raise MaskError.
 

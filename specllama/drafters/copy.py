@@ -90,6 +90,12 @@ class CopiedText:
             self._drafted.append(proposal)
         return self._drafted[:limit]
 
+    def certainty(self) -> float:
+        """About the confidence of the first of them, as if all candidates agreed; 0 where none was found."""
+        if self._source is None or self.source[self._source] < 0:
+            return 0.0
+        return confidence(self._length, 1.0, self.record)
+
     def start(self) -> None:
         """Index what is left of the prompt and take in what was pushed meanwhile."""
         if self._started:
@@ -294,6 +300,10 @@ class CopyDrafter:
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """What `step` would propose one by one, at most `limit` tokens."""
         return self._texts[seq_id].propose(limit)
+
+    def certainty(self, seq_id: int) -> float:
+        """About the confidence of what `propose` would begin with; `CallingDrafter.certainty`."""
+        return self._texts[seq_id].certainty()
 
     def record(self, seq_id: int) -> float:
         """Share of the latest tokens that copying would have got right, used or not, in [0, 1]."""

@@ -98,6 +98,10 @@ class MemoryDrafter:
         """What `step` would propose one by one, at most `limit` tokens."""
         return self._texts[seq_id][1].propose(limit) if seq_id in self._texts else []
 
+    def certainty(self, seq_id: int) -> float:
+        """About the confidence of what `propose` would begin with; `CallingDrafter.certainty`."""
+        return self._texts[seq_id][1].certainty() if seq_id in self._texts else 0.0
+
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence went on with these ids."""
         if seq_id not in self._texts:

@@ -48,7 +48,7 @@ def _why(policy: Policy, g: Generation) -> Said:
     """Why next to nothing was drafted of a long answer, by a policy that had drafters."""
     model = any(d.name == MODEL for d in policy.drafters)
     tally = policy.tally(g.seq_id) if isinstance(policy, Planner) else Tally()
-    copies = tally.offered > _HARDLY * g.stats.rounds
+    copies = tally.offered > _HARDLY * tally.rounds
     if not model and not copies:
         return Said(
             "there is no draft model, and the text hardly repeats anything" if policy.drafters else ""
