@@ -50,7 +50,7 @@ class Attentive(Drafting):
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         if self.naps.asleep:
-            self.naps.missed(seq_id, tokens)
+            self.naps.miss(seq_id, tokens)
         else:
             super().committed(seq_id, tokens)
 

@@ -25,7 +25,8 @@ class Naps:
     """Looks away for as many rounds as bring what looking takes down to SHARE; never where it takes no more
     than MINDED.
 
-    asleep: in the round at hand. slept: rounds since the last one that was looked at.
+    asleep: in the round at hand. slept: rounds since the last one that was looked at. missed: by sequence,
+    what the drafters were not told yet.
     """
 
     def __init__(self) -> None:
@@ -34,11 +35,11 @@ class Naps:
         self._seconds = 0.0  # average of a round's looking, low rather than high
         self._begins = True  # a text, and its prompt is looked at
         self._now = 0.0  # of the round at hand
-        self._missed: dict[int, list[int]] = {}
+        self.missed: dict[int, list[int]] = {}
 
     def start(self, seq_id: int) -> None:
         """A text begins. What looking at its prompt takes is not taken again."""
-        self._missed.pop(seq_id, None)
+        self.missed.pop(seq_id, None)
         self._left = self._length = self._idle = self._bar = 0
         self._begins = True
 
@@ -47,13 +48,13 @@ class Naps:
         """Whether the next round would be slept through, and a call in it be heard."""
         return self._left > 0 and (self.slept + 1) % LISTENING == 0
 
-    def missed(self, seq_id: int, tokens: Sequence[int]) -> None:
+    def miss(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence went on with these ids while nobody looked."""
-        self._missed.setdefault(seq_id, []).extend(tokens)
+        self.missed.setdefault(seq_id, []).extend(tokens)
 
     def catch_up(self, seq_id: int) -> list[int]:
         """What was missed of the sequence since the last question."""
-        return self._missed.pop(seq_id, [])
+        return self.missed.pop(seq_id, [])
 
     def begin(self, call: int = 0, wanted: bool = True) -> bool:
         """A round begins; whether it is slept through. call: how likely something is to be found in it, as a

@@ -11,6 +11,7 @@ import pytest
 from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
 from specllama.core.fixed import Fixed
+from specllama.core.naps import Naps
 from specllama.core.params import SamplingParams
 from specllama.core.planner import Planner
 from specllama.core.ports import DecodeError
@@ -68,7 +69,8 @@ def check(engine: Engine) -> None:
                 assert drafter.context.n_past(seq_id) == len(cells)
             for g in engine.active:
                 if state := drafter.states.get(g.seq_id):
-                    assert state.history == g.history
+                    naps = engine.policy.naps if isinstance(engine.policy, Planner) else Naps()
+                    assert [*state.history, *naps.missed.get(g.seq_id, [])] == g.history
                     skipped = drafter.skipped[g.seq_id]
                     assert drafter.cells[g.seq_id][: state.good] == g.history[skipped:][: state.good]
 
