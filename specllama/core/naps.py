@@ -41,7 +41,7 @@ class Naps:
         """A text begins. What looking at its prompt takes is not taken again."""
         self.missed.pop(seq_id, None)
         self._left = self._length = self._idle = self._bar = 0
-        self._begins = True
+        self._begins, self.slept = True, 0
 
     @property
     def listens(self) -> bool:

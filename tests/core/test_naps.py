@@ -220,6 +220,15 @@ def test_a_text_that_begins_is_looked_at_and_not_told_the_last_one():
     assert world.drafter.told[0] == [world.texts[0][3:]]
 
 
+def test_rounds_of_an_earlier_text_are_none_without_a_look():
+    """They would have the draft model read a whole prompt for what was not forgone."""
+    world = World(0.1 * T1)
+    world.run(100, room=0)
+    assert world.policy.naps.slept == 100
+    world.begin(0)
+    assert world.policy.naps.slept == 0
+
+
 def test_a_text_that_ends_meanwhile_is_forgotten():
     world = World(0.1 * T1, n_sequences=2)
     while not world.policy.naps.asleep:
