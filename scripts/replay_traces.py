@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Replay recorded texts with the planner on nine cost curves and three draft costs, against what others take.
 
-usage: replay_traces.py TRACES.json ... [--cold] [--fixed] [--detail] [--parts]
+usage: replay_traces.py TRACES.json ... [--cold] [--mixed] [--unread] [--fixed] [--detail] [--parts]
        replay_traces.py TRACES.json ... --time
-       replay_traces.py --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
+       replay_traces.py --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS] [--temp 0,0.8]
 
 Rates over plain decoding, llama.cpp's default (three drafted tokens) and the best of its settings in
 hindsight, as geometric means over curves, costs and workloads; then the same with a draft model that knows
-nothing and is sure of it. --cold: nothing is known of the machine at first. --fixed: against the best of our
-own fixed lengths too (slow). --parts: what each part earns, by leaving it out. --time: what the planner takes
-for a round of one and of eight sequences, drafters left aside. A prompts file is a JSON object, workload to
-list of prompts; a traces file one of lists of {prompt, text, draft, conf}, all ids.
+nothing and is sure of it. --cold: nothing is known of the machine at first. --mixed: the texts of all
+workloads in a random order, as users' come. --unread: the draft model reads prompts at our expense, which is
+never counted for the others. --fixed: against the best of our own fixed lengths too (slow). --parts: what
+each part earns, by leaving it out. --time: what the planner takes for a round of one and of eight sequences,
+drafters left aside. A prompts file is a JSON object, workload to list of prompts; a traces file one of lists
+of {prompt, text, draft, conf}, all ids. A workload's name is followed by its temperature where several are
+recorded.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ from specllama.core import asking, ledger, looks, planner
 from specllama.core import hindsight as others
 from specllama.core.costs import FIRST, WIDEST, CostCurve
 from specllama.core.drafting import Draft, Round
+from specllama.core.params import SamplingParams
 from specllama.core.planner import Planner
 from specllama.core.ports import Drafter
 from specllama.core.recording import record, write_text
 from specllama.core.replay import Seconds, Session, Trace, curve
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
+from specllama.errors import UsageError
 
 Workloads = dict[str, list[Trace]]
 CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
@@ -70,6 +75,16 @@ class Cell(NamedTuple):
     rates: dict[str, float]
 
 
+class How(NamedTuple):
+    """What is replayed: see the flags. copies: with the drafter that copies."""
+
+    cold: bool = False
+    mixed: bool = False
+    unread: bool = False
+    fixed: bool = False
+    copies: bool = True
+
+
 def known(seconds: Seconds) -> CostCurve:
     """A curve whose widths were all measured."""
     found = CostCurve()
@@ -79,9 +94,20 @@ def known(seconds: Seconds) -> CostCurve:
     return found
 
 
-def cells(traces: Workloads, cold: bool, fixed: bool, copies: bool = True) -> Iterator[Cell]:
+def seconds_by_workload(session: Session, traces: Workloads, mixed: bool) -> dict[str, float]:
+    """What each workload takes; mixed: the texts of all come in a random order."""
+    texts = [(workload, trace) for workload, some in traces.items() for trace in some]
+    if mixed:
+        random.Random(1).shuffle(texts)
+    took = dict.fromkeys(traces, 0.0)
+    for workload, trace in texts:
+        took[workload] += session.replay([trace]).seconds
+    return took
+
+
+def cells(traces: Workloads, how: How) -> Iterator[Cell]:
     """Replay everything everywhere; what is learnt lasts over the workloads of a machine."""
-    free: Callable[[], Drafter] | None = CopyDrafter if copies else None
+    free: Callable[[], Drafter] | None = CopyDrafter if how.copies else None
     for machine, points in others.MACHINES.items():
         seconds = curve(points)
         for step in others.STEPS:
@@ -89,18 +115,19 @@ def cells(traces: Workloads, cold: bool, fixed: bool, copies: bool = True) -> It
             def make(
                 drafters: Sequence[Drafter], clock: Callable[[], float], t: Seconds = seconds
             ) -> Planner:
-                return Planner(drafters, clock, None if cold else known(t))
+                return Planner(drafters, clock, None if how.cold else known(t))
 
-            session = Session(make, seconds, step, free)
+            session = Session(make, seconds, step, free, prefilled=not how.unread)
+            ours = seconds_by_workload(session, traces, how.mixed)
             for workload, texts in traces.items():
-                took = session.replay(texts).seconds
+                took = ours[workload]
                 rates = {
                     "plain": others.plain(texts, seconds) / took,
                     "n_max 3": sum(others.classical(t, seconds, step, 3) for t in texts) / took,
                     "best of grid": others.best_of_grid(texts, seconds, step) / took,
                     "perfect stop": sum(others.perfect_stop(t, seconds, step, free) for t in texts) / took,
                 }
-                if fixed:
+                if how.fixed:
                     rates["best fixed"] = others.best_fixed(texts, seconds, step, CopyDrafter)[1] / took
                 yield Cell(machine, step, workload, rates)
 
@@ -150,11 +177,11 @@ def changed(settings: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def parts(traces: Workloads, cold: bool) -> None:
+def parts(traces: Workloads, how: How) -> None:
     """Print the rate with everything over the rate without each part."""
 
     def rate(copies: bool = True) -> float:
-        return mean([c.rates["plain"] for c in cells(traces, cold, False, copies)])
+        return mean([c.rates["plain"] for c in cells(traces, how._replace(fixed=False, copies=copies))])
 
     whole = rate()
     print(f"    what is lost without copying: {whole / rate(copies=False) - 1:+.1%}")
@@ -225,8 +252,18 @@ def load(path: str) -> Workloads:
     return {workload: [Trace.from_dict(t) for t in texts] for workload, texts in data.items()}
 
 
+def temperatures(given: str) -> list[float]:
+    """Of --temp, checked as a request's are."""
+    try:
+        return [SamplingParams(temperature=float(t)).temperature for t in given.split(",")]
+    except (ValueError, UsageError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def record_traces(arguments: argparse.Namespace) -> None:
-    """Let the target write greedily behind each prompt, and ask the draft model at every position."""
+    """Let the target write behind each prompt, at each temperature, and ask the draft model at every
+    position.
+    """
     from specllama.llama import Context, Model
     from specllama.settings import ModelSettings
 
@@ -236,15 +273,19 @@ def record_traces(arguments: argparse.Namespace) -> None:
     writing, drafting = Context(target, n_ctx), Context(draft, n_ctx)
     found: dict[str, list[dict[str, Any]]] = {}
     for workload, prompts in json.loads(Path(arguments.prompts).read_text()).items():
-        found[workload] = []
         for prompt in prompts:
             ids = target.tokenize(prompt, target.adds_bos, True)
             room = n_ctx - len(ids)
             if room < 2:
                 print(f"left out, longer than the context of {n_ctx} tokens: {prompt[:60]!r}")
                 continue
-            text = write_text(writing, ids, min(arguments.n, room - 1), target.end_ids)
-            found[workload].append(record(ids, text, drafting).to_dict())
+            for temperature in arguments.temp:
+                params = SamplingParams(temperature=temperature)
+                n_most = min(arguments.n, room - 1)
+                text = write_text(writing, ids, n_most, target.end_ids, params, arguments.seed)
+                trace = record(ids, text, drafting, params, arguments.seed)
+                name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
+                found.setdefault(name, []).append(trace.to_dict())
     Path(arguments.record).write_text(json.dumps(found, separators=(",", ":")))
     print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
 
@@ -254,15 +295,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("traces", nargs="*")
-    for flag in ("cold", "fixed", "detail", "parts", "time"):
+    for flag in ("cold", "mixed", "unread", "fixed", "detail", "parts", "time"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--record", metavar="OUT")
     parser.add_argument("--prompts")
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))
     parser.add_argument("-n", type=int, default=256)
+    parser.add_argument("--temp", type=temperatures, default=[0.0])
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ctx", type=int, default=2048)
     arguments = parser.parse_args()
+    how = How(arguments.cold, arguments.mixed, arguments.unread, arguments.fixed)
     if arguments.record:
         if not arguments.prompts:
             parser.error("--record needs --prompts")
@@ -280,9 +324,9 @@ def main() -> None:
             planner_time(traces)
             continue
         for label, texts in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
-            summary(label, list(cells(texts, arguments.cold, arguments.fixed)), arguments.detail)
+            summary(label, list(cells(texts, how)), arguments.detail)
         if arguments.parts:
-            parts(traces, arguments.cold)
+            parts(traces, how)
 
 
 if __name__ == "__main__":

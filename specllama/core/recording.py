@@ -1,6 +1,7 @@
 """Recording a trace: what the target wrote and what the draft model says at each of its positions.
 
-Knows contexts by their interface only. Greedy and teacher-forced: the draft model sees the text as it is.
+Knows contexts by their interface only. Both choose by the rule of sampling.py with one seed; teacher-forced:
+the draft model sees the text as it is.
 """
 
 from __future__ import annotations
@@ -9,30 +10,46 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from specllama.core.params import SamplingParams
 from specllama.core.ports import BatchRow, Context
-from specllama.core.replay import WRONG, Trace
-from specllama.core.sampling import probability
+from specllama.core.replay import GREEDY, WRONG, Trace
+from specllama.core.sampling import Chooser, probability
 
 
-def write_text(target: Context, prompt: Sequence[int], n_most: int, end_ids: Collection[int]) -> list[int]:
-    """What the target writes greedily behind the prompt: at most `n_most` ids, an end id included."""
+def write_text(
+    target: Context,
+    prompt: Sequence[int],
+    n_most: int,
+    end_ids: Collection[int],
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> list[int]:
+    """What the target writes behind the prompt: at most `n_most` ids, an end id included."""
     target.cut(0, 0)
-    ids = list(prompt)
+    ids, chooser = list(prompt), Chooser(params, seed, target.n_vocab)
     row = _evaluate(target, ids, 0)
-    text: list[int] = []
-    while len(text) < min(n_most, target.n_ctx - len(prompt)):
-        text.append(int(np.argmax(row)))
-        if text[-1] in end_ids or len(ids) + len(text) >= target.n_ctx:
+    n_most = min(n_most, target.n_ctx - len(prompt))
+    while len(ids) < len(prompt) + n_most:
+        ids.append(chooser.choose(row, ids).token)
+        if ids[-1] in end_ids or len(ids) >= target.n_ctx:
             break
-        row = target.decode([BatchRow(text[-1], len(ids) + len(text) - 1, 0, True)])[0].copy()
-    return text
+        row = target.decode([BatchRow(ids[-1], len(ids) - 1, 0, True)])[0].copy()
+    return ids[len(prompt) :]
 
 
-def record(prompt: Sequence[int], text: Sequence[int], draft: Context) -> Trace:
+def record(
+    prompt: Sequence[int],
+    text: Sequence[int],
+    draft: Context,
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> Trace:
     """The draft's choice and its full-softmax probability at every position of `text`; WRONG with 0 from
-    where it cannot read on: behind an id that it lacks, or with its context full.
+    where it cannot read on: behind an id that it lacks, or with its context full. params, seed: by which the
+    text was written.
     """
     draft.cut(0, 0)
+    chooser = Chooser(params, seed, draft.n_vocab)
     ids, choices, confidences = [*prompt, *text], [], []
     known = next((i for i, token in enumerate(ids) if token >= draft.n_vocab), len(ids))
     at, end = len(prompt) - 1, min(known, draft.n_ctx, len(ids) - 1)
@@ -42,9 +59,9 @@ def record(prompt: Sequence[int], text: Sequence[int], draft: Context) -> Trace:
         chunk = ids[at : min(at + draft.n_outputs_max, end)]
         rows = draft.decode([BatchRow(token, at + i, 0, True) for i, token in enumerate(chunk)])
         for row in rows:
-            choices.append(int(np.argmax(row)))
+            at += 1
+            choices.append(chooser.choose(row, ids[:at]).token)
             confidences.append(round(probability(row, choices[-1]), 4))
-        at += len(chunk)
     n_unread = len(text) - len(choices)
     return Trace(list(prompt), list(text), choices + [WRONG] * n_unread, confidences + [0.0] * n_unread)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.core.params import SamplingParams
 from specllama.core.recording import record, write_text
 from specllama.core.replay import WRONG
+from specllama.core.sampling import Chooser
 from specllama.testing import TableContext
 
 PROMPT = [5, 6, 7, 8, 9] * 4
@@ -34,3 +36,20 @@ def test_where_its_context_is_full_too(n_ctx):
 def test_a_text_without_a_token():
     assert record(PROMPT, [], TableContext(32, 128)).draft == []
     assert record([3], [4, 5], TableContext(32, 128)).conf[0] > 0
+
+
+def test_sampled_texts_are_written_and_read_with_one_noise():
+    params = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0)
+    texts = [write_text(TableContext(32, 128), PROMPT, 30, (), params, seed) for seed in (1, 2)]
+    assert texts[0] != texts[1]
+    assert write_text(TableContext(32, 128), PROMPT, 30, ()) not in texts
+    table = TableContext(32, 128)
+    for seed, text in enumerate(texts, 1):
+        chooser = Chooser(params, seed, 32)
+        for i, token in enumerate(text):
+            history = [*PROMPT, *text[:i]]
+            assert chooser.choose(table.rows(history).copy(), history).token == token
+        # the draft is the same table: with another noise, or greedily, it would say something else
+        assert record(PROMPT, text, TableContext(32, 128, n_batch=8), params, seed).draft == text
+        assert record(PROMPT, text, TableContext(32, 128), params, seed + 5).draft != text
+        assert record(PROMPT, text, TableContext(32, 128)).draft != text
