@@ -15,7 +15,8 @@ from specllama import data
 
 ROOT = Path(__file__).parent.parent
 PAIR = {"main.gguf": "pydoc-target.gguf", "draft.gguf": "pydoc-draft.gguf"}
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+README = (ROOT / "README.md").read_text("utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 
 
 def test_there_are_examples() -> None:
@@ -38,3 +39,12 @@ def test_an_example_runs(code: str, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
+
+
+def test_the_table_is_the_one_that_was_measured() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    table = page.split("## By weights\n")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert len(rows) > 2
+    assert "\n".join(rows) in README
+    assert (match := re.search(r"([0-9]+) of ([0-9]+) cells", page)) is None or match[0] in README

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 from .cells import Figures
 
 TITLE = "# specllama beside llama.cpp's own tools"
+SHORT_HEAD = (
+    "| weights | default against plain decoding: mean, worst, best cell | against llama.cpp's default, 3 "
+    "drafted tokens | against the best of its settings, chosen in hindsight | cells |"
+)
 DEFAULT = "n_max 3"  # what llama.cpp's tool drafts unless told otherwise
 OURS, OUR_PLAIN, PLAIN = "specllama", "specllama plain", "plain"
 
@@ -123,7 +127,16 @@ def markdown(found: Sequence[Figures], about: Mapping[str, Any]) -> str:
     """
     cells, wholes = [summary(f) for f in found], [summary(f, whole=True) for f in found]
     end = ["", f"All figures: `{about['raw']}`.", ""]
-    return "\n".join([*_head(cells, about), *_totals(cells, wholes), *_groups(cells), *_cells(cells), *end])
+    return "\n".join(
+        [
+            *_head(cells, about),
+            *_totals(cells, wholes),
+            *_weights(cells),
+            *_groups(cells),
+            *_cells(cells),
+            *end,
+        ]
+    )
 
 
 def _head(cells: Sequence[Summary], about: Mapping[str, Any]) -> Iterator[str]:
@@ -182,6 +195,24 @@ def _groups(cells: Sequence[Summary]) -> Iterator[str]:
             f"{default} | {_geometric(mine, 'best'):.2f} | {min(s.best for s in mine):.2f} | {ttft} |"
         )
     yield ""
+
+
+def _weights(cells: Sequence[Summary]) -> Iterator[str]:
+    """The table that the README has too."""
+    yield from ("## By weights", "", "Geometric means over draft costs, workloads and temperatures.", "")
+    yield from (SHORT_HEAD, "|---|---|---|---|---|")
+    for kind in sorted({s.group.split()[0] for s in cells}):
+        mine = [s for s in cells if s.group.split()[0] == kind]
+        plain = [s.plain for s in mine]
+        yield (
+            f"| {kind} | {_geometric(mine, 'plain'):.2f} x, {min(plain):.2f}, {max(plain):.2f} | "
+            f"{_times(_optional(mine, 'default'))} | {_times(_optional(mine, 'best'))} | {len(mine)} |"
+        )
+    yield ""
+
+
+def _times(figure: str) -> str:
+    return f"{figure} x" if figure else ""
 
 
 def _optional(cells: Sequence[Summary], name: str) -> str:

@@ -101,6 +101,7 @@ def test_totals_and_page() -> None:
     assert "2 of 3 cells" in page
     assert "grid (short): plain; n_max 3" in page
     assert "| f16 0.02 | 1 | 1.60 |" in page
+    assert "| f16 | 1.60 x, 1.60, 1.60 | 1.00 x |" in page
     assert "| q4_0 0.15 json T=0.8 |" in page
     assert "Not complete" not in markdown(found, told | {"planned": 2})
 
