@@ -260,7 +260,7 @@ def temperatures(given: str) -> list[float]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def record_traces(arguments: argparse.Namespace) -> None:
+def record_traces(arguments: argparse.Namespace, asked: Mapping[str, Sequence[str]]) -> None:
     """Let the target write behind each prompt, at each temperature, and ask the draft model at every
     position.
     """
@@ -272,7 +272,7 @@ def record_traces(arguments: argparse.Namespace) -> None:
     draft = Model(ModelSettings(path=arguments.draft, n_threads=n_threads))
     writing, drafting = Context(target, n_ctx), Context(draft, n_ctx)
     found: dict[str, list[dict[str, Any]]] = {}
-    for workload, prompts in json.loads(Path(arguments.prompts).read_text()).items():
+    for workload, prompts in asked.items():
         for prompt in prompts:
             ids = target.tokenize(prompt, target.adds_bos, True)
             room = n_ctx - len(ids)
@@ -310,7 +310,16 @@ def main() -> None:
     if arguments.record:
         if not arguments.prompts:
             parser.error("--record needs --prompts")
-        record_traces(arguments)
+        try:
+            asked = json.loads(Path(arguments.prompts).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            parser.error(f"--prompts: {error}")
+        if not isinstance(asked, dict) or not all(
+            isinstance(some, list) and all(isinstance(prompt, str) and prompt for prompt in some)
+            for some in asked.values()
+        ):
+            parser.error(f"--prompts: {arguments.prompts} is no object of lists of texts")
+        record_traces(arguments, asked)
     elif not arguments.traces:
         parser.error("which traces?")
     for path in arguments.traces:
