@@ -3,7 +3,8 @@
 
 usage: replay_traces.py TRACES.json ... [--cold] [--mixed] [--unread] [--fixed] [--detail] [--parts]
        replay_traces.py TRACES.json ... --time
-       replay_traces.py --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS] [--temp 0,0.8]
+       replay_traces.py --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
+                        [--temp 0,0.8] [--seed S]
 
 Rates over plain decoding, llama.cpp's default (three drafted tokens) and the best of its settings in
 hindsight, as geometric means over curves, costs and workloads; then the same with a draft model that knows
@@ -30,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specllama.bench import workloads
 from specllama.core import asking, ledger, looks, planner
 from specllama.core import hindsight as others
 from specllama.core.costs import FIRST, WIDEST, CostCurve
@@ -41,7 +43,7 @@ from specllama.core.recording import record, write_text
 from specllama.core.replay import Seconds, Session, Trace, curve
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 
 Workloads = dict[str, list[Trace]]
 CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
@@ -311,14 +313,9 @@ def main() -> None:
         if not arguments.prompts:
             parser.error("--record needs --prompts")
         try:
-            asked = json.loads(Path(arguments.prompts).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            parser.error(f"--prompts: {error}")
-        if not isinstance(asked, dict) or not all(
-            isinstance(some, list) and all(isinstance(prompt, str) and prompt for prompt in some)
-            for some in asked.values()
-        ):
-            parser.error(f"--prompts: {arguments.prompts} is no object of lists of texts")
+            asked = workloads.load(arguments.prompts)
+        except SpecllamaError as error:
+            parser.error(str(error))
         record_traces(arguments, asked)
     elif not arguments.traces:
         parser.error("which traces?")

@@ -11,10 +11,6 @@ from typing import Any, NamedTuple
 from .cells import Figures
 
 TITLE = "# specllama beside llama.cpp's own tools"
-SHORT_HEAD = (
-    "| weights | default against plain decoding: mean, worst, best cell | against llama.cpp's default, 3 "
-    "drafted tokens | against the best of its settings, chosen in hindsight | cells |"
-)
 DEFAULT = "n_max 3"  # what llama.cpp's tool drafts unless told otherwise
 OURS, OUR_PLAIN, PLAIN = "specllama", "specllama plain", "plain"
 
@@ -126,17 +122,9 @@ def markdown(found: Sequence[Figures], about: Mapping[str, Any]) -> str:
     of raw figures.
     """
     cells, wholes = [summary(f) for f in found], [summary(f, whole=True) for f in found]
+    tables = [*_weights(cells), *_groups(cells), *_cells(cells)]
     end = ["", f"All figures: `{about['raw']}`.", ""]
-    return "\n".join(
-        [
-            *_head(cells, about),
-            *_totals(cells, wholes),
-            *_weights(cells),
-            *_groups(cells),
-            *_cells(cells),
-            *end,
-        ]
-    )
+    return "\n".join([*_head(cells, about), *_totals(cells, wholes), *tables, *end])
 
 
 def _head(cells: Sequence[Summary], about: Mapping[str, Any]) -> Iterator[str]:
@@ -200,7 +188,11 @@ def _groups(cells: Sequence[Summary]) -> Iterator[str]:
 def _weights(cells: Sequence[Summary]) -> Iterator[str]:
     """The table that the README has too."""
     yield from ("## By weights", "", "Geometric means over draft costs, workloads and temperatures.", "")
-    yield from (SHORT_HEAD, "|---|---|---|---|---|")
+    yield (
+        "| weights | default against plain decoding: mean, worst, best cell | against llama.cpp's default, 3 "
+        "drafted tokens | against the best of its settings, chosen in hindsight | cells |"
+    )
+    yield "|---|---|---|---|---|"
     for kind in sorted({s.group.split()[0] for s in cells}):
         mine = [s for s in cells if s.group.split()[0] == kind]
         plain = [s.plain for s in mine]
