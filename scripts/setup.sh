@@ -50,6 +50,10 @@ amx() { # whether llama.cpp would use AMX, which needs llama_amx.h
   [ "$(uname -m)" = x86_64 ] && grep -qsw amx_tile /proc/cpuinfo
 }
 
+changes() { # to llama.cpp, which is compiled anew where they are others than before
+  cat "$root/scripts/llama_rows.cmake" "$root/scripts/llama_amx.h" | cksum | tr ' ' '-'
+}
+
 checksum() { # of what an installation depends on
   cat "$root/pyproject.toml" "$root/constraints.txt" - | cksum | tr ' ' '-'
 }
@@ -65,9 +69,9 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
   local kind="${1:-}" device args made stamp plain python
   device=$(backend)
   args=$(cmake_args "$device") # also refuses an unknown backend
-  made=$device
+  made="$device, changed $(changes)"
   if amx; then
-    made="$device, mended for AMX"
+    made="$made, mended for AMX"
     export CXXFLAGS="-include \"$root/scripts/llama_amx.h\" ${CXXFLAGS:-}"
   fi
   plain="$venv/.installed-$(echo "$made" | checksum)"
@@ -83,14 +87,14 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
     "$python" -m venv --clear "$venv" || die "$venv cannot be made"
   fi
   local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/constraints.txt")
-  export CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF $args ${CMAKE_ARGS:-}"
+  local rows="-DCMAKE_PROJECT_ggml_INCLUDE=\"$root/scripts/llama_rows.cmake\""
+  export CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF $rows $args ${CMAKE_ARGS:-}"
   : >"$venv/install.log"
   if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$made" ]; then
     say "installing; llama.cpp is compiled for '$device' on this machine, which takes about 4 minutes the first time"
-    # pip's cache does not know what a wheel was compiled for, so only the plain kind is taken from it.
-    local fresh=()
-    [ "$made" = cpu ] || fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
-    install_log "${pip[@]}" ${fresh[@]+"${fresh[@]}"} llama-cpp-python
+    # pip's cache does not know what a wheel was compiled for, and with what changes.
+    local fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
+    install_log "${pip[@]}" "${fresh[@]}" llama-cpp-python
     echo "$made" >"$venv/.backend"
   fi
   say "installing Python packages"

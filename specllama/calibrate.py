@@ -2,8 +2,9 @@
 what decodes of several rows take.
 
 epsilon is the 99.9 % quantile of the change of the margin between the two best scores when a row is decoded
-in a batch instead of alone; 0 where the backend is bit-equal. Memories that cannot go back freely are left
-alone.
+in a batch instead of alone; 0 where the backend is bit-equal. Kernels are chosen by the rows of a decode and
+by the cache in use, so both are noted: from how many rows on they differ, and behind how long a text that was
+seen. Memories that cannot go back freely are left alone.
 """
 
 from __future__ import annotations
@@ -19,16 +20,22 @@ from numpy.typing import NDArray
 from specllama.core.costs import FIRST, CostCurve
 from specllama.core.ports import BatchRow, Context, NoRoomError
 
-WIDTHS = (2, 4, 8, 16)  # of the batches that are compared with single rows
+WIDTHS = (2, 4, 8, 16, 32, 63)  # of the batches that are compared with single rows
+ENOUGH_ROWS = 16  # where so many are bit-equal to single ones, wider batches can be done without
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
 
 
 @dataclass(slots=True)
 class Calibration:
-    """singles: seconds of decodes of one row. changes: logits, one per compared row."""
+    """singles: seconds of decodes of one row. changes: logits, one per compared row. widths: of the batches
+    compared, and whether all rows of all of them were bit-equal. reach: ids, the longest text behind which
+    there was one.
+    """
 
     singles: list[float] = field(default_factory=list)
     changes: list[float] = field(default_factory=list)
+    widths: dict[int, bool] = field(default_factory=dict)
+    reach: int = 0
 
     @property
     def t1(self) -> float | None:
@@ -43,8 +50,21 @@ class Calibration:
     def n_rows(self) -> int:
         return len(self.changes)
 
+    @property
+    def unlike(self) -> int | None:
+        """The fewest rows of a batch that were not all bit-equal; None where all were."""
+        return min((w for w, equal in self.widths.items() if not equal), default=None)
+
+    @property
+    def alike(self) -> int:
+        """The most rows of a batch that were bit-equal, and in all narrower ones; 0 where none were."""
+        most = self.unlike or max(WIDTHS) + 1
+        return max((w for w in self.widths if w < most), default=0)
+
     def to_dict(self) -> dict[str, Any]:
-        return {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
+        """Plain data. What was not measured is None."""
+        found = {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
+        return found | {"alike": self.alike, "unlike": self.unlike, "reach": self.reach}
 
 
 def goes_back(context: Context) -> bool:
@@ -69,10 +89,13 @@ def measure(
         return found
     for width in cycle(WIDTHS):
         begin, left = n - width, seconds - (clock() - started)
-        cost = 3 * width * min(found.singles) if found.singles else 0.0
-        if begin < 1 or left <= 0 or (cost > left and width == WIDTHS[0]):
+        # Once batches of ENOUGH_ROWS are known to be single rows, they stand for them beside wider ones.
+        step = ENOUGH_ROWS if width > ENOUGH_ROWS and found.alike >= ENOUGH_ROWS else 1
+        cost = (3 if step == 1 else 1) * width * min(found.singles) if found.singles else 0.0
+        fits = begin >= 1 and cost <= left
+        if left <= 0 or (not fits and width == WIDTHS[0]):
             break
-        if cost > left or width > context.n_outputs_max:
+        if not fits or width > context.n_outputs_max:
             continue
         rows = _stretch(ids[begin:n], begin, seq_id)
         if context.cut(seq_id, begin) != begin:
@@ -80,12 +103,15 @@ def measure(
         together = context.decode(rows).copy()
         if context.cut(seq_id, begin) != begin:
             break
-        for row, batched in zip(rows, together, strict=True):
+        for i in range(0, width, step):
             t = clock()
-            alone = context.decode([row])[0]
-            found.singles.append(clock() - t)
-            found.changes.append(margin_change(alone, batched))
-        n = begin
+            alone = context.decode(rows[i : i + step])
+            if step == 1:
+                found.singles.append(clock() - t)
+            batched = together[i : i + step]
+            found.changes += [margin_change(a, b) for a, b in zip(alone, batched, strict=True)]
+            found.widths[width] = found.widths.get(width, True) and np.array_equal(alone, batched)
+        found.reach, n = max(found.reach, n), begin
     return found
 
 

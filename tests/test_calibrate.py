@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from specllama.calibrate import TIMED, Calibration, margin_change, measure, time_widths
+from specllama.calibrate import ENOUGH_ROWS, TIMED, WIDTHS, Calibration, margin_change, measure, time_widths
 from specllama.core.costs import FIRST, CostCurve
 from specllama.core.ports import BatchRow
 from specllama.testing import TableContext
@@ -16,16 +16,18 @@ N_VOCAB = 16
 
 
 class Timed(TableContext):
-    """A decode of n rows takes t1 · (1 + (n - 1) / 4) seconds; rows of a batch are off by `rounding`."""
+    """A decode of n rows takes t1 · (1 + (n - 1) / 4) seconds; rows of a batch of `unlike` or more are off by
+    `rounding`.
+    """
 
-    def __init__(self, t1: float = 0.01, rounding: float = 0.0, **kwargs) -> None:
+    def __init__(self, t1: float = 0.01, rounding: float = 0.0, unlike: int = 2, **kwargs) -> None:
         super().__init__(N_VOCAB, **kwargs)
-        self.t1, self.rounding, self.now = t1, rounding, 0.0
+        self.t1, self.rounding, self.unlike, self.now = t1, rounding, unlike, 0.0
 
     def decode(self, batch):
         self.now += self.t1 * (1 + (len(batch) - 1) / 4)
         rows = super().decode(batch)
-        if len(batch) > 1:
+        if len(batch) >= self.unlike:
             rows = rows + np.float32(self.rounding) * np.where(np.arange(N_VOCAB) % 2, 1, -1).astype(
                 np.float32
             )
@@ -50,8 +52,9 @@ def test_single_decodes_are_timed():
     found = measure(context, 0, ids, 5.0, context.clock)
     assert found.t1 == pytest.approx(0.02)
     assert found.epsilon == 0
-    assert found.n_rows == context.widths.count(1) > 30
-    assert set(context.widths) == {1, 2, 4, 8, 16}
+    assert found.n_rows > context.widths.count(1) > 30
+    assert set(context.widths) == {1, *WIDTHS, WIDTHS[-1] % ENOUGH_ROWS}
+    assert (found.alike, found.unlike, found.reach) == (WIDTHS[-1], None, 200)
     assert context.cells[0] == ids[: len(context.cells[0])], "the cache is a beginning of what it was"
 
 
@@ -60,6 +63,29 @@ def test_rounding_of_batches_is_found():
     found = measure(context, 0, filled(context, 200), 5.0, context.clock)
     # Pairs of best ids of one kind move together, the others apart by twice the rounding.
     assert found.epsilon == pytest.approx(0.02, rel=0.01)
+    assert (found.alike, found.unlike) == (0, 2)
+
+
+@pytest.mark.parametrize(("unlike", "alike"), [(3, 2), (8, 4), (17, 16), (64, 63)])
+def test_from_how_many_rows_on_they_are_others(unlike, alike):
+    """Kernels are chosen by the number of rows."""
+    context = Timed(rounding=0.01, unlike=unlike, n_ctx=2048)
+    found = measure(context, 0, filled(context, 1000), 60.0, context.clock)
+    assert found.alike == alike
+    assert found.unlike == next((w for w in WIDTHS if w >= unlike), None)
+
+
+def test_rows_that_differ_but_in_other_ids_than_the_two_best_are_not_alike():
+    class Elsewhere(Timed):
+        def decode(self, batch):
+            rows = super().decode(batch).copy()
+            if len(batch) > 1:
+                rows[np.arange(len(rows)), rows.argmin(axis=1)] -= 1
+            return rows
+
+    context = Elsewhere()
+    found = measure(context, 0, filled(context, 100), 5.0, context.clock)
+    assert (found.epsilon, found.alike, found.unlike) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.0])
@@ -125,9 +151,11 @@ def test_margin_change():
 
 
 def test_what_is_stored_is_small_plain_data():
-    found = Calibration([0.01, 0.03, 0.01], [0.02] * 3)
-    assert json.loads(json.dumps(found.to_dict())) == {"t1": 0.01, "epsilon": 0.02, "n_rows": 3}
-    assert Calibration().to_dict() == {"t1": None, "epsilon": None, "n_rows": 0}
+    found = Calibration([0.01, 0.03, 0.01], [0.02] * 3, {2: True, 4: True, 8: False, 16: True}, 300)
+    expected = {"t1": 0.01, "epsilon": 0.02, "n_rows": 3, "alike": 4, "unlike": 8, "reach": 300}
+    assert json.loads(json.dumps(found.to_dict())) == expected
+    nothing = {"t1": None, "epsilon": None, "n_rows": 0, "alike": 0, "unlike": None, "reach": 0}
+    assert Calibration().to_dict() == nothing
 
 
 def test_what_was_found_before_is_added_to():

@@ -9,11 +9,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.calibrate import TIMED
+from specllama.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
 from specllama.core.costs import FIRST
 from specllama.core.engine import Engine
 from specllama.core.params import SamplingParams
@@ -203,8 +204,8 @@ def test_missing_widths_are_measured_and_stored(tmp_path):
     slices, result = 0, {"missing": [1]}
     while result["missing"]:
         before = context.now
-        result = found.measure(context, slot, 0.25)
-        assert context.now - before < 0.3
+        result = found.measure(context, slot, 0.1)
+        assert context.now - before < 0.12
         assert slot.ids == context.cells[0]
         slices += 1
     assert 1 < slices < 10
@@ -226,7 +227,7 @@ def test_without_a_planner_only_single_rows_are_measured(tmp_path):
     slot = filled(context, 100)
     context.widths.clear()
     found.measure(context, slot, 1.0)
-    assert set(context.widths) <= {1, 2, 4, 8, 16}
+    assert set(context.widths) <= {1, *WIDTHS, WIDTHS[-1] % ENOUGH_ROWS}
     assert Store(tmp_path).read(KEY)["t1"] == pytest.approx(0.001)
     assert found.missing(context, 100) == [], "the text was used up"
 
@@ -253,7 +254,7 @@ def test_a_memory_that_refuses_is_left_alone_from_then_on(tmp_path):
 def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
     context = Timed(t1=0.1, slope=1.0)
     found = learning(Store(tmp_path), context)
-    found._compare_left = 0.0
+    found._compared = 99  # rows were compared behind longer texts
     slot = filled(context, 100)
     begun = context.now
     result = found.measure(context, slot, 1.0)
@@ -282,6 +283,90 @@ def test_two_rows_are_measured_anew_where_nothing_could_be_gained(tmp_path):
     assert found.curves.at(0).predict(2) == pytest.approx(context.seconds(2))
     found.was_off()
     assert found.missing(context, 100) == []
+
+
+# How many rows are as single ones
+
+
+class Rounding(Timed):
+    """Rows of a batch of `unlike` or more are off by 0.01, where the cache in use is longer than `short`."""
+
+    def __init__(self, unlike: int, short: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.unlike, self.short = unlike, short
+
+    def decode(self, batch: Any) -> Any:
+        rows = super().decode(batch)
+        if len(batch) >= self.unlike and len(self.cells[0]) > self.short:
+            rows = rows + np.float32(0.01) * np.where(np.arange(32) % 2, 1, -1).astype(np.float32)
+        return rows
+
+
+def compared(found: Learning, context: Timed, n: int) -> None:
+    """All that is missing behind a text of n ids is measured."""
+    slot = filled(context, n)
+    while found.measure(context, slot, 1.0)["missing"]:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("unlike", "known", "exactly"),
+    [
+        (64, (63, 0.0), (63, 0.0)),
+        (20, (16, 0.0), (16, 0.0)),
+        (8, (None, 0.02), (4, 0.0)),
+        (2, (None, 0.02), (None, 0.02)),
+    ],
+)
+def test_batches_are_as_wide_as_rows_are_alike(tmp_path, unlike, known, exactly):
+    """Where enough are, wider ones are not used; else near-ties are watched, or --exact keeps to fewer."""
+    context = Rounding(unlike)
+    found = learning(Store(tmp_path), context)
+    assert found.rows(1, exact=False) == found.rows(1, exact=True) == (ENOUGH_ROWS, None)
+    compared(found, context, 600)
+    for again in (found, learning(Store(tmp_path), context)):
+        for exact, (most, epsilon) in ((False, known), (True, exactly)):
+            assert again.rows(1, exact) == (most, pytest.approx(epsilon, rel=0.01))
+
+
+def test_many_slots_are_not_held_back(tmp_path):
+    """Their plain decodes are wide already."""
+    context = Rounding(20)
+    found = learning(Store(tmp_path), context)
+    compared(found, context, 600)
+    assert found.rows(8, exact=False) == (16, 0.0)
+    assert found.rows(9, exact=False) == (None, pytest.approx(0.02, rel=0.01))
+
+
+def test_longer_texts_are_compared_anew(tmp_path):
+    """Kernels are chosen by the cache in use: 0 behind a short text says nothing of longer ones."""
+    context, store = Rounding(2, short=256), Store(tmp_path)
+    found = learning(store, context)
+    compared(found, context, 200)
+    assert (found.epsilon, found.reach) == (0, 200)
+    assert (found.covers(256), found.covers(257)) == (True, False)
+    assert found.missing(context, 256) == []
+    for later in (found, learning(store, context)):
+        assert 1 in later.missing(context, 257)
+    later = learning(store, context)
+    compared(later, context, 600)
+    assert later.epsilon == pytest.approx(0.02, rel=0.01)
+    assert (later.reach, later.covers(1024), later.covers(1025)) == (600, True, False)
+    assert later.rows(1, exact=True)[0] is None
+    assert later.t1 == found.t1
+    shorter = learning(store, context)
+    assert shorter.missing(context, 200) == []
+    compared(shorter, context, 1020)
+    assert shorter.epsilon == later.epsilon
+    assert shorter.missing(context, 1020) == []
+
+
+def test_what_was_stored_without_the_length_of_the_text_is_measured_anew(tmp_path):
+    store = Store(tmp_path)
+    store.write(KEY, {"t1": 0.5, "epsilon": 0.0, "n_rows": 100})
+    found = learning(store, Timed())
+    assert (found.t1, found.epsilon) == (0.5, None)
+    assert 1 in found.missing(Timed(), 100)
 
 
 # A store that holds something else
@@ -320,6 +405,9 @@ files = st.fixed_dictionaries(
         "t1": anything,
         "epsilon": anything,
         "n_rows": anything,
+        "alike": anything,
+        "unlike": anything,
+        "reach": anything | st.just(300),
         "curves": anything | curves,
         "pairs": anything | pairs,
         "more": anything,
@@ -337,6 +425,8 @@ def test_whatever_is_stored_is_survived(data):
         found = learning(store, context)
         assert found.t1 is None or 0 < found.t1 < math.inf
         assert found.epsilon is None or 0 <= found.epsilon < math.inf
+        most, _ = found.rows(1, exact=False)
+        assert most is None or most >= ENOUGH_ROWS
         assert answer(found, context, 12).finish_reason == "length"
         found.measure(context, filled(context, 40), 0.05)
         found.flush()

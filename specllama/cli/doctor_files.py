@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama import store
+from specllama.calibrate import ENOUGH_ROWS
 from specllama.cli.doctor_words import Problem
 
 _SECONDS = 2.0  # for adding up a directory
@@ -40,7 +41,9 @@ def cache(problems: list[Problem]) -> dict[str, Any]:
 
 
 def exactness() -> list[dict[str, Any]]:
-    """For each calibration, the newest first: model, t(1) in seconds, epsilon in logits, what that means."""
+    """For each calibration, the newest first: model, t(1) in seconds, epsilon in logits, how many rows were
+    compared, behind how many tokens at most, from how many rows on they are others, what that means.
+    """
     found = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
     newest = sorted(((f.stat().st_mtime, f, data) for f, data in found if data), key=lambda x: -x[0])
     return [
@@ -49,20 +52,36 @@ def exactness() -> list[dict[str, Any]]:
             "t1": _number(data.get("t1")),
             "epsilon": _number(data.get("epsilon")),
             "rows": _number(data.get("n_rows")),
-            "meaning": meaning(_number(data.get("epsilon"))),
+            "behind": _number(data.get("reach")),
+            "alike": _number(data.get("alike")),
+            "unlike": _number(data.get("unlike")),
+            "meaning": meaning(
+                *(_number(data.get(name)) for name in ("epsilon", "reach", "alike", "unlike"))
+            ),
             "file": str(file),
         }
         for _, file, data in newest
     ]
 
 
-def meaning(epsilon: float | None) -> str:
-    """What epsilon says of the texts, in words."""
-    if epsilon is None:
+def meaning(
+    epsilon: float | None,
+    reach: float | None,
+    alike: float | None = None,
+    unlike: float | None = None,
+) -> str:
+    """What a comparison of rows says of the texts, in words. alike, unlike: see Calibration."""
+    if epsilon is None or reach is None:
         return "not measured"
-    if epsilon == 0:
-        return "batched and single rows are bit-equal"
-    differ = f"batched and single rows differ by up to {epsilon:.2g}"
+    behind = f"behind texts of up to {reach:.0f} tokens"
+    if unlike is None and epsilon == 0:
+        return f"batched and single rows are bit-equal {behind}"
+    if alike is not None and alike >= ENOUGH_ROWS:
+        most = f"batches of up to {alike:.0f} rows"
+        return f"{most} are bit-equal to single rows {behind}; wider ones are not used"
+    differ = f"batched and single rows differ by up to {epsilon:.2g} {behind}"
+    if alike is not None and alike >= 2:
+        return f"{differ}; near-ties are counted, --exact uses no batch wider than {alike:.0f} rows"
     return f"{differ}; near-ties are counted, --exact decides them again"
 
 

@@ -84,7 +84,8 @@ def _exactness(epsilon: Mapping[str, Any], width: int) -> Iterator[str]:
         yield from _wrapped(f"Exactness: not measured, {epsilon['reason']}.", width)
         return
     compared = f"({epsilon['n_rows']} rows compared)"
-    yield from _wrapped(f"Exactness: {meaning(epsilon['value'])} {compared}.", width)
+    said = meaning(*(epsilon[name] for name in ("value", "reach", "alike", "unlike")))
+    yield from _wrapped(f"Exactness: {said} {compared}.", width)
 
 
 def _break_even(found: Found, width: int) -> Iterator[str]:

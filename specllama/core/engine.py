@@ -30,10 +30,11 @@ class Engine:
 
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: logits by which
     a row of a batch may differ from the same row decoded alone (0: bit-equal; None: not measured, near-ties
-    are not looked for). exact: always decide near-ties on rows decoded alone. prefill_seconds: how long a
-    chunk should take that others wait for; ALONE times that where nobody does, and only a cancel would.
-    room: whether so many bytes may be taken for a cache that nobody uses; without it caches stay where they
-    are. draft_failed: the draft model raised DecodeError; the policy was told to go on without it.
+    are not looked for). most_rows: of a decode with drafts, where wider ones are rounded in another way;
+    None: any number. exact: always decide near-ties on rows decoded alone. prefill_seconds: how long a chunk
+    should take that others wait for; ALONE times that where nobody does, and only a cancel would. room:
+    whether so many bytes may be taken for a cache that nobody uses; without it caches stay where they are.
+    draft_failed: the draft model raised DecodeError; the policy was told to go on without it.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Engine:
         clock: Callable[[], float],
         suppressed: Sequence[int] = (),
         epsilon: float | None = None,
+        most_rows: int | None = None,
         exact: bool = False,
         prefill_seconds: float = 0.5,
         room: Callable[[int], bool] | None = None,
@@ -52,6 +54,7 @@ class Engine:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
+        self.most_rows = most_rows
         self.room, self._looked = room, 0.0
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.waiting: list[Generation] = []
@@ -160,7 +163,8 @@ class Engine:
         self._account(active, done, sampled - decoded)
 
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
-        budget = (self.target.n_outputs_max - len(active)) // len(active)
+        most = min(self.target.n_outputs_max, self.most_rows or self.target.n_outputs_max)
+        budget = (most - len(active)) // len(active)
         pending = max(len(g.history) - g.n_past for g in active)
         budget = min(budget, self.target.n_batch // len(active) - pending, self.target.max_cut)
         rooms = {g.seq_id: max(0, min(g.room, budget)) for g in active}

@@ -131,13 +131,13 @@ class Host:
             end_ids=loaded.model.end_ids,
             suppressed=loaded.model.suppressed,
             clock=time.perf_counter,
-            epsilon=loaded.learning.epsilon,
             exact=settings.exact,
             room=lambda size: not settings.rpc and size < _ROOM_SHARE * available_memory(),
         )
         self._idle = Idle(loaded, self.engine)
         self._template, self._template_error = compile_template(loaded)
-        if settings.exact and loaded.learning.epsilon is None:
+        self._idle.use()
+        if settings.exact and self._idle.misses_epsilon:
             self._idle.measure_epsilon()
         usable = self._template is not None and self._template_error is None
         loaded.info |= for_api(settings, loaded.header, loaded.model)
@@ -281,7 +281,8 @@ class Host:
         if said.by_costs:
             learning.was_off()
         missing = bool(learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0))
-        known = {"stored_t1": learning.t1, "epsilon": self.engine.epsilon, "missing": missing}
+        epsilon = self.engine.epsilon if learning.covers(len(g.history)) else None
+        known = {"stored_t1": learning.t1, "epsilon": epsilon, "missing": missing}
         known |= {"queue_seconds": g.admitted - g.submitted if g.admitted else None}
         return known | said.to_dict()
 

@@ -10,6 +10,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.process.loading import Loaded
 
 _EPSILON_SECONDS = 2.0
+_BEHIND = 272  # ids: where llama.cpp's kernels for short texts and those for longer ones are both in use
 
 
 class Idle:
@@ -31,14 +32,29 @@ class Idle:
             return {}
         found = self._loaded.learning.measure(self._loaded.context, slot, seconds, with_widths)
         self._ids = slot.ids
+        self.use()
         return found
+
+    def use(self) -> None:
+        """The engine goes by what is known of rows by now."""
+        engine, slots = self._engine, len(self._engine.slots)
+        engine.most_rows, engine.epsilon = self._loaded.learning.rows(slots, engine.exact)
+
+    @property
+    def misses_epsilon(self) -> bool:
+        """Whether --exact has something to measure."""
+        return not self._loaded.learning.covers(self._behind)
+
+    @property
+    def _behind(self) -> int:
+        return min(_BEHIND, self._loaded.context.n_ctx - 2)
 
     def measure_epsilon(self) -> None:
         """--exact needs it before the first answer: measured on the model's own text, stored."""
         model, engine = self._loaded.model, self._engine
-        ids = model.tokenize("def main():\n    print('Hello')\n" * 4, model.adds_bos, False)[:96]
+        ids = model.tokenize("def main():\n    print('Hello')\n" * 40, model.adds_bos, False)[: self._behind]
         generation = engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 0))
         while engine.busy:
             engine.step()
         self.ended(generation)
-        engine.epsilon = self.measure(_EPSILON_SECONDS, with_widths=False).get("epsilon")
+        self.measure(_EPSILON_SECONDS, with_widths=False)

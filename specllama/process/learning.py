@@ -6,11 +6,12 @@ the draft model takes. Written whole, beside the decoding; several processes may
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specllama.calibrate import Calibration, goes_back, measure, time_widths, unmeasured
+from specllama.calibrate import ENOUGH_ROWS, Calibration, goes_back, measure, time_widths, unmeasured
 from specllama.core.costs import CostCurve
 from specllama.core.curves import Curves, bucket_of
 from specllama.core.learnt import Learnt
@@ -21,18 +22,26 @@ from specllama.core.stored import is_number
 from specllama.store import Store
 
 RUN_SECONDS = 1.0  # that a front may measure at once
-_COMPARE_SECONDS = 1.0  # of measuring t(1) and epsilon, once
+_COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once for each class of lengths
 _LEAST_COMPARED = 32  # ids; of a shorter text what is left is not worth another go
 _WRITE_SECONDS = 5.0  # between two writes
 _MOST_PAIRS = 8  # kept of a target, the last ones used
-_FIGURES = {"t1": (1e-9, 1e6), "epsilon": (0, 1e6), "n_rows": (1, 1e12)}  # and what they may be
+_FIGURES = {  # of a comparison, and what they may be
+    "t1": (1e-9, 1e6),
+    "epsilon": (0, 1e6),
+    "n_rows": (1, 1e12),
+    "alike": (0, 1e6),
+    "unlike": (2, 1e6),
+    "reach": (1, 1e12),
+}
 
 
 class Learning:
     """Knows the store; what it read there may be anything. key: what the target's figures depend on; pair:
     what those of the draft depend on. keep: whether anything is written. clock: seconds.
 
-    t1, epsilon: in seconds and logits, None where they were not measured yet.
+    t1, epsilon: in seconds and logits, None where they were not measured yet. reach: ids, the longest text
+    behind which rows were compared.
     """
 
     def __init__(
@@ -49,9 +58,10 @@ class Learning:
         self._learnt = next((p["learnt"] for p in _pairs(data) if p["pair"] == pair), None)
         self.curves = Curves.from_dict(data.get("curves"))
         self.planner: Planner | None = None
-        self._calibration, self._compare_left = Calibration(), _COMPARE_SECONDS
+        self._calibration, self._before = Calibration(), self._figures
+        self._compared, self._compare_left = -1, 0.0  # of texts of this class of lengths: seconds
         if self.t1 is not None and self.epsilon is not None:
-            self._compare_left = 0.0
+            self._compared = length_class(self.reach)
         self._refused = False  # the cache could not go back
         self._changed, self._written = False, -_WRITE_SECONDS
         self._writer: threading.Thread | None = None
@@ -63,6 +73,27 @@ class Learning:
     @property
     def epsilon(self) -> float | None:
         return self._figures.get("epsilon")
+
+    @property
+    def reach(self) -> int:
+        return int(self._figures.get("reach", 0))
+
+    def covers(self, n_ids: int) -> bool:
+        """Whether epsilon was measured behind a text like one of so many ids."""
+        return self.epsilon is not None and length_class(n_ids) <= length_class(self.reach)
+
+    def rows(self, n_slots: int, exact: bool) -> tuple[int | None, float | None]:
+        """The most rows that a decode may have, and epsilon among those; None: any number, not measured.
+
+        Where ENOUGH_ROWS are bit-equal to single ones, wider decodes that are not, or were not compared, are
+        not used; with `exact` it is enough that two are. Before anything was compared ENOUGH_ROWS are used.
+        """
+        alike, unlike = int(self._figures.get("alike", 0)), self._figures.get("unlike")
+        least = 2 if exact else ENOUGH_ROWS
+        most = max(ENOUGH_ROWS, alike) if unlike is None else alike
+        if most < max(least, 2 * n_slots):
+            return None, self.epsilon
+        return most, self.epsilon if unlike is None else 0.0
 
     def plan(self, drafters: Sequence[Drafter]) -> Planner:
         """The planner of this pair, which begins with what is stored; always the same one."""
@@ -90,7 +121,11 @@ class Learning:
         if self._refused or not goes_back(context) or n_ids < 1:
             return []
         widths = unmeasured(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
-        return widths if self._compare_left <= 0 or n_ids < 3 else sorted({1, *widths})
+        return widths if self._seconds_left(n_ids) <= 0 or n_ids < 3 else sorted({1, *widths})
+
+    def _seconds_left(self, n_ids: int) -> float:
+        """To compare rows behind a text of so many ids; a longer class of texts is begun anew."""
+        return _COMPARE_SECONDS if length_class(n_ids) > self._compared else self._compare_left
 
     def measure(
         self, context: Context, slot: Slot, seconds: float, with_widths: bool = True
@@ -99,12 +134,12 @@ class Learning:
         it; the slot may hold less of it afterwards. `missing` of what is found: what another call could
         measure. with_widths: False leaves it at t(1) and epsilon.
         """
-        n_before = self._calibration.n_rows
+        n_before = self._figures.get("n_rows")
         try:
             n_timed = self._measure(context, slot, seconds, with_widths)
         except DecodeError:
             n_timed, self._refused = 0, True
-        n_kept, n_compared = context.n_past(slot.seq_id), self._calibration.n_rows - n_before
+        n_kept, n_compared = context.n_past(slot.seq_id), int(self._figures.get("n_rows") != n_before)
         slot.ids = slot.ids[:n_kept]
         self._changed |= n_timed + n_compared > 0
         self.flush()
@@ -114,17 +149,19 @@ class Learning:
     def _measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool) -> int:
         """How many decodes were timed."""
         started, seq_id, ids = self.clock(), slot.seq_id, slot.ids
-        n_timed, compares = 0, self._compare_left > 0
+        n_timed, compares = 0, self._seconds_left(len(ids)) > 0
         if with_widths and self.planner is not None and not self._refused:
             share, curve = seconds / 2 if compares else seconds, self.curves.at(len(ids))
             n_timed = time_widths(context, seq_id, ids, curve, share, self.clock)
             self._refused = context.n_past(seq_id) != len(ids)
         if compares and not self._refused:
             began = self.clock()
+            if length_class(len(ids)) > self._compared:
+                self._compared, self._compare_left = length_class(len(ids)), _COMPARE_SECONDS
+                self._calibration, self._before = Calibration(), dict(self._figures)
             left = max(seconds / 2, seconds - (began - started))
             measure(context, seq_id, ids, left, self.clock, self._calibration)
-            if self._calibration.n_rows:
-                self._figures |= self._calibration.to_dict()
+            self._figures = _together(self._before, self._calibration)
             used_up = context.n_past(seq_id) < _LEAST_COMPARED
             self._compare_left = 0.0 if used_up else self._compare_left - (self.clock() - began)
         return n_timed
@@ -139,8 +176,10 @@ class Learning:
 
     def compared(self, found: Calibration) -> None:
         """Batched and single rows were compared anew."""
-        if found.epsilon is not None:
-            self._figures |= {"epsilon": found.epsilon, "n_rows": found.n_rows}
+        if found.n_rows:
+            t1 = {"t1": self._figures["t1"]} if "t1" in self._figures else {}
+            self._figures = _together({}, found) | t1
+            self._compared, self._compare_left = length_class(found.reach), 0.0
             self._changed = True
             self.flush()
 
@@ -191,8 +230,33 @@ class Learning:
         self.store.write(self.key, {**_figures(data), **ours, "curves": curves, "pairs": pairs})
 
 
+def length_class(n_ids: int) -> int:
+    """Texts of a class are decoded by the same kernels: llama.cpp pads the cache in use to 256 cells, and
+    chooses by their number.
+    """
+    return max(0, (n_ids - 1).bit_length() - 8)
+
+
 def _figures(data: Mapping[str, Any]) -> dict[str, float]:
-    return {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
+    found = {name: data[name] for name, limits in _FIGURES.items() if is_number(data.get(name), *limits)}
+    return found if "reach" in found else {name: x for name, x in found.items() if name == "t1"}
+
+
+def _together(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
+    """What was measured before, on texts of other lengths, and now: the worse of both."""
+    now = {name: x for name, x in found.to_dict().items() if x is not None}
+    if not found.n_rows or "epsilon" not in before:
+        return {**before, **now} if found.n_rows else dict(before)
+    unlike = [x["unlike"] for x in (before, now) if "unlike" in x]
+    alike = [x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)]
+    return {
+        **before,
+        "epsilon": max(before["epsilon"], now["epsilon"]),
+        "n_rows": before.get("n_rows", 0) + now["n_rows"],
+        "alike": max(alike, default=0),
+        **({"unlike": min(unlike)} if unlike else {}),
+        "reach": max(before["reach"], now["reach"]),
+    }
 
 
 def _pairs(data: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ found (Measured) and that it has ended (Tuned). The parts of what is found, time
     curve     n_ids (in the cache), points [{rows, seconds, count}], left_out (rows), complete, spread (of
               decodes of one row, see timing.py); one for each context length
     threads   used, used_batch, rows (of the wide decode), points [{threads, one, wide}], fastest, gain, clear
-    epsilon   value, n_rows, reason (for which it was not measured)
+    epsilon   value, n_rows, reach, alike, unlike (see Calibration), reason (for which it was not measured)
     texts     workload to {texts, tokens}
     draft     index (of those to compare, -1 for copying alone), and a problem or: model, step, points,
               break_even [{k, acceptance, decode, step}], forecast (Forecast.to_dict)

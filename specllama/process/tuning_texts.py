@@ -127,7 +127,9 @@ class Writing:
         reason = "" if goes_back(self.engine.target) else "the model's memory cannot go back"
         if not reason and not self.calibration.n_rows:
             reason = "no text was long enough"
-        return {"value": self.calibration.epsilon, "n_rows": self.calibration.n_rows, "reason": reason}
+        found = self.calibration.to_dict()
+        rows = {name: found[name] for name in ("n_rows", "reach", "alike", "unlike")}
+        return {"value": found["epsilon"], **rows, "reason": reason}
 
 
 def compare_seconds(t1: float) -> float:

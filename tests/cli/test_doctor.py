@@ -82,7 +82,9 @@ def test_a_healthy_installation(healthy: Result, shared: Command) -> None:
     assert (measured["model"], measured["quant"]) == ("pydoc-target", "Q4_0")
     assert 0 < measured["t1"] < 1
     assert measured["epsilon"] >= 0
-    assert measured["meaning"] == meaning(measured["epsilon"])
+    assert measured["behind"] > 30
+    figures = (measured[name] for name in ("epsilon", "behind", "alike", "unlike"))
+    assert measured["meaning"] == meaning(*figures)
     hub = report["hub"]
     assert hub["cache"] == str(shared.home / ".cache" / "huggingface" / "hub")
     assert (hub["cache_bytes"], hub["offline"], hub["answers"], hub["token"]) == (0, True, None, "not set")
@@ -115,9 +117,18 @@ def test_the_report_for_people(shared: Command, healthy: Result, columns: str | 
 
 
 def test_what_epsilon_means() -> None:
-    assert meaning(None) == "not measured"
-    assert "bit-equal" in meaning(0.0)
-    assert "up to 0.02; near-ties are counted, --exact decides them again" in meaning(0.0200001)
+    assert meaning(None, None) == meaning(None, 300) == "not measured"
+    assert meaning(0.0, None) == "not measured", "behind how long a text is not known: a file of before"
+    assert meaning(0.0, 300, 16) == "batched and single rows are bit-equal behind texts of up to 300 tokens"
+    said = (
+        "batches of up to 16 rows are bit-equal to single rows behind texts of up to 300 tokens; wider ones"
+    )
+    assert meaning(0.1, 300, 16, 32).startswith(said)
+    assert meaning(0.0, 300, 16, 32).startswith(said), "rows may differ where the two best ids do not"
+    differ = "batched and single rows differ by up to 0.02 behind texts of up to 300 tokens"
+    said = f"{differ}; near-ties are counted"
+    assert meaning(0.0200001, 300, 0, 2) == f"{said}, --exact decides them again"
+    assert meaning(0.0200001, 300, 4, 8) == f"{said}, --exact uses no batch wider than 4 rows"
 
 
 def test_sizes_in_words() -> None:

@@ -74,7 +74,9 @@ OBJECT = an_object(
         points=a_list(an_object(threads=COUNT, one=NUMBER, wide=NUMBER)), fastest=COUNT, gain=NUMBER,
         clear={"type": "boolean"},
     ),
-    epsilon=an_object(value=NUMBER, n_rows=COUNT, reason=TEXT), n_tokens=COUNT, prompts_left_out=COUNT,
+    epsilon=an_object(
+        value=NUMBER, n_rows=COUNT, reach=COUNT, alike=COUNT, unlike=or_null(COUNT), reason=TEXT,
+    ), n_tokens=COUNT, prompts_left_out=COUNT,
     prompts_too_long={"type": "object"},
     texts={"type": "object", "additionalProperties": an_object(texts=COUNT, tokens=COUNT)},
     ranking=a_list(RANKED), not_ranked=a_list(NOT_RANKED), verdict=TEXT,
@@ -144,7 +146,7 @@ def test_the_tables(command: Command) -> None:
     assert lines[0].startswith("target pydoc-target Q4_0, 1 thread; measured in ")
     assert lines[0].endswith("nothing was stored")
     for head in (
-        "t(n), a decode of n rows behind ", "Threads, ms:", "Exactness: batched and single rows ",
+        "t(n), a decode of n rows behind ", "Threads, ms:", "Exactness: batch",
         "A draft of k tokens pays from", "Predicted speed over plain decoding, on 8 texts", "Best: ",
     ):  # fmt: skip
         assert any(line.startswith(head) for line in lines), head

@@ -18,6 +18,7 @@ T1 = 0.02
 COSTS = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 6: 2.6, 8: 3.0, 12: 4.0, 16: 5.0}
 DEAR = {1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3, 6: 6.4, 8: 8.5, 12: 12.8, 16: 17.0}
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
+ROWS = {"value": None, "n_rows": 90, "reach": 300, "alike": 0, "unlike": None, "reason": ""}
 TEXTS = {"explain": {"texts": 4, "tokens": 200}, "edit": {"texts": 4, "tokens": 180}}
 GOOD, BAD, FOREIGN = "models/good-draft.gguf", "models/bad-draft.gguf", "models/foreign.gguf"
 
@@ -60,7 +61,7 @@ def found(
         {"used": 4, "used_batch": 4, "rows": 8, "fastest": 4, "gain": 1.0, "clear": False, "points": [
             {"threads": n, "one": t1 * 4 / n, "wide": 3 * t1 * 4 / n} for n in (1, 2, 3, 4)]},
     )  # fmt: skip
-    found.take("epsilon", {"value": 0.0, "n_rows": 1200, "reason": ""})
+    found.take("epsilon", {**ROWS, "value": 0.0, "n_rows": 1200})
     found.take("texts", TEXTS)
     found.take("draft", draft(-1, 0.0, costs, forecast(copied, None)))
     found.take("draft", draft(0, 0.2, costs, forecast(bad, 0.31)))
@@ -78,7 +79,8 @@ def test_everything_is_there():
     assert "t(n), a decode of n rows behind 128 tokens:" in said
     assert "x t(1) 1.00 1.40 1.70 2.00 2.60 3.00 4.00 5.00" in said
     assert "-t 4 is used; no other number is clearly faster." in said
-    assert "Exactness: batched and single rows are bit-equal (1200 rows compared)." in said
+    bit_equal = "batched and single rows are bit-equal behind texts of up to 300 tokens"
+    assert f"Exactness: {bit_equal} (1200 rows compared)." in " ".join(said.split())
     rows = [line.split() for line in said.splitlines()]
     assert ["copied", "-", "40", "47", "54", "64", "68", "76", "81"] in rows
     assert ["good-draft", "0.10", "x", "50", "57", "64", "72", "76", "82", "86"] in rows
@@ -158,7 +160,7 @@ def test_threads(change, expected):
 
 def test_what_could_not_be_measured():
     one = found()
-    one.take("epsilon", {"value": None, "n_rows": 0, "reason": "the model's memory cannot go back"})
+    one.take("epsilon", {**ROWS, "reach": 0, "reason": "the model's memory cannot go back"})
     one.curves[0] = {**one.curves[0], "left_out": [48, 64]}
     too_long = {f"long {i}": "the prompt has 9 tokens" for i in range(5)}
     one.take(
@@ -171,8 +173,9 @@ def test_what_could_not_be_measured():
     assert "Left out, for want of time: 3 prompts; texts have up to 64 tokens." in said
     assert "Left out: prompt long 0: the prompt has 9 tokens. " in said
     assert "Left out: 2 more prompts." in said
-    one.take("epsilon", {"value": 0.02, "n_rows": 90, "reason": ""})
-    assert "differ by up to 0.02; near-ties are counted" in " ".join(text(one).split())
+    one.take("epsilon", {**ROWS, "value": 0.02, "n_rows": 90, "unlike": 2})
+    said = " ".join(text(one).split())
+    assert "differ by up to 0.02 behind texts of up to 300 tokens; near-ties are counted" in said
 
 
 def test_after_an_interruption():

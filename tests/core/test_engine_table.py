@@ -277,6 +277,19 @@ def test_near_ties_are_decided_alone():
     assert exact.stats.redecided > 0
 
 
+@pytest.mark.parametrize("most", [1, 2, 5, 16, None])
+def test_decodes_with_drafts_are_no_wider_than_rows_are_alike(most):
+    target, n_slots = TableContext(N_VOCAB, n_seq_max=2), 2
+    drafter = ModelDrafter(TableContext(N_VOCAB, n_seq_max=2), N_VOCAB)
+    engine = Engine(target, Fixed([drafter], 12), end_ids={END}, clock=clock(), most_rows=most)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    got = run(engine, *(Request([5, 6, 7 + i], params, 3) for i in range(n_slots)))
+    assert all(g.stats.n_predict == 40 for g in got)
+    decodes = target.widths[n_slots:]  # behind the two prompts
+    assert max(decodes) <= (2 * 13 if most is None else max(most, n_slots))
+    assert (max(decodes) > n_slots) is (most is None or most >= 2 * n_slots)
+
+
 class TestChoicesOfOnePrompt:
     """They evaluate it once, and each is what it is alone."""
 

@@ -1,0 +1,99 @@
+"""Texts of more than 256 tokens, where llama.cpp takes other kernels: the real model, on two threads.
+
+llama.cpp sums a row up in parts, one for each thread, as soon as 512 cells of the cache are in use; on one
+thread there is nothing to see.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from specllama.calibrate import ENOUGH_ROWS, Calibration, measure
+from specllama.core.engine import Engine
+from specllama.core.fixed import Fixed
+from specllama.core.params import SamplingParams
+from specllama.core.sequence import Request
+from specllama.data import EMBEDDED_TARGET
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.model import ModelDrafter
+from specllama.llama import Context, Model
+from specllama.process.learning import length_class
+from specllama.settings import ModelSettings
+
+PROMPT = "def load(path):\n    with open(path) as file:\n        return json.load(file)\n\n\ndef save("
+N_CTX, N_TOKENS = 1024, 500
+LENGTHS = (200, 300, 600, 900)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    loaded = Model(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=2))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def compared(model: Model) -> dict[int, Calibration]:
+    """Batched and single rows of texts by their length."""
+    found, context = {}, Context(model, N_CTX)
+    ids = model.tokenize(PROMPT * 60, model.adds_bos, False)[: max(LENGTHS)]
+    engine = Engine(context, Fixed([], 0), end_ids=(), clock=time.perf_counter)
+    for n in LENGTHS:
+        generation = engine.submit(Request(ids[:n], SamplingParams(temperature=0, max_tokens=1), 0))
+        while engine.busy:
+            engine.step()
+        (slot,) = engine.slots
+        assert context.n_past(0) == n
+        found[n] = measure(context, 0, generation.history[:n], 60.0, time.perf_counter)
+        slot.ids = slot.ids[: context.n_past(0)]
+    context.close()
+    return found
+
+
+def rows_alike(compared: dict[int, Calibration]) -> int:
+    return min(found.alike for found in compared.values())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="llama_rows.cmake was written for x86-64")
+def test_rows_of_a_verification_are_single_rows_behind_texts_of_every_length(
+    compared: dict[int, Calibration],
+) -> None:
+    """What scripts/llama_rows.cmake changes about llama.cpp."""
+    assert {n: found.reach for n, found in compared.items()} == {n: n for n in LENGTHS}
+    assert len({length_class(n) for n in LENGTHS}) == 3
+    assert rows_alike(compared) >= ENOUGH_ROWS
+    assert all(found.n_rows > 100 for found in compared.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_long_speculative_text_is_plain_text(
+    model: Model,
+    draft: Model,
+    context: Callable[..., Context],
+    compared: dict[int, Calibration],
+    temperature: float,
+) -> None:
+    most = rows_alike(compared)
+    if most < 2:
+        pytest.skip("no two rows of this llama.cpp are rounded as single ones are")
+    params = SamplingParams(temperature=temperature, max_tokens=N_TOKENS, ignore_eos=True)
+    wanted = Request(model.tokenize(PROMPT, model.adds_bos, False), params, 5)
+    texts, accepted = {}, 0
+    for n_max in (0, 1, 3, 7, 15):
+        drafters = [CopyDrafter(), ModelDrafter(context(draft, N_CTX), model.n_vocab)] if n_max else []
+        main = context(model, N_CTX)
+        policy = Fixed(drafters, n_max)
+        engine = Engine(main, policy, end_ids=(), clock=time.perf_counter, most_rows=most)
+        generation = engine.submit(wanted)
+        while engine.busy:
+            engine.step()
+        texts[n_max] = generation.output
+        accepted += generation.stats.n_accept
+    assert len(texts[0]) == N_TOKENS
+    assert accepted > N_TOKENS / 2
+    for n_max, text in texts.items():
+        assert text == texts[0], f"another text with drafts of {n_max}"

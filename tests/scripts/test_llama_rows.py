@@ -1,0 +1,82 @@
+"""What scripts/llama_rows.cmake changes in llama.cpp, and that it refuses a source it does not know."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "llama_rows.cmake"
+CMAKE = shutil.which("cmake")
+ATTENTION = """    const bool use_split_kv_path = !use_ref && (neq1 == 1 && neq3 == 1);
+        const int64_t nr = neq1*neq2*neq3;
+
+        // disable for NUMA
+        const bool disable_chunking = ggml_is_numa();
+
+        // 4x chunks per thread
+        int nth_scaled = nth * 4;
+        int64_t chunk_size = (nr + nth_scaled - 1) / nth_scaled;
+        int64_t nchunk = 1; // [a] {b}
+"""
+CLASS = "template <typename BLOC_TYPE, int64_t INTER_SIZE, int64_t NB_COLS, ggml_type PARAM_TYPE> class "
+REPACK = f"""{CLASS}tensor_traits : {{
+        if (nrows > 3) {{
+            gemm(nrows - (nrows % 4), ncols);
+        for (int iter = nrows - (nrows % 4); iter < nrows; iter++) {{
+            for (int64_t i11 = ith * 4; i11 < ne11 - ne11 % 4; i11 += nth * 4) {{
+            const int64_t i11_processed = ne11 - ne11 % 4;
+"""
+TILED = "    if (!ggml_tiled_min_batch(dst->src[1]->ne[1])) {\n        return false;\n"
+
+pytestmark = pytest.mark.skipif(CMAKE is None, reason="no cmake")
+
+
+def source(directory: Path, **other: str) -> dict[str, Path]:
+    """ggml's source, as far as it is changed."""
+    texts = {"ops": ATTENTION, "repack": REPACK, "tiled": TILED} | other
+    files = {name: directory / "src" / "ggml-cpu" / f"{name}.cpp" for name in ("ops", "repack")}
+    files["tiled"] = directory / "src" / "ggml-cpu" / "tiled" / "tiled.cpp"
+    files["tiled"].parent.mkdir(parents=True)
+    for name, file in files.items():
+        file.write_text(texts[name])
+    return files
+
+
+def change(directory: Path) -> subprocess.CompletedProcess[str]:
+    assert CMAKE is not None
+    return subprocess.run([CMAKE, "-P", SCRIPT], cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_what_is_changed(tmp_path: Path) -> None:
+    files = source(tmp_path)
+    found = change(tmp_path)
+    assert (found.returncode, found.stderr) == (0, "")
+    texts = {name: file.read_text() for name, file in files.items()}
+    assert "use_split_kv_path = false && !use_ref &&" in texts["ops"]
+    assert "shared % nth == 0" in texts["ops"]
+    assert texts["ops"].endswith(ATTENTION.splitlines()[-1] + "\n"), "what follows is as it was"
+    assert "% 4)" not in texts["repack"].split("class tensor_traits")[1]
+    assert texts["repack"].count("rows_by_fours<PARAM_TYPE>(nrows)") == 3
+    assert texts["repack"].count("rows_by_fours<PARAM_TYPE>(ne11)") == 2
+    assert "GGML_TYPE_Q6_K && dst->src[1]->ne[1] < 17" in texts["tiled"]
+    again = change(tmp_path)
+    assert again.returncode == 0
+    assert {name: file.read_text() for name, file in files.items()} == texts
+
+
+@pytest.mark.parametrize("name", ["ops", "repack", "tiled"])
+@pytest.mark.parametrize("text", ["", "int a;\n"])
+def test_another_llama_cpp_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    """Else texts of the next version would be others, and nobody would know."""
+    source(tmp_path, **{name: text})
+    found = change(tmp_path)
+    assert found.returncode != 0
+    assert f"{name}.cpp of this llama.cpp is another" in " ".join(found.stderr.split())
+
+
+def test_a_place_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    source(tmp_path, ops=ATTENTION * 2)
+    assert change(tmp_path).returncode != 0
