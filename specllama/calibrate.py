@@ -80,29 +80,44 @@ def measure(
     clock: Callable[[], float],
     into: Calibration | None = None,
 ) -> Calibration:
-    """Decode stretches of `ids`, which the cache holds, from their end backwards: in batches and one by one.
+    """Decode stretches of `ids`, which the cache holds, behind it, in batches and one by one, and take them
+    out again.
 
-    Takes about `seconds` and leaves the cache shorter or empty. into: what was found before, to be added to.
+    Takes about `seconds` and leaves the cache as it was; empty where its memory refuses to go back. into:
+    what was found before, to be added to.
     """
-    found, n, started = into if into is not None else Calibration(), len(ids), clock()
-    if not goes_back(context) or context.n_past(seq_id) != n:
+    found, n, started, at = into if into is not None else Calibration(), len(ids), clock(), 0
+    if not goes_back(context) or n < 1 or context.n_past(seq_id) != n:
         return found
+    most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n)
     for width in cycle(WIDTHS):
-        begin, left = n - width, seconds - (clock() - started)
+        left = seconds - (clock() - started)
         # Once batches of ENOUGH_ROWS are known to be single rows, they stand for them beside wider ones.
         step = ENOUGH_ROWS if width > ENOUGH_ROWS and found.alike >= ENOUGH_ROWS else 1
         cost = (3 if step == 1 else 1) * width * min(found.singles) if found.singles else 0.0
-        fits = begin >= 1 and cost <= left
+        fits = width <= most and cost <= left
         if left <= 0 or (not fits and width == WIDTHS[0]):
             break
-        if not fits or width > context.n_outputs_max:
+        if not fits:
             continue
-        rows = _stretch(ids[begin:n], begin, seq_id)
-        if context.cut(seq_id, begin) != begin:
+        rows = _stretch([ids[(at + i) % n] for i in range(width)], n, seq_id)
+        at += width
+        if not _compare(context, rows, step, clock, found):
             break
+    return found
+
+
+def _compare(
+    context: Context, rows: Sequence[BatchRow], step: int, clock: Callable[[], float], found: Calibration
+) -> bool:
+    """Decode the rows together and `step` at a time; False where there is no room or the cache does not go
+    back.
+    """
+    n, seq_id, width, back = rows[0].pos, rows[0].seq_id, len(rows), True
+    try:
         together = context.decode(rows).copy()
-        if context.cut(seq_id, begin) != begin:
-            break
+        if context.cut(seq_id, n) != n:
+            return False
         for i in range(0, width, step):
             t = clock()
             alone = context.decode(rows[i : i + step])
@@ -111,8 +126,10 @@ def measure(
             batched = together[i : i + step]
             found.changes += [margin_change(a, b) for a, b in zip(alone, batched, strict=True)]
             found.widths[width] = found.widths.get(width, True) and np.array_equal(alone, batched)
-        found.reach, n = max(found.reach, n), begin
-    return found
+        found.reach = max(found.reach, n)
+    except NoRoomError:
+        back = False
+    return context.cut(seq_id, n) == n and back
 
 
 def unmeasured(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from specllama.calibrate import ENOUGH_ROWS, TIMED, WIDTHS, Calibration, margin_change, measure, time_widths
 from specllama.core.costs import FIRST, CostCurve
-from specllama.core.ports import BatchRow
+from specllama.core.ports import BatchRow, NoRoomError
 from specllama.testing import TableContext
 
 N_VOCAB = 16
@@ -46,16 +46,16 @@ def filled(context: TableContext, n: int) -> list[int]:
 
 
 def test_single_decodes_are_timed():
-    context = Timed(t1=0.02)
+    context = Timed(t1=0.02, n_ctx=512)
     ids = filled(context, 200)
     context.widths.clear()
-    found = measure(context, 0, ids, 5.0, context.clock)
+    found = measure(context, 0, ids, 6.0, context.clock)
     assert found.t1 == pytest.approx(0.02)
     assert found.epsilon == 0
     assert found.n_rows > context.widths.count(1) > 30
     assert set(context.widths) == {1, *WIDTHS, WIDTHS[-1] % ENOUGH_ROWS}
     assert (found.alike, found.unlike, found.reach) == (WIDTHS[-1], None, 200)
-    assert context.cells[0] == ids[: len(context.cells[0])], "the cache is a beginning of what it was"
+    assert context.cells[0] == ids, "the cache is as it was"
 
 
 def test_rounding_of_batches_is_found():
@@ -110,9 +110,34 @@ def test_a_slow_machine_is_not_held_up():
 def test_short_texts():
     for n in (1, 2, 3, 5):
         context = Timed()
-        found = measure(context, 0, filled(context, n), 1.0, context.clock)
-        assert (found.t1 is None) == (found.n_rows == 0)
-        assert found.n_rows <= n
+        ids = filled(context, n)
+        found = measure(context, 0, ids, 1.0, context.clock)
+        assert found.t1 == pytest.approx(context.t1)
+        assert found.n_rows > 10
+        assert (found.reach, context.cells[0]) == (n, ids)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 5, 20])
+def test_a_context_that_is_almost_full(left):
+    context = Timed(n_ctx=100)
+    ids = filled(context, 100 - left)
+    found = measure(context, 0, ids, 1.0, context.clock)
+    assert max(found.widths, default=0) == max((w for w in WIDTHS if w <= left), default=0)
+    assert context.cells[0] == ids
+
+
+def test_a_cache_that_others_have_filled_is_left_as_it_was():
+    class Shared(Timed):
+        def decode(self, batch):
+            if len(batch) > 4 and len(self.cells[0]) >= 50:
+                raise NoRoomError
+            return super().decode(batch)
+
+    context = Shared()
+    ids = filled(context, 50)
+    found = measure(context, 0, ids, 1.0, context.clock)
+    assert found.widths == {2: True, 4: True}
+    assert context.cells[0] == ids
 
 
 def test_nothing_is_measured_where_the_cache_is_another():

@@ -17,15 +17,16 @@ class Progress:
 
     def __init__(self, delay: float = 2.0, every: float = 5.0) -> None:
         self._started, self._shown, self._delay, self._every = time.monotonic(), 0.0, delay, every
-        self._open = False
+        self._open, self._stage = False, ""
 
-    def show(self, label: str, share: float, detail: str = "") -> None:
-        """`share` from 0 to 1."""
+    def show(self, label: str, share: float, detail: str = "", stage: str = "") -> None:
+        """`share` from 0 to 1. stage: of what is shown; another one begins a line at once."""
         now = time.monotonic()
         redraw = console.fancy(sys.stderr)
-        if now - self._started < self._delay or now - self._shown < (0.1 if redraw else self._every):
+        due = now - self._shown >= (0.1 if redraw else self._every)
+        if now - self._started < self._delay or (not due and stage == self._stage):
             return
-        self._shown = now
+        self._shown, self._stage = now, stage
         text = f"{label} {share:4.0%}" + (f" {detail}" if detail else "")
         if redraw:
             width = os.get_terminal_size(sys.stderr.fileno()).columns

@@ -89,7 +89,8 @@ def _load() -> float:
 
 def _take(event: m.Message, progress: Progress, into: Found) -> None:
     if isinstance(event, m.Tuning):
-        progress.show("tuning", event.share, f"{event.label}, {duration(event.left)} left")
+        left = f"{event.label}, {duration(event.left)} left"
+        progress.show("tuning", event.share, left, stage=event.label)
     elif isinstance(event, m.Measured):
         into.take(event.part, event.found)
         if event.part == "plan":

@@ -23,7 +23,6 @@ from specllama.store import Store
 
 RUN_SECONDS = 1.0  # that a front may measure at once
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once for each class of lengths
-_LEAST_COMPARED = 32  # ids; of a shorter text what is left is not worth another go
 _WRITE_SECONDS = 5.0  # between two writes
 _MOST_PAIRS = 8  # kept of a target, the last ones used
 _FIGURES = {  # of a comparison, and what they may be
@@ -131,8 +130,8 @@ class Learning:
         self, context: Context, slot: Slot, seconds: float, with_widths: bool = True
     ) -> dict[str, Any]:
         """Measure for `seconds` what is not known yet, on the text that an idle slot's cache holds, and store
-        it; the slot may hold less of it afterwards. `missing` of what is found: what another call could
-        measure. with_widths: False leaves it at t(1) and epsilon.
+        it; where the memory refuses to go back the slot is empty afterwards. `missing` of what is found: what
+        another call could measure. with_widths: False leaves it at t(1) and epsilon.
         """
         n_before = self._figures.get("n_rows")
         try:
@@ -162,8 +161,8 @@ class Learning:
             left = max(seconds / 2, seconds - (began - started))
             measure(context, seq_id, ids, left, self.clock, self._calibration)
             self._figures = _together(self._before, self._calibration)
-            used_up = context.n_past(seq_id) < _LEAST_COMPARED
-            self._compare_left = 0.0 if used_up else self._compare_left - (self.clock() - began)
+            self._refused = context.n_past(seq_id) != len(ids)
+            self._compare_left -= self.clock() - began
         return n_timed
 
     def measured(self, n_ids: int, curve: CostCurve) -> None:
@@ -250,6 +249,7 @@ def _together(before: Mapping[str, float], found: Calibration) -> dict[str, floa
     unlike = [x["unlike"] for x in (before, now) if "unlike" in x]
     alike = [x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)]
     return {
+        **{name: x for name, x in now.items() if name == "t1"},
         **before,
         "epsilon": max(before["epsilon"], now["epsilon"]),
         "n_rows": before.get("n_rows", 0) + now["n_rows"],
