@@ -141,6 +141,7 @@ class Host:
             self._idle.measure_epsilon()
         usable = self._template is not None and self._template_error is None
         loaded.info |= for_api(settings, loaded.header, loaded.model)
+        loaded.info["notes"] = [*loaded.info["notes"], *self._idle.notes(settings.draft_max)]
         self.send(m.Ready({**loaded.info, "chat_template": usable}))
 
     def _policy(self, loaded: Loaded) -> Policy:

@@ -40,6 +40,16 @@ class Idle:
         engine, slots = self._engine, len(self._engine.slots)
         engine.most_rows, engine.epsilon = self._loaded.learning.rows(slots, engine.exact)
 
+    def notes(self, draft_max: int | None) -> list[str]:
+        """What has to be said where drafts of the length that was asked for are not used."""
+        most = self._engine.most_rows
+        if most is None or draft_max is None or draft_max < most:
+            return []
+        return [
+            f"drafts have {most - 1} tokens at most, not {draft_max}: rows of wider decodes are not known to"
+            " be bit-equal to single ones, and the text could be another (`specllama tune` compares up to 63)"
+        ]
+
     @property
     def misses_epsilon(self) -> bool:
         """Whether --exact has something to measure."""

@@ -393,6 +393,15 @@ def test_the_next_run_begins_with_what_was_measured_and_learnt(command: Command)
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize(("length", "said"), [("15", False), ("16", True), ("40", True)])
+def test_drafts_that_are_kept_shorter_are_spoken_of(command: Command, length: str, said: bool) -> None:
+    """Before rows were compared, and where wider decodes are rounded in another way."""
+    result = command("run", "-p", "zip", "-n", "4", "--draft-max", length)
+    assert result.code == 0
+    note = f"note: drafts have 15 tokens at most, not {length}"
+    assert (note in " ".join(result.err.split())) is said
+
+
 def test_runs_at_once_leave_one_whole_file(command: Command) -> None:
     line = ("run", "-p", "zip", "-n", "20", "--ignore-eos", "--seed", "3")
     assert [result.code for result in command.many(*[line] * 4)] == [0] * 4
