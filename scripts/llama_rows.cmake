@@ -5,7 +5,7 @@
 # unpacked source (that of llama-cpp-python 0.3.36) is changed in three places before it is compiled. Where
 # another version reads otherwise the installation ends here, so that nobody misses it.
 
-set(SPECLLAMA_ROWS 17) # from so many rows on a batch is taken for a prompt
+set(SPECLLAMA_ROWS 18) # from so many rows on a batch is taken for a prompt; drafts of 16 are usual
 set(SPECLLAMA_DONE "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows")
 if(EXISTS "${SPECLLAMA_DONE}") # by an earlier run in the same folder
   return()

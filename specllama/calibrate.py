@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from specllama.core.costs import FIRST, CostCurve
 from specllama.core.ports import BatchRow, Context, NoRoomError
 
-WIDTHS = (2, 4, 8, 16, 32, 63)  # of the batches that are compared with single rows
-ENOUGH_ROWS = 16  # where so many are bit-equal to single ones, wider batches can be done without
+WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
+ENOUGH_ROWS = 17  # where so many are bit-equal to single ones, wider batches can be done without
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
 
 

@@ -83,7 +83,7 @@ def test_a_long_speculative_text_is_plain_text(
     params = SamplingParams(temperature=temperature, max_tokens=N_TOKENS, ignore_eos=True)
     wanted = Request(model.tokenize(PROMPT, model.adds_bos, False), params, 5)
     texts, accepted = {}, 0
-    for n_max in (0, 1, 3, 7, 15):
+    for n_max in (0, 1, 3, 7, 16):
         drafters = [CopyDrafter(), ModelDrafter(context(draft, N_CTX), model.n_vocab)] if n_max else []
         main = context(model, N_CTX)
         policy = Fixed(drafters, n_max)

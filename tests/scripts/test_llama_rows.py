@@ -61,7 +61,7 @@ def test_what_is_changed(tmp_path: Path) -> None:
     assert "% 4)" not in texts["repack"].split("class tensor_traits")[1]
     assert texts["repack"].count("rows_by_fours<PARAM_TYPE>(nrows)") == 3
     assert texts["repack"].count("rows_by_fours<PARAM_TYPE>(ne11)") == 2
-    assert "GGML_TYPE_Q6_K && dst->src[1]->ne[1] < 17" in texts["tiled"]
+    assert "GGML_TYPE_Q6_K && dst->src[1]->ne[1] < 18" in texts["tiled"]
     again = change(tmp_path)
     assert again.returncode == 0
     assert {name: file.read_text() for name, file in files.items()} == texts
