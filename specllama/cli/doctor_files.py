@@ -74,11 +74,11 @@ def meaning(
     if epsilon is None or reach is None:
         return "not measured"
     behind = f"behind texts of up to {reach:.0f} tokens"
+    most = f"batches of up to {alike or 2:.0f} rows are bit-equal to single rows {behind}"
     if unlike is None and epsilon == 0:
-        return f"batched and single rows are bit-equal {behind}"
+        return most
     if alike is not None and alike >= ENOUGH_ROWS:
-        most = f"batches of up to {alike:.0f} rows"
-        return f"{most} are bit-equal to single rows {behind}; wider ones are not used"
+        return f"{most}; wider ones are not used"
     differ = f"batched and single rows differ by up to {epsilon:.2g} {behind}"
     if alike is not None and alike >= 2:
         return f"{differ}; near-ties are counted, --exact uses no batch wider than {alike:.0f} rows"

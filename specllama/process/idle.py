@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specllama.calibrate import goes_back
 from specllama.core.engine import Engine
 from specllama.core.params import SamplingParams
 from specllama.core.sequence import Generation, Request
@@ -53,7 +54,7 @@ class Idle:
     @property
     def misses_epsilon(self) -> bool:
         """Whether --exact has something to measure."""
-        return not self._loaded.learning.covers(self._behind)
+        return goes_back(self._loaded.context) and not self._loaded.learning.covers(self._behind)
 
     @property
     def _behind(self) -> int:
