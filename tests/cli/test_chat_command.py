@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -364,7 +365,7 @@ class TestPipe:
 
     def test_streams_that_are_closed(self, shared: Command) -> None:
         for redirection in (">&-", "<&- >&- 2>&-", "| true"):
-            line = f"{sys.executable} -m specllama chat --no-calibrate -n 5 {redirection}"
+            line = f"{shlex.quote(sys.executable)} -m specllama chat --no-calibrate -n 5 {redirection}"
             done = subprocess.run(
                 ["bash", "-c", f"printf 'zip\\nzip\\n' | {line}; exit ${{PIPESTATUS[1]}}"],
                 capture_output=True, env=shared.env, cwd=shared.home, timeout=60, check=False,

@@ -30,6 +30,7 @@ SECRET = "hf_donotprintthis"
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_HOME": None,
+    "XDG_CACHE_HOME": None,
     "HF_HUB_CACHE": None,
     "HF_TOKEN": None,
     "HF_ENDPOINT": None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -319,7 +320,7 @@ def test_11_no_room(pull: Puller) -> None:
 
 
 def test_11_the_disk_fills_up(pull: Puller) -> None:
-    limited = f"ulimit -f {len(LARGE) // 2048}; exec {sys.executable} -m specllama pull {NAME}"
+    limited = f"ulimit -f {len(LARGE) // 2048}; exec {shlex.quote(sys.executable)} -m specllama pull {NAME}"
     env = pull.command.environment(pull.hub.environ())
     done = subprocess.run(
         ["bash", "-c", limited], capture_output=True, env=env, cwd=pull.command.home, timeout=60, check=False

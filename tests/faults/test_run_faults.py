@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -299,7 +300,7 @@ class TestStreams:
     """Row 36."""
 
     def shell(self, command: Command, line: str) -> Result:
-        run = f"{sys.executable} -m specllama run -p zip --ignore-eos --no-calibrate"
+        run = f"{shlex.quote(sys.executable)} -m specllama run -p zip --ignore-eos --no-calibrate"
         done = subprocess.run(
             ["bash", "-c", line.replace("RUN", run)],
             capture_output=True,
@@ -326,7 +327,7 @@ class TestStreams:
         assert "rror" not in result.err
 
     def test_no_prompt_and_no_stdin(self, shared: Command) -> None:
-        result = self.shell(shared, f"{sys.executable} -m specllama run <&-")
+        result = self.shell(shared, f"{shlex.quote(sys.executable)} -m specllama run <&-")
         refused(result, 2, "there is no prompt")
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
