@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -106,7 +107,7 @@ class TestStreams:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         command = Command(tmp_path)
-        line = f"exec {' '.join(MAIN)} serve --port {port} -np 1 --no-calibrate {closed}"
+        line = f"exec {shlex.join(MAIN)} serve --port {port} -np 1 --no-calibrate {closed}"
         process = subprocess.Popen(["bash", "-c", line], env=command.env, cwd=command.home)
         try:
             self.check(port)
