@@ -230,8 +230,8 @@ class Learning:
 
 
 def length_class(n_ids: int) -> int:
-    """Texts of a class are decoded by the same kernels: llama.cpp pads the cache in use to 256 cells, and
-    chooses by their number.
+    """Of so many ids: 0 to 256, 1 to 512, 2 to 1,024, ... llama.cpp pads the cache in use to 256 cells and
+    chooses kernels by their number; rows are compared once in each class.
     """
     return max(0, (n_ids - 1).bit_length() - 8)
 
