@@ -58,13 +58,54 @@ specllama_change(ops.cpp 1
         }
 ]=])
 
-# K-quants on x86: four rows and more are multiplied by another kernel than one to three. One by one, four rows
-# take less (0.85 to 0.9 x), eight as much, sixteen 1.3 to 1.4 times as long.
+# On x86 with AVX2, rows of a batch share what is read and unpacked of Q4_0, Q4_K, Q6_K, Q8_0 and F16 weights
+# (llama_rows.h): a row is the same however many there are, and two to eight take about half as long.
+configure_file("${CMAKE_CURRENT_LIST_DIR}/llama_rows.h"
+  "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows.h" COPYONLY)
+specllama_change(repack.cpp 1 "#include \"repack.h\"\n" "#include \"repack.h\"\n#include \"specllama_rows.h\"\n")
+specllama_change(ggml-cpu.c 1
+[=[void ggml_compute_forward_mul_mat(
+]=]
+[=[extern bool specllama_takes(const struct ggml_tensor * dst);
+extern void specllama_multiply(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+
+void ggml_compute_forward_mul_mat(
+]=])
+specllama_change(ggml-cpu.c 1
+[=[    ggml_barrier(params->threadpool);
+
+#if GGML_USE_LLAMAFILE
+    if (src1->type != vec_dot_type) {
+]=]
+[=[    ggml_barrier(params->threadpool);
+
+    if (specllama_takes(dst)) {
+        specllama_multiply(params, dst);
+        return;
+    }
+#if GGML_USE_LLAMAFILE
+    if (src1->type != vec_dot_type) {
+]=])
+specllama_change(tiled/tiled.cpp 1
+[=[// tiled K-quant matmul; returns true if the op was computed here,
+// false to fall through to the stock path
+bool ggml_compute_forward_mul_mat_tiled(
+]=]
+[=[extern "C" bool specllama_takes(const struct ggml_tensor * dst);
+
+bool ggml_compute_forward_mul_mat_tiled(
+]=])
+specllama_change(tiled/tiled.cpp 1
+  "if (!ggml_tiled_min_batch(dst->src[1]->ne[1])) {"
+  "if (!ggml_tiled_min_batch(dst->src[1]->ne[1]) || (specllama_takes(dst) && !ggml_tiled_matmul_forced())) {")
+
+# Weights that llama.cpp has in groups (repack.cpp) are multiplied there: those of Q4_0 and Q4_K, and the other
+# K-quants by single rows as long as there are few of them, since four rows come from another kernel.
 specllama_change(repack.cpp 1
   "template <typename BLOC_TYPE, int64_t INTER_SIZE, int64_t NB_COLS, ggml_type PARAM_TYPE> class tensor_traits :"
-  "template <ggml_type PARAM_TYPE> static int64_t rows_by_fours(int64_t n) {
+  "template <typename BLOC_TYPE, ggml_type PARAM_TYPE> static int64_t rows_by_fours(int64_t n) {
 #if defined(__x86_64__) || defined(_M_X64)
-    if (PARAM_TYPE == GGML_TYPE_Q8_K && n < ${SPECLLAMA_ROWS}) {
+    if (specllama::shared<BLOC_TYPE> || (PARAM_TYPE == GGML_TYPE_Q8_K && n < ${SPECLLAMA_ROWS})) {
         return 0;
     }
 #endif
@@ -72,15 +113,13 @@ specllama_change(repack.cpp 1
 }
 
 template <typename BLOC_TYPE, int64_t INTER_SIZE, int64_t NB_COLS, ggml_type PARAM_TYPE> class tensor_traits :")
-specllama_change(repack.cpp 1 "if (nrows > 3) {" "if (rows_by_fours<PARAM_TYPE>(nrows) > 0) {")
-specllama_change(repack.cpp 2 "nrows - (nrows % 4)" "rows_by_fours<PARAM_TYPE>(nrows)")
-specllama_change(repack.cpp 2 "ne11 - ne11 % 4" "rows_by_fours<PARAM_TYPE>(ne11)")
-
-# Q6_K, which most 4-bit files use for a part of their weights: eight rows and more are multiplied by tiles.
-# Where all weights are Q6_K the tiles are 1.5 to 1.8 times as fast from twelve rows on; those of other kinds
-# (Q5_K, IQ4_XS, ...), which gain more, are left alone.
-specllama_change(tiled/tiled.cpp 1
-  "if (!ggml_tiled_min_batch(dst->src[1]->ne[1])) {"
-  "if (!ggml_tiled_min_batch(dst->src[1]->ne[1]) ||
-        (dst->src[0]->type == GGML_TYPE_Q6_K && dst->src[1]->ne[1] < ${SPECLLAMA_ROWS} && !ggml_tiled_matmul_forced())) {")
+specllama_change(repack.cpp 1 "        if (nrows > 3) {"
+"        if constexpr (specllama::shared<BLOC_TYPE>) {
+            specllama::batch<BLOC_TYPE>(ne00, ncols, (float *) dst_ptr + src0_start, nb1 / nb0,
+                                        src0_ptr + src0_start * nb01, nb01, src1_ptr, src1_col_stride, nrows);
+            return;
+        }
+        if (rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows) > 0) {")
+specllama_change(repack.cpp 2 "nrows - (nrows % 4)" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows)")
+specllama_change(repack.cpp 2 "ne11 - ne11 % 4" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(ne11)")
 file(TOUCH "${SPECLLAMA_DONE}")

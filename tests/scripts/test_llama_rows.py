@@ -22,23 +22,36 @@ ATTENTION = """    const bool use_split_kv_path = !use_ref && (neq1 == 1 && neq3
         int64_t nchunk = 1; // [a] {b}
 """
 CLASS = "template <typename BLOC_TYPE, int64_t INTER_SIZE, int64_t NB_COLS, ggml_type PARAM_TYPE> class "
-REPACK = f"""{CLASS}tensor_traits : {{
+REPACK = f"""#include "repack.h"
+{CLASS}tensor_traits : {{
         if (nrows > 3) {{
             gemm(nrows - (nrows % 4), ncols);
         for (int iter = nrows - (nrows % 4); iter < nrows; iter++) {{
             for (int64_t i11 = ith * 4; i11 < ne11 - ne11 % 4; i11 += nth * 4) {{
             const int64_t i11_processed = ne11 - ne11 % 4;
 """
-TILED = "    if (!ggml_tiled_min_batch(dst->src[1]->ne[1])) {\n        return false;\n"
+TILED = """// tiled K-quant matmul; returns true if the op was computed here,
+// false to fall through to the stock path
+bool ggml_compute_forward_mul_mat_tiled(
+    if (!ggml_tiled_min_batch(dst->src[1]->ne[1])) {
+        return false;
+"""
+MULTIPLY = """void ggml_compute_forward_mul_mat(
+    ggml_barrier(params->threadpool);
+
+#if GGML_USE_LLAMAFILE
+    if (src1->type != vec_dot_type) {
+"""
 
 pytestmark = pytest.mark.skipif(CMAKE is None, reason="no cmake")
 
 
 def source(directory: Path, **other: str) -> dict[str, Path]:
     """ggml's source, as far as it is changed."""
-    texts = {"ops": ATTENTION, "repack": REPACK, "tiled": TILED} | other
-    files = {name: directory / "src" / "ggml-cpu" / f"{name}.cpp" for name in ("ops", "repack")}
-    files["tiled"] = directory / "src" / "ggml-cpu" / "tiled" / "tiled.cpp"
+    texts = {"ops": ATTENTION, "repack": REPACK, "tiled": TILED, "ggml-cpu": MULTIPLY} | other
+    cpu = directory / "src" / "ggml-cpu"
+    files = {name: cpu / f"{name}.cpp" for name in ("ops", "repack")}
+    files |= {"tiled": cpu / "tiled" / "tiled.cpp", "ggml-cpu": cpu / "ggml-cpu.c"}
     files["tiled"].parent.mkdir(parents=True)
     for name, file in files.items():
         file.write_text(texts[name])
@@ -59,22 +72,27 @@ def test_what_is_changed(tmp_path: Path) -> None:
     assert "shared % nth == 0" in texts["ops"]
     assert texts["ops"].endswith(ATTENTION.splitlines()[-1] + "\n"), "what follows is as it was"
     assert "% 4)" not in texts["repack"].split("class tensor_traits")[1]
-    assert texts["repack"].count("rows_by_fours<PARAM_TYPE>(nrows)") == 3
-    assert texts["repack"].count("rows_by_fours<PARAM_TYPE>(ne11)") == 2
-    assert "GGML_TYPE_Q6_K && dst->src[1]->ne[1] < 18" in texts["tiled"]
+    assert texts["repack"].count("rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows)") == 3
+    assert texts["repack"].count("rows_by_fours<BLOC_TYPE, PARAM_TYPE>(ne11)") == 2
+    assert '#include "specllama_rows.h"' in texts["repack"]
+    assert "specllama::batch<BLOC_TYPE>" in texts["repack"]
+    assert "|| (specllama_takes(dst) &&" in texts["tiled"]
+    assert "specllama_multiply(params, dst);" in texts["ggml-cpu"].split("ggml_barrier")[1]
+    assert (files["repack"].parent / "specllama_rows.h").read_text() == SCRIPT.with_suffix(".h").read_text()
     again = change(tmp_path)
     assert again.returncode == 0
     assert {name: file.read_text() for name, file in files.items()} == texts
 
 
-@pytest.mark.parametrize("name", ["ops", "repack", "tiled"])
+@pytest.mark.parametrize("name", ["ops", "repack", "tiled", "ggml-cpu"])
 @pytest.mark.parametrize("text", ["", "int a;\n"])
 def test_another_llama_cpp_is_refused(tmp_path: Path, name: str, text: str) -> None:
     """Else texts of the next version would be others, and nobody would know."""
     source(tmp_path, **{name: text})
     found = change(tmp_path)
     assert found.returncode != 0
-    assert f"{name}.cpp of this llama.cpp is another" in " ".join(found.stderr.split())
+    file = "ggml-cpu.c" if name == "ggml-cpu" else f"{name}.cpp"
+    assert f"{file} of this llama.cpp is another" in " ".join(found.stderr.split())
 
 
 def test_a_place_that_is_there_twice_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,720 @@
+// Rows of a batch share the reading and unpacking of weights (x86-64 with AVX2; see llama_rows.cmake, which has it
+// included by llama.cpp's ggml-cpu/repack.cpp).
+//
+// llama.cpp reads or unpacks weights anew for each of a few rows, so that a verification of three tokens takes two to
+// three times as long as one decode. Here up to eight rows are multiplied by what was unpacked once. Whole numbers are
+// summed up exactly, in whatever order; the floating-point sums of a row come in one order however many rows there
+// are, that of llama.cpp's single row but for F16. So a row is the same, bit for bit, alone and beside any others.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+
+// Else the compiler keeps what is summed up in memory, from some number of rows on.
+#if defined(__clang__)
+#define SPECLLAMA_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define SPECLLAMA_UNROLL _Pragma("GCC unroll 8")
+#else
+#define SPECLLAMA_UNROLL
+#endif
+
+namespace specllama {
+
+constexpr int     MOST = 8;          // rows at once: more of them do not stay in registers
+constexpr int64_t CACHED = 1 << 17;  // bytes of weights that further rows find in the cache
+constexpr int64_t TOGETHER = 128;    // rows whose preparation is kept
+
+template <typename BLOCK>  // what repack.cpp has in groups of eight columns, on x86
+constexpr bool shared = std::is_same_v<BLOCK, block_q4_0> || std::is_same_v<BLOCK, block_q4_K>;
+
+// Vectors of 32 bytes: half a group in each. SUMMED bytes, unsigned, times as many signed ones are one sum, of 32 or
+// of 16 bits, where neither sixteen products with four bits nor four with six bits are too large.
+struct narrow {
+    using ints   = __m256i;
+    using floats = __m256;
+    static constexpr int GROUPS = 1;  // of columns, at once
+#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+    static constexpr int SUMMED = 4;
+#else
+    static constexpr int SUMMED = 2;
+#endif
+    static ints zero() { return _mm256_setzero_si256(); }
+    static ints bytes(int value) { return _mm256_set1_epi8((char) value); }
+    static ints words(int32_t value) { return _mm256_set1_epi32(value); }
+    static ints eight(int64_t value) { return _mm256_set1_epi64x(value); }
+    static ints both(ints a, ints b) { return _mm256_and_si256(a, b); }
+    static ints other(ints a, ints b) { return _mm256_xor_si256(a, b); }
+    static ints less(ints a, ints b) { return _mm256_sub_epi32(a, b); }
+    static ints high(ints a) { return _mm256_srli_epi16(a, 4); }
+    static ints plus(ints sum, ints w, ints a) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+        return _mm256_dpbusd_epi32(sum, w, a);
+#elif defined(__AVXVNNI__)
+        return _mm256_dpbusd_avx_epi32(sum, w, a);
+#else
+        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a));
+#endif
+    }
+    static ints plus_pairs(ints sum, ints a, ints b) {  // products of 16 bits, two and two
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+        return _mm256_dpwssd_epi32(sum, a, b);
+#elif defined(__AVXVNNI__)
+        return _mm256_dpwssd_avx_epi32(sum, a, b);
+#else
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+#endif
+    }
+    static ints whole(ints sums) { return SUMMED == 4 ? sums : _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+    static floats none() { return _mm256_setzero_ps(); }
+    static floats all(float value) { return _mm256_set1_ps(value); }
+    static floats times(floats a, floats b) { return _mm256_mul_ps(a, b); }
+    static floats plus(floats sum, ints a, floats b) { return _mm256_fmadd_ps(_mm256_cvtepi32_ps(a), b, sum); }
+    static floats less(floats a, floats b) { return _mm256_sub_ps(a, b); }
+
+    // 64 bytes of a group: columns 0-3, then 4-7, eight numbers of each.
+    static void load(ints * first, ints * second, const void * group, const void *) {
+        *first  = _mm256_loadu_si256((const __m256i *) group);
+        *second = _mm256_loadu_si256((const __m256i *) group + 1);
+    }
+    // One sum for each column, in the order 0 1 4 5 2 3 6 7. So are `halves`, `pairs`; `store` puts them in order.
+    static ints columns(ints first, ints second) { return _mm256_hadd_epi32(first, second); }
+    static floats halves(const ggml_half * group, const ggml_half *) {
+        const __m128i d = _mm_loadu_si128((const __m128i *) group);
+        return _mm256_cvtph_ps(_mm_shuffle_epi32(d, _MM_SHUFFLE(3, 1, 2, 0)));
+    }
+    static ints pairs(__m128i group, __m128i) {  // of bytes, as 16 bits: one pair a column
+        return _mm256_cvtepu8_epi16(_mm_shuffle_epi32(group, _MM_SHUFFLE(3, 1, 2, 0)));
+    }
+    static void store(float * to, floats sums) {
+        const __m256d by_two = _mm256_permute4x64_pd(_mm256_castps_pd(sums), _MM_SHUFFLE(3, 1, 2, 0));
+        _mm256_storeu_ps(to, _mm256_castpd_ps(by_two));
+    }
+    // Signed 8-bit scales from the one at `at` on, each for BYTES products, in the places of their sums.
+    template <int BYTES> static ints scales(__m128i from, int at) {
+        constexpr int N = SUMMED;
+        const __m128i place = _mm_setr_epi8(0, N / BYTES, 2 * N / BYTES, 3 * N / BYTES, 4 * N / BYTES, 5 * N / BYTES,
+                                            6 * N / BYTES, 7 * N / BYTES, 8 * N / BYTES, 9 * N / BYTES,
+                                            10 * N / BYTES, 11 * N / BYTES, 12 * N / BYTES, 13 * N / BYTES,
+                                            14 * N / BYTES, 15 * N / BYTES);
+        const __m128i picked = _mm_shuffle_epi8(from, _mm_add_epi8(place, _mm_set1_epi8((char) at)));
+        return N == 2 ? _mm256_cvtepi8_epi16(picked)
+                      : _mm256_blend_epi16(_mm256_cvtepi8_epi32(picked), _mm256_setzero_si256(), 0xAA);
+    }
+    static void scales_of_columns(ints * first, ints * second, __m128i group, __m128i) {
+        *first  = scales<8>(group, 0);
+        *second = scales<8>(group, 4);
+    }
+
+    // Q6_K: as many numbers as there are bytes here, four bits of one place and two of another, and their scales.
+    static void six(ints * numbers, ints * by, const block_q6_K & w, __m128i of_16, int step) {
+        const int half = step / 4, i = step % 4;
+        const ints four = _mm256_loadu_si256((const __m256i *) w.ql + 2 * half + i % 2);
+        const ints two  = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *) w.qh + half), 2 * i);
+        *numbers = _mm256_or_si256(both(i < 2 ? four : high(four), bytes(15)),
+                                   _mm256_slli_epi16(both(two, bytes(3)), 4));
+        *by = scales<16>(of_16, 2 * step);
+    }
+    static ints row(const int8_t * from) { return _mm256_loadu_si256((const __m256i *) from); }
+    static __m256i eight_sums(ints sums) { return sums; }
+
+    // Q8_0: the numbers of COLUMNS, and what their products by a row begin with. Where the row has to be unsigned
+    // it is 128 more than it was (MORE), so they begin with 128 x their sums less; else it gets their sign.
+    static constexpr int COLUMNS = 1;
+    static constexpr int MORE    = SUMMED == 4 ? 0x80 : 0;
+    static void load(ints * numbers, ints * begin, floats * d, const block_q8_0 * w, const block_q8_0 *) {
+        *numbers = row(w->qs);
+        *begin   = SUMMED == 4 ? less(zero(), plus(zero(), bytes(MORE), *numbers)) : zero();
+        *d       = all(GGML_CPU_FP16_TO_FP32(w->d));
+    }
+    static ints products(ints begin, ints numbers, const int8_t * from) {
+        if (SUMMED == 4) {
+            return plus(begin, row(from), numbers);
+        }
+        return whole(plus(begin, _mm256_abs_epi8(numbers), _mm256_sign_epi8(row(from), numbers)));
+    }
+    static void store_sums(float * to, floats sums) { *to = sum(sums); }
+    static float sum(__m256 sums) {
+        const __m128 four = _mm_add_ps(_mm256_extractf128_ps(sums, 1), _mm256_castps256_ps128(sums));
+        const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+
+    // F16: numbers as floats, and the rows that stay in registers.
+    static constexpr int FLOATS = 8, MOST_F16 = 2;
+    static floats from_f16(const ggml_half * w) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) w)); }
+    static floats load(const float * from) { return _mm256_loadu_ps(from); }
+    static void   keep(float * to, floats numbers) { _mm256_storeu_ps(to, numbers); }
+    static floats plus(floats sum, floats a, floats b) { return _mm256_fmadd_ps(a, b, sum); }
+    static floats add(floats a, floats b) { return _mm256_add_ps(a, b); }
+    static float  total(floats sums) { return sum(sums); }
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+// Vectors of 64 bytes: a group in each of two.
+struct wide {
+    using ints   = __m512i;
+    using floats = __m512;
+    static constexpr int GROUPS = 2;
+    static constexpr int SUMMED = 4;
+    static ints zero() { return _mm512_setzero_si512(); }
+    static ints bytes(int value) { return _mm512_set1_epi8((char) value); }
+    static ints words(int32_t value) { return _mm512_set1_epi32(value); }
+    static ints eight(int64_t value) { return _mm512_set1_epi64(value); }
+    static ints both(ints a, ints b) { return _mm512_and_si512(a, b); }
+    static ints other(ints a, ints b) { return _mm512_xor_si512(a, b); }
+    static ints less(ints a, ints b) { return _mm512_sub_epi32(a, b); }
+    static ints high(ints a) { return _mm512_srli_epi16(a, 4); }
+    static ints plus(ints sum, ints w, ints a) { return _mm512_dpbusd_epi32(sum, w, a); }
+    static ints plus_pairs(ints sum, ints a, ints b) { return _mm512_dpwssd_epi32(sum, a, b); }
+    static ints whole(ints sums) { return sums; }
+    static floats none() { return _mm512_setzero_ps(); }
+    static floats all(float value) { return _mm512_set1_ps(value); }
+    static floats times(floats a, floats b) { return _mm512_mul_ps(a, b); }
+    static floats plus(floats sum, ints a, floats b) { return _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), b, sum); }
+    static floats less(floats a, floats b) { return _mm512_sub_ps(a, b); }
+    static void load(ints * first, ints * second, const void * group, const void * next) {
+        *first  = _mm512_loadu_si512(group);
+        *second = _mm512_loadu_si512(next);
+    }
+    // The order is 0 1 of the group, 0 1 of the next, 2 3 of the group, and so on.
+    static ints columns(ints first, ints second) {
+        const __m512 a = _mm512_castsi512_ps(first), b = _mm512_castsi512_ps(second);
+        return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+                                _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xDD)));
+    }
+    static __m256i in_turn(__m128i a, __m128i b) {
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi32(a, b)), _mm_unpackhi_epi32(a, b), 1);
+    }
+    static floats halves(const ggml_half * group, const ggml_half * next) {
+        return _mm512_cvtph_ps(in_turn(_mm_loadu_si128((const __m128i *) group), _mm_loadu_si128((const __m128i *) next)));
+    }
+    static ints pairs(__m128i group, __m128i next) { return _mm512_cvtepu8_epi16(in_turn(group, next)); }
+    static void store(float * to, floats sums) {
+        const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+        _mm512_storeu_ps(to, _mm512_castsi512_ps(_mm512_permutexvar_epi64(order, _mm512_castps_si512(sums))));
+    }
+    static void scales_of_columns(ints * first, ints * second, __m128i group, __m128i next) {
+        const __m128i twice = _mm_setr_epi8(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+        *first  = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(group, twice));
+        *second = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(next, twice));
+    }
+    static void six(ints * numbers, ints * by, const block_q6_K & w, __m128i of_16, int step) {
+        const int half = step / 2, i = step % 2;
+        const ints four = _mm512_loadu_si512(w.ql + 64 * half);
+        const ints two  = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *) w.qh + half));
+        const ints down = _mm512_inserti64x4(_mm512_set1_epi16(4 * i), _mm256_set1_epi16(4 * i + 2), 1);
+        *numbers = _mm512_or_si512(both(i ? high(four) : four, bytes(15)),
+                                   _mm512_slli_epi16(both(_mm512_srlv_epi16(two, down), bytes(3)), 4));
+        const __m128i place = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        const __m128i at    = _mm_add_epi8(place, _mm_set1_epi8((char) (4 * step)));
+        *by = _mm512_maskz_mov_epi16(0x55555555, _mm512_cvtepi8_epi32(_mm_shuffle_epi8(of_16, at)));
+    }
+    static ints row(const int8_t * from) { return _mm512_loadu_si512(from); }
+    static __m256i eight_sums(ints sums) {
+        return _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+    }
+
+    static constexpr int COLUMNS = 2;
+    static constexpr int MORE    = 0x80;
+    static ints two(__m256i a, __m256i b) { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
+    static void load(ints * numbers, ints * begin, floats * d, const block_q8_0 * w, const block_q8_0 * next) {
+        *numbers = two(narrow::row(w->qs), narrow::row(next->qs));
+        *begin   = less(zero(), plus(zero(), bytes(MORE), *numbers));
+        *d = _mm512_castsi512_ps(two(_mm256_castps_si256(narrow::all(GGML_CPU_FP16_TO_FP32(w->d))),
+                                     _mm256_castps_si256(narrow::all(GGML_CPU_FP16_TO_FP32(next->d)))));
+    }
+    static ints products(ints begin, ints numbers, const int8_t * from) {
+        return plus(begin, _mm512_broadcast_i64x4(narrow::row(from)), numbers);
+    }
+    static void store_sums(float * to, floats sums) {
+        to[0] = narrow::sum(_mm512_castps512_ps256(sums));
+        to[1] = narrow::sum(_mm512_extractf32x8_ps(sums, 1));
+    }
+
+    static constexpr int FLOATS = 16, MOST_F16 = 6;
+    static floats from_f16(const ggml_half * w) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) w)); }
+    static floats load(const float * from) { return _mm512_loadu_ps(from); }
+    static void   keep(float * to, floats numbers) { _mm512_storeu_ps(to, numbers); }
+    static floats plus(floats sum, floats a, floats b) { return _mm512_fmadd_ps(a, b, sum); }
+    static floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
+    static float  total(floats sums) { return _mm512_reduce_add_ps(sums); }
+};
+using widest = wide;
+#else
+using widest = narrow;
+#endif
+
+template <typename V>
+static typename V::ints dot(const typename V::ints * w, const typename V::ints * a) {
+    return V::plus(V::plus(V::plus(V::plus(V::zero(), w[0], a[0]), w[1], a[1]), w[2], a[2]), w[3], a[3]);
+}
+
+// Of a row: numbers 0-7, 8-15, 16-23 and 24-31, each eight for all columns.
+template <typename V> static void eights(typename V::ints * to, const int8_t * from) {
+    SPECLLAMA_UNROLL
+    for (int i = 0; i < 4; i++) {
+        int64_t bytes;
+        memcpy(&bytes, from + 8 * i, sizeof(bytes));
+        to[i] = V::eight(bytes);
+    }
+}
+
+// Two groups are read at once, which the processor does not foresee: the block that comes after both.
+template <typename V, typename GROUP> static void ahead(const GROUP * w, const GROUP * next, int64_t nb) {
+    if (V::GROUPS > 1) {
+        for (size_t at = 0; at < sizeof(GROUP); at += 64) {
+            __builtin_prefetch((const char *) (w + V::GROUPS * nb) + at);
+            __builtin_prefetch((const char *) (next + V::GROUPS * nb) + at);
+        }
+    }
+}
+
+template <typename T> static T * scratch(size_t size) {
+    static thread_local std::vector<T> kept;
+    if (kept.size() < size) {
+        kept.resize(size);
+    }
+    return kept.data();
+}
+
+// The three below: R rows of `n` numbers each, `stride` bytes apart, by `nc` columns of weights; row r of the result
+// is at s + r x bs. The first two do as many groups of columns as they can at once, and return how many columns.
+
+struct of_q8_0 {  // what every column needs of a block of a row
+    float   d;
+    int32_t eightfold;  // 8 x its sum, since weights of -8 to 7 are taken as 0 to 15
+};
+
+static const of_q8_0 * all_of_q8_0(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
+    of_q8_0 * of = scratch<of_q8_0>(n_rows * nb);
+    for (int64_t r = 0; r < n_rows; r++) {
+        const block_q8_0 * a = (const block_q8_0 *) (rows + r * stride);
+        for (int64_t b = 0; b < nb; b++) {
+            int32_t sum = 0;
+            for (int i = 0; i < QK8_0; i++) {
+                sum += a[b].qs[i];
+            }
+            of[r * nb + b] = { GGML_CPU_FP16_TO_FP32(a[b].d), 8 * sum };
+        }
+    }
+    return of;
+}
+
+template <typename V, int R>
+static int64_t rows_q4_0(int64_t n, int64_t nc, float * s, size_t bs, const block_q4_0x8 * weights, const char * rows,
+                         size_t stride, const of_q8_0 * of) {
+    using ints = typename V::ints;
+    const int64_t nb = n / QK8_0;
+    int64_t x = 0;
+    for (; x + 8 * V::GROUPS <= nc; x += 8 * V::GROUPS) {
+        const block_q4_0x8 * w    = weights + x / 8 * nb;
+        const block_q4_0x8 * next = w + (V::GROUPS - 1) * nb;
+        typename V::floats acc[R];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc[r] = V::none();
+        }
+        for (int64_t b = 0; b < nb; b++) {
+            ahead<V>(w + b, next + b, nb);
+            ints first[4], second[4];  // as in eights()
+            SPECLLAMA_UNROLL
+            for (int i = 0; i < 2; i++) {
+                ints one, two;
+                V::load(&one, &two, w[b].qs + 64 * i, next[b].qs + 64 * i);
+                one = V::other(one, V::bytes(0x88));
+                two = V::other(two, V::bytes(0x88));
+                first[i]      = V::both(one, V::bytes(15));
+                second[i]     = V::both(two, V::bytes(15));
+                first[i + 2]  = V::both(V::high(one), V::bytes(15));
+                second[i + 2] = V::both(V::high(two), V::bytes(15));
+            }
+            const typename V::floats d = V::halves(w[b].d, next[b].d);
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const of_q8_0 & more = of[r * nb + b];
+                ints bytes[4];
+                eights<V>(bytes, ((const block_q8_0 *) (rows + r * stride))[b].qs);
+                const ints sums = V::columns(V::whole(dot<V>(first, bytes)), V::whole(dot<V>(second, bytes)));
+                acc[r] = V::plus(acc[r], V::less(sums, V::words(more.eightfold)), V::times(d, V::all(more.d)));
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            V::store(s + r * bs + x, acc[r]);
+        }
+    }
+    return x;
+}
+
+// Scales (bytes 0-7) and mins (8-15), of six bits, of eight columns for 32 numbers each: packed in 12 bytes.
+static inline __m128i scales_and_mins(const uint8_t * packed) {
+    uint32_t p[3];
+    memcpy(p, packed, sizeof(p));
+    const uint32_t low6 = 0x3f3f3f3f, low4 = 0x0f0f0f0f, high2 = 0x30303030;
+    return _mm_setr_epi32((int) (p[0] & low6), (int) ((p[2] & low4) | ((p[0] >> 2) & high2)),
+                          (int) (p[1] & low6), (int) (((p[2] >> 4) & low4) | ((p[1] >> 2) & high2)));
+}
+
+static inline __m128i mins_of(__m128i one, __m128i two) {  // of two times 32 numbers, column by column
+    return _mm_unpackhi_epi8(one, two);
+}
+
+static const int16_t * sums_of_q8_k(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
+    int16_t * sums = scratch<int16_t>(n_rows * nb * 8);  // of 32 numbers each
+    for (int64_t r = 0; r < n_rows; r++) {
+        const block_q8_K * a = (const block_q8_K *) (rows + r * stride);
+        for (int64_t b = 0; b < nb; b++) {
+            for (int i = 0; i < 8; i++) {
+                sums[(r * nb + b) * 8 + i] = (int16_t) (a[b].bsums[2 * i] + a[b].bsums[2 * i + 1]);
+            }
+        }
+    }
+    return sums;
+}
+
+template <typename V, int R>
+static int64_t rows_q4_k(int64_t n, int64_t nc, float * s, size_t bs, const block_q4_Kx8 * weights, const char * rows,
+                         size_t stride, const int16_t * sums) {
+    using ints = typename V::ints;
+    const int64_t nb = n / QK_K;
+    int64_t x = 0;
+    for (; x + 8 * V::GROUPS <= nc; x += 8 * V::GROUPS) {
+        const block_q4_Kx8 * w    = weights + x / 8 * nb;
+        const block_q4_Kx8 * next = w + (V::GROUPS - 1) * nb;
+        typename V::floats acc[R], acc_min[R];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc[r] = acc_min[r] = V::none();
+        }
+        for (int64_t b = 0; b < nb; b++) {
+            ahead<V>(w + b, next + b, nb);
+            ints first_sum[R], second_sum[R], min_sum[R];
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                first_sum[r] = second_sum[r] = min_sum[r] = V::zero();
+            }
+            for (int part = 0; part < 4; part++) {  // 64 numbers: 32 in low halves of bytes, 32 in high ones
+                const __m128i here[2]  = { scales_and_mins(w[b].scales + 24 * part),
+                                           scales_and_mins(w[b].scales + 24 * part + 12) };
+                const __m128i there[2] = { scales_and_mins(next[b].scales + 24 * part),
+                                           scales_and_mins(next[b].scales + 24 * part + 12) };
+                const ints mins = V::pairs(mins_of(here[0], here[1]), mins_of(there[0], there[1]));
+                SPECLLAMA_UNROLL
+                for (int half = 0; half < 2; half++) {
+                    ints first[4], second[4], first_scales, second_scales;
+                    SPECLLAMA_UNROLL
+                    for (int i = 0; i < 4; i++) {
+                        V::load(first + i, second + i, w[b].qs + 256 * part + 64 * i, next[b].qs + 256 * part + 64 * i);
+                        first[i]  = V::both(half ? V::high(first[i]) : first[i], V::bytes(15));
+                        second[i] = V::both(half ? V::high(second[i]) : second[i], V::bytes(15));
+                    }
+                    V::scales_of_columns(&first_scales, &second_scales, here[half], there[half]);
+                    SPECLLAMA_UNROLL
+                    for (int r = 0; r < R; r++) {
+                        const block_q8_K & a = ((const block_q8_K *) (rows + r * stride))[b];
+                        ints bytes[4];
+                        eights<V>(bytes, a.qs + 64 * part + 32 * half);
+                        first_sum[r]  = V::plus_pairs(first_sum[r], dot<V>(first, bytes), first_scales);
+                        second_sum[r] = V::plus_pairs(second_sum[r], dot<V>(second, bytes), second_scales);
+                    }
+                }
+                SPECLLAMA_UNROLL
+                for (int r = 0; r < R; r++) {
+                    int32_t pair;
+                    memcpy(&pair, sums + (r * nb + b) * 8 + 2 * part, sizeof(pair));
+                    min_sum[r] = V::plus_pairs(min_sum[r], V::words(pair), mins);
+                }
+            }
+            const typename V::floats d = V::halves(w[b].d, next[b].d), dmin = V::halves(w[b].dmin, next[b].dmin);
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const typename V::floats scale = V::all(((const block_q8_K *) (rows + r * stride))[b].d);
+                acc[r] = V::plus(acc[r], V::columns(first_sum[r], second_sum[r]), V::times(d, scale));
+                acc_min[r] = V::plus(acc_min[r], min_sum[r], V::times(dmin, scale));
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            V::store(s + r * bs + x, V::less(acc[r], acc_min[r]));
+        }
+    }
+    return x;
+}
+
+template <typename V, int R>  // columns are `pitch` bytes apart: Q6_K is not in groups on x86
+static void rows_q6_k(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch,
+                      const char * rows, size_t stride) {
+    for (int64_t x = 0; x < nc; x++) {
+        const block_q6_K * w = (const block_q6_K *) (weights + x * pitch);
+        __m256 acc[R];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc[r] = _mm256_setzero_ps();
+        }
+        for (int64_t b = 0; b < n / QK_K; b++) {
+            const __m128i of_16 = _mm_loadu_si128((const __m128i *) w[b].scales);
+            typename V::ints sum[R];
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                sum[r] = V::zero();
+            }
+            constexpr int SIZE = sizeof(typename V::ints);
+            SPECLLAMA_UNROLL
+            for (int step = 0; step < QK_K / SIZE; step++) {
+                typename V::ints numbers, by;
+                V::six(&numbers, &by, w[b], of_16, step);
+                SPECLLAMA_UNROLL
+                for (int r = 0; r < R; r++) {
+                    const block_q8_K & a = ((const block_q8_K *) (rows + r * stride))[b];
+                    sum[r] = V::plus_pairs(sum[r], V::plus(V::zero(), numbers, V::row(a.qs + step * SIZE)), by);
+                }
+            }
+            const float d = GGML_CPU_FP16_TO_FP32(w[b].d);
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {  // weights of -32 to 31 were taken as 0 to 63
+                const block_q8_K & a = ((const block_q8_K *) (rows + r * stride))[b];
+                const __m256i of_bsums = _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *) a.bsums),
+                                                           _mm256_cvtepi8_epi16(of_16));
+                const __m256i sums = _mm256_sub_epi32(V::eight_sums(sum[r]), _mm256_slli_epi32(of_bsums, 5));
+                acc[r] = _mm256_fmadd_ps(_mm256_set1_ps(a.d * d), _mm256_cvtepi32_ps(sums), acc[r]);
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            s[r * bs + x] = narrow::sum(acc[r]);
+        }
+    }
+}
+
+struct more_q8_0 {
+    float  d;
+    int8_t qs[QK8_0];  // and V::MORE
+};
+
+static const more_q8_0 * more_of_q8_0(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
+    more_q8_0 * of = scratch<more_q8_0>(n_rows * nb);
+    for (int64_t r = 0; r < n_rows; r++) {
+        const block_q8_0 * a = (const block_q8_0 *) (rows + r * stride);
+        for (int64_t b = 0; b < nb; b++) {
+            of[r * nb + b].d = GGML_CPU_FP16_TO_FP32(a[b].d);
+            for (int i = 0; i < QK8_0; i++) {
+                of[r * nb + b].qs[i] = (int8_t) (a[b].qs[i] ^ widest::MORE);
+            }
+        }
+    }
+    return of;
+}
+
+template <typename V, int R>
+static int64_t rows_q8_0(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch,
+                         const more_q8_0 * of) {
+    const int64_t nb = n / QK8_0;
+    int64_t x = 0;
+    for (; x + V::COLUMNS <= nc; x += V::COLUMNS) {
+        const block_q8_0 * w    = (const block_q8_0 *) (weights + x * pitch);
+        const block_q8_0 * next = (const block_q8_0 *) (weights + (x + V::COLUMNS - 1) * pitch);
+        typename V::floats acc[R];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc[r] = V::none();
+        }
+        for (int64_t b = 0; b < nb; b++) {
+            typename V::ints numbers, begin;
+            typename V::floats d;
+            V::load(&numbers, &begin, &d, w + b, next + b);
+            __builtin_prefetch((const char *) (w + b) + V::COLUMNS * pitch);
+            __builtin_prefetch((const char *) (next + b) + V::COLUMNS * pitch);
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const more_q8_0 & a = of[r * nb + b];
+                acc[r] = V::plus(acc[r], V::products(begin, numbers, a.qs), V::times(d, V::all(a.d)));
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            V::store_sums(s + r * bs + x, acc[r]);
+        }
+    }
+    return x;
+}
+
+static const float * floats_of_f16(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
+    float * of = scratch<float>(n_rows * n);
+    for (int64_t r = 0; r < n_rows; r++) {
+        for (int64_t i = 0; i < n; i += widest::FLOATS) {
+            widest::keep(of + r * n + i, widest::from_f16((const ggml_half *) (rows + r * stride) + i));
+        }
+    }
+    return of;
+}
+
+template <typename V, int R, int C>  // C columns at once
+static int64_t rows_f16(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch, const float * of) {
+    int64_t x = 0;
+    for (; x + C <= nc; x += C) {
+        const char * w = weights + x * pitch;
+        typename V::floats acc[R][C];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                acc[r][c] = V::none();
+            }
+        }
+        for (int64_t i = 0; i < n; i += V::FLOATS) {
+            typename V::floats numbers[C];
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                const ggml_half * from = (const ggml_half *) (w + c * pitch) + i;
+                numbers[c] = V::from_f16(from);
+                __builtin_prefetch((const char *) from + C * pitch);
+            }
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const typename V::floats a = V::load(of + r * n + i);
+                SPECLLAMA_UNROLL
+                for (int c = 0; c < C; c++) {
+                    acc[r][c] = V::plus(acc[r][c], numbers[c], a);
+                }
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                s[r * bs + x + c] = V::total(acc[r][c]);
+            }
+        }
+    }
+    return x;
+}
+
+template <typename BLOCK>
+constexpr int most = std::is_same_v<BLOCK, ggml_half> ? widest::MOST_F16 : MOST;
+
+template <typename BLOCK, int R>
+static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char * rows,
+                    size_t stride, const void * more) {
+    int64_t x = 0;
+    if constexpr (std::is_same_v<BLOCK, block_q6_K>) {
+        rows_q6_k<widest, R>(n, nc, s, bs, w, pitch, rows, stride);
+    } else if constexpr (std::is_same_v<BLOCK, ggml_half>) {
+        const float * of = (const float *) more;
+        x = rows_f16<widest, R, 4>(n, nc, s, bs, w, pitch, of);
+        rows_f16<widest, R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
+    } else if constexpr (std::is_same_v<BLOCK, block_q8_0>) {
+        const more_q8_0 * of = (const more_q8_0 *) more;
+        x = rows_q8_0<widest, R>(n, nc, s, bs, w, pitch, of);
+        rows_q8_0<narrow, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
+    } else if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
+        const of_q8_0 * of = (const of_q8_0 *) more;
+        x = rows_q4_0<widest, R>(n, nc, s, bs, (const block_q4_0x8 *) w, rows, stride, of);
+        rows_q4_0<narrow, R>(n, nc - x, s + x, bs, (const block_q4_0x8 *) (w + x * pitch), rows, stride, of);
+    } else {
+        const int16_t * sums = (const int16_t *) more;
+        x = rows_q4_k<widest, R>(n, nc, s, bs, (const block_q4_Kx8 *) w, rows, stride, sums);
+        rows_q4_k<narrow, R>(n, nc - x, s + x, bs, (const block_q4_Kx8 *) (w + x * pitch), rows, stride, sums);
+    }
+}
+
+// n_rows of a batch by nc columns, `pitch` bytes each (see above): so many columns that they stay in a cache while
+// the rows pass by, in as few and as equal parts as can be.
+template <typename BLOCK>
+static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char * rows,
+                        size_t stride, int64_t n_rows) {
+    if (n_rows > TOGETHER) {
+        const int64_t rest = n_rows - TOGETHER;
+        batch<BLOCK>(n, nc, s, bs, w, pitch, rows, stride, TOGETHER);
+        batch<BLOCK>(n, nc, s + TOGETHER * bs, bs, w, pitch, rows + TOGETHER * stride, stride, rest);
+        return;
+    }
+    using part = void (*)(int64_t, int64_t, float *, size_t, const char *, size_t, const char *, size_t, const void *);
+    constexpr int M = most<BLOCK>;
+    static constexpr part BY_ROWS[8] = { at_once<BLOCK, 1>, at_once<BLOCK, 2>, at_once<BLOCK, 3>,
+                                         at_once<BLOCK, M < 4 ? M : 4>, at_once<BLOCK, M < 5 ? M : 5>,
+                                         at_once<BLOCK, M < 6 ? M : 6>, at_once<BLOCK, M < 7 ? M : 7>,
+                                         at_once<BLOCK, M < 8 ? M : 8> };
+    const char * more  = nullptr;
+    size_t       small = 0;  // bytes of it for a row
+    if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
+        more  = (const char *) all_of_q8_0(n / QK8_0, rows, stride, n_rows);
+        small = n / QK8_0 * sizeof(of_q8_0);
+    } else if constexpr (std::is_same_v<BLOCK, block_q4_K>) {
+        more  = (const char *) sums_of_q8_k(n / QK_K, rows, stride, n_rows);
+        small = n / QK_K * 8 * sizeof(int16_t);
+    } else if constexpr (std::is_same_v<BLOCK, block_q8_0>) {
+        more  = (const char *) more_of_q8_0(n / QK8_0, rows, stride, n_rows);
+        small = n / QK8_0 * sizeof(more_q8_0);
+    } else if constexpr (std::is_same_v<BLOCK, ggml_half>) {
+        more  = (const char *) floats_of_f16(n, rows, stride, n_rows);
+        small = n * sizeof(float);
+    }
+    const int64_t fit = n_rows <= M ? nc : std::max<int64_t>(16, CACHED / (int64_t) pitch / 16 * 16);
+    for (int64_t x = 0; x < nc; x += fit) {
+        const int64_t now = std::min(fit, nc - x);
+        for (int64_t done = 0, parts = (n_rows + M - 1) / M; parts > 0; parts--) {
+            const int64_t count = (n_rows - done) / parts;
+            BY_ROWS[count - 1](n, now, s + done * bs + x, bs, w + x * pitch, pitch, rows + done * stride, stride,
+                               more + done * small);
+            done += count;
+        }
+    }
+}
+
+template <typename BLOCK>
+static void by_columns(const ggml_compute_params * params, ggml_tensor * dst) {
+    const ggml_tensor * weights = dst->src[0];
+    const int64_t n = weights->ne[0], nc = weights->ne[1], n_rows = dst->src[1]->ne[1];
+    const size_t  stride = ggml_row_size(ggml_get_type_traits_cpu(weights->type)->vec_dot_type, n);
+    const int64_t size   = (nc / (4 * params->nth) + 16) / 16 * 16;  // some parts for each thread
+    for (int64_t at = params->ith; at * size < nc; at = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        batch<BLOCK>(n, std::min(size, nc - at * size), (float *) dst->data + at * size, dst->nb[1] / sizeof(float),
+                           (const char *) weights->data + at * size * weights->nb[1], weights->nb[1],
+                           (const char *) params->wdata, stride, n_rows);
+    }
+}
+
+static bool takes(const ggml_tensor * dst) {
+    const ggml_tensor * w = dst->src[0], * a = dst->src[1];
+    if (a->type != GGML_TYPE_F32 || ggml_n_dims(w) > 2 || ggml_n_dims(a) > 2 || !ggml_is_contiguous(w)) {
+        return false;
+    }
+    if (w->type == GGML_TYPE_F16) {  // of more rows llama.cpp's own are as fast, and the same
+        return w->ne[0] % widest::FLOATS == 0 && a->ne[1] <= 10;
+    }
+    return a->ne[1] > 1 && (w->type == GGML_TYPE_Q6_K || w->type == GGML_TYPE_Q8_0);
+}
+
+static void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
+    switch (dst->src[0]->type) {
+        case GGML_TYPE_F16: by_columns<ggml_half>(params, dst); break;
+        case GGML_TYPE_Q8_0: by_columns<block_q8_0>(params, dst); break;
+        default: by_columns<block_q6_K>(params, dst); break;
+    }
+}
+
+}  // namespace specllama
+#else
+namespace specllama {
+template <typename BLOCK> constexpr bool shared = false;
+template <typename BLOCK>
+static void batch(int64_t, int64_t, float *, size_t, const char *, size_t, const char *, size_t, int64_t) {}
+static bool takes(const ggml_tensor *) { return false; }
+static void multiply(const ggml_compute_params *, ggml_tensor *) {}
+}  // namespace specllama
+#endif
+
+// For ggml-cpu.c and tiled.cpp: whether weights by a batch are multiplied here, and doing so once the batch lies
+// converted in params->wdata and every thread has come by.
+extern "C" bool specllama_takes(const ggml_tensor * dst);
+extern "C" void specllama_multiply(const ggml_compute_params * params, ggml_tensor * dst);
+
+bool specllama_takes(const ggml_tensor * dst) { return specllama::takes(dst); }
+void specllama_multiply(const ggml_compute_params * params, ggml_tensor * dst) { specllama::multiply(params, dst); }
