@@ -1,9 +1,10 @@
-# Run inside ggml's project (setup.sh): rows of a small batch are computed as single rows are, bit for bit.
+# Run inside ggml's project (setup.sh): rows of a batch are computed as single rows are, bit for bit, and share what is
+# read of weights.
 #
 # llama.cpp's CPU backend sums a row up in another order when it is decoded alone than when it is decoded beside
 # others. A text that was written with drafts is then not always the one that is written without them. The
-# unpacked source (that of llama-cpp-python 0.3.36) is changed in three places before it is compiled. Where
-# another version reads otherwise the installation ends here, so that nobody misses it.
+# unpacked source (that of llama-cpp-python 0.3.36) is changed before it is compiled: attention here, multiplications
+# by llama_rows.h. Where another version reads otherwise the installation ends here, so that nobody misses it.
 
 set(SPECLLAMA_ROWS 18) # from so many rows on a batch is taken for a prompt; drafts of 16 are usual
 set(SPECLLAMA_DONE "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows")
