@@ -284,8 +284,9 @@ template <typename T> static T * scratch(size_t size) {
     return kept.data();
 }
 
-// The three below: R rows of `n` numbers each, `stride` bytes apart, by `nc` columns of weights; row r of the result
-// is at s + r x bs. The first two do as many groups of columns as they can at once, and return how many columns.
+// Below, for each kind: R rows of `n` numbers each, `stride` bytes apart, by `nc` columns of weights; row r of the result
+// is at s + r x bs. Where several columns are done
+// at once, those that are left are not done; how many were is returned.
 
 struct of_q8_0 {  // what every column needs of a block of a row
     float   d;
