@@ -3,8 +3,9 @@
 #
 # llama.cpp's CPU backend sums a row up in another order when it is decoded alone than when it is decoded beside
 # others. A text that was written with drafts is then not always the one that is written without them. The
-# unpacked source (that of llama-cpp-python 0.3.36) is changed before it is compiled: attention here, multiplications
-# by llama_rows.h. Where another version reads otherwise the installation ends here, so that nobody misses it.
+# unpacked source (that of llama-cpp-python 0.3.36) is changed before it is compiled: attention by llama_attention.h,
+# multiplications by llama_rows.h, and those of AMX by llama_tiles.h. Where another version reads otherwise the
+# installation ends here, so that nobody misses it.
 
 set(SPECLLAMA_ROWS 18) # from so many rows on a batch is taken for a prompt; drafts of 16 are usual
 set(SPECLLAMA_DONE "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows")
@@ -28,9 +29,25 @@ function(specllama_change file count from to)
   file(WRITE "${path}" "${text}")
 endfunction()
 
-# Flash attention: from 512 cells of the cache in use a single row is summed up in as many parts as there are
-# threads, rows of a batch are not. The parts kept each thread to its share of the cache; now heads that share
-# keys and values stay with one thread. Behind 2,000 ids a row takes 1.03 to 1.07 times as long as in parts.
+# Flash attention on a cache of 16-bit floats (x86 with AVX2): llama_attention.h, for one row and for a prompt alike.
+configure_file("${CMAKE_CURRENT_LIST_DIR}/llama_attention.h"
+  "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_attention.h" COPYONLY)
+specllama_change(ops.cpp 1 "#include \"vec.h\"\n" "#include \"vec.h\"\n#include \"specllama_attention.h\"\n")
+specllama_change(ops.cpp 1
+"    const bool use_ref = params->use_ref;
+"
+"    const bool use_ref = params->use_ref;
+#ifdef SPECLLAMA_ATTENTION
+    if (!use_ref && specllama_attention::attends(dst)) {
+        specllama_attention::attend(params, dst);
+        return;
+    }
+#endif
+")
+
+# Elsewhere, and on other caches: from 512 cells of the cache in use a single row is summed up in as many parts as
+# there are threads, rows of a batch are not. The parts kept each thread to its share of the cache; now heads that
+# share keys and values stay with one thread. Behind 2,000 ids a row takes 1.03 to 1.07 times as long as in parts.
 specllama_change(ops.cpp 1
   "const bool use_split_kv_path = !use_ref &&"
   "const bool use_split_kv_path = false && !use_ref &&")
@@ -123,4 +140,34 @@ specllama_change(repack.cpp 1 "        if (nrows > 3) {"
         if (rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows) > 0) {")
 specllama_change(repack.cpp 2 "nrows - (nrows % 4)" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows)")
 specllama_change(repack.cpp 2 "ne11 - ne11 % 4" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(ne11)")
+
+# Weights that llama.cpp packs for AMX: a few rows by llama_tiles.h. Those of F16 are not packed, and are taken out, so
+# that they are multiplied as without AMX.
+configure_file("${CMAKE_CURRENT_LIST_DIR}/llama_tiles.h"
+  "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/amx/specllama_tiles.h" COPYONLY)
+specllama_change(amx/mmq.cpp 1
+"} // anonymous namespace
+
+// get the packed tensor size for quantized weights
+"
+"} // anonymous namespace
+
+#include \"specllama_tiles.h\"
+
+// get the packed tensor size for quantized weights
+")
+specllama_change(amx/mmq.cpp 1
+"    if (M == 1) {
+        // MB = 1"
+"    if (specllama_tiles::multiply(params, dst)) {
+        return;
+    }
+    if (M == 1) {
+        // MB = 1")
+specllama_change(amx/amx.cpp 1
+"            case GGML_TYPE_F16:
+                alignment = 16;
+                break;
+"
+"")
 file(TOUCH "${SPECLLAMA_DONE}")

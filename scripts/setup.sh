@@ -51,7 +51,7 @@ amx() { # whether llama.cpp would use AMX, which needs llama_amx.h
 }
 
 changes() { # to llama.cpp, which is compiled anew where they are others than before
-  cat "$root/scripts/llama_rows.cmake" "$root/scripts/llama_rows.h" "$root/scripts/llama_amx.h" | cksum | tr ' ' '-'
+  cat "$root"/scripts/llama_*.cmake "$root"/scripts/llama_*.h | cksum | tr ' ' '-'
 }
 
 checksum() { # of what an installation depends on

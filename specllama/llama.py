@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import mmap
 import os
 import re
@@ -180,6 +181,19 @@ def build_info() -> dict[str, Any]:
         "mlock": bool(llama.llama_supports_mlock()),
         "rpc": bool(llama.llama_supports_rpc()),
     }
+
+
+def compiled() -> str:
+    """What tells one compilation of llama.cpp from another: the checksums of its libraries that were recorded
+    when it was installed, shortened; their sizes and times where there is no record.
+    """
+    files = metadata.distribution("llama-cpp-python").files or []
+    kept = [f"{file.name} {file.hash.value}" for file in files if file.hash and file.parent.name == "lib"]
+    if not kept:
+        here = os.path.dirname(_lib._name)
+        found = [entry for entry in os.scandir(here) if entry.is_file()] if os.path.isdir(here) else []
+        kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in found]
+    return hashlib.sha256("\n".join(sorted(kept)).encode()).hexdigest()[:16]
 
 
 def _buffer_type(name: str) -> int:

@@ -13,7 +13,7 @@ from specllama.core.learnt import MEMORY
 from specllama.core.params import SamplingParams
 from specllama.core.ports import Drafter
 from specllama.gguf import Header
-from specllama.llama import Context, Model, devices
+from specllama.llama import Context, Model, compiled, devices
 from specllama.machine import gpus_present, physical_cores
 from specllama.settings import AUTO, LoadSettings, ModelSettings
 from specllama.vocab import PairVerdict
@@ -99,6 +99,7 @@ def store_key(header: Header, s: ModelSettings, context: Context) -> dict[str, A
     return {
         **_identity(header, s, context),
         "machine": [platform.machine(), platform.processor(), physical_cores()],
+        "compiled": compiled(),
         "devices": [["" if d.remote else d.name, d.description] for d in devices()],
     }
 

@@ -12,6 +12,7 @@ from specllama.calibrate import TIMED
 from specllama.core import curves
 from specllama.core.costs import FIRST, TRUSTED
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.process import describe
 from specllama.process import messages as m
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings, ModelSettings
@@ -54,6 +55,24 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
     assert learning.t1 == found.found["t1"]
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
+
+
+def test_another_compilation_of_llama_cpp_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels may take another time, and round in another way."""
+    stored = []
+    for compiled in ("one", "other", "one"):
+        monkeypatch.setattr(describe, "compiled", lambda compiled=compiled: compiled)
+        front = Front(PAIR, Store(tmp_path))
+        assert front.host.loaded is not None
+        stored.append(front.host.loaded.learning.t1)
+        front.ids(messages=ZIP, params=FEW)
+        front.host.handle(m.Calibrate(1.0))
+        front.host.leave()
+        front.close()
+    assert stored[:2] == [None, None]
+    assert stored[2] is not None
 
 
 def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

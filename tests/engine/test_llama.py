@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from specllama import llama
 from specllama.core.ports import BatchRow
 from specllama.data import EMBEDDED_DRAFT
-from specllama.llama import Context, Model
+from specllama.llama import Context, Model, compiled
 from specllama.settings import ModelSettings
 from tests import tinygguf
 
@@ -24,6 +27,46 @@ def draft() -> Iterator[Model]:
 
 def info(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(llama.llama, "llama_print_system_info", lambda: text)
+
+
+@dataclass
+class Installed:
+    """A distribution, as far as `compiled` asks."""
+
+    files: list[metadata.PackagePath] | None
+
+
+def recorded(name: str, value: str | None) -> metadata.PackagePath:
+    file = metadata.PackagePath(name)
+    file.hash = metadata.FileHash(f"sha256={value}") if value else None
+    return file
+
+
+def test_compilations_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By what was recorded of llama.cpp's libraries; where nothing was, by the files."""
+    here = compiled()
+    assert here == compiled()
+    assert len(here) == 16
+    assert int(here, 16)
+    found = []
+    for one, other in (("a", "x"), ("b", "x"), ("a", "y")):
+        files = [recorded("llama_cpp/lib/libggml-cpu.so", one), recorded("llama_cpp/llama.py", other)]
+        monkeypatch.setattr(llama.metadata, "distribution", lambda _, files=files: Installed(files))
+        found.append(compiled())
+    assert found[0] != found[1]
+    assert found[0] == found[2], "what is no library does not count"
+    monkeypatch.setattr(llama, "_lib", ctypes.CDLL(None))
+    for files in (None, [recorded("llama_cpp/lib/libggml-cpu.so", None)]):
+        monkeypatch.setattr(llama.metadata, "distribution", lambda _, files=files: Installed(files))
+        monkeypatch.setattr(llama._lib, "_name", str(tmp_path / "libllama.so"), raising=False)
+        empty = compiled()
+        (tmp_path / "libggml-cpu.so").write_bytes(b"1")
+        first = compiled()
+        (tmp_path / "libggml-cpu.so").write_bytes(b"22")
+        assert len({empty, first, compiled()}) == 3
+        (tmp_path / "libggml-cpu.so").unlink()
+    monkeypatch.setattr(llama._lib, "_name", str(tmp_path / "nowhere" / "libllama.so"), raising=False)
+    assert compiled(), "a library that is nowhere is no error"
 
 
 def test_logits_are_reserved_up_to_a_cache_line(draft: Model) -> None:

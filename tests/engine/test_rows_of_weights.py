@@ -1,4 +1,6 @@
-"""Rows of a verification are single rows, bit for bit, for each kind of weights in scripts/llama_rows.h."""
+"""Rows of a verification are single rows, bit for bit, for each kind of weights in scripts/llama_rows.h, and
+in llama_tiles.h where there is AMX.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 TEXT = "def load(path):\n    with open(path) as file:\n        return json.load(file)\n\n\n" * 30
+KINDS = ["q4_0", "q4_k_m", "q8_0", "q6_k", "f16", *(["q5_k_m"] if "amx_tile" in FLAGS else [])]
 
 pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not {"avx2", "fma", "f16c"} <= set(FLAGS) or "amx_tile" in FLAGS,
-    reason="llama_rows.h is for AVX2; with AMX other multiplications are used",
+    platform.machine() != "x86_64" or not {"avx2", "fma", "f16c"} <= set(FLAGS),
+    reason="llama_rows.h is for AVX2",
 )
 
 
@@ -47,7 +50,7 @@ def quantized(kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
-@pytest.mark.parametrize("kind", ["q4_0", "q4_k_m", "q8_0", "q6_k", "f16"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_width_is_single_rows(
     kind: str, n_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "llama_rows.cmake"
 CMAKE = shutil.which("cmake")
-ATTENTION = """    const bool use_split_kv_path = !use_ref && (neq1 == 1 && neq3 == 1);
+ATTENTION = """#include "vec.h"
+    const bool use_ref = params->use_ref;
+    const bool use_split_kv_path = !use_ref && (neq1 == 1 && neq3 == 1);
         const int64_t nr = neq1*neq2*neq3;
 
         // disable for NUMA
@@ -43,17 +45,33 @@ MULTIPLY = """void ggml_compute_forward_mul_mat(
     if (src1->type != vec_dot_type) {
 """
 
+MMQ = """} // anonymous namespace
+
+// get the packed tensor size for quantized weights
+    if (M == 1) {
+        // MB = 1 and handle 8 tiles in each block
+"""
+AMX = """            case GGML_TYPE_Q8_0:
+                break;
+            case GGML_TYPE_F16:
+                alignment = 16;
+                break;
+            default:
+"""
+
 pytestmark = pytest.mark.skipif(CMAKE is None, reason="no cmake")
 
 
 def source(directory: Path, **other: str) -> dict[str, Path]:
     """ggml's source, as far as it is changed."""
-    texts = {"ops": ATTENTION, "repack": REPACK, "tiled": TILED, "ggml-cpu": MULTIPLY} | other
+    texts = {"ops": ATTENTION, "repack": REPACK, "tiled": TILED, "ggml-cpu": MULTIPLY, "mmq": MMQ, "amx": AMX}
+    texts |= other
     cpu = directory / "src" / "ggml-cpu"
     files = {name: cpu / f"{name}.cpp" for name in ("ops", "repack")}
     files |= {"tiled": cpu / "tiled" / "tiled.cpp", "ggml-cpu": cpu / "ggml-cpu.c"}
-    files["tiled"].parent.mkdir(parents=True)
+    files |= {name: cpu / "amx" / f"{name}.cpp" for name in ("mmq", "amx")}
     for name, file in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(texts[name])
     return files
 
@@ -78,13 +96,22 @@ def test_what_is_changed(tmp_path: Path) -> None:
     assert "specllama::batch<BLOC_TYPE>" in texts["repack"]
     assert "|| (specllama_takes(dst) &&" in texts["tiled"]
     assert "specllama_multiply(params, dst);" in texts["ggml-cpu"].split("ggml_barrier")[1]
-    assert (files["repack"].parent / "specllama_rows.h").read_text() == SCRIPT.with_suffix(".h").read_text()
+    first = texts["ops"].split("use_ref = ")[1].split("use_split")[0]
+    assert "specllama_attention::attend(params, dst);" in first
+    places = ('#include "specllama_tiles.h"', "if (specllama_tiles::multiply(params", "if (M == 1)")
+    found_at = [texts["mmq"].index(place) for place in places]
+    assert found_at == sorted(found_at)
+    assert "F16" not in texts["amx"]
+    cpu = files["ops"].parent
+    for copy in (cpu / "specllama_rows.h", cpu / "specllama_attention.h", cpu / "amx" / "specllama_tiles.h"):
+        original = SCRIPT.parent / copy.name.replace("specllama", "llama")
+        assert copy.read_text() == original.read_text()
     again = change(tmp_path)
     assert again.returncode == 0
     assert {name: file.read_text() for name, file in files.items()} == texts
 
 
-@pytest.mark.parametrize("name", ["ops", "repack", "tiled", "ggml-cpu"])
+@pytest.mark.parametrize("name", ["ops", "repack", "tiled", "ggml-cpu", "mmq", "amx"])
 @pytest.mark.parametrize("text", ["", "int a;\n"])
 def test_another_llama_cpp_is_refused(tmp_path: Path, name: str, text: str) -> None:
     """Else texts of the next version would be others, and nobody would know."""

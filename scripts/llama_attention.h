@@ -1,0 +1,375 @@
+// Flash attention on a cache of 16-bit floats, for any number of rows (x86-64 with AVX2; see llama_rows.cmake, which
+// has it included by llama.cpp's ggml-cpu/ops.cpp).
+//
+// llama.cpp reads keys and values anew for each row and each head, one cell of the cache after the other, and adds
+// values up as 16-bit floats; from 64 rows on it does it by tiles, which sum up in another order. Here sixteen cells
+// are read and converted once for up to sixteen queries (the rows of a batch, and the heads that share keys and
+// values), and all sums are 32-bit floats. What is done for a query depends on the query, the cells and its mask
+// alone: a row is the same, bit for bit, alone and beside any others, and with heads shared out in any way.
+// The running maximum and sum are those of "Online normalizer calculation for softmax", arXiv:1805.02867.
+#pragma once
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define SPECLLAMA_ATTENTION
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace specllama_attention {
+
+constexpr int CELLS   = 16;   // of the cache, at once
+constexpr int QUERIES = 16;   // for which they are converted once
+constexpr int WIDEST  = 256;  // a head; together they stay in the nearest cache
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+using floats                = __m512;
+constexpr int     LANES     = 16;
+inline floats zeros() { return _mm512_setzero_ps(); }
+inline floats all(float value) { return _mm512_set1_ps(value); }
+inline floats read(const float * from) { return _mm512_loadu_ps(from); }
+inline void   write(float * to, floats a) { _mm512_storeu_ps(to, a); }
+inline floats widen(const ggml_fp16_t * from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) from));
+}
+inline floats plus(floats a, floats b) { return _mm512_add_ps(a, b); }
+inline floats minus(floats a, floats b) { return _mm512_sub_ps(a, b); }
+inline floats times(floats a, floats b) { return _mm512_mul_ps(a, b); }
+inline floats more(floats a, floats b, floats sum) { return _mm512_fmadd_ps(a, b, sum); }
+inline floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
+inline float  largest(floats a) { return _mm512_reduce_max_ps(a); }
+inline float  total(floats a) { return _mm512_reduce_add_ps(a); }
+inline floats only(floats a, unsigned lanes) {  // others are hidden
+    return _mm512_mask_blend_ps((__mmask16) lanes, _mm512_set1_ps(-INFINITY), a);
+}
+inline unsigned seen(floats mask) {
+    return _mm512_cmp_ps_mask(mask, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+}
+inline floats totals(const floats * a) {  // of each of as many vectors as there are lanes
+    floats four[4];
+    for (int i = 0; i < 4; i++) {
+        const floats * p = a + 4 * i;
+        const floats two[2] = {plus(_mm512_unpacklo_ps(p[0], p[1]), _mm512_unpackhi_ps(p[0], p[1])),
+                               plus(_mm512_unpacklo_ps(p[2], p[3]), _mm512_unpackhi_ps(p[2], p[3]))};
+        four[i] = plus(_mm512_shuffle_ps(two[0], two[1], 0x44), _mm512_shuffle_ps(two[0], two[1], 0xEE));
+    }
+    for (int i = 0; i < 4; i += 2) {
+        four[i / 2] = plus(_mm512_shuffle_f32x4(four[i], four[i + 1], 0x88),
+                           _mm512_shuffle_f32x4(four[i], four[i + 1], 0xDD));
+    }
+    return plus(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xDD));
+}
+#else
+using floats                = __m256;
+constexpr int     LANES     = 8;
+inline floats zeros() { return _mm256_setzero_ps(); }
+inline floats all(float value) { return _mm256_set1_ps(value); }
+inline floats read(const float * from) { return _mm256_loadu_ps(from); }
+inline void   write(float * to, floats a) { _mm256_storeu_ps(to, a); }
+inline floats widen(const ggml_fp16_t * from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) from)); }
+inline floats plus(floats a, floats b) { return _mm256_add_ps(a, b); }
+inline floats minus(floats a, floats b) { return _mm256_sub_ps(a, b); }
+inline floats times(floats a, floats b) { return _mm256_mul_ps(a, b); }
+inline floats more(floats a, floats b, floats sum) { return _mm256_fmadd_ps(a, b, sum); }
+inline floats larger(floats a, floats b) { return _mm256_max_ps(a, b); }
+inline float  largest(floats a) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two  = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+inline float total(floats a) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline floats only(floats a, unsigned lanes) {  // others are hidden
+    const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i mine = _mm256_and_si256(_mm256_set1_epi32((int) lanes), bits);
+    return _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(mine, bits)));
+}
+inline unsigned seen(floats mask) {
+    return (unsigned) _mm256_movemask_ps(_mm256_cmp_ps(mask, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ));
+}
+inline floats totals(const floats * a) {  // of each of as many vectors as there are lanes
+    floats two[2];
+    for (int i = 0; i < 2; i++) {
+        const floats * p = a + 4 * i;
+        two[i] = _mm256_hadd_ps(_mm256_hadd_ps(p[0], p[1]), _mm256_hadd_ps(p[2], p[3]));
+    }
+    return plus(_mm256_permute2f128_ps(two[0], two[1], 0x20), _mm256_permute2f128_ps(two[0], two[1], 0x31));
+}
+#endif
+
+constexpr int PARTS = CELLS / LANES;  // of a query's scores
+constexpr int COLUMNS = 4 * LANES;    // of values that are added up at once
+
+// Whether `attend` can do it.
+inline bool attends(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0], * k = dst->src[1], * v = dst->src[2];
+    return q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 &&
+           k->ne[0] % LANES == 0 && v->ne[0] % LANES == 0 && k->ne[0] <= WIDEST && v->ne[0] <= WIDEST &&
+           k->nb[0] == sizeof(ggml_fp16_t) && v->nb[0] == sizeof(ggml_fp16_t) &&
+           k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3] && q->ne[2] % k->ne[2] == 0 && q->ne[3] % k->ne[3] == 0;
+}
+
+// One query, that is one head of one row.
+struct query {
+    int64_t             row, head;
+    const ggml_fp16_t * mask;
+    float               slope;
+    float               most, sum;  // of its scores so far, and of what they weigh
+    unsigned            cells;      // of sixteen that it sees
+};
+
+class attention {
+  public:
+    explicit attention(ggml_tensor * to) : dst(to), q(to->src[0]), k(to->src[1]), v(to->src[2]), mask(to->src[3]),
+                                           sinks(to->src[4]), dk(k->ne[0]), dv(v->ne[0]) {
+        memcpy(&scale, (const float *) dst->op_params + 0, sizeof(float));
+        memcpy(&bias, (const float *) dst->op_params + 1, sizeof(float));
+        memcpy(&cap, (const float *) dst->op_params + 2, sizeof(float));
+        scale = cap == 0 ? scale : scale / cap;
+    }
+
+    // `heads` from `head`, which share keys and values, of `rows` from `row`.
+    void compute(int64_t batch, int64_t head, int64_t heads, int64_t row, int64_t rows) const {
+        alignas(64) static thread_local float scores[QUERIES][CELLS], given[QUERIES][WIDEST], sums[QUERIES][WIDEST];
+        alignas(64) static thread_local float keys[CELLS * WIDEST], values[CELLS * WIDEST];
+        query queries[QUERIES];
+        const int n = (int) (heads * rows);
+        for (int x = 0; x < n; x++) {
+            queries[x] = query_of(batch, head + x % heads, row + x / heads);
+            const float * from = (const float *) ((const char *) q->data + queries[x].row * q->nb[1] +
+                                                  queries[x].head * q->nb[2] + batch * q->nb[3]);
+            for (int64_t d = 0; d < dk; d += LANES) {
+                write(given[x] + d, times(read(from + d), all(scale)));
+            }
+            std::fill(sums[x], sums[x] + dv, 0.0f);
+        }
+        const int64_t kv = head / (q->ne[2] / k->ne[2]), kv_batch = batch / (q->ne[3] / k->ne[3]);
+        const char *  k_data = (const char *) k->data + kv * k->nb[2] + kv_batch * k->nb[3];
+        const char *  v_data = (const char *) v->data + kv * v->nb[2] + kv_batch * v->nb[3];
+        for (int64_t cell = 0; cell < k->ne[1]; cell += CELLS) {
+            const int count = (int) std::min<int64_t>(CELLS, k->ne[1] - cell);
+            unsigned  any   = 0;
+            for (int x = 0; x < n; x++) {
+                any |= look(queries[x], cell, count, scores[x]);
+            }
+            if (any == 0) {
+                continue;
+            }
+            for (int j = 0; j < CELLS; j++) {
+                if (any >> j & 1) {
+                    convert(k_data + (cell + j) * k->nb[1], keys + j * dk, dk);
+                    convert(v_data + (cell + j) * v->nb[1], values + j * dv, dv);
+                }
+            }
+            for (int x = 0; x < n; x++) {
+                if (queries[x].cells != 0) {
+                    weigh(queries[x], given[x], keys, scores[x], sums[x]);
+                }
+            }
+            for (int x = 0; x < n; x += 2) {
+                if (x + 1 < n && queries[x].cells == ALL && queries[x + 1].cells == ALL) {
+                    add<2>(scores[x], values, sums[x]);
+                    continue;
+                }
+                for (int y = x; y < std::min(n, x + 2); y++) {
+                    if (queries[y].cells == ALL) {
+                        add<1>(scores[y], values, sums[y]);
+                    } else {
+                        add_some(queries[y].cells, scores[y], values, sums[y]);
+                    }
+                }
+            }
+        }
+        for (int x = 0; x < n; x++) {
+            finish(batch, queries[x], sums[x]);
+        }
+    }
+
+  private:
+    static constexpr unsigned ALL = (1u << CELLS) - 1;
+
+    ggml_tensor *       dst;
+    const ggml_tensor * q, * k, * v, * mask, * sinks;
+    int64_t             dk, dv;
+    float               scale, bias, cap;
+
+    query query_of(int64_t batch, int64_t head, int64_t row) const {
+        const ggml_fp16_t * at = nullptr;
+        if (mask != nullptr) {
+            at = (const ggml_fp16_t *) ((const char *) mask->data + row * mask->nb[1] +
+                                        head % mask->ne[2] * mask->nb[2] + batch % mask->ne[3] * mask->nb[3]);
+        }
+        float slope = 1.0f;
+        if (bias > 0.0f) {  // ALiBi
+            const int64_t power = (int64_t) 1 << (int) std::floor(std::log2((double) q->ne[2]));
+            slope = head < power ? std::pow(std::pow(2.0f, -bias / power), (float) (head + 1))
+                                 : std::pow(std::pow(2.0f, -bias / 2 / power), (float) (2 * (head - power) + 1));
+        }
+        return {row, head, at, slope, -INFINITY, 0.0f, 0};
+    }
+
+    // Which of `count` cells are seen; what is added to their scores.
+    static unsigned look(query & query, int64_t cell, int count, float * added) {
+        if (query.mask == nullptr || count < CELLS) {
+            query.cells = 0;
+            for (int j = 0; j < CELLS; j++) {
+                const float value = j >= count ? -INFINITY : query.mask == nullptr ? 0.0f :
+                    query.slope * GGML_CPU_FP16_TO_FP32(query.mask[cell + j]);
+                added[j] = value;
+                query.cells |= (value == -INFINITY ? 0u : 1u) << j;
+            }
+            return query.cells;
+        }
+        unsigned cells = 0;
+        for (int part = 0; part < PARTS; part++) {
+            const floats value = times(widen(query.mask + cell + part * LANES), all(query.slope));
+            write(added + part * LANES, value);
+            cells |= seen(value) << (part * LANES);
+        }
+        return query.cells = cells;
+    }
+
+    static void convert(const char * from, float * to, int64_t n) {
+        for (int64_t d = 0; d < n; d += LANES) {
+            write(to + d, widen((const ggml_fp16_t *) from + d));
+        }
+    }
+
+    // From what is added to scores to what cells weigh; makes room for a new maximum.
+    void weigh(query & query, const float * given, const float * keys, float * scores, float * sums) const {
+        floats part[PARTS], most;
+        for (int p = 0; p < PARTS; p++) {
+            floats products[LANES];
+            for (int j = 0; j < LANES; j++) {
+                products[j] = zeros();
+            }
+            for (int64_t d = 0; d < dk; d += LANES) {
+                const floats mine = read(given + d);
+                for (int j = 0; j < LANES; j++) {
+                    products[j] = more(mine, read(keys + (p * LANES + j) * dk + d), products[j]);
+                }
+            }
+            part[p] = totals(products);
+            if (cap != 0) {
+                alignas(64) float capped[LANES];
+                write(capped, part[p]);
+                for (float & one : capped) {
+                    one = cap * std::tanh(one);
+                }
+                part[p] = read(capped);
+            }
+            part[p] = only(plus(part[p], read(scores + p * LANES)), query.cells >> (p * LANES));
+            most    = p == 0 ? part[p] : larger(most, part[p]);
+        }
+        const float highest = largest(most);
+        if (highest > query.most) {
+            const float less = std::exp(query.most - highest);
+            query.most       = highest;
+            query.sum *= less;
+            for (int64_t d = 0; d < dv; d += LANES) {
+                write(sums + d, times(read(sums + d), all(less)));
+            }
+        }
+        floats sum = zeros();
+        for (int p = 0; p < PARTS; p++) {  // e^-200 is 0, as it is for hidden cells
+            part[p] = ggml_v_expf(larger(minus(part[p], all(query.most)), all(-200.0f)));
+            write(scores + p * LANES, part[p]);
+            sum = plus(sum, part[p]);
+        }
+        query.sum += total(sum);
+    }
+
+    // Values of all cells, by what they weigh for N queries.
+    template <int N> void add(const float * weights, const float * values, float * sums) const {
+        int64_t d = 0;
+        for (; d + COLUMNS <= dv; d += COLUMNS) {
+            add_columns<N, 4>(weights, values + d, sums + d);
+        }
+        for (; d < dv; d += LANES) {
+            add_columns<N, 1>(weights, values + d, sums + d);
+        }
+    }
+
+    template <int N, int VECTORS> void add_columns(const float * weights, const float * values, float * sums) const {
+        floats sum[N][VECTORS];
+        for (int x = 0; x < N; x++) {
+            for (int i = 0; i < VECTORS; i++) {
+                sum[x][i] = read(sums + x * WIDEST + i * LANES);
+            }
+        }
+        for (int j = 0; j < CELLS; j++) {
+            for (int i = 0; i < VECTORS; i++) {
+                const floats value = read(values + j * dv + i * LANES);
+                for (int x = 0; x < N; x++) {
+                    sum[x][i] = more(all(weights[x * CELLS + j]), value, sum[x][i]);
+                }
+            }
+        }
+        for (int x = 0; x < N; x++) {
+            for (int i = 0; i < VECTORS; i++) {
+                write(sums + x * WIDEST + i * LANES, sum[x][i]);
+            }
+        }
+    }
+
+    // The same where some cells are hidden: their values may be anything.
+    void add_some(unsigned cells, const float * weights, const float * values, float * sums) const {
+        for (int j = 0; j < CELLS; j++) {
+            if (cells >> j & 1) {
+                for (int64_t d = 0; d < dv; d += LANES) {
+                    write(sums + d, more(all(weights[j]), read(values + j * dv + d), read(sums + d)));
+                }
+            }
+        }
+    }
+
+    void finish(int64_t batch, query & query, float * sums) const {
+        float by = 1.0f;
+        if (sinks != nullptr) {
+            const float sink = ((const float *) sinks->data)[query.head];
+            const float most = std::max(query.most, sink);
+            by               = std::exp(query.most - most);
+            query.sum        = query.sum * by + std::exp(sink - most);
+        }
+        by = query.sum == 0.0f ? 0.0f : by / query.sum;
+        float * to = (float *) ((char *) dst->data +
+                                (batch * dst->ne[2] * dst->ne[1] + query.head + query.row * dst->ne[1]) * dst->nb[1]);
+        for (int64_t d = 0; d < dv; d += LANES) {
+            write(to + d, times(read(sums + d), all(by)));
+        }
+    }
+};
+
+// All of an operation, of which each thread takes parts as long as there are any.
+inline void attend(const ggml_compute_params * params, ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    const int64_t sharing = q->ne[2] / dst->src[1]->ne[2];  // heads
+    const auto    parts_of = [&](int64_t heads, int64_t rows) {
+        return q->ne[3] * (q->ne[2] / heads) * ((q->ne[1] + rows - 1) / rows);
+    };
+    int64_t heads = 1;
+    for (int64_t n = std::min<int64_t>(sharing, QUERIES); n > 1 && heads == 1; n--) {
+        if (sharing % n == 0 && parts_of(n, std::max<int64_t>(1, QUERIES / n)) >= params->nth) {
+            heads = n;
+        }
+    }
+    const int64_t rows   = std::max<int64_t>(1, QUERIES / heads);
+    const int64_t groups = (q->ne[1] + rows - 1) / rows, parts = parts_of(heads, rows);
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+    const attention all_of_it(dst);
+    for (int64_t part = params->ith; part < parts; part = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t row = part % groups * rows, head = part / groups % (q->ne[2] / heads) * heads;
+        all_of_it.compute(part / groups / (q->ne[2] / heads), head, heads, row, std::min(rows, q->ne[1] - row));
+    }
+}
+
+}  // namespace specllama_attention
+#endif
