@@ -23,12 +23,12 @@ constexpr int CACHED = 24 << 10;  // bytes of rows, which stay in the nearest ca
 constexpr int AHEAD = 4 << 10;  // bytes of weights that are asked for before they are needed
 
 // What a tile, sixteen columns of one block, consists of: GROUPS with a scale each, of DEPTH times four products.
-// Weights are unpacked to OFFSET more than they are, so that they have no sign. From more than MOST rows on llama.cpp's
-// tiles are faster.
+// Weights are unpacked to OFFSET more than they are, so that they have no sign. With fewer rows than LEAST, and more
+// than MOST, llama.cpp is as fast or faster.
 template <typename TB> struct tile;
 
 template <int OFF> struct floats_follow {
-    static constexpr int GROUPS = 1, DEPTH = 8, OFFSET = OFF, MOST = 16;
+    static constexpr int GROUPS = 1, DEPTH = 8, OFFSET = OFF, LEAST = 2, MOST = 16;
     static constexpr bool MINS = false;
     static __m512i scale(const char *, int) { return _mm512_setzero_si512(); }
 };
@@ -54,7 +54,7 @@ template <> struct tile<block_q8_0> : floats_follow<128> {
 };
 
 template <> struct tile<block_q4_K> {
-    static constexpr int GROUPS = 8, DEPTH = 8, OFFSET = 0, MOST = 16;
+    static constexpr int GROUPS = 8, DEPTH = 8, OFFSET = 0, LEAST = 1, MOST = 16;
     static constexpr int SCALES = QK_K / 2 * TILE_N, FLOATS = SCALES + 16 * TILE_N;
     static constexpr bool MINS = true;
     static __m512i unpack(const char * at, int group, int k) {
@@ -65,7 +65,7 @@ template <> struct tile<block_q4_K> {
 };
 
 template <> struct tile<block_q5_K> {
-    static constexpr int GROUPS = 8, DEPTH = 8, OFFSET = 0, MOST = 16;
+    static constexpr int GROUPS = 8, DEPTH = 8, OFFSET = 0, LEAST = 1, MOST = 16;
     static constexpr int FIFTHS = QK_K / 2 * TILE_N, SCALES = FIFTHS + QK_K / 8 * TILE_N;
     static constexpr int FLOATS = SCALES + 16 * TILE_N;
     static constexpr bool MINS = true;
@@ -78,7 +78,7 @@ template <> struct tile<block_q5_K> {
 };
 
 template <> struct tile<block_q6_K> {
-    static constexpr int GROUPS = 16, DEPTH = 4, OFFSET = 32, MOST = 16;
+    static constexpr int GROUPS = 16, DEPTH = 4, OFFSET = 32, LEAST = 1, MOST = 16;
     static constexpr int UPPER = QK_K / 2 * TILE_N, SCALES = UPPER + QK_K / 4 * TILE_N;
     static constexpr int FLOATS = SCALES + 16 * TILE_N;
     static constexpr bool MINS = false;
@@ -210,7 +210,7 @@ template <typename TB, typename TA, int R = ROWS, typename... Rest> void some_ro
 // Whether it was done; the rows are in params->wdata.
 template <typename TB, typename TA>
 bool multiply(const ggml_compute_params * params, ggml_tensor * dst) {
-    if (dst->ne[1] > tile<TB>::MOST || dst->ne[2] * dst->ne[3] != 1) {
+    if (dst->ne[1] < tile<TB>::LEAST || dst->ne[1] > tile<TB>::MOST || dst->ne[2] * dst->ne[3] != 1) {
         return false;
     }
     constexpr int WORDS = known<TB, TA>::WORDS;
