@@ -320,8 +320,9 @@ class TestStream:
         "prompt", ["def read(", QUESTION, {"prompt": "import "}, [300, 301, 302]], ids=str
     )
     def test_the_pieces_are_the_text(self, single: LLM, prompt: Any) -> None:
-        parts = list(single.stream(prompt, WARM))
-        whole = (single.chat if prompt is QUESTION else single.generate)(prompt, WARM)[0]
+        longer = SamplingParams(temperature=0.8, max_tokens=96, ignore_eos=True, seed=7)
+        parts = list(single.stream(prompt, longer))
+        whole = (single.chat if prompt is QUESTION else single.generate)(prompt, longer)[0]
         assert "".join(part.text for part in parts) == text(whole) == text(parts[-1].output)
         assert tuple(itertools.chain.from_iterable(part.token_ids for part in parts)) == ids(whole)
         assert [part.finished for part in parts] == [False] * (len(parts) - 1) + [True]
