@@ -12,10 +12,11 @@ compared on the rest; plain is one of the points.
 
 With --out a table is written, and all figures as JSON beside it, anew after every cell. The same command
 goes on where an earlier one ended, however it ended, with the cells that are not there yet; --minutes ends
-it after the cell in which they are over. The order of the cells is such that any part of them covers
-weights, costs, workloads and temperatures. Figures of earlier commits stay and are said; --fresh measures
-everything again. Run nothing beside it: with other work on the machine llama.cpp's tools wait for each other
-at every operation.
+it after the cells in which they are over. The order of the cells is such that any part of them covers
+weights, workloads and temperatures. Figures of earlier commits and of other machines stay and are said;
+--fresh measures everything again. Cells that differ in their draft models alone are measured together, as
+far as they are not there yet. Run nothing beside it: with other work on the machine llama.cpp's tools wait
+for each other at every operation.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from demo_pair import cli
 from measuring import CHATML
 from peers import about
 from peers.build import tools
-from peers.cells import Cell, Figures, key, measure, spread
-from peers.points import Case, grid
+from peers.cells import Cell, Figures, key, measure, spread, together
+from peers.points import OURS, Case, grid
 from peers.raw import OtherSettings, Raw, replace
-from peers.table import OURS, TITLE, line, markdown, summary, totals
+from peers.table import TITLE, line, markdown, summary, totals
 
 from specllama.bench.workloads import WORKLOADS
 from specllama.machine import physical_cores
@@ -60,21 +61,24 @@ def main() -> None:
     }  # fmt: skip
     asked = {cell: requests(cell, prompts, args) for cell in cells}
     raw = Raw(args.out and args.out.with_suffix(".json"), settings, args.fresh)
-    commit, told = about.commit(), {"machine": about.machine(), "command": about.command(sys.argv)}
+    commit, machine, told = about.commit(), about.machine(), {"command": about.command(sys.argv)}
     todo = [cell for cell in cells if raw.known(cell, key(asked[cell])) is None]
-    tell_known(raw, cells, todo, commit)
+    tell_known(raw, cells, todo, commit, machine)
     for cell in todo:
         raw.figures.pop(cell, None)
     planned = len({*cells, *raw.figures})
-    began, known = time.monotonic(), set[tuple[str, str]]()
-    for n, cell in enumerate(todo, 1):
-        if (cell.kind, cell.cost) not in known:
-            known.add((cell.kind, cell.cost))
-            first(bin_, asked[cell][0])
-        figures = Figures(cell, key(asked[cell]), commit, "")
-        measure(bin_, asked[cell], compared, args.runs, figures)
-        raw.add(figures, told)
-        print(f"{n:3}/{len(todo)} {line(summary(figures))}", flush=True)
+    began, known, n = time.monotonic(), set[tuple[str, str]](), 0
+    for alike in together(todo):
+        for cell in alike:
+            if (cell.kind, cell.cost) not in known:
+                known.add((cell.kind, cell.cost))
+                first(bin_, asked[cell][0])
+        found = [(asked[cell], Figures(cell, key(asked[cell]), commit, machine, "")) for cell in alike]
+        measure(bin_, found, compared, args.runs)
+        for _, figures in found:
+            n += 1
+            raw.add(figures, told)
+            print(f"{n:3}/{len(todo)} {line(summary(figures))}", flush=True)
         write(args.out, raw, told, planned)
         if args.minutes and time.monotonic() - began > 60 * args.minutes and n < len(todo):
             print(f"{args.minutes:g} minutes are over; the same command goes on with {len(todo) - n} cells")
@@ -151,8 +155,8 @@ def requests(cell: Cell, prompts: Prompts, args: argparse.Namespace) -> list[Cas
     ]
 
 
-def tell_known(raw: Raw, cells: list[Cell], todo: list[Cell], commit: str) -> None:
-    """Say what is there already, and what of it other commits measured."""
+def tell_known(raw: Raw, cells: list[Cell], todo: list[Cell], commit: str, machine: str) -> None:
+    """Say what is there already, and what of it was measured at other commits and on other machines."""
     if len(todo) < len(cells):
         print(f"{len(cells) - len(todo)} of {len(cells)} cells are measured already", file=sys.stderr)
     changed = [cell for cell in todo if cell in raw.figures]
@@ -162,6 +166,9 @@ def tell_known(raw: Raw, cells: list[Cell], todo: list[Cell], commit: str) -> No
     for other in sorted({f.commit for f in known} - {commit}):
         n = sum(f.commit == other for f in known)
         print(f"{n} with specllama {other}, this is {commit}; --fresh measures again", file=sys.stderr)
+    for other in sorted({f.machine for f in known} - {machine}):
+        n = sum(f.machine == other for f in known)
+        print(f"{n} on another machine ({other}), this is {machine}; --fresh measures again", file=sys.stderr)
 
 
 def write(out: Path | None, raw: Raw, told: Mapping[str, Any], planned: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .points import Case, Point
+from .points import Case, Measured, Point
 
 
 class Cell(NamedTuple):
@@ -30,12 +30,13 @@ class Cell(NamedTuple):
 class Figures:
     """What was measured of a cell. rates: way of decoding to tokens per second, run after run; wholes: those
     of prompt and answer together; ttft_ms: from the request to the first token, specllama's alone. key: what
-    they depend on beside the settings of all. commit: of specllama; date: when.
+    they depend on beside the settings of all. commit: of specllama; machine: where; date: when.
     """
 
     cell: Cell
     key: str
     commit: str
+    machine: str
     date: str
     rates: dict[str, list[float]] = field(default_factory=dict)
     wholes: dict[str, list[float]] = field(default_factory=dict)
@@ -68,9 +69,19 @@ def spread(
     ]
 
 
+def together(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Those that differ in their draft models alone, which `measure` takes at once; in the given order."""
+    found: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell.kind, cell.workload, cell.temperature), []).append(cell)
+    return list(found.values())
+
+
 def key(requests: Sequence[Case]) -> str:
-    """What the figures of these requests depend on: prompts, and names and sizes of the files."""
-    text = repr([(c.prompt, c.seed, [_file(p) for p in (c.target, c.draft) if p]) for c in requests])
+    """What the figures of these requests depend on: prompts, the names of the files, and the target's size.
+    (A draft model is made of the size that has the named cost on the machine.)
+    """
+    text = repr([(c.prompt, c.seed, _file(c.target), c.draft and c.draft.name) for c in requests])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -79,18 +90,35 @@ def _file(path: Path) -> tuple[str, int]:
 
 
 def measure(
-    tools: Path, requests: Sequence[Case], compared: Sequence[Point], runs: int, into: Figures
+    tools: Path, asked: Sequence[tuple[Sequence[Case], Figures]], compared: Sequence[Point], runs: int
 ) -> None:
     """Every point on every request, the order of the points another one each time, and the seed another one
     in each run: with one seed a point that was lucky with its text would be chosen and praised for it.
+
+    asked: the requests of cells that differ in their draft models alone, and where the figures go. A point
+    that takes no draft model decodes once for all of them, in turn with the others.
     """
     rng = random.Random(0)
+    every = [into for _, into in asked]
     for run in range(runs):
-        for case in [replace(case, seed=case.seed + run * len(requests)) for case in requests]:
-            for point in rng.sample(compared, len(compared)):
-                found = point.run(tools, case)
-                into.rates.setdefault(point.name, []).append(found.rate)
-                into.wholes.setdefault(point.name, []).append(found.whole)
-                if point.kind == "ours":
-                    into.ttft_ms.setdefault(point.name, []).append(1000 * found.before)
-    into.date = time.strftime("%Y-%m-%d")
+        for alike in zip(*(requests for requests, _ in asked), strict=True):
+            cases = [replace(case, seed=case.seed + run * len(asked[0][0])) for case in alike]
+            ways = [(point, cases[0], every) for point in compared if not point.drafts]
+            ways += [
+                (point, case, [into])
+                for point in compared
+                if point.drafts
+                for case, into in zip(cases, every, strict=True)
+            ]
+            for point, case, those in rng.sample(ways, len(ways)):
+                _keep(point, point.run(tools, case), those)
+    for into in every:
+        into.date = time.strftime("%Y-%m-%d")
+
+
+def _keep(point: Point, found: Measured, those: Sequence[Figures]) -> None:
+    for into in those:
+        into.rates.setdefault(point.name, []).append(found.rate)
+        into.wholes.setdefault(point.name, []).append(found.whole)
+        if point.kind == "ours":
+            into.ttft_ms.setdefault(point.name, []).append(1000 * found.before)

@@ -14,6 +14,7 @@ DRAFTS = [(n, 0.0) for n in (1, 2, 3, 5, 7, 11, 15)] + [(7, 0.8), (15, 0.8)]  # 
 SHORT_DRAFTS = [(n, 0.0) for n in (1, 3, 7, 15)] + [(15, 0.8)]
 NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 SHORT_NGRAMS = ("ngram-mod", "ngram-map-k")
+OURS, OUR_PLAIN, PLAIN = "specllama", "specllama plain", "plain"
 TRIES = 8
 SMALL = ["--spec-ngram-simple-size-n", "4", "--spec-ngram-simple-size-m", "15"]
 _EVAL = re.compile(r" eval time =\s*([\d.]+) ms /\s*(\d+) runs")
@@ -72,6 +73,11 @@ class Point:
     kind: str
     args: tuple[str, ...] = ()
 
+    @property
+    def drafts(self) -> bool:
+        """Whether it decodes with the draft model, where there is one."""
+        return self.kind == "draft" or (self.kind == "ours" and self.name != OUR_PLAIN)
+
     def run(self, tools: Path, case: Case) -> Measured:
         """Decode the case."""
         if self.kind == "ours":
@@ -91,14 +97,14 @@ class Point:
 
 def grid(draft: bool = True, short: bool = False) -> list[Point]:
     """All that is compared; without a draft model the n-gram types and plain alone."""
-    found = [Point("plain", "plain")]
+    found = [Point(PLAIN, "plain")]
     for n_max, p_min in (SHORT_DRAFTS if short else DRAFTS) if draft else ():
         args = ("--spec-type", "draft-simple", "--spec-draft-n-max", str(n_max))
         args += ("--spec-draft-p-min", str(p_min))
         found.append(Point(f"n_max {n_max}" + (f", p_min {p_min}" if p_min else ""), "draft", args))
     found += ngrams(short)
     ours = () if draft else ("-md", "none")
-    return [*found, Point("specllama", "ours", ours), Point("specllama plain", "ours", ("--draft-max", "0"))]
+    return [*found, Point(OURS, "ours", ours), Point(OUR_PLAIN, "ours", ("--draft-max", "0"))]
 
 
 def ngrams(short: bool = False) -> list[Point]:

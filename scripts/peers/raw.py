@@ -12,7 +12,7 @@ from typing import Any
 from .cells import Cell, Figures
 
 KIND = "specllama.peers/"
-SCHEMA = KIND + "3"
+SCHEMA = KIND + "4"
 
 
 class OtherSettings(Exception):

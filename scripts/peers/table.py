@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .cells import Figures
+from .points import OUR_PLAIN, OURS, PLAIN
 
 TITLE = "# specllama beside llama.cpp's own tools"
 DEFAULT = "n_max 3"  # what llama.cpp's tool drafts unless told otherwise
-OURS, OUR_PLAIN, PLAIN = "specllama", "specllama plain", "plain"
 
 
 class Pick(NamedTuple):
@@ -31,6 +31,7 @@ class Summary(NamedTuple):
 
     label: str
     group: str
+    machine: str
     rate: float
     plain: float
     peer_plain: float
@@ -61,6 +62,7 @@ def summary(figures: Figures, whole: bool = False) -> Summary:
     return Summary(
         label=label,
         group=f"{figures.cell.kind} {figures.cell.cost}",
+        machine=figures.machine,
         rate=ours,
         plain=ours / median[OUR_PLAIN],
         peer_plain=ours / median[PLAIN],
@@ -118,11 +120,11 @@ def _geometric(cells: Sequence[Summary | Pick], name: str) -> float:
 
 
 def markdown(found: Sequence[Figures], about: Mapping[str, Any]) -> str:
-    """The page. about: machine and settings, versions, command, dates, how many cells there will be, the file
-    of raw figures.
+    """The page. about: settings, versions, command, dates, how many cells there will be, the file of raw
+    figures.
     """
     cells, wholes = [summary(f) for f in found], [summary(f, whole=True) for f in found]
-    tables = [*_weights(cells), *_groups(cells), *_cells(cells)]
+    tables = [*_weights(cells), *_machines(cells), *_groups(cells), *_cells(cells)]
     end = ["", f"All figures: `{about['raw']}`.", ""]
     return "\n".join([*_head(cells, about), *_totals(cells, wholes), *tables, *end])
 
@@ -131,7 +133,10 @@ def _head(cells: Sequence[Summary], about: Mapping[str, Any]) -> Iterator[str]:
     yield from (TITLE, "")
     if len(cells) < about["planned"]:
         yield from (f"**Not complete: {len(cells)} of {about['planned']} cells are measured.**", "")
-    yield f"- Machine: {about['machine']}; {about['n_threads']} threads"
+    for name, letter in (letters := _letters(cells)).items():
+        n = sum(s.machine == name for s in cells)
+        here, many = (f" {letter}", f"; cells: {n}") if len(letters) > 1 else ("", "")
+        yield f"- Machine{here}: {name}; {about['n_threads']} threads{many}"
     yield f"- specllama {', '.join(about['commits'])}, llama-cpp-python {about['binding']}"
     yield f"- llama.cpp's tools: {about['peer']}"
     yield f"- Measured: {about['dates']}"
@@ -152,7 +157,8 @@ def _method(about: Mapping[str, Any]) -> Iterator[str]:
         runs as it is by default; its plain decoding is `--draft-max 0`. llama.cpp's plain decoding is
         `llama-completion`, by the time of its decodes alone; all else of llama.cpp is
         `llama-speculative-simple`. That one ends with the round in which it reaches the tokens that were
-        asked for: what it writes beyond them is not counted, its time is.""",
+        asked for: what it writes beyond them is not counted, its time is. What takes no draft model is
+        decoded once for the draft costs that are measured together, in turn with everything else.""",
         """Where the draft model reads the prompt differs: llama.cpp's tool lets it do so before its clock for
         decoding starts, specllama behind the first token, as far as that pays. So the totals are given twice:
         of decoding alone, and of prompt and answer together. specllama has answered one other prompt with
@@ -203,6 +209,21 @@ def _weights(cells: Sequence[Summary]) -> Iterator[str]:
     yield ""
 
 
+def _letters(cells: Sequence[Summary]) -> dict[str, str]:
+    """A letter for each machine."""
+    return {name: chr(ord("A") + i) for i, name in enumerate(dict.fromkeys(s.machine for s in cells))}
+
+
+def _machines(cells: Sequence[Summary]) -> Iterator[str]:
+    letters = _letters(cells)
+    if len(letters) < 2:
+        return
+    yield from ("## By machine", "")
+    for name, letter in letters.items():
+        yield from (f"{letter}, {name}", "")
+        yield from (*(f"- {text}" for text in totals([s for s in cells if s.machine == name])), "")
+
+
 def _times(figure: str) -> str:
     return f"{figure} x" if figure else ""
 
@@ -213,10 +234,14 @@ def _optional(cells: Sequence[Summary], name: str) -> str:
 
 
 def _cells(cells: Sequence[Summary]) -> Iterator[str]:
+    letters = _letters(cells)
+    several = len(letters) > 1
     yield from ("## All cells", "")
-    yield "| cell | specllama, t/s | x plain | x peer's default | x its best | which is | first token |"
-    yield "|---|---|---|---|---|---|---|"
+    head = "| cell | specllama, t/s | x plain | x peer's default | x its best | which is | first token |"
+    yield head + (" machine |" if several else "")
+    yield "|---" * (8 if several else 7) + "|"
     for s in sorted(cells):
         default, ttft = ("" if x is None else f"{x:.2f}" for x in (s.default, s.ttft))
         best = f"{s.best:.2f} | {s.best_name}"
-        yield f"| {s.label} | {s.rate:.1f} | {s.plain:.2f} | {default} | {best} | {ttft} |"
+        row = f"| {s.label} | {s.rate:.1f} | {s.plain:.2f} | {default} | {best} | {ttft} |"
+        yield row + (f" {letters[s.machine]} |" if several else "")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.peers import about
-from scripts.peers.cells import Cell, Figures, key, spread
-from scripts.peers.points import Case, grid, literal
+from scripts.peers.cells import Cell, Figures, key, measure, spread, together
+from scripts.peers.points import Case, Measured, Point, grid, literal
 from scripts.peers.raw import SCHEMA, OtherSettings, Raw
 from scripts.peers.table import TITLE, markdown, summary, totals
 
@@ -40,8 +40,23 @@ def test_a_beginning_covers_everything() -> None:
     assert len({(c.workload, c.temperature) for c in cells[:12]}) == 10
 
 
+@settings(deadline=None)
+@given(names, names, names)
+def test_cells_that_differ_in_their_drafts_are_together(
+    kinds: list[str], costs: list[str], works: list[str]
+) -> None:
+    cells = spread(kinds, costs, works, [0.0, 0.8])
+    groups = together(cells)
+    assert [group[0] for group in groups] == sorted((group[0] for group in groups), key=cells.index)
+    assert Counter(cell for group in groups for cell in group) == Counter(cells)
+    for group in groups:
+        assert {cell.cost for cell in group} == set(costs)
+        assert len({(cell.kind, cell.workload, cell.temperature) for cell in group}) == 1
+    assert together(cells[1:])[0][0] == cells[1]
+
+
 def figures(cell: Cell, rates: dict[str, list[float]], **more: object) -> Figures:
-    found = Figures(cell, "k", "1 (abc)", "2026-01-02", rates)
+    found = Figures(cell, "k", "1 (abc)", "M", "2026-01-02", rates)
     for name, value in more.items():
         setattr(found, name, value)
     return found
@@ -73,6 +88,41 @@ def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
         assert measured.rate == counted / 3.0
 
 
+def test_what_takes_no_draft_is_decoded_once_for_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, str, int]] = []
+
+    def run(self: Point, _tools: Path, case: Case) -> Measured:
+        ran.append((self.name, case.draft.name if case.draft else "", case.seed))
+        return Measured(10, float(len(ran)), 1.0)
+
+    monkeypatch.setattr(Point, "run", run)
+    compared, runs = grid(short=True), 3
+    found = [Figures(Cell("f16", cost, "edit", 0.0), "k", "1", "M", "") for cost in ("a", "b")]
+    drafts = [tmp_path / f"{f.cell.cost}.gguf" for f in found]
+    asked = [
+        ([Case(tmp_path, draft, text, 8, 0.0, 1 + i, 2) for i, text in enumerate("xy")], f)
+        for draft, f in zip(drafts, found, strict=True)
+    ]
+    measure(tmp_path, asked, compared, runs)
+    free = [point.name for point in compared if not point.drafts]
+    assert free == ["plain", "ngram-mod", "ngram-map-k", "ngram-simple 4/15", "specllama plain"]
+    assert len(ran) == len(set(ran)) == 6 * (5 + 6 * 2)
+    assert Counter(name for name, _, _ in ran) == {p.name: 12 if p.drafts else 6 for p in compared}
+    assert {(draft, seed) for name, draft, seed in ran if name == "n_max 3"} == {
+        (draft, seed) for draft in ("a.gguf", "b.gguf") for seed in range(1, 7)
+    }
+    assert {seed for name, _, seed in ran if name == "plain"} == set(range(1, 7))
+    a, b = found
+    for point in compared:
+        assert len(a.rates[point.name]) == len(a.wholes[point.name]) == 6
+        assert (a.rates[point.name] == b.rates[point.name]) is (not point.drafts)
+    assert set(a.ttft_ms) == {"specllama", "specllama plain"}
+    assert [name for name, _, _ in ran[:17]] != [name for name, _, _ in ran[17:34]]
+    assert all(f.date for f in found)
+
+
 def test_the_best_point_is_chosen_on_other_runs_than_it_is_compared_on() -> None:
     s = summary(figures(EDIT, RATES, ttft_ms={"specllama": [11.0, 13.0], "specllama plain": [10.0, 10.0]}))
     assert [(pick.name, pick.best) for pick in s.picks] == [("n_max 3", 32 / 24), ("n_max 7", 40 / 30)]
@@ -90,7 +140,7 @@ def test_totals_and_page() -> None:
     assert "where it is plain: 0.20 over 2 choices," in text
     assert "first token" not in text
     told = {
-        "machine": "M", "n_threads": 2, "commits": ["1 (abc)"], "binding": "0.3", "peer": "0.5",
+        "n_threads": 2, "commits": ["1 (abc)"], "binding": "0.3", "peer": "0.5",
         "dates": "today", "command": "scripts/x", "n": 64, "per_workload": 1, "runs": 4,
         "grid": "short", "planned": 3, "peer_points": ["plain", "n_max 3"], "raw": "x.json",
     }  # fmt: skip
@@ -103,7 +153,28 @@ def test_totals_and_page() -> None:
     assert "| f16 0.02 | 1 | 1.60 |" in page
     assert "| f16 | 1.60 x, 1.60, 1.60 | 1.00 x |" in page
     assert "| q4_0 0.15 json T=0.8 |" in page
+    assert "- Machine: M; 2 threads\n" in page
+    assert "By machine" not in page
     assert "Not complete" not in markdown(found, told | {"planned": 2})
+
+
+def test_a_page_of_two_machines() -> None:
+    fast = {**RATES, "specllama": [60.0] * 4}
+    found = [figures(EDIT, RATES), figures(JSON, fast, machine="N")]
+    told = {
+        "n_threads": 2, "commits": ["1 (abc)"], "binding": "0.3", "peer": "0.5", "dates": "today",
+        "command": "scripts/x", "n": 64, "per_workload": 1, "runs": 4, "grid": "short", "planned": 2,
+        "peer_points": ["plain", "n_max 3"], "raw": "x.json",
+    }  # fmt: skip
+    for f in found:
+        f.wholes = f.rates
+    page = markdown(found, told)
+    assert "- Machine A: M; 2 threads; cells: 1\n- Machine B: N; 2 threads; cells: 1\n" in page
+    of_each = page.split("## By machine\n")[1].split("\n## ")[0]
+    assert "A, M\n\n- over its own plain decoding: 1.60 over 1 cell, worst 1.60 (f16" in of_each
+    assert "B, N\n\n- over its own plain decoding: 3.00 over 1 cell, worst 3.00 (q4_0" in of_each
+    rows = [row for row in page.splitlines() if " T=0" in row and row.startswith("|")]
+    assert [row.split("|")[-2].strip() for row in rows] == ["A", "B"]
 
 
 def test_totals_of_nothing() -> None:
@@ -147,6 +218,12 @@ def test_what_figures_depend_on(tmp_path: Path) -> None:
     known = key([case])
     assert key([case, case]) != known
     assert key([Case(file, None, "other", 8, 0.0, 1, 1)]) != known
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(b"1")
+    with_draft = key([Case(file, draft, "prompt", 8, 0.0, 1, 1)])
+    assert with_draft != known
+    draft.write_bytes(b"12")  # the size that has the same cost on another machine
+    assert key([Case(file, draft, "prompt", 8, 0.0, 1, 1)]) == with_draft
     file.write_bytes(b"12345")
     assert key([case]) != known
 
