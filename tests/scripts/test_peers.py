@@ -67,6 +67,11 @@ RATES = {
     "plain": [21.0, 20.0, 21.0, 20.0], "n_max 3": [40.0, 24.0, 40.0, 24.0],
     "n_max 7": [30.0, 90.0, 30.0, 90.0],
 }  # fmt: skip
+TOLD = {
+    "n_threads": 2, "commits": ["1 (abc)"], "binding": "0.3", "peer": "0.5", "dates": "today",
+    "command": "scripts/x", "n": 64, "per_workload": 1, "runs": 4, "grid": "short", "planned": 2,
+    "peer_points": ["plain", "n_max 3"], "raw": "x.json",
+}  # fmt: skip
 EDIT, JSON = Cell("f16", "0.02", "edit", 0.0), Cell("q4_0", "0.15", "json", 0.8)
 
 
@@ -139,12 +144,7 @@ def test_totals_and_page() -> None:
     assert "where that point drafts: 1.33 over 2 choices," in text
     assert "where it is plain: 0.20 over 2 choices," in text
     assert "first token" not in text
-    told = {
-        "n_threads": 2, "commits": ["1 (abc)"], "binding": "0.3", "peer": "0.5",
-        "dates": "today", "command": "scripts/x", "n": 64, "per_workload": 1, "runs": 4,
-        "grid": "short", "planned": 3, "peer_points": ["plain", "n_max 3"], "raw": "x.json",
-    }  # fmt: skip
-    page = markdown(found, told)
+    page = markdown(found, TOLD | {"planned": 3})
     of_wholes = page.split("prompt and answer together\n\n")[1].split("##")[0]
     assert "over its own plain decoding: 1.60 over 2 cells" in of_wholes
     assert page.startswith(TITLE)
@@ -155,20 +155,15 @@ def test_totals_and_page() -> None:
     assert "| q4_0 0.15 json T=0.8 |" in page
     assert "- Machine: M; 2 threads\n" in page
     assert "By machine" not in page
-    assert "Not complete" not in markdown(found, told | {"planned": 2})
+    assert "Not complete" not in markdown(found, TOLD)
 
 
 def test_a_page_of_two_machines() -> None:
     fast = {**RATES, "specllama": [60.0] * 4}
     found = [figures(EDIT, RATES), figures(JSON, fast, machine="N")]
-    told = {
-        "n_threads": 2, "commits": ["1 (abc)"], "binding": "0.3", "peer": "0.5", "dates": "today",
-        "command": "scripts/x", "n": 64, "per_workload": 1, "runs": 4, "grid": "short", "planned": 2,
-        "peer_points": ["plain", "n_max 3"], "raw": "x.json",
-    }  # fmt: skip
     for f in found:
         f.wholes = f.rates
-    page = markdown(found, told)
+    page = markdown(found, TOLD)
     assert "- Machine A: M; 2 threads; cells: 1\n- Machine B: N; 2 threads; cells: 1\n" in page
     of_each = page.split("## By machine\n")[1].split("\n## ")[0]
     assert "A, M\n\n- over its own plain decoding: 1.60 over 1 cell, worst 1.60 (f16" in of_each
