@@ -91,7 +91,7 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
   export CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF $rows $args ${CMAKE_ARGS:-}"
   : >"$venv/install.log"
   if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$made" ]; then
-    say "installing; llama.cpp is compiled for '$device' on this machine, which takes about 4 minutes the first time"
+    say "installing; llama.cpp is compiled for '$device' on this machine, which takes 4 to 9 minutes on two cores"
     # pip's cache does not know what a wheel was compiled for, and with what changes.
     local fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
     install_log "${pip[@]}" "${fresh[@]}" llama-cpp-python
