@@ -30,3 +30,19 @@ def child_of(pid: int, seconds: float = SOON) -> psutil.Process:
             return children[0]
         time.sleep(0.005)
     raise AssertionError(f"process {pid} starts none")
+
+
+def works(process: psutil.Process, seconds: float, within: float = SOON) -> None:
+    """Return when the process has used so much more time of a processor, however busy the machine is."""
+    deadline, done = time.monotonic() + within, spent(process) + seconds
+    while time.monotonic() < deadline:
+        if spent(process) >= done:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {process.pid} hardly works")
+
+
+def spent(process: psutil.Process) -> float:
+    """Seconds of a processor that the process itself has used."""
+    times = process.cpu_times()
+    return float(times.user + times.system)

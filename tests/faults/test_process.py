@@ -21,7 +21,7 @@ from specllama.process import messages as m
 from specllama.process.client import EngineClient
 from specllama.settings import LoadSettings, ModelSettings
 from tests.command import Command
-from tests.processes import SOON, child_of, is_gone
+from tests.processes import SOON, child_of, is_gone, works
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 LONG = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--seed", "1", "--no-calibrate")
@@ -96,8 +96,9 @@ class TestSignals:
     def test_ctrl_c_with_json_is_still_one_object(self, command: Command) -> None:
         front = command.start(*LONG, "--json")
         assert front.stderr is not None
-        front.stderr.readline()
-        time.sleep(0.3)
+        while front.stderr.readline().startswith((b"loading the ", b"note: ")):  # a slow machine loads long
+            pass
+        works(child_of(front.pid), seconds=0.3)
         front.send_signal(signal.SIGINT)
         out, _ = front.communicate(timeout=SOON)
         assert front.returncode == 130
