@@ -46,7 +46,7 @@ class CostCurve:
         self._moved: set[int] = set()  # widths measured since the last plain round
         self._drift = 0.0  # of the logarithm of the scale, since then
         self._n_plain = 0  # plain rounds on end
-        self._predicted: dict[int, float] = {}
+        self._predicted: dict[int, float] = {}  # at scale 1
         self._earlier: set[int] = set()  # widths that were measured at another time only
         self._forgotten: set[int] = set()  # widths whose times are not dubious, however long
         self._unplaced = 0  # plain rounds that still say what the scale is, however far off
@@ -78,7 +78,6 @@ class CostCurve:
         """A decode of n rows took so long; impossible times are ignored. plain: nothing was drafted."""
         if n < 1 or n > WIDEST or not (isfinite(seconds) and seconds > 0):
             return
-        self._predicted.clear()
         if plain and self._unplaced and n in self._seconds:
             self._place(n, seconds)
             return
@@ -89,6 +88,7 @@ class CostCurve:
                 self._widths.insert(bisect_left(self._widths, n), n)
             now = seconds / self.scale
             self._seconds[n] = min(now, self._seconds[n]) if count else now
+            self._predict_anew(n)
             if self._unplaced:
                 self._moved.add(n)
             return
@@ -104,6 +104,7 @@ class CostCurve:
         self._moved.add(n)
         if abs(off) < OUTLIER:
             self._seconds[n] *= exp((off - shared) * max(WIDTH_RATE, 1 / (1 + count)))
+            self._predict_anew(n)
 
     def _believed(self, n: int, seconds: float) -> int:
         """As how many times the width counts that were measured before; 0 where it has to be learnt anew."""
@@ -139,13 +140,23 @@ class CostCurve:
         self.scale *= exp(shared)
         for n in self._moved:
             self._seconds[n] *= exp(-shared)
+            self._predict_anew(n)
+
+    def _predict_anew(self, n: int) -> None:
+        """The width's time has changed: those up to its neighbours follow; of the first or last one, all."""
+        i = bisect_left(self._widths, n)
+        if 0 < i < len(self._widths) - 1:
+            for near in range(self._widths[i - 1] + 1, self._widths[i + 1]):
+                self._predicted.pop(near, None)
+        else:
+            self._predicted.clear()
 
     def predict(self, n: int) -> float:
         """Seconds of a decode of n rows now; 0 where nothing is known at all."""
         found = self._predicted.get(n)
         if found is None:
-            found = self._predicted[n] = self._predict(n) * self.scale
-        return found
+            found = self._predicted[n] = self._predict(n)
+        return found * self.scale
 
     def cautious(self, n: int) -> float:
         """The same to be on the safe side: widths that were never measured may well cost more."""

@@ -276,6 +276,23 @@ json = st.recursive(
 )
 
 
+ROUNDS = st.tuples(st.sampled_from([1, 2, 3, 5, 8, 16, 64]), st.floats(0.5, 3.0), st.booleans())
+
+
+@given(st.lists(ROUNDS, min_size=1, max_size=40), st.booleans())
+def test_what_was_asked_before_changes_no_prediction(rounds, stored):
+    """Predictions are kept from round to round, and are those of a curve that is asked for the first time."""
+    asked, silent = CostCurve(), CostCurve()
+    if stored:
+        data = {"widths": [[1, 0.01, 4], [4, 0.02, 4], [16, 0.05, 4]], "anew": []}
+        asked, silent = CostCurve.from_dict(data), CostCurve.from_dict(data)
+    for n, factor, plain in rounds:
+        for curve in (asked, silent):
+            curve.observe(n, factor * 0.01 * prior(n), plain and n == 1)
+        found = [asked.predict(m) for m in range(1, WIDEST + 3)]
+    assert found == [silent.predict(m) for m in range(1, WIDEST + 3)]
+
+
 @given(json)
 def test_garbage_gives_an_empty_or_a_sound_curve(data):
     curve = CostCurve.from_dict(data)
