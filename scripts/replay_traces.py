@@ -57,7 +57,7 @@ def eager_view(self: Planner, seq: int, t1: float, active: int) -> tuple[int, fl
 PARTS: dict[str, list[tuple[object, str, object]]] = {
     "look-ahead over further tokens": [(asking, "AHEAD", 1)],
     "their risk counts for less": [(asking, "DOUBT", 1.0)],
-    "drafts longer than 16": [(asking, "MOST_LOOKED", 16), (planner, "CHUNKS", (16,))],
+    "drafts longer than 16": [(asking, "MOST_LOOKED", 16), (planner, "NEAR_END", -1)],
     "when to look is learnt": [(looks, "REQUEST_RATE", 0.0), (looks, "PAIR_RATE", 0.0)],
     "over requests too": [(looks, "PAIR_RATE", 0.0)],
     "catching up is paid as skis are": [(Planner, "_view", eager_view)],

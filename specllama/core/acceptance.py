@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,17 @@ class AcceptanceTable:
         self._right[bin_] = self._right[bin_] * self.forget + right
         self._seen[bin_] = self._seen[bin_] * self.forget + 1
         self._settle(bin_)
+
+    def see_run(self, bins: Sequence[int], last: bool) -> None:
+        """The same for one token or several in turn, of which all were right but, perhaps, the last."""
+        if before := bins[:-1]:  # what is forgotten meanwhile is a geometric series
+            for bin_, n in Counter(before).items():
+                kept = self.forget**n
+                new = (1 - kept) / (1 - self.forget) if kept < 1 else n
+                self._right[bin_] = self._right[bin_] * kept + new
+                self._seen[bin_] = self._seen[bin_] * kept + new
+                self._settle(bin_)
+        self.see(bins[-1], last)
 
     def _settle(self, bin_: int) -> None:
         mean = (self._right[bin_] + self.weight * self.priors[bin_]) / (self._seen[bin_] + self.weight)

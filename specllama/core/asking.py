@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from specllama.core.learnt import GRAMMAR, MODEL, Learnt
-from specllama.core.offers import Offer, Prices
+from specllama.core.offers import Offer, Prices, best_of
 from specllama.core.ports import Drafter
 
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
@@ -18,6 +18,11 @@ DOUBT = 0.6  # share of their risk that counts: it can still be stopped at each 
 def confidence_bin(confidence: float) -> int:
     """The bin of a drafter's own confidence, fine near 1: fifteen tokens at 0.95 are no fifteen at 0.995."""
     return bisect(EDGES, confidence)
+
+
+def confidence_bins(confidences: Iterable[float]) -> list[int]:
+    """The same of several."""
+    return [bisect(EDGES, confidence) for confidence in confidences]
 
 
 class Asking:
@@ -41,53 +46,55 @@ class Asking:
         the sequence's own draft. n_pending: ids that the first step evaluates. Books the time in `prices`.
         """
         open_ = set(looks)
+        best = dict.fromkeys(looks, 0)  # the prefix of each with the best rate
+        steps, chances = self.learnt.steps, self.learnt.tables[MODEL].chances
         while open_:
-            open_ = self._force(grammar, looks, limits, open_)
-            if not open_:
-                return
+            if grammar is not None:
+                open_ = self._force(grammar, looks, limits, open_)
+                if not open_:
+                    return
             begun = self.clock()
             found = model.step({seq: looks[seq].tokens for seq in looks if seq in open_})
             took = self.clock() - begun
-            self.learnt.steps.observe(n_pending, took)
+            steps.observe(n_pending, took)
             prices.spent += took
             n_pending = len(open_)
             for seq in list(open_):
                 look, proposal = looks[seq], found.get(seq)
                 if proposal is not None:
                     bin_ = confidence_bin(proposal.confidence)
-                    look.add(proposal.token, MODEL, bin_, self.learnt.tables[MODEL].chances[bin_])
-                    step = self.learnt.steps.predict(len(open_), t1)
-                    if len(look.tokens) < limits[seq] and self._pays(look, bin_, beside[seq], prices, step):
-                        continue
+                    look.add(proposal.token, MODEL, bin_, chances[bin_])
+                    if len(look.tokens) < limits[seq]:
+                        best[seq], rate = best_of(look.expected, prices, *beside[seq], best[seq])
+                        step = steps.predict(len(open_), t1)
+                        if self._pays(look, bin_, rate, beside[seq][0], beside[seq][1], prices, step):
+                            continue
                 open_.discard(seq)
 
     def _force(
-        self, grammar: Drafter | None, looks: Mapping[int, Offer], limits: Mapping[int, int], open_: set[int]
+        self, grammar: Drafter, looks: Mapping[int, Offer], limits: Mapping[int, int], open_: set[int]
     ) -> set[int]:
         """Add what a grammar forces next; the sequences that still have room."""
-        forced = set(open_) if grammar is not None else set()
-        while forced and grammar is not None:
+        forced = set(open_)
+        while forced:
             found = grammar.step({seq: looks[seq].tokens for seq in looks if seq in forced})
             for seq, proposal in found.items():
                 looks[seq].add(proposal.token, GRAMMAR, 0, self.learnt.tables[GRAMMAR].chances[0])
             forced = {seq for seq in found if len(looks[seq].tokens) < limits[seq]}
         return {seq for seq in open_ if len(looks[seq].tokens) < limits[seq]}
 
-    def _pays(self, look: Offer, bin_: int, beside: tuple[int, float], prices: Prices, step: float) -> bool:
-        """Whether some of the next tokens could make the round's rate better than the best so far, perhaps
-        behind a stair of the cost curve.
+    def _pays(
+        self, look: Offer, bin_: int, top: float, rows: int, tokens: float, prices: Prices, step: float
+    ) -> bool:
+        """Whether some of the next tokens could make the round's rate better than `top`, the best so far,
+        perhaps behind a stair of the cost curve.
         """
-        (rows, tokens), n = beside, len(look.tokens)
-        top, seconds, spent = prices.rate(tokens, rows), prices.seconds, prices.spent
-        for k, wins in enumerate(look.expected, 1):
-            rate = (tokens + wins) / (seconds(rows + k) + spent)
-            if rate > top:
-                top = rate
+        n, spent, scale = rows + len(look.tokens), prices.spent, prices.scale
         chance = 1 - DOUBT * (1 - self.learnt.after.chances[bin_])
-        reached, wins = look.reached[-1], look.expected[-1]
-        for q in range(1, AHEAD + 1):
+        reached, wins = look.reached[-1], tokens + look.expected[-1]
+        for q, took in enumerate(prices.seconds[n + 1 : min(n + AHEAD, prices.most_rows) + 1], 1):
             reached *= chance
             wins += reached
-            if (tokens + wins) / (seconds(rows + n + q) + spent + q * step) > top:
-                return prices.allows(rows + n + q, q * step)
+            if wins / (took * scale + spent + q * step) > top:
+                return prices.allows(n + q, q * step)
         return False

@@ -46,7 +46,9 @@ class CostCurve:
         self._moved: set[int] = set()  # widths measured since the last plain round
         self._drift = 0.0  # of the logarithm of the scale, since then
         self._n_plain = 0  # plain rounds on end
-        self._predicted: dict[int, float] = {}  # at scale 1
+        self._asked: dict[int, float] = {}  # predictions at scale 1 since the last change
+        self._table = [0.0] * (WIDEST + 1)  # the same of all rows
+        self._stale = 0, WIDEST + 1  # from where up to where they are to be made anew
         self._earlier: set[int] = set()  # widths that were measured at another time only
         self._forgotten: set[int] = set()  # widths whose times are not dubious, however long
         self._unplaced = 0  # plain rounds that still say what the scale is, however far off
@@ -81,7 +83,7 @@ class CostCurve:
         if plain and self._unplaced and n in self._seconds:
             self._place(n, seconds)
             return
-        count = self._believed(n, seconds)
+        count = self._believed(n, seconds) if n in self._earlier else self.count(n)
         self._counts[n] = min(count + 1, MOST_COUNTED)
         if count < FIRST:
             if n not in self._seconds:
@@ -107,13 +109,10 @@ class CostCurve:
             self._predict_anew(n)
 
     def _believed(self, n: int, seconds: float) -> int:
-        """As how many times the width counts that were measured before; 0 where it has to be learnt anew."""
-        count = self._counts.get(n, 0)
-        if n in self._earlier:
-            self._earlier.discard(n)
-            far = abs(log(seconds / (self.scale * self._seconds[n]))) > OUTLIER
-            return 0 if far or count < FIRST else count
-        return count
+        """As how many times a width from another time counts; 0 where it has to be learnt anew."""
+        self._earlier.discard(n)
+        far = abs(log(seconds / (self.scale * self._seconds[n]))) > OUTLIER
+        return 0 if far or self.count(n) < FIRST else self.count(n)
 
     def _place(self, n: int, seconds: float) -> None:
         """One of the first plain rounds of a curve from another time; the shortest of them counts."""
@@ -143,20 +142,29 @@ class CostCurve:
             self._predict_anew(n)
 
     def _predict_anew(self, n: int) -> None:
-        """The width's time has changed: those up to its neighbours follow; of the first or last one, all."""
-        i = bisect_left(self._widths, n)
-        if 0 < i < len(self._widths) - 1:
-            for near in range(self._widths[i - 1] + 1, self._widths[i + 1]):
-                self._predicted.pop(near, None)
-        else:
-            self._predicted.clear()
+        """The width's time has changed: those up to its neighbours follow; of the first one, all."""
+        self._asked.clear()
+        first, end = self._stale
+        if first == 0 and end > WIDEST:
+            return
+        i, widths = bisect_left(self._widths, n), self._widths
+        above = widths[i + 1] if 0 < i < len(widths) - 1 else WIDEST + 1
+        self._stale = min(first, widths[i - 1] + 1 if i else 0), max(end, above)
 
     def predict(self, n: int) -> float:
         """Seconds of a decode of n rows now; 0 where nothing is known at all."""
-        found = self._predicted.get(n)
+        found = self._asked.get(n)
         if found is None:
-            found = self._predicted[n] = self._predict(n)
+            found = self._asked[n] = self._predict(n)
         return found * self.scale
+
+    def table(self) -> list[float]:
+        """`predict` of 0 to WIDEST rows at scale 1, valid until the next `observe`."""
+        first, end = self._stale
+        if first < end:
+            self._table[first:end] = map(self._predict, range(first, end))
+            self._stale = WIDEST + 1, 0
+        return self._table
 
     def cautious(self, n: int) -> float:
         """The same to be on the safe side: widths that were never measured may well cost more."""

@@ -34,13 +34,15 @@ class Learnt:
         self.steps, self.looks, self.ledger = StepCosts(), PairLooks(), Ledger()
 
     def score_free(self, offer: Offer, tokens: Sequence[int]) -> None:
-        """Count what was offered for nothing, drafted or not, as far as the text has come."""
-        for offered, token, source, bin_ in zip(
-            offer.tokens, tokens, offer.sources, offer.bins, strict=False
-        ):
-            self.tables[source].see(bin_, offered == token)
+        """Count what one drafter offered for nothing, drafted or not, as far as the text has come."""
+        n, right = 0, True
+        for offered, token in zip(offer.tokens, tokens, strict=False):
+            n += 1
             if offered != token:
-                return
+                right = False
+                break
+        if n:
+            self.tables[offer.sources[0]].see_run(offer.bins[:n], right)
 
     def score_look(self, offer: Offer, tokens: Sequence[int]) -> None:
         """The same for what the draft model said."""

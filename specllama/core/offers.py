@@ -6,10 +6,9 @@ the most tokens per second. Within a sequence chances never grow, so what is tak
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from heapq import heapify, heappop, heapreplace
 
 
 @dataclass(slots=True)
@@ -28,7 +27,13 @@ class Offer:
 
     def add(self, token: int, source: str, bin_: int, chance: float) -> None:
         """One more token; chance: that it is right where all before are."""
-        self.extend([token], source, [bin_], [chance])
+        reached, won = (self.reached[-1], self.expected[-1]) if self.tokens else (1.0, 0.0)
+        reached *= chance
+        self.tokens.append(token)
+        self.sources.append(source)
+        self.bins.append(bin_)
+        self.reached.append(reached)
+        self.expected.append(won + reached)
 
     def extend(
         self, tokens: Sequence[int], source: str, bins: Sequence[int], chances: Sequence[float]
@@ -51,11 +56,13 @@ class Offer:
 
 @dataclass(slots=True)
 class Prices:
-    """What a round may take. seconds: of a decode of n rows. worst: the same, to be on the safe side.
-    budget: the most seconds that this round may take. spent: seconds of it that are gone already.
+    """What a round may take. seconds: of a decode by its rows, to be multiplied by scale. worst: of one, to
+    be on the safe side. budget: the most seconds that this round may take. spent: seconds of it that are gone
+    already.
     """
 
-    seconds: Callable[[int], float]
+    seconds: Sequence[float]
+    scale: float
     worst: Callable[[int], float]
     budget: float
     most_rows: int
@@ -67,18 +74,36 @@ class Prices:
 
     def rate(self, tokens: float, rows: int, more: float = 0.0) -> float:
         """Tokens per second of the round."""
-        return tokens / (self.seconds(rows) + self.spent + more)
+        return tokens / (self.seconds[rows] * self.scale + self.spent + more)
 
 
-def best_prefix(offer: Offer, prices: Prices, rows: int, tokens: float) -> tuple[int, float]:
-    """(length, rate): the prefix of the offer with the best rate, beside `rows` rows that are expected to
-    give `tokens`; ties go to the shortest.
+def best_of(
+    expected: Sequence[float], prices: Prices, rows: int, tokens: float, first: int = 0
+) -> tuple[int, float]:
+    """(length, rate): the prefix with the best rate of a draft whose first k tokens are expected to win
+    expected[k - 1], beside `rows` rows that are expected to give `tokens`, whether the round may take as much
+    or not; ties go to the shortest. first: the best one when less was spent. Of two with the same rate the
+    one with more tokens loses less by what is spent on both, so no shorter one can have become better.
     """
-    seconds, worst, spent = prices.seconds, prices.worst, prices.spent
-    left, best, rate = prices.budget - spent, 0, prices.rate(tokens, rows)
-    for k, more in enumerate(offer.expected[: prices.most_rows - rows], 1):
-        now = (tokens + more) / (seconds(rows + k) + spent)
-        if now > rate and worst(rows + k) <= left:
+    end = min(rows + len(expected), prices.most_rows) + 1
+    spent, scale, seconds = prices.spent, prices.scale, prices.seconds[rows + first + 1 : end]
+    best, rate = first, prices.rate(tokens + (expected[first - 1] if first else 0), rows + first)
+    for k, (wins, took) in enumerate(zip(expected[first:], seconds, strict=False), first + 1):
+        now = (tokens + wins) / (took * scale + spent)
+        if now > rate:
+            best, rate = k, now
+    return best, rate
+
+
+def best_allowed(expected: Sequence[float], prices: Prices, rows: int, tokens: float) -> tuple[int, float]:
+    """The same of those that the round may take."""
+    best, rate = best_of(expected, prices, rows, tokens)
+    if not best or prices.allows(rows + best):
+        return best, rate
+    best, rate = 0, prices.rate(tokens, rows)
+    for k, wins in enumerate(expected[: prices.most_rows - rows], 1):
+        now = prices.rate(tokens + wins, rows + k)
+        if now > rate and prices.allows(rows + k):
             best, rate = k, now
     return best, rate
 
@@ -86,24 +111,25 @@ def best_prefix(offer: Offer, prices: Prices, rows: int, tokens: float) -> tuple
 def best_prefixes(offers: Mapping[int, Offer], prices: Prices, active: int) -> dict[int, int]:
     """How many tokens to draft of each sequence's offer, `active` sequences being decoded in all."""
     if len(offers) == 1:
-        return {seq: best_prefix(offer, prices, active, active)[0] for seq, offer in offers.items()}
-    ranked = heapq.merge(*(_ranked(seq, offer) for seq, offer in offers.items()))
-    seconds, spent = prices.seconds, prices.spent
-    tokens, best, rate = float(active), 0, prices.rate(active, active)
+        return {seq: best_allowed(o.expected, prices, active, active)[0] for seq, o in offers.items()}
+    # the next token of each sequence, all signs turned: heaps have the smallest on top
+    ahead = [(-offer.reached[0], 0, -seq) for seq, offer in offers.items() if offer.tokens]
+    heapify(ahead)
     taken: list[int] = []
-    for m, (chance, _, seq) in enumerate(islice(ranked, max(0, prices.most_rows - active)), 1):
-        tokens -= chance
+    expected: list[float] = []
+    wins = 0.0
+    while ahead and len(taken) < prices.most_rows - active:
+        chance, j, seq = ahead[0]
+        wins -= chance
         taken.append(-seq)
-        now = tokens / (seconds(active + m) + spent)
-        if now > rate and prices.allows(active + m):
-            best, rate = m, now
-    del taken[best:]
+        expected.append(wins)
+        reached = offers[-seq].reached
+        if j + 1 < len(reached):
+            heapreplace(ahead, (-reached[j + 1], j + 1, seq))
+        else:
+            heappop(ahead)
+    del taken[best_allowed(expected, prices, active, active)[0] :]
     return {seq: taken.count(seq) for seq in offers}
-
-
-def _ranked(seq: int, offer: Offer) -> Iterator[tuple[float, int, int]]:
-    """A sequence's tokens as they are to be taken, all signs turned: heaps have the smallest on top."""
-    return ((-chance, j, -seq) for j, chance in enumerate(offer.reached))
 
 
 def total(offers: Mapping[int, Offer], counts: Mapping[int, int], others: Sequence[int]) -> tuple[int, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from specllama.core.asking import MOST_LOOKED, Asking, confidence_bin
+from specllama.core.asking import MOST_LOOKED, Asking, confidence_bins
 from specllama.core.attention import Attentive
 from specllama.core.costs import DISTURBED, WIDEST, CostCurve
 from specllama.core.drafting import Draft, Outcome, Round
@@ -17,12 +17,12 @@ from specllama.core.learnt import GRAMMAR, MODEL
 from specllama.core.ledger import ALLOWANCE
 from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
 from specllama.core.naps import LISTENING
-from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes, total
+from specllama.core.offers import Offer, Prices, best_allowed, best_prefixes, total
 from specllama.core.ports import CachingDrafter, Drafter, Mask, Proposal
 from specllama.core.sampling import Chooser
 from specllama.core.tally import Tally
 
-CHUNKS = (16, WIDEST - 1)  # tokens that free drafters are asked for; more only where these are taken
+CHUNK = 16  # tokens that free drafters are asked for; more only where these are taken
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
 
@@ -72,7 +72,7 @@ class Planner(Attentive):
     def use_costs(self, costs: CostCurve) -> None:
         """Go by another curve from the next round on: that of another context length."""
         self.costs = costs
-        self._prices = Prices(costs.predict, costs.cautious, 0.0, WIDEST)
+        self._prices = Prices(costs.table(), costs.scale, costs.cautious, 0.0, WIDEST)
 
     # What is told
 
@@ -127,9 +127,10 @@ class Planner(Attentive):
 
     def _decide(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         prices, active = self._prices, len(rooms)
+        prices.seconds, prices.scale = self.costs.table(), self.costs.scale
         prices.budget = self.costs.predict(active) + self.ledger.stake * self.costs.predict(1)
         ready = self.costs.count(active) > 0 and self.ledger.credit > 0
-        ready = ready and not self.ledger.plain_due and not self.costs.unsettled
+        ready = ready and active < WIDEST and not self.ledger.plain_due and not self.costs.unsettled
         for seq, room in rooms.items():
             state = self._states.get(seq)
             if state is None:
@@ -165,15 +166,13 @@ class Planner(Attentive):
             if offer.tokens:
                 break
             if drafter.name not in (MODEL, GRAMMAR):
-                for limit in CHUNKS:
-                    self._ask(drafter, seq, min(limit, room), offer)
-                    n = len(offer.tokens)
-                    if n < limit or n - self._taken(offer, active) > NEAR_END:
-                        break
+                self._ask(drafter, seq, min(CHUNK, room), offer)
+                n = len(offer.tokens)
+                if CHUNK <= n < room and self.costs.known:
+                    taken, _ = best_allowed(offer.expected, self._prices, active, active)
+                    if n - taken <= NEAR_END:
+                        self._ask(drafter, seq, room, offer)
         return offer
-
-    def _taken(self, offer: Offer, active: int) -> int:
-        return best_prefix(offer, self._prices, active, active)[0] if self.costs.known else 0
 
     def _ask(self, drafter: Drafter, seq: int, limit: int, offer: Offer) -> None:
         """Extend the offer to `limit` tokens as far as the drafter knows any."""
@@ -185,8 +184,9 @@ class Planner(Attentive):
                 run = list(drafter.step({seq: offer.tokens}).values())
             if not run:
                 return
-            bins = [confidence_bin(p.confidence) for p in run]
-            offer.extend([p.token for p in run], drafter.name, bins, [chances[bin_] for bin_ in bins])
+            tokens, confidences, _ = zip(*run, strict=True)
+            bins = confidence_bins(confidences)
+            offer.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
 
     # The draft model
 
@@ -224,7 +224,7 @@ class Planner(Attentive):
         for seq, look in looks.items():
             self._states[seq].look = look  # not before: one that an error ended is none
             without = self._rate_of(offers[seq], counts[seq], beside[seq])
-            if best_prefix(look, prices, *beside[seq])[1] > without:
+            if best_allowed(look.expected, prices, *beside[seq])[1] > without:
                 offers[seq] = look
         return True
 

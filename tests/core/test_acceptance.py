@@ -51,6 +51,19 @@ def test_it_is_stored(seen):
     assert again.chances == pytest.approx(table.chances, abs=0.001)
 
 
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=63), st.booleans(), st.sampled_from([0.98, 0.995, 1.0])
+)
+def test_a_run_counts_as_its_tokens_in_turn(bins, last, forget):
+    one, other = AcceptanceTable(PRIORS, forget=forget), AcceptanceTable(PRIORS, forget=forget)
+    one.see_run(bins, last)
+    for i, bin_ in enumerate(bins):
+        other.see(bin_, last or i < len(bins) - 1)
+    assert one.chances == pytest.approx(other.chances, rel=1e-12)
+    assert one.n_seen == pytest.approx(other.n_seen)
+    assert one.rate == pytest.approx(other.rate)
+
+
 @pytest.mark.parametrize(
     "data",
     [

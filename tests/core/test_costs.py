@@ -290,6 +290,7 @@ def test_what_was_asked_before_changes_no_prediction(rounds, stored):
         for curve in (asked, silent):
             curve.observe(n, factor * 0.01 * prior(n), plain and n == 1)
         found = [asked.predict(m) for m in range(1, WIDEST + 3)]
+        assert [asked.scale * seconds for seconds in asked.table()][1:] == found[:WIDEST]
     assert found == [silent.predict(m) for m in range(1, WIDEST + 3)]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from specllama.core.costs import FIRST, WIDEST, CostCurve
 from specllama.core.drafting import Draft, Outcome, Round
 from specllama.core.ledger import ALLOWANCE
-from specllama.core.offers import Offer, Prices, best_prefix, best_prefixes
+from specllama.core.offers import Offer, Prices, best_allowed, best_of, best_prefixes
 from specllama.core.params import SamplingParams
 from specllama.core.planner import LEAST_TAIL, Planner
 from specllama.core.ports import CachingDrafter, Proposal
@@ -116,8 +118,15 @@ def offer(*chances: float) -> Offer:
     return found
 
 
-def prices(seconds: Callable[[int], float], budget: float = 1e9, spent: float = 0.0) -> Prices:
-    return Prices(seconds, seconds, budget, WIDEST, spent)
+def prices(
+    seconds: Callable[[int], float], budget: float = 1e9, spent: float = 0.0, most_rows: int = WIDEST
+) -> Prices:
+    table = [seconds(n) / 2 for n in range(WIDEST + 1)]
+    return Prices(table, 2.0, seconds, budget, most_rows, spent)
+
+
+def best(found: Offer, price: Prices) -> tuple[int, float]:
+    return best_allowed(found.expected, price, 1, 1)
 
 
 def test_an_offer_sums_what_it_may_win():
@@ -126,17 +135,17 @@ def test_an_offer_sums_what_it_may_win():
 
 
 def test_ties_go_to_no_draft():
-    assert best_prefix(offer(1.0, 1.0), prices(dear_rows), 1, 1) == (0, 1 / dear_rows(1))
+    assert best(offer(1.0, 1.0), prices(dear_rows)) == (0, 1 / dear_rows(1))
 
 
 def test_a_wider_cheaper_stair_is_reached():
     stair = {1: 1.0, 2: 2.0, 3: 2.5, 4: 1.3}
-    assert best_prefix(offer(0.6, 0.6, 0.6), prices(stair.__getitem__), 1, 1)[0] == 3
+    assert best(offer(0.6, 0.6, 0.6), prices(lambda n: stair.get(n, 9.0)))[0] == 3
 
 
 def test_what_is_not_affordable_is_not_taken():
-    assert best_prefix(offer(*[0.99] * 9), prices(cheap_rows, cheap_rows(4) + 1e-9), 1, 1)[0] == 3
-    assert best_prefix(offer(*[0.99] * 9), prices(cheap_rows, 0.001), 1, 1)[0] == 0
+    assert best(offer(*[0.99] * 9), prices(cheap_rows, cheap_rows(4) + 1e-9))[0] == 3
+    assert best(offer(*[0.99] * 9), prices(cheap_rows, 0.001))[0] == 0
 
 
 chances = st.lists(st.floats(0.01, 1.0), max_size=6)
@@ -151,7 +160,7 @@ def test_the_sorted_rule_is_the_best_of_all_prefixes(offered, spread):
     for _ in range(20):
         steps.append(max(0.01, steps[-1] * rng.uniform(0.9, 1.4)))
     offers = {seq: offer(*found) for seq, found in enumerate(offered)}
-    price, active = prices(lambda n: steps[n - 1]), len(offers)
+    price, active = prices(lambda n: steps[min(n, len(steps)) - 1]), len(offers)
 
     def rate(counts: Mapping[int, int]) -> float:
         wins = sum(offers[seq].wins(n) for seq, n in counts.items())
@@ -176,7 +185,7 @@ def test_of_several_sequences_the_likeliest_tokens_are_taken(offered, most_rows,
     sequence.
     """
     offers, active = {seq: offer(*found) for seq, found in offered.items()}, len(offered)
-    price = Prices(cheap_rows, cheap_rows, budget, most_rows)
+    price = prices(cheap_rows, budget, most_rows=most_rows)
     every = [(-s, j, -seq) for seq, found in offers.items() for j, s in enumerate(found.reached)]
     best, n_best, tokens = price.rate(active, active), 0, float(active)
     for n, (chance, _, _) in enumerate(sorted(every), 1):
@@ -185,6 +194,34 @@ def test_of_several_sequences_the_likeliest_tokens_are_taken(offered, most_rows,
             best, n_best = price.rate(tokens, active + n), n
     taken = [-seq for _, _, seq in sorted(every)[:n_best]]
     assert best_prefixes(offers, price, active) == {seq: taken.count(seq) for seq in offers}
+
+
+STAIRS = st.lists(st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0]), min_size=12, max_size=12)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.floats(0.1, 1.0), max_size=9), STAIRS, st.floats(0, 1), st.floats(0, 3), st.integers(1, 14)
+)
+def test_of_the_prefixes_that_may_be_taken_it_is_the_best(chances, steps, spent, budget, most_rows):
+    found, took = offer(*chances), list(accumulate(steps, mul))
+    price = prices(lambda n: took[min(n, 11)], budget, spent, most_rows)
+    allowed = [k for k in range(1, len(chances) + 1) if price.allows(1 + k)]
+    rates = {k: price.rate(1 + found.wins(k), 1 + k) for k in (0, *allowed)}
+    length, rate = best(found, price)
+    assert rate == pytest.approx(max(rates.values())) == pytest.approx(rates[length])
+
+
+@settings(max_examples=100)
+@given(st.lists(st.floats(0.1, 1.0), max_size=9), STAIRS, st.floats(0, 1), st.floats(0, 2))
+def test_what_is_spent_makes_no_shorter_draft_better(chances, steps, spent, more):
+    """Whatever a decode takes by its rows, wider ones less than narrower ones too."""
+    found, took = offer(*chances), list(accumulate(steps, mul))
+    first, _ = best_of(found.expected, prices(lambda n: took[min(n, 11)], spent=spent), 1, 1)
+    later = prices(lambda n: took[min(n, 11)], spent=spent + more)
+    assert best_of(found.expected, later, 1, 1)[1] == pytest.approx(
+        best_of(found.expected, later, 1, 1, first)[1]
+    )
 
 
 # The policy
