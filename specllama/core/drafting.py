@@ -145,6 +145,7 @@ class Drafting:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
+        self._named = {d.name: d for d in reversed(self.drafters)}
 
     def start(
         self,
@@ -169,7 +170,8 @@ class Drafting:
 
     def drop(self, name: str) -> None:
         self.drafters = [d for d in self.drafters if d.name != name]
+        self._named.pop(name, None)
 
     def named(self, name: str) -> Drafter | None:
-        """The drafter of this name, if there is one."""
-        return next((d for d in self.drafters if d.name == name), None)
+        """The first drafter of this name, if there is one."""
+        return self._named.get(name)

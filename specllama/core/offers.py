@@ -97,6 +97,8 @@ def best_of(
 
 def best_allowed(expected: Sequence[float], prices: Prices, rows: int, tokens: float) -> tuple[int, float]:
     """The same of those that the round may take."""
+    if not expected:
+        return 0, prices.rate(tokens, rows)
     best, rate = best_of(expected, prices, rows, tokens)
     if not best or prices.allows(rows + best):
         return best, rate
@@ -134,4 +136,8 @@ def best_prefixes(offers: Mapping[int, Offer], prices: Prices, active: int) -> d
 
 def total(offers: Mapping[int, Offer], counts: Mapping[int, int], others: Sequence[int]) -> tuple[int, float]:
     """(rows, expected tokens) of the drafts of the sequences `others`, without their own rows."""
-    return sum(counts[s] for s in others), sum(offers[s].wins(counts[s]) for s in others)
+    rows, tokens = 0, 0.0
+    for seq in others:
+        rows += counts[seq]
+        tokens += offers[seq].wins(counts[seq])
+    return rows, tokens

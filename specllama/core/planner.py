@@ -18,12 +18,13 @@ from specllama.core.ledger import ALLOWANCE
 from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
 from specllama.core.naps import LISTENING
 from specllama.core.offers import Offer, Prices, best_allowed, best_prefixes, total
-from specllama.core.ports import CachingDrafter, Drafter, Mask, Proposal
+from specllama.core.ports import CachingDrafter, Drafter, Mask
 from specllama.core.sampling import Chooser
 from specllama.core.tally import Tally
 
 CHUNK = 16  # tokens that free drafters are asked for; more only where these are taken
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
+NOTHING = Offer()  # what is offered between two rounds
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
 
 
@@ -177,16 +178,14 @@ class Planner(Attentive):
     def _ask(self, drafter: Drafter, seq: int, limit: int, offer: Offer) -> None:
         """Extend the offer to `limit` tokens as far as the drafter knows any."""
         chances, propose = self.learnt.tables[drafter.name].chances, getattr(drafter, "propose", None)
-        while len(offer.tokens) < limit:
-            if propose is not None:
-                run: list[Proposal] = propose(seq, limit)[len(offer.tokens) :]
-            else:
-                run = list(drafter.step({seq: offer.tokens}).values())
-            if not run:
+        while (n := len(offer.tokens)) < limit:
+            run = propose(seq, limit)[n:] if propose else [*drafter.step({seq: offer.tokens}).values()]
+            if run:
+                tokens, confidences, _ = zip(*run, strict=True)
+                bins = confidence_bins(confidences)
+                offer.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
+            if propose or not run:
                 return
-            tokens, confidences, _ = zip(*run, strict=True)
-            bins = confidence_bins(confidences)
-            offer.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
 
     # The draft model
 
@@ -283,7 +282,7 @@ class Planner(Attentive):
             self._judge(outcome, prices.spent / len(looking), done.n_rows, t1)
         for outcome in done.outcomes:
             if (state := self._states.get(outcome.seq_id)) is not None:
-                state.begin(Offer())
+                state.begin(NOTHING)
         prices.spent = 0.0
         self.naps.worked(self.clock() - began)
         self.looked(done, costs.predict(active))
