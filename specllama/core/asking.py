@@ -67,7 +67,7 @@ class Asking:
                     if len(look.tokens) < limits[seq]:
                         best[seq], rate = best_of(look.expected, prices, *beside[seq], best[seq])
                         step = steps.predict(len(open_), t1)
-                        if self._pays(look, bin_, rate, beside[seq][0], beside[seq][1], prices, step):
+                        if self._pays(look, bin_, rate, *beside[seq], prices, step):
                             continue
                 open_.discard(seq)
 

@@ -46,8 +46,7 @@ class CostCurve:
         self._moved: set[int] = set()  # widths measured since the last plain round
         self._drift = 0.0  # of the logarithm of the scale, since then
         self._n_plain = 0  # plain rounds on end
-        self._asked: dict[int, float] = {}  # predictions at scale 1 since the last change
-        self._table = [0.0] * (WIDEST + 1)  # the same of all rows
+        self._table = [0.0] * (WIDEST + 1)  # predictions at scale 1, by rows
         self._stale = 0, WIDEST + 1  # from where up to where they are to be made anew
         self._earlier: set[int] = set()  # widths that were measured at another time only
         self._forgotten: set[int] = set()  # widths whose times are not dubious, however long
@@ -143,7 +142,6 @@ class CostCurve:
 
     def _predict_anew(self, n: int) -> None:
         """The width's time has changed: those up to its neighbours follow; of the first one, all."""
-        self._asked.clear()
         first, end = self._stale
         if first == 0 and end > WIDEST:
             return
@@ -153,10 +151,8 @@ class CostCurve:
 
     def predict(self, n: int) -> float:
         """Seconds of a decode of n rows now; 0 where nothing is known at all."""
-        found = self._asked.get(n)
-        if found is None:
-            found = self._asked[n] = self._predict(n)
-        return found * self.scale
+        first, end = self._stale
+        return (self._predict(n) if first <= n < end or n > WIDEST else self._table[n]) * self.scale
 
     def table(self) -> list[float]:
         """`predict` of 0 to WIDEST rows at scale 1, valid until the next `observe`."""

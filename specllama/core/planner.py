@@ -24,7 +24,7 @@ from specllama.core.tally import Tally
 
 CHUNK = 16  # tokens that free drafters are asked for; more only where these are taken
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
-NOTHING = Offer()  # what is offered between two rounds
+NOTHING = Offer()  # is offered between two rounds; nobody adds to it
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
 
 
