@@ -46,12 +46,12 @@ cmake_args() {
   esac
 }
 
-amx() { # whether llama.cpp would use AMX, which needs llama_amx.h
+amx() { # whether llama.cpp would use AMX, which needs native/amx.h
   [ "$(uname -m)" = x86_64 ] && grep -qsw amx_tile /proc/cpuinfo
 }
 
 changes() { # to llama.cpp, which is compiled anew where they are others than before
-  cat "$root"/scripts/llama_*.cmake "$root"/scripts/llama_*.h | cksum | tr ' ' '-'
+  cat "$root"/specllama/llama/native/*.cmake "$root"/specllama/llama/native/*.h | cksum | tr ' ' '-'
 }
 
 checksum() { # of what an installation depends on
@@ -72,7 +72,7 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
   made="$device, changed $(changes)"
   if amx; then
     made="$made, mended for AMX"
-    export CXXFLAGS="-include \"$root/scripts/llama_amx.h\" ${CXXFLAGS:-}"
+    export CXXFLAGS="-include \"$root/specllama/llama/native/amx.h\" ${CXXFLAGS:-}"
   fi
   plain="$venv/.installed-$(echo "$made" | checksum)"
   stamp="$plain${kind:+-$kind}"
@@ -87,11 +87,11 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
     "$python" -m venv --clear "$venv" || die "$venv cannot be made"
   fi
   local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -c "$root/constraints.txt")
-  local rows="-DCMAKE_PROJECT_ggml_INCLUDE=\"$root/scripts/llama_rows.cmake\""
-  export CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF $rows $args ${CMAKE_ARGS:-}"
+  local rows="-DCMAKE_PROJECT_ggml_INCLUDE=\"$root/specllama/llama/native/rows.cmake\""
+  export CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF -DLLAVA_BUILD=OFF $rows $args ${CMAKE_ARGS:-}"
   : >"$venv/install.log"
   if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$made" ]; then
-    say "installing; llama.cpp is compiled for '$device' on this machine, which takes 4 to 9 minutes on two cores"
+    say "installing; llama.cpp is compiled for '$device' on this machine, which takes 3 to 5 minutes on two cores"
     # pip's cache does not know what a wheel was compiled for, and with what changes.
     local fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
     install_log "${pip[@]}" "${fresh[@]}" llama-cpp-python

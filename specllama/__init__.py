@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from specllama.api.llm import LLM
     from specllama.api.outputs import CompletionOutput, CompletionStats, Delta, Logprob, RequestOutput
     from specllama.api.prompts import TextPrompt, TokensPrompt
-    from specllama.core.params import SamplingParams
+    from specllama.client.client import EngineClient
+    from specllama.config.load import LoadSettings, ModelSettings
+    from specllama.core.sampling.params import SamplingParams
     from specllama.core.stats import RunStats
     from specllama.errors import SpecllamaError
-    from specllama.process.client import EngineClient
-    from specllama.settings import LoadSettings, ModelSettings
 
 __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022 - in the order of sorted()
@@ -45,14 +45,14 @@ _HOMES = {
     "CompletionOutput": "specllama.api.outputs",
     "CompletionStats": "specllama.api.outputs",
     "Delta": "specllama.api.outputs",
-    "EngineClient": "specllama.process.client",
+    "EngineClient": "specllama.client.client",
     "LLM": "specllama.api.llm",
-    "LoadSettings": "specllama.settings",
+    "LoadSettings": "specllama.config.load",
     "Logprob": "specllama.api.outputs",
-    "ModelSettings": "specllama.settings",
+    "ModelSettings": "specllama.config.load",
     "RequestOutput": "specllama.api.outputs",
     "RunStats": "specllama.core.stats",
-    "SamplingParams": "specllama.core.params",
+    "SamplingParams": "specllama.core.sampling.params",
     "SpecllamaError": "specllama.errors",
     "TextPrompt": "specllama.api.prompts",
     "TokensPrompt": "specllama.api.prompts",

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import BatchRow, Mask, NoRoomError, Proposal
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal
+from specllama.core.sampling.sampler import Sampler
 
 Memory = Literal["full", "window", "rollback", "checkpoint"]
 
@@ -44,14 +44,14 @@ class TableContext:
         memory: Memory = "full",
         rows: Callable[[Sequence[int]], NDArray[np.float32]] | None = None,
         n_batch: int = 64,
-        max_cut: int = 8,
-        even_rows: int = 1,
+        max_rollback: int = 8,
+        row_multiple: int = 1,
     ) -> None:
-        self.even_rows = even_rows
+        self.row_multiple = row_multiple
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
         self.n_batch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"
-        self.max_cut = max_cut if memory == "rollback" else n_ctx
+        self.max_rollback = max_rollback if memory == "rollback" else n_ctx
         self.rows = rows or (lambda ids: table_row(ids, n_vocab))
         self.cells: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
         self.marks: dict[int, list[int]] = {}
@@ -82,13 +82,15 @@ class TableContext:
     def checkpoint(self, seq_id: int) -> None:
         self.marks[seq_id] = list(self.cells[seq_id])
 
-    def cut(self, seq_id: int, n_past: int) -> int:
+    def truncate(self, seq_id: int, n_past: int) -> int:
         cells, back = self.cells[seq_id], len(self.cells[seq_id]) - n_past
         if back <= 0:
             return len(cells)
         keep = n_past
         gone = self.memory == "window" and back > 8
-        gone = gone or (self.memory == "rollback" and back > min(self.max_cut, self.last_rows[seq_id] - 1))
+        gone = gone or (
+            self.memory == "rollback" and back > min(self.max_rollback, self.last_rows[seq_id] - 1)
+        )
         if gone:
             keep = 0
         elif self.memory == "checkpoint":
@@ -173,7 +175,7 @@ class ScriptedDrafter:
         self.guess, self.name, self.confidence = guess, name, confidence
         self.histories: dict[int, list[int]] = {}
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:  # noqa: ARG002
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.histories[seq_id] = list(prompt)
 
     def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:

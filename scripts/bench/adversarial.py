@@ -1,6 +1,7 @@
 """Adversarial texts and drafts by the clock: decode time by default over plain, and what is lost in t(1).
 
-usage: bench_adversarial.py [-m TARGET -md DRAFT] [--only NAME,NAME] [--texts N] [-n TOKENS] [--runs N]
+usage: -m scripts.bench.adversarial [-m TARGET -md DRAFT] [--only NAME,NAME] [--texts N] [-n TOKENS]
+                            [--runs N]
                             [--seed N] [-c N] [-t N] [--out FILE.json]
 
   ignorant   a draft model that knows nothing (the draft, its weights shuffled) and no copies, which could
@@ -28,15 +29,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo_pair import cli
-from measuring.adversaries import dropping, noise, sources, switching
-from measuring.engine import Task, Timed, Times, Vocab, turns
-from measuring.figures import Losses, losses
-from measuring.ignorant import write_ignorant
-
+from scripts.bench.measuring.adversaries import dropping, noise, sources, switching
+from scripts.bench.measuring.engine import Task, Timed, Times, Vocab, turns
+from scripts.bench.measuring.figures import Losses, losses
+from scripts.bench.measuring.ignorant import write_ignorant
+from scripts.demo_pair import cli
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
-from specllama.machine import physical_cores
+from specllama.models.memory.cpu import physical_cores
 
 IGNORANT = ("ignorant", "sure")
 CASES = (*IGNORANT, "switching", "dropping", "noise")

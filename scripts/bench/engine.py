@@ -2,13 +2,15 @@
 """Measure what the engine promises: lossless text, the fixed policy against llama.cpp's tool, first token,
 own time, start-up, memory. Figures are medians; what is compared runs in turn. Run nothing beside it.
 
-usage: bench_engine.py lossless  -m TARGET -md DRAFT [--prompts FILE] [--per-workload N] [--draft-max 1-16]
-       bench_engine.py peer      --peer LLAMA-SPECULATIVE-SIMPLE --pairs DIR [--types ...] [--costs ...]
-       bench_engine.py gain      -m TARGET -md DRAFT     (run's default against plain decoding, by workload)
-       bench_engine.py ttft      -m TARGET -md DRAFT
-       bench_engine.py own-time  -m TARGET -md DRAFT     (with a 128k vocabulary, of make_bench_pair.py)
-       bench_engine.py startup
-       bench_engine.py memory    --peer LLAMA-SPECULATIVE-SIMPLE -m TARGET -md DRAFT
+usage: -m scripts.bench.engine COMMAND ...
+
+       lossless  -m TARGET -md DRAFT [--prompts FILE] [--per-workload N] [--draft-max 1-16]
+       peer      --peer LLAMA-SPECULATIVE-SIMPLE --pairs DIR [--types ...] [--costs ...]
+       gain      -m TARGET -md DRAFT     (run's default against plain decoding, by workload)
+       ttft      -m TARGET -md DRAFT
+       own-time  -m TARGET -md DRAFT     (with a 128k vocabulary, of bench.make_pair)
+       startup
+       memory    --peer LLAMA-SPECULATIVE-SIMPLE -m TARGET -md DRAFT
 
 A prompts file is a JSON object, workload to list of prompts; without one a few about the standard library are
 used.
@@ -31,22 +33,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import CHATML
-
-from specllama.calibrate import margin_change
+from scripts.bench.measuring import CHATML
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.ports import BatchRow, Drafter
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import BatchRow, Drafter
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.core.sequence import Generation, Request
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama import Context, Model
-from specllama.process import messages as m
-from specllama.process.host import Host
-from specllama.settings import LoadSettings, ModelSettings
+from specllama.llama.library import LlamaContext, Model
+from specllama.worker.calibrate import margin_change
+from specllama.worker.engine_core import EngineCore
 
 PROMPTS = {
     "explain": ["What does shutil.copytree do?", "Explain os.walk."],
@@ -72,30 +73,30 @@ class Pair:
     """A loaded pair, engines over it are made per run; caches are emptied between runs."""
 
     target: Model
-    context: Context
+    context: LlamaContext
     draft: Model
-    drafting: Context
+    drafting: LlamaContext
     ends: frozenset[int]
-    own: Context | None = None
+    own: LlamaContext | None = None
 
     @classmethod
     def load(cls, args: argparse.Namespace, n_ctx: int = 2048) -> Pair:
         t = Model(ModelSettings(path=args.model, n_threads=args.threads, flash_attn=args.flash_attn))
         d = Model(ModelSettings(path=args.draft, n_threads=args.threads, flash_attn=args.flash_attn))
-        return cls(t, Context(t, n_ctx), d, Context(d, n_ctx), t.end_ids)
+        return cls(t, LlamaContext(t, n_ctx), d, LlamaContext(d, n_ctx), t.end_ids)
 
     def generate(self, request: Request, kind: str, n_max: int) -> Generation:
-        self.context.cut(0, 0)
+        self.context.truncate(0, 0)
         drafters: list[Drafter] = []
         if kind in ("copy", "both"):
             drafters.append(CopyDrafter())
         if kind in ("model", "both"):
-            self.drafting.cut(0, 0)
+            self.drafting.truncate(0, 0)
             drafters.append(ModelDrafter(self.drafting, self.target.n_vocab, False, self.ends))
         if kind == "target":
             if self.own is None:
-                self.own = Context(self.target, self.context.n_ctx)
-            self.own.cut(0, 0)
+                self.own = LlamaContext(self.target, self.context.n_ctx)
+            self.own.truncate(0, 0)
             drafters.append(ModelDrafter(self.own, self.target.n_vocab, False, self.ends))
         engine = Engine(self.context, Fixed(drafters, n_max), end_ids=self.ends, clock=time.perf_counter)
         generation = engine.submit(request)
@@ -153,15 +154,15 @@ def lossless(args: argparse.Namespace) -> None:
 def control(pair: Pair, plain: Generation, request: Request, changes: list[float]) -> tuple[int, int]:
     """Score a plain text in batches of 2..16 and count choices that change. No drafter takes part."""
     history, n_prompt = plain.history, plain.n_prompt
-    chooser = Chooser(request.params, request.seed, pair.target.n_vocab)
+    chooser = Sampler(request.params, request.seed, pair.target.n_vocab)
     context, flipped, n = pair.context, 0, 0
     single: dict[int, Any] = {}
-    context.cut(0, 0)
+    context.truncate(0, 0)
     context.decode([BatchRow(t, i, 0, False) for i, t in enumerate(history[:n_prompt])])
     for i in range(n_prompt, len(history) - 1):
         single[i] = context.decode([BatchRow(history[i], i, 0, True)])[0].copy()
     at, width = n_prompt, 2
-    context.cut(0, n_prompt)
+    context.truncate(0, n_prompt)
     while at < len(history) - 1:
         rows = [BatchRow(history[i], i, 0, True) for i in range(at, min(at + width, len(history) - 1))]
         for row, batched in zip(rows, context.decode(rows), strict=True):
@@ -177,11 +178,11 @@ def control(pair: Pair, plain: Generation, request: Request, changes: list[float
 def margin_at(pair: Pair, plain: Generation, index: int, request: Request) -> float:
     """The margin of the plain choice of output token `index`, on a row decoded alone."""
     history = plain.history[: plain.n_prompt + index]
-    pair.context.cut(0, 0)
+    pair.context.truncate(0, 0)
     if len(history) > 1:
         pair.context.decode([BatchRow(t, i, 0, False) for i, t in enumerate(history[:-1])])
     row = pair.context.decode([BatchRow(history[-1], len(history) - 1, 0, True)])[0]
-    chooser = Chooser(request.params, request.seed, pair.target.n_vocab)
+    chooser = Sampler(request.params, request.seed, pair.target.n_vocab)
     return chooser.choose(row, history, margin=True).margin
 
 
@@ -264,7 +265,7 @@ def run_peer(
 
 def gain(args: argparse.Namespace) -> None:
     """Decode rate of `run` as it is by default over plain decoding of the same request, runs in turn."""
-    from specllama.process.client import EngineClient
+    from specllama.client.client import EngineClient
 
     rates: dict[str, list[tuple[float, float]]] = {}
     target = ModelSettings(path=args.model, n_ctx=2048, n_threads=args.threads)
@@ -293,7 +294,7 @@ def decode(client: Any, prompt: str, speculate: bool, args: argparse.Namespace) 
 
 def ttft(args: argparse.Namespace) -> None:
     """Request to first token with and without a draft, both loaded, in turn, in one engine process each."""
-    from specllama.process.client import EngineClient
+    from specllama.client.client import EngineClient
 
     times: dict[str, list[float]] = {"with": [], "without": []}
     prompt = load_prompts(args.prompts, 1)[0][1]
@@ -347,7 +348,7 @@ def own_rounds(args: argparse.Namespace, temperature: float, n_max: int) -> Iter
         if isinstance(message, m.Done):
             done.append(message)
 
-    host = Host(send)
+    host = EngineCore(send)
     target = ModelSettings(path=args.model, n_ctx=2048, n_threads=args.threads)
     draft = ModelSettings(path=args.draft, n_ctx=2048, n_threads=args.threads) if n_max else None
     settings = LoadSettings(target=target, draft=draft, draft_max=n_max, drafters=("model",) if n_max else ())
@@ -457,7 +458,7 @@ def main() -> None:
     parser.add_argument("--per-workload", type=int, default=1)
     parser.add_argument("--draft-max", type=numbers, default=None)
     parser.add_argument("--peer", help="path of llama-speculative-simple, built from the same source")
-    parser.add_argument("--pairs", help="directory that make_bench_pair.py wrote")
+    parser.add_argument("--pairs", help="directory that python -m scripts.bench.make_pair wrote")
     parser.add_argument("--types", type=lambda s: s.split(","), default=list(TYPES))
     parser.add_argument("--costs", type=lambda s: s.split(","), default=list(COSTS))
     parser.add_argument("-n", type=int, default=64, help="tokens of a generation")

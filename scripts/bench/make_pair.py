@@ -1,8 +1,8 @@
 """Make pairs of models that cost what large ones cost, for measurements, out of a small pair.
 
-    python scripts/make_bench_pair.py --out DIR
-    python scripts/make_bench_pair.py --out DIR --types q4_0 --draft-costs 0.07
-    python scripts/make_bench_pair.py --out DIR --random-vocab 128256
+    -m scripts.bench.make_pair --out DIR
+    -m scripts.bench.make_pair --out DIR --types q4_0 --draft-costs 0.07
+    -m scripts.bench.make_pair --out DIR --random-vocab 128256
 
 Extra blocks with zero output projections keep every logit of the source (checked bit for bit in f16) and
 cost what a real block of that size costs. The target is padded to --target-params and written in every type;
@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from demo_pair import cli, random_vocab
-from demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
-from demo_pair.padding import NotPaddable, Padding, Source, read_source, write_padded
 
-DATA = Path(__file__).resolve().parent.parent / "specllama" / "data"
+from scripts.demo_pair import cli, random_vocab
+from scripts.demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
+from scripts.demo_pair.padding import NotPaddable, Padding, Source, read_source, write_padded
+
+DATA = Path(__file__).resolve().parents[2] / "specllama" / "data"
 TYPES = ("f16", "q8_0", "q4_0", "q4_k_m")
 COSTS = (0.02, 0.07, 0.15)
 TARGET_BLOCKS = 24
@@ -56,8 +57,8 @@ def check_same_logits(source: Path, padded: Path) -> None:
     with Llm(source, n_threads=1) as a, Llm(padded, n_threads=1) as b:
         ids = a.tokenize(TEXT)
         off = [np.abs(a.decode(ids) - b.decode(ids)).max()]
-        a.cut(0)
-        b.cut(0)
+        a.truncate(0)
+        b.truncate(0)
         for token in ids[:32]:
             off.append(np.abs(a.decode([token]) - b.decode([token])).max())
         if not np.max(off) == 0:  # NaN is not

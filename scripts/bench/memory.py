@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What drafting from earlier requests gains over drafting from the request itself, without a draft model.
 
-usage: bench_memory.py replay [-m TARGET] [--requests N]
-       bench_memory.py engine [-m TARGET] [--requests N] [--runs N] [-t N]
+usage: -m scripts.bench.memory replay [-m TARGET] [--requests N]
+       -m scripts.bench.memory engine [-m TARGET] [--requests N] [--runs N] [-t N]
 
 Two workloads: records of one form that are extracted as JSON, and places of the standard library's sources
 that have nothing in common. Texts are given (teacher forcing), so that any target writes them. replay: in
@@ -22,23 +22,22 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from measuring import CHATML
-from measuring.engine import Vocab
-from measuring.extraction import WORKLOADS, Asked
-from measuring.figures import mean
-
-from specllama.core import hindsight
-from specllama.core.costs import FIRST, WIDEST, CostCurve
-from specllama.core.planner import Planner
-from specllama.core.replay import Replayed, Seconds, Session, Trace, curve
+from scripts.bench.measuring import CHATML
+from scripts.bench.measuring.engine import Vocab
+from scripts.bench.measuring.extraction import WORKLOADS, Asked
+from scripts.bench.measuring.figures import mean
+from scripts.replay import hindsight
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.planner import Planner
+from specllama.core.replay.simulator import Replay, Replayed, Seconds, Trace, curve
 from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.memory import Memory, MemoryDrafter
+from specllama.drafters.request_history import MemoryDrafter, RequestHistory
 from specllama.errors import SpecllamaError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings, ModelSettings
 
 
 def known(seconds: Seconds) -> CostCurve:
@@ -51,8 +50,8 @@ def known(seconds: Seconds) -> CostCurve:
 
 
 def replayed(traces: Sequence[Trace], seconds: Seconds, remembers: bool) -> Replayed:
-    memory = Memory()
-    session = Session(
+    memory = RequestHistory()
+    session = Replay(
         lambda drafters, clock: Planner(drafters, clock, known(seconds)),
         seconds,
         None,

@@ -2,9 +2,9 @@
 """Measure downloads from a hub on loopback: overhead over curl, resumption after a kill, two at once, and
 what a remote pair check reads.
 
-    scripts/bench_pull.py                 # all of them
-    scripts/bench_pull.py overhead --mb 2000 --runs 5
-    scripts/bench_pull.py check --vocabs DIR     # real vocabularies instead of made ones
+    -m scripts.bench.pull                 # all of them
+    -m scripts.bench.pull overhead --mb 2000 --runs 5
+    -m scripts.bench.pull check --vocabs DIR     # real vocabularies instead of made ones
 
 Needs the project installed (scripts/test does that) and curl. One JSON object on stdout, words on stderr.
 """
@@ -26,11 +26,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.hub import LocalHub, Repo, local_hub  # noqa: E402
-from tests.models import ggufbytes as g  # noqa: E402
+from tests.support import ggufbytes as g
+from tests.support.hub import LocalHub, Repo, local_hub
+from tests.support.paths import ROOT
 
 NAME, FILE = "user/model-GGUF", "model-Q4_K_M.gguf"
 
@@ -76,8 +74,8 @@ def overhead(hub: LocalHub, home: Path, n_mb: int, runs: int, rate: float) -> di
     times: dict[str, list[float]] = {"curl": [], "specllama": [], "command": []}
     script = (
         "import time, sys\n"
-        "from specllama.models.find import Library\n"
-        "from specllama.models.pull import download\n"
+        "from specllama.models.resolve import Library\n"
+        "from specllama.models.hub.pull import download\n"
         "known = Library()\n"
         f"found = [known.on_hub(known.meaning({NAME!r}, 'NAME'))]\n"
         "began = time.perf_counter()\n"

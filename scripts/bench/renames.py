@@ -1,6 +1,6 @@
 """True renames by the clock, without a draft model: specllama's copies beside llama.cpp's n-gram types.
 
-usage: bench_renames.py [-m TARGET] [--cases N] [--runs N] [--seed N] [--tools DIR | --no-peers]
+usage: -m scripts.bench.renames [-m TARGET] [--cases N] [--runs N] [--seed N] [--tools DIR | --no-peers]
                         [-c N] [-t N] [--minutes N] [--out FILE.json]
 
 A variable of a function of the standard library is called otherwise throughout (by its syntax tree; the
@@ -34,17 +34,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from demo_pair import cli
-from measuring import CHATML
-from measuring.engine import Task, Timed, Vocab, turns
-from measuring.figures import mean, ranged
-from measuring.renames import Rename, renames
-from peers.build import tools
-from peers.points import Case, Measured, Point, literal, ngrams
-
+from scripts.bench.measuring import CHATML
+from scripts.bench.measuring.engine import Task, Timed, Vocab, turns
+from scripts.bench.measuring.figures import mean, ranged
+from scripts.bench.measuring.renames import Rename, renames
+from scripts.bench.peers.build import tools
+from scripts.bench.peers.points import Case, Measured, Point, literal, ngrams
+from scripts.demo_pair import cli
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
-from specllama.machine import physical_cores
+from specllama.models.memory.cpu import physical_cores
 
 OURS, OUR_PLAIN, THEIR_PLAIN = "specllama", "specllama plain", "plain"
 BARE = " without choosing"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """How much a request's logits and greedy text change beside other requests: near-ties with several slots.
 
-usage: bench_slots.py [-m TARGET] [--prompts N] [--beside 1,3,7] [-n TOKENS] [-t N] [-fa MODE] [--show N]
+usage: -m scripts.bench.slots [-m TARGET] [--prompts N] [--beside 1,3,7] [-n TOKENS] [-t N] [-fa MODE]
+                      [--show N]
 
 Each prompt is written alone, then beside so many others, decoded plainly in one batch with them; no drafter
 takes part. Its logits are those of the text that it is alone, decoded row by row in an empty cache, against
@@ -22,20 +23,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from measuring import CHATML
-from measuring.extraction import records, unrelated
 from numpy.typing import NDArray
 
-from specllama.calibrate import margin_change
+from scripts.bench.measuring import CHATML
+from scripts.bench.measuring.extraction import records, unrelated
+from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.ports import BatchRow
+from specllama.core.interfaces import BatchRow
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request, common_prefix
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
-from specllama.llama import Context, Model
-from specllama.settings import ModelSettings
+from specllama.llama.library import LlamaContext, Model
+from specllama.worker.calibrate import margin_change
 
 Rows = NDArray[np.float32]
 SLOTS = 8
@@ -59,18 +60,18 @@ def prompts(model: Model, n: int) -> list[list[int]]:
     return [model.tokenize(CHATML.format(text), model.adds_bos, True) for text in texts]
 
 
-def empty(context: Context) -> None:
+def empty(context: LlamaContext) -> None:
     for seq in range(SLOTS):
-        context.cut(seq, 0)
+        context.truncate(seq, 0)
 
 
-def prefill(context: Context, ids: Sequence[int], seq: int) -> None:
+def prefill(context: LlamaContext, ids: Sequence[int], seq: int) -> None:
     for at in range(0, len(ids), context.n_batch):
         part = ids[at : at + context.n_batch]
         context.decode([BatchRow(t, at + i, seq, False) for i, t in enumerate(part)])
 
 
-def write(context: Context, requests: Sequence[Request], end_ids: Sequence[int]) -> list[Generation]:
+def write(context: LlamaContext, requests: Sequence[Request], end_ids: Sequence[int]) -> list[Generation]:
     """The requests together, without drafts."""
     empty(context)
     engine = Engine(context, Fixed([], 0), end_ids=end_ids, clock=time.perf_counter)
@@ -80,7 +81,7 @@ def write(context: Context, requests: Sequence[Request], end_ids: Sequence[int])
     return found
 
 
-def alone(context: Context, prompt: list[int], ids: list[int]) -> Text:
+def alone(context: LlamaContext, prompt: list[int], ids: list[int]) -> Text:
     empty(context)
     prefill(context, prompt[:-1], 0)
     known, rows = [*prompt, *ids], []
@@ -89,7 +90,9 @@ def alone(context: Context, prompt: list[int], ids: list[int]) -> Text:
     return Text(prompt, ids, np.stack(rows))
 
 
-def among(context: Context, texts: Mapping[int, Text], together: bool) -> Iterator[tuple[int, int, Rows]]:
+def among(
+    context: LlamaContext, texts: Mapping[int, Text], together: bool
+) -> Iterator[tuple[int, int, Rows]]:
     """(sequence, number of the token, its row) for all texts at once, their cells in turn. together: their
     rows in one decode as well.
     """
@@ -120,7 +123,7 @@ def margin(row: Rows) -> float:
 def measure(args: argparse.Namespace) -> bool:
     """Print the figures; whether every divergence is a near-tie."""
     model = Model(ModelSettings(path=str(args.model), n_threads=args.threads, flash_attn=args.flash_attn))
-    context = Context(model, args.ctx, SLOTS)
+    context = LlamaContext(model, args.ctx, SLOTS)
     end_ids, params = sorted(model.end_ids), SamplingParams(temperature=0, max_tokens=args.n)
     requests = [Request(ids, params, 1) for ids in prompts(model, args.prompts)]
     texts = [

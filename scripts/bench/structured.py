@@ -1,6 +1,6 @@
 """Structured output: is every answer valid, is it the same with and without drafts, what does it save.
 
-usage: bench_structured.py [-m TARGET -md DRAFT] [--runs N] [-t THREADS]
+usage: -m scripts.bench.structured [-m TARGET -md DRAFT] [--runs N] [-t THREADS]
 
 For each of twenty schemas, at temperature 0 and 0.8: plain decoding and the default policy in turn. Needs the
 package jsonschema, one of the development dependencies. Run nothing beside it.
@@ -15,13 +15,13 @@ import statistics
 from dataclasses import dataclass
 
 import jsonschema
-from structured_schemas import SCHEMAS
 
+from scripts.bench.structured_schemas import SCHEMAS
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings, ModelSettings
 
 CASES = [(0.0, 1), (0.8, 1), (0.8, 2)]  # temperature, seed
 

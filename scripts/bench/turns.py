@@ -1,6 +1,6 @@
 """A second turn's time to first token, after a first turn of one token and of many.
 
-usage: bench_turns.py [-m TARGET] [--tokens 1500] [--runs N] [-t THREADS]
+usage: -m scripts.bench.turns [-m TARGET] [--tokens 1500] [--runs N] [-t THREADS]
 
 The second turn evaluates what is new and nothing else, so that its time should not depend on what was
 said before, but for attention, which looks at all of it. How much that is, is measured apart: the same rows
@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from specllama.core.ports import BatchRow
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
+from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_TARGET
-from specllama.process import messages as m
-from specllama.process.host import Host
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
+from specllama.worker.engine_core import EngineCore
 
 QUESTION = {"role": "user", "content": "And what does shutil.copytree do with symbolic links?"}
 
@@ -31,7 +31,7 @@ class Front:
 
     def __init__(self, path: str, n_threads: int) -> None:
         self.said: list[m.Message] = []
-        self.host = Host(self.said.append, Store(Path(tempfile.mkdtemp())))
+        self.host = EngineCore(self.said.append, Store(Path(tempfile.mkdtemp())))
         target = ModelSettings(path=path, n_ctx=2048, n_threads=n_threads)
         self.host.handle(m.Load(LoadSettings(target=target, drafters=()).to_dict()))
         self.next_id = 0
@@ -53,7 +53,7 @@ class Front:
     def decode_seconds(self, ids: list[int], n_past: int) -> float:
         """Seconds of a decode of what follows n_past ids in the cache, choice included."""
         context = self.host.loaded.context  # type: ignore[union-attr]
-        context.cut(0, n_past)
+        context.truncate(0, n_past)
         rows = [BatchRow(t, n_past + i, 0, i == len(ids) - 1) for i, t in enumerate(ids)]
         started = time.perf_counter()
         int(context.decode(rows)[0].argmax())
@@ -70,7 +70,7 @@ def second_turn(front: Front, n_words: int) -> tuple[float, float, int, int]:
     history = front.host._last
     alone = min(front.decode_seconds(history[kept:n], kept) for _ in range(3))
     front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
-    front.host.loaded.context.cut(0, 0)  # type: ignore[union-attr]
+    front.host.loaded.context.truncate(0, 0)  # type: ignore[union-attr]
     return stats["ttft_seconds"], alone, n - kept, kept
 
 

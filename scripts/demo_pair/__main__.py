@@ -1,7 +1,7 @@
 """Train the pydoc pair from nothing but the running Python's standard library: target, then draft.
 
-    python scripts/train_demo_pair.py --out DIR
-    python scripts/make_demo_data.py DIR/target-f16.gguf DIR/draft-f16.gguf      into specllama/data/
+    -m scripts.demo_pair --out DIR
+    -m scripts.demo_pair.make_data DIR/target-f16.gguf DIR/draft-f16.gguf      into specllama/data/
 
 Writes DIR/target-f16.gguf (13 M parameters) and DIR/draft-f16.gguf (2 M). The same command goes on after an
 interruption; DIR/work holds corpus, tokenizer and states, and can be removed afterwards. Needs torch and
@@ -17,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from demo_pair import cli
+from scripts.demo_pair import cli
 
 NEEDED = ("torch", "tokenizers", "numpy", "gguf")
 
@@ -52,9 +52,10 @@ def train(a: argparse.Namespace) -> None:
     """Corpus, tokenizer, training, export; each is taken from DIR/work where it is there already."""
     import numpy as np
     import torch
-    from demo_pair import corpus, export
-    from demo_pair import train as stages
     from tokenizers import Tokenizer
+
+    from scripts.demo_pair import corpus, export
+    from scripts.demo_pair import train as stages
 
     device = choose_device(a.device)
     torch.set_num_threads(a.threads)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from demo_pair.llm import Llm
+from scripts.demo_pair.llm import Llm
 
 CODE = """```python
 def split(path, sep="/"):

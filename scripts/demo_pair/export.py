@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer
 
-from demo_pair.corpus import ENDOFTEXT, IM_END, SPECIALS
-from demo_pair.model import EPS, ROPE_BASE, Transformer
+from scripts.demo_pair.corpus import ENDOFTEXT, IM_END, SPECIALS
+from scripts.demo_pair.model import EPS, ROPE_BASE, Transformer
 
 N_CTX_TRAIN = 2048  # what the file says; rotary positions reach beyond the training's 512
 CHATML = (

@@ -128,14 +128,14 @@ class Llm:
         self.n_past += len(tokens)
         return np.ctypeslib.as_array(lc.llama_get_logits(self.ctx), (len(tokens), self.n_vocab))
 
-    def cut(self, n_past: int) -> None:
+    def truncate(self, n_past: int) -> None:
         """Keep the first `n_past` tokens of the context."""
         lc.llama_memory_seq_rm(self.memory, 0, n_past, -1)
         self.n_past = n_past
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """Up to `n` tokens after the prompt, each the one with the largest logit; ends after an end token."""
-        self.cut(0)
+        self.truncate(0)
         out = [int(self.decode(prompt)[-1].argmax())]
         while len(out) < n and not self.is_end(out[-1]):
             out.append(int(self.decode(out[-1:])[-1].argmax()))
@@ -143,7 +143,7 @@ class Llm:
 
     def choices(self, tokens: Sequence[int]) -> NDArray[np.int64]:
         """The token with the largest logit after each of the tokens, from an empty context."""
-        self.cut(0)
+        self.truncate(0)
         chosen: NDArray[np.int64] = self.decode(tokens).argmax(axis=1)
         return chosen
 
@@ -153,7 +153,7 @@ class Llm:
         start = time.perf_counter()
         self.decode(tokens)
         took = time.perf_counter() - start
-        self.cut(n_past)
+        self.truncate(n_past)
         return took
 
 
@@ -168,7 +168,7 @@ def measure(
     """
     times: dict[tuple[str, int], list[float]] = {}
     for llm in llms.values():
-        llm.cut(0)
+        llm.truncate(0)
         llm.decode([i % llm.n_vocab for i in range(10, 10 + n_past)])
     for _ in range(rounds):
         for name, llm in llms.items():

@@ -1,7 +1,7 @@
 """Make specllama/data/ from two f16 GGUFs: quantise target and draft with llama.cpp and write the model card.
 
-    python scripts/make_demo_data.py TARGET_F16 DRAFT_F16
-    python scripts/make_demo_data.py TARGET_F16 DRAFT_F16 --measure      what each type costs; writes nothing
+    -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16
+    -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16 --measure      what each type costs; writes nothing
 
 A better-trained pair takes the embedded one's place by this one command. The default types are what
 --measure found fastest, of the target's those that choose as f16 does in 99 of 100 tokens, of the draft's
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gguf
-from demo_pair import agreement, cli
-from demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
 
-DATA = Path(__file__).resolve().parent.parent / "specllama" / "data"
+from scripts.demo_pair import agreement, cli
+from scripts.demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
+
+DATA = Path(__file__).resolve().parents[2] / "specllama" / "data"
 TARGET, DRAFT, CARD = "pydoc-target.gguf", "pydoc-draft.gguf", "CARD.md"
 MEASURED = ("f16", "q8_0", "q4_0", "q4_0_pure")
 WIDTHS = (1, 4, 8)
@@ -58,7 +59,7 @@ Share of tokens where both choose the same one, on {n_tokens} tokens that the f1
 
 Trained on the Python standard library's own sources and docstrings, a text under the PSF License 2.0
 (copyright Python Software Foundation); the weights are given under the same licence (PSF-2.0). The people in
-the JSON tasks are made up from word lists. `scripts/train_demo_pair.py` is the whole recipe.
+the JSON tasks are made up from word lists. `python -m scripts.demo_pair` is the whole recipe.
 
 ## Limits
 
@@ -77,8 +78,8 @@ the JSON tasks are made up from word lists. `scripts/train_demo_pair.py` is the 
 | target in f16 | `{target.source_sha256}` |
 | draft in f16 | `{draft.source_sha256}` |
 
-Made by `scripts/make_demo_data.py --target-type {target.kind} --draft-type {draft.kind}`; its `--measure`
-says what the types cost on your machine.
+Made by `python -m scripts.demo_pair.make_data --target-type {target.kind} --draft-type {draft.kind}`; its
+`--measure` says what the types cost on your machine.
 """
 
 

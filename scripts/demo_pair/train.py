@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
-from demo_pair.corpus import SPECIALS
-from demo_pair.model import DRAFT, TARGET, Transformer, widen
+from scripts.demo_pair.corpus import SPECIALS
+from scripts.demo_pair.model import DRAFT, TARGET, Transformer, widen
 
 COPIED = 0.2  # loss (nats per token) at which copying is learnt
 REPORT, SAVE = 50, 500  # steps

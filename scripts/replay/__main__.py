@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Replay recorded texts with the planner on nine cost curves and three draft costs, against what others take.
 
-usage: replay_traces.py TRACES.json ... [--cold] [--mixed] [--unread] [--fixed] [--detail] [--parts]
-       replay_traces.py TRACES.json ... --time
-       replay_traces.py --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
+usage: -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--fixed] [--detail] [--parts]
+       -m scripts.replay TRACES.json ... --time
+       -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
                         [--temp 0,0.8] [--seed S]
 
 Rates over plain decoding, llama.cpp's default (three drafted tokens) and the best of its settings in
@@ -31,16 +31,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.replay import hindsight as others
 from specllama.bench import workloads
-from specllama.core import asking, ledger, looks, planner
-from specllama.core import hindsight as others
-from specllama.core.costs import FIRST, WIDEST, CostCurve
-from specllama.core.drafting import Draft, Round
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
-from specllama.core.ports import Drafter
-from specllama.core.recording import record, write_text
-from specllama.core.replay import Seconds, Session, Trace, curve
+from specllama.core.interfaces import Drafter
+from specllama.core.policy import budget as ledger
+from specllama.core.policy import draft_gate as looks
+from specllama.core.policy import model_draft as asking
+from specllama.core.policy import planner
+from specllama.core.policy.base import Draft, Round
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.planner import Planner
+from specllama.core.replay.recording import record, write_text
+from specllama.core.replay.simulator import Replay, Seconds, Trace, curve
+from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.errors import SpecllamaError, UsageError
@@ -96,7 +99,7 @@ def known(seconds: Seconds) -> CostCurve:
     return found
 
 
-def seconds_by_workload(session: Session, traces: Workloads, mixed: bool) -> dict[str, float]:
+def seconds_by_workload(session: Replay, traces: Workloads, mixed: bool) -> dict[str, float]:
     """What each workload takes; mixed: the texts of all come in a random order."""
     texts = [(workload, trace) for workload, some in traces.items() for trace in some]
     if mixed:
@@ -119,15 +122,15 @@ def cells(traces: Workloads, how: How) -> Iterator[Cell]:
             ) -> Planner:
                 return Planner(drafters, clock, None if how.cold else known(t))
 
-            session = Session(make, seconds, step, free, prefilled=not how.unread)
+            session = Replay(make, seconds, step, free, prefilled=not how.unread)
             ours = seconds_by_workload(session, traces, how.mixed)
             for workload, texts in traces.items():
                 took = ours[workload]
                 rates = {
                     "plain": others.plain(texts, seconds) / took,
-                    "n_max 3": sum(others.classical(t, seconds, step, 3) for t in texts) / took,
+                    "n_max 3": sum(others.llama_cpp_loop(t, seconds, step, 3) for t in texts) / took,
                     "best of grid": others.best_of_grid(texts, seconds, step) / took,
-                    "perfect stop": sum(others.perfect_stop(t, seconds, step, free) for t in texts) / took,
+                    "perfect stop": sum(others.oracle_stop(t, seconds, step, free) for t in texts) / took,
                 }
                 if how.fixed:
                     rates["best fixed"] = others.best_fixed(texts, seconds, step, CopyDrafter)[1] / took
@@ -240,7 +243,7 @@ def planner_time(traces: Workloads) -> None:
         for points in others.MACHINES.values():
             seconds = curve(points)
             for step in others.STEPS:
-                session = Session(partial(TimedPlanner, costs=known(seconds)), seconds, step, CopyDrafter)
+                session = Replay(partial(TimedPlanner, costs=known(seconds)), seconds, step, CopyDrafter)
                 session.replay(texts, n_slots)
                 assert isinstance(session.policy, TimedPlanner)
                 rounds += session.policy.rounds
@@ -266,13 +269,13 @@ def record_traces(arguments: argparse.Namespace, asked: Mapping[str, Sequence[st
     """Let the target write behind each prompt, at each temperature, and ask the draft model at every
     position.
     """
-    from specllama.llama import Context, Model
-    from specllama.settings import ModelSettings
+    from specllama.config.load import ModelSettings
+    from specllama.llama.library import LlamaContext, Model
 
     n_threads, n_ctx = 1, arguments.ctx
     target = Model(ModelSettings(path=arguments.model, n_threads=n_threads))
     draft = Model(ModelSettings(path=arguments.draft, n_threads=n_threads))
-    writing, drafting = Context(target, n_ctx), Context(draft, n_ctx)
+    writing, drafting = LlamaContext(target, n_ctx), LlamaContext(draft, n_ctx)
     found: dict[str, list[dict[str, Any]]] = {}
     for workload, prompts in asked.items():
         for prompt in prompts:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specllama.core.fixed import Fixed
-from specllama.core.ports import Drafter
-from specllama.core.replay import CATCH_UP, GREEDY, Seconds, Session, Trace
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.fixed import Fixed
+from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds, Trace
+from specllama.core.sampling.sampler import Sampler
 from specllama.core.sequence import common_prefix
 
 LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15)
@@ -21,7 +21,7 @@ def plain(traces: Sequence[Trace], seconds: Seconds) -> float:
     return sum(len(t.text) for t in traces) * seconds(1)
 
 
-def classical(trace: Trace, seconds: Seconds, step: float, n_max: int, p_min: float = 0.0) -> float:
+def llama_cpp_loop(trace: Trace, seconds: Seconds, step: float, n_max: int, p_min: float = 0.0) -> float:
     """Seconds of llama.cpp's loop: n_max tokens while the draft model is sure enough, every verify batch
     evaluated again on the draft model.
     """
@@ -62,7 +62,7 @@ def best_of_grid(traces: Sequence[Trace], seconds: Seconds, step: float) -> floa
     return min(
         plain(traces, seconds),
         sum(ngram(t, seconds) for t in traces),
-        *(sum(classical(t, seconds, step, n, p) for t in traces) for n, p in GRID),
+        *(sum(llama_cpp_loop(t, seconds, step, n, p) for t in traces) for n, p in GRID),
     )
 
 
@@ -80,13 +80,13 @@ def best_fixed(
         def make(drafters: list[Drafter], clock: Callable[[], float], n: int = n) -> Fixed:  # noqa: ARG001
             return Fixed(drafters, n)
 
-        session = Session(make, seconds, step, free)
+        session = Replay(make, seconds, step, free)
         found.append((session.replay(traces).seconds, n))
     took, length = min(found)
     return length, took
 
 
-def perfect_stop(
+def oracle_stop(
     trace: Trace, seconds: Seconds, step: float, copied: Callable[[], Drafter] | None = None
 ) -> float:
     """Seconds of one who knows how many each drafter will have right, and drafts no more: a bound."""
@@ -108,7 +108,7 @@ def perfect_stop(
 
 def _right_copies(trace: Trace, drafter: Drafter) -> list[int]:
     """How many tokens a free drafter would have right at every position."""
-    drafter.start(0, trace.prompt, Chooser(GREEDY, 0, 1))
+    drafter.start(0, trace.prompt, Sampler(GREEDY, 0, 1))
     found = []
     for at, token in enumerate(trace.text):
         n = 0

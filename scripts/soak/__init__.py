@@ -1,1 +1,1 @@
-"""Hours in the life of a server: what `scripts/soak.py` and its test share."""
+"""Hours in the life of a server: what `python -m scripts.soak` and its test share."""

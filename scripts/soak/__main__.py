@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Let clients ask a server for a while, rightly and wrongly, leave it, and kill its engine; say what broke.
 
-    scripts/soak.py                            # half an hour, eight clients
-    scripts/soak.py --minutes 3 --clients 4
-    scripts/soak.py --minutes 120 -- -np 8     # what is behind -- goes to `specllama serve`
+    -m scripts.soak                            # half an hour, eight clients
+    -m scripts.soak --minutes 3 --clients 4
+    -m scripts.soak --minutes 120 -- -np 8     # what is behind -- goes to `specllama serve`
 
 Serves the embedded pair on loopback. Every accepted request must end in text or in a clean error, no slot may
 be left over, memory must not grow while one engine process lives (it is killed in the first third and at the
@@ -20,10 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from scripts.soaking.soaking import Soak  # noqa: E402
+from scripts.soak.soak import Soak
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 """Asks a server for its health ten times a second, from a process of its own, so that nobody else's work is
-in the figures: `python -m scripts.soaking.health HOST PORT` writes a line for each answer until it is ended.
+in the figures: `python -m scripts.soak.health HOST PORT` writes a line for each answer until it is ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Watcher:
     """The process that asks; a context manager. `looks` are there once it has ended."""
 
     def __init__(self, host: str, port: int) -> None:
-        command = [sys.executable, "-m", "scripts.soaking.health", host, str(port)]
+        command = [sys.executable, "-m", "scripts.soak.health", host, str(port)]
         self._process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, bufsize=1
         )

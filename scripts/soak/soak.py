@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from scripts.soaking.asking import COMPLETIONS, Client, Tally
-from scripts.soaking.health import EVERY, Look, Watcher, percentile
-from tests.serving import Server
+from scripts.soak.clients import COMPLETIONS, Client, Tally
+from scripts.soak.health import EVERY, Look, Watcher, percentile
+from tests.support.serving import Server
 
 MB = 1 << 20
 _REST = 20.0  # seconds for what runs at the end

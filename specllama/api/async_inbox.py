@@ -6,19 +6,19 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from specllama.api.collect import Choice, Job, is_news
+from specllama.api.collect import PendingCompletion, PendingRequest, is_news
 from specllama.api.words import translated
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient, Submission
 
 
-class Arrivals:
+class AsyncInbox:
     """A job of the running loop: handed in by `start`, read by `take`, in any case left."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PendingRequest) -> None:
         self.job = job
-        self._inbox: asyncio.Queue[tuple[Choice, m.Message | SpecllamaError]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[PendingCompletion, m.Message | SpecllamaError]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._submitted: list[Submission] = []
         self._aborted = False
@@ -27,7 +27,7 @@ class Arrivals:
         """Hand the job in."""
         for choice in () if self._aborted else self.job.choices:
 
-            def deliver(message: m.Message | SpecllamaError, choice: Choice = choice) -> None:
+            def deliver(message: m.Message | SpecllamaError, choice: PendingCompletion = choice) -> None:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                     self._loop.call_soon_threadsafe(self._inbox.put_nowait, (choice, message))
 

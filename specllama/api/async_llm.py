@@ -9,26 +9,26 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
-from specllama.api.arrivals import Arrivals
-from specllama.api.collect import Job
-from specllama.api.engine import Engine
-from specllama.api.front import Front
+from specllama.api.async_inbox import AsyncInbox
+from specllama.api.base import BaseLLM
+from specllama.api.collect import PendingRequest
 from specllama.api.outputs import Delta, RequestOutput
 from specllama.api.prompts import (
     Message,
     Params,
     Prompt,
-    Source,
+    PromptSource,
     conversation,
     prompt_or_messages,
     source,
     template_variables,
 )
+from specllama.api.session import EngineSession
+from specllama.client.client import EngineClient
 from specllama.errors import UsageError
-from specllama.process.client import EngineClient
 
 
-class AsyncLLM(Front):
+class AsyncLLM(BaseLLM):
     """A loaded pair of models for event loops; an asynchronous context manager that ends its engine process.
 
         async with AsyncLLM() as llm:
@@ -112,7 +112,7 @@ class AsyncLLM(Front):
         await self.aclose()
 
     def _start(self) -> None:
-        self._running: dict[str, Arrivals] = {}
+        self._running: dict[str, AsyncInbox] = {}
         self._loaded: Future[None] = Future()
         arguments = (self._engine, self._loaded)  # not self, which may be forgotten while it loads
         threading.Thread(target=_load, args=arguments, name="specllama_load", daemon=True).start()
@@ -123,19 +123,19 @@ class AsyncLLM(Front):
 
     def _one(
         self,
-        given: Source,
+        given: PromptSource,
         params: Params | None,
         n: int,
         speculate: bool,
         variables: Mapping[str, Any],
         request_id: str | None,
-    ) -> Job:
+    ) -> PendingRequest:
         if request_id is not None and not isinstance(request_id, str):
             raise UsageError(f"request_id must be a text, not {request_id!r}")
         (job,) = self._jobs([given], params, n, speculate, variables, request_id)
         return job
 
-    async def _outputs(self, job: Job) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, job: PendingRequest) -> AsyncGenerator[RequestOutput, None]:
         arrivals = self._enter(job)
         try:
             arrivals.start(await self._client())
@@ -145,7 +145,7 @@ class AsyncLLM(Front):
         finally:
             self._leave(arrivals)
 
-    async def _deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, job: PendingRequest) -> AsyncGenerator[Delta, None]:
         arrivals = self._enter(job)
         try:
             arrivals.start(await self._client())
@@ -154,20 +154,20 @@ class AsyncLLM(Front):
         finally:
             self._leave(arrivals)
 
-    def _enter(self, job: Job) -> Arrivals:
-        arrivals = Arrivals(job)
+    def _enter(self, job: PendingRequest) -> AsyncInbox:
+        arrivals = AsyncInbox(job)
         if self._running.setdefault(job.request_id, arrivals) is not arrivals:
             raise UsageError(f"there is a request {job.request_id!r} already", "give each its own request_id")
         return arrivals
 
-    def _leave(self, arrivals: Arrivals) -> None:
+    def _leave(self, arrivals: AsyncInbox) -> None:
         self._running.pop(arrivals.job.request_id, None)
         arrivals.leave()
         if arrivals.job.finished:
             self._rest(arrivals.job)
 
 
-def _load(engine: Engine, loaded: Future[None]) -> None:
+def _load(engine: EngineSession, loaded: Future[None]) -> None:
     try:
         engine.load()
     except BaseException as error:  # noqa: BLE001 - for whoever waits

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal, Unpack
 
 from specllama.api.checks import Layers, ModelName
-from specllama.api.collect import Choice, Job
-from specllama.api.engine import Engine, Progress
+from specllama.api.collect import PendingCompletion, PendingRequest
 from specllama.api.options import LoadOptions, SpeculativeConfig, load_settings, speculative
-from specllama.api.prompts import Params, Source, choices, sampling
+from specllama.api.prompts import Params, PromptSource, choices, sampling
+from specllama.api.session import EngineSession, Progress
 from specllama.api.words import translated
-from specllama.core.params import SamplingParams
+from specllama.client import protocol as m
+from specllama.config.load import DRAFTERS
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.seeds import nth_seed
 from specllama.errors import SpecllamaError, UsageError
-from specllama.process import messages as m
-from specllama.settings import DRAFTERS
 
 
-class Front(ABC):
+class BaseLLM(ABC):
     """A loaded pair of models, seen from Python."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Front(ABC):
         self._seed = SamplingParams(seed=seed).seed
         self._numbers = itertools.count()
         self._settings = settings
-        self._engine = Engine(settings, log, progress, wanted)
+        self._engine = EngineSession(settings, log, progress, wanted)
         self._end = weakref.finalize(self, self._engine.shut)
         self._start()
 
@@ -96,13 +96,13 @@ class Front(ABC):
 
     def _jobs(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[PromptSource],
         params: Params | Sequence[Params] | None,
         n: int,
         speculate: bool,
         variables: Mapping[str, Any] | None = None,
         request_id: str | None = None,
-    ) -> list[Job]:
+    ) -> list[PendingRequest]:
         """One job for each prompt, checked as far as that goes without the models. Raises UsageError."""
         n = choices(n)
         if not isinstance(speculate, bool):
@@ -115,18 +115,18 @@ class Front(ABC):
 
     def _job(
         self,
-        source: Source,
+        source: PromptSource,
         params: dict[str, Any],
         n: int,
         speculate: bool,
         variables: Mapping[str, Any],
         request_id: str | None,
-    ) -> Job:
+    ) -> PendingRequest:
         seed = self._seed if params.get("seed") is None else params["seed"]
         if seed is None and n > 1:
             seed = secrets.randbits(32)
         made = [
-            Choice(
+            PendingCompletion(
                 i,
                 m.Generate(
                     -1,
@@ -140,9 +140,9 @@ class Front(ABC):
             )
             for i in range(n)
         ]
-        return Job(str(next(self._numbers)) if request_id is None else request_id, source, made)
+        return PendingRequest(str(next(self._numbers)) if request_id is None else request_id, source, made)
 
-    def _rest(self, job: Job) -> None:
+    def _rest(self, job: PendingRequest) -> None:
         done = job.choices[0].done
         if done is not None:
             self._engine.rest(bool(done.extra.get("missing")))

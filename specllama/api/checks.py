@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from specllama.config.load import ALL_LAYERS, AUTO
+from specllama.config.rpc_endpoints import endpoints
 from specllama.errors import NotFoundError, UsageError
-from specllama.rpc import endpoints
-from specllama.settings import ALL_LAYERS, AUTO
 
 Layers = int | Literal["auto", "all"]
 ModelName = str | os.PathLike[str]
@@ -49,7 +49,7 @@ def layers(name: str, given: Layers) -> int:
     return given
 
 
-def from_one(name: str, value: int, high: int) -> None:
+def positive_int(name: str, value: int, high: int) -> None:
     """A whole number from 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
         raise UsageError(f"{name} must be a whole number from 1 to {high}, not {value!r}")

@@ -16,15 +16,15 @@ from specllama.api.outputs import (
     Logprob,
     RequestOutput,
 )
-from specllama.api.prompts import Source
+from specllama.api.prompts import PromptSource
 from specllama.api.words import in_python
+from specllama.client import protocol as m
+from specllama.core.speedup import plain_rate
 from specllama.core.stats import RunStats
-from specllama.figures import plain_rate
-from specllama.process import messages as m
 
 
 @dataclass(slots=True)
-class Choice:
+class PendingCompletion:
     """One text as it arrives. request: what the engine was asked for it."""
 
     index: int
@@ -92,12 +92,12 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Job:
+class PendingRequest:
     """A request of a caller: one text, or several from the same prompt."""
 
     request_id: str
-    source: Source
-    choices: list[Choice]
+    source: PromptSource
+    choices: list[PendingCompletion]
 
     @property
     def finished(self) -> bool:

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specllama.models.find import Library
-from specllama.models.listener import State
-from specllama.models.ready import Paths, here, ready
-from specllama.settings import LoadSettings
+from specllama.config.load import LoadSettings
+from specllama.models.prepare import Paths, here, ready
+from specllama.models.progress import State
+from specllama.models.resolve import Library
 
 _ARGUMENTS = ("model", "speculative_model")
 _log = logging.getLogger("specllama")
@@ -19,7 +19,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ModelRequest:
     """A target and a draft by name. draft: "auto", "none", or a name."""
 
     target: str

@@ -8,8 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from specllama.api.collect import Choice, Job, is_news
-from specllama.api.front import Front
+from specllama.api.base import BaseLLM
+from specllama.api.collect import PendingCompletion, PendingRequest, is_news
 from specllama.api.outputs import Delta, RequestOutput
 from specllama.api.prompts import (
     Message,
@@ -21,14 +21,14 @@ from specllama.api.prompts import (
     template_variables,
 )
 from specllama.api.words import translated
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient, Submission
 
-_Inbox = queue.SimpleQueue[tuple[Job, Choice, m.Message | SpecllamaError]]
+_Inbox = queue.SimpleQueue[tuple[PendingRequest, PendingCompletion, m.Message | SpecllamaError]]
 
 
-class LLM(Front):
+class LLM(BaseLLM):
     """A loaded pair of models that writes texts; a context manager that ends its engine process.
 
         llm = LLM()
@@ -101,7 +101,7 @@ class LLM(Front):
     def _start(self) -> None:
         self._engine.load()
 
-    def _run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
+    def _run(self, jobs: Sequence[PendingRequest]) -> list[RequestOutput]:
         client, inbox = self._engine.client(), _Inbox()
         submitted: list[Submission] = []
         try:
@@ -121,7 +121,7 @@ class LLM(Front):
             self._rest(jobs[-1])
         return [job.output() for job in jobs]
 
-    def _deltas(self, job: Job) -> Generator[Delta, None, None]:
+    def _deltas(self, job: PendingRequest) -> Generator[Delta, None, None]:
         inbox = _Inbox()
         submitted: list[Submission] = []
         try:
@@ -139,17 +139,17 @@ class LLM(Front):
         self._rest(job)
 
 
-def _submit(client: EngineClient, job: Job, inbox: _Inbox, submitted: list[Submission]) -> None:
+def _submit(client: EngineClient, job: PendingRequest, inbox: _Inbox, submitted: list[Submission]) -> None:
     for choice in job.choices:
 
-        def deliver(message: m.Message | SpecllamaError, choice: Choice = choice) -> None:
+        def deliver(message: m.Message | SpecllamaError, choice: PendingCompletion = choice) -> None:
             inbox.put((job, choice, message))
 
         choice.request = replace(choice.request, id=client.next_id())
         submitted.append(client.submit(choice.request, deliver))
 
 
-def _named(error: SpecllamaError, jobs: Sequence[Job], job: Job) -> SpecllamaError:
+def _named(error: SpecllamaError, jobs: Sequence[PendingRequest], job: PendingRequest) -> SpecllamaError:
     """The error with the number of the prompt, where there are several and it is the prompt's."""
     alone = len(jobs) == 1 or error.http_status >= 500
     return translated(error, "" if alone else f"prompt {jobs.index(job)}: ")

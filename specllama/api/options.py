@@ -10,17 +10,17 @@ from specllama.api.checks import (
     Layers,
     ModelName,
     as_tuple,
-    from_one,
     layers,
     model_name,
     of_kind,
+    positive_int,
     texts,
 )
-from specllama.api.finding import Wanted, with_paths
+from specllama.api.finding import ModelRequest, with_paths
+from specllama.config.load import MAX_DRAFT, LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import UsageError
-from specllama.models.ready import Paths
-from specllama.settings import MAX_DRAFT, LoadSettings, ModelSettings
+from specllama.models.prepare import Paths
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 
@@ -101,14 +101,14 @@ def load_settings(
     chat_template: str | None,
     exact: bool,
     options: Mapping[str, Any],
-) -> tuple[LoadSettings, Wanted | None]:
+) -> tuple[LoadSettings, ModelRequest | None]:
     """How to load, and which models: those that have to be downloaded first, None where all are on disk.
 
     Raises UsageError, NotFoundError, ConfigError.
     """
-    from_one("max_num_seqs", max_num_seqs, MAX_SLOTS)
+    positive_int("max_num_seqs", max_num_seqs, MAX_SLOTS)
     if max_model_len is not None:
-        from_one("max_model_len", max_model_len, 2**31 - 1)
+        positive_int("max_model_len", max_model_len, 2**31 - 1)
     of_kind("exact", exact, "bool")
     if chat_template is not None:
         of_kind("chat_template", chat_template, "str")
@@ -138,7 +138,7 @@ def load_settings(
     draft_name = "none"
     if drafts and speculative_model is not None:
         draft_name = model_name(speculative_model, "speculative_model")
-    wanted = Wanted(target_name, draft_name)
+    wanted = ModelRequest(target_name, draft_name)
     found = wanted.settings(settings)
     return (settings, wanted) if found is None else (found, None)
 

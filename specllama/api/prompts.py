@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from operator import index
 from typing import Any, TypedDict, TypeGuard
 
-from specllama.core.params import SamplingParams
+from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 
 MAX_CHOICES = 128
@@ -31,7 +31,7 @@ Params = SamplingParams | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PromptSource:
     """What a request goes on from: one of text, ids and messages."""
 
     text: str | None = None
@@ -39,7 +39,7 @@ class Source:
     messages: list[dict[str, Any]] | None = None
 
 
-def sources(prompts: Prompt | Sequence[Prompt]) -> list[Source]:
+def sources(prompts: Prompt | Sequence[Prompt]) -> list[PromptSource]:
     """One source for each prompt; a list of ids is one prompt. Raises UsageError."""
     if isinstance(prompts, (str, Mapping)) or _is_ids(prompts):
         return [source(prompts)]
@@ -56,19 +56,19 @@ def sources(prompts: Prompt | Sequence[Prompt]) -> list[Source]:
     return found
 
 
-def source(prompt: Prompt) -> Source:
+def source(prompt: Prompt) -> PromptSource:
     """One prompt. Raises UsageError."""
     if isinstance(prompt, Mapping):
         given: Mapping[str, object] = prompt
         if set(given) == {"prompt"} and isinstance(text := given["prompt"], str):
-            return Source(text=text)
+            return PromptSource(text=text)
         if set(given) == {"prompt_token_ids"}:
-            return Source(ids=_ids(given["prompt_token_ids"]))
+            return PromptSource(ids=_ids(given["prompt_token_ids"]))
         raise UsageError('a prompt as a dict is {"prompt": text} or {"prompt_token_ids": ids}')
-    return Source(text=prompt) if isinstance(prompt, str) else Source(ids=_ids(prompt))
+    return PromptSource(text=prompt) if isinstance(prompt, str) else PromptSource(ids=_ids(prompt))
 
 
-def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Source]:
+def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[PromptSource]:
     """One source for each conversation; a list of messages is one. Raises UsageError."""
     if not _is_list(messages):
         raise UsageError(f"messages must be a list of dicts, not {type(messages).__name__}")
@@ -85,7 +85,7 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
     return found
 
 
-def conversation(messages: Sequence[Message]) -> Source:
+def conversation(messages: Sequence[Message]) -> PromptSource:
     """One conversation. What roles and contents there may be is for the template to say."""
     if not _is_list(messages):
         raise UsageError(f"messages must be a list of dicts, not {type(messages).__name__}")
@@ -96,10 +96,10 @@ def conversation(messages: Sequence[Message]) -> Source:
             raise UsageError(f'messages[{i}] must be a dict with a "role", not {_short(message)}')
         if not isinstance(message.get("content"), (str, list, tuple, type(None))):
             raise UsageError(f'messages[{i}]: "content" must be a text, not {_short(message["content"])}')
-    return Source(messages=[dict(message) for message in messages])
+    return PromptSource(messages=[dict(message) for message in messages])
 
 
-def prompt_or_messages(given: Prompt | Sequence[Message]) -> Source:
+def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:
     """One prompt or one conversation. Raises UsageError."""
     if _is_list(given) and len(given) and isinstance(given[0], Mapping):
         return conversation(given)

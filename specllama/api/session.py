@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from specllama.api.finding import Wanted
+from specllama.api.finding import ModelRequest
 from specllama.api.words import in_python, translated
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings
 from specllama.errors import EngineError, SpecllamaError
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings
 
 Progress = Callable[[str, float], None]
 _IDLE_SECONDS, _POLL_SECONDS = 1.0, 0.1  # without a call, before that is used for measuring
@@ -21,7 +21,7 @@ _SLICE_SECONDS = 0.25  # of measuring, which a call may have to wait for
 _log = logging.getLogger("specllama")
 
 
-class Engine:
+class EngineSession:
     """Loads in `load`, wherever that is called; may be closed at any time. What the user should know goes to
     the logger "specllama".
 
@@ -33,7 +33,7 @@ class Engine:
         settings: LoadSettings,
         log: IO[str] | None,
         progress: Progress | None,
-        wanted: Wanted | None = None,
+        wanted: ModelRequest | None = None,
     ) -> None:
         self.info: Mapping[str, Any] = {}
         self._settings, self._engine_log, self._progress = settings, log, progress

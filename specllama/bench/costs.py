@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from specllama.bench.samples import Sample
-from specllama.core.breakeven import acceptance_needed
+from specllama.core.policy.break_even import acceptance_needed
 
 _LEAST_ROUNDS = 3  # of a width, to be shown
 
@@ -22,7 +22,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class BenchCosts:
     """points: t(n), by rows. exact: whether rows are those of single decodes; else each point is a
     configuration, mean rows and mean seconds. draft_token: seconds of a token of the draft model, catching up
     with the prompt included; None without one. first_accepted: share of accepted first draft tokens; drafted:
@@ -61,7 +61,7 @@ class Costs:
         return acceptance_needed(k, (second.seconds + k * (self.draft_token or 0.0)) / self.t1)
 
 
-def costs_of(samples: Sequence[Sample]) -> Costs:
+def costs_of(samples: Sequence[Sample]) -> BenchCosts:
     """The costs that the samples show."""
     by_rows: dict[int, list[tuple[int, float]]] = {}
     for sample in samples:
@@ -74,7 +74,7 @@ def costs_of(samples: Sequence[Sample]) -> Costs:
     reached = sum(s.stats.reached[0] for s in fixed if s.stats.reached)
     accepted = sum(s.stats.accepted_at[0] for s in fixed if s.stats.accepted_at)
     rounds = sum(s.stats.rounds for s in fixed)
-    return Costs(
+    return BenchCosts(
         points=points,
         exact=exact,
         draft_token=sum(s.stats.draft_seconds for s in fixed) / n_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.bench.summary import Summary
+from specllama.bench.summary import BenchSummary
 
 _MOST_NAMED = 5
 _GIVEN = (
@@ -14,7 +14,7 @@ _GIVEN = (
 )
 
 
-def notes(s: Summary, about: Mapping[str, Any]) -> list[str]:
+def notes(s: BenchSummary, about: Mapping[str, Any]) -> list[str]:
     """Sentences. about: as in `record`."""
     found = []
     if about["interrupted"]:
@@ -38,7 +38,7 @@ def extent(settings: Mapping[str, Any]) -> str:
     return "each a given text" + ("" if n is None else f", up to {n} tokens of it")
 
 
-def _texts(s: Summary, exact: bool) -> str:
+def _texts(s: BenchSummary, exact: bool) -> str:
     n = len(s.differences)
     if not n:
         return f"Texts: all {s.compared} are plain decoding's, token for token."

@@ -9,13 +9,13 @@ from typing import Any
 
 from specllama.bench.intervals import Estimate
 from specllama.bench.samples import PLAIN, Sample
-from specllama.bench.summary import Cell, Row, Summary
+from specllama.bench.summary import BenchSummary, SummaryCell, SummaryRow
 
 SCHEMA = "specllama.bench/1"
 
 
 def record(
-    summary: Summary, samples: Sequence[Sample], about: Mapping[str, Any], verdict: str
+    summary: BenchSummary, samples: Sequence[Sample], about: Mapping[str, Any], verdict: str
 ) -> dict[str, Any]:
     """Everything that was found. about: models, machine and settings, as they are to stand there."""
     costs = summary.costs
@@ -53,7 +53,7 @@ def record(
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: SummaryRow) -> dict[str, Any]:
     return {
         "workload": row.workload,
         "temperature": row.temperature,
@@ -64,7 +64,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _cell(name: str, cell: Cell) -> dict[str, Any]:
+def _cell(name: str, cell: SummaryCell) -> dict[str, Any]:
     total = cell.total
     return {
         "answers": cell.answers,

@@ -10,13 +10,13 @@ from specllama.bench import charts
 from specllama.bench.notes import extent, notes
 from specllama.bench.page import entry, page, table
 from specllama.bench.samples import AUTO, PLAIN
-from specllama.bench.summary import Row, Summary
+from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import label, times
 
 _MOST_LINES = 8  # of a chart
 
 
-def report(s: Summary, about: Mapping[str, Any], verdict: str) -> str:
+def report(s: BenchSummary, about: Mapping[str, Any], verdict: str) -> str:
     """The page. about: as in `record`; every text of it may hold anything."""
     target, draft = about["target"], about["draft"]
     names = f"{target['name']} {target['quant']}" + (
@@ -36,7 +36,7 @@ def report(s: Summary, about: Mapping[str, Any], verdict: str) -> str:
     return page(names, sections)
 
 
-def _settings(s: Summary, about: Mapping[str, Any]) -> str:
+def _settings(s: BenchSummary, about: Mapping[str, Any]) -> str:
     wanted, machine = about["settings"], about["machine"]
     return (
         f"specllama {about['version']}, {about['date']}; {machine['system']} {machine['machine']}, "
@@ -47,7 +47,7 @@ def _settings(s: Summary, about: Mapping[str, Any]) -> str:
     )
 
 
-def _total(s: Summary) -> Iterator[str]:
+def _total(s: BenchSummary) -> Iterator[str]:
     yield "<h2>Speed over plain decoding, all workloads</h2>"
     found = {name: e for name, cell in s.total.cells.items() if (e := cell.speedup) is not None}
     if found:
@@ -69,7 +69,7 @@ def _total(s: Summary) -> Iterator[str]:
     yield table(["length", "tokens/s", "over plain", "first token", "accepted", "answers"], rows)
 
 
-def _workloads(s: Summary) -> Iterator[str]:
+def _workloads(s: BenchSummary) -> Iterator[str]:
     lengths = [name for name in s.configs if name != PLAIN]
     if not lengths:
         return
@@ -86,7 +86,7 @@ def _workloads(s: Summary) -> Iterator[str]:
     )
 
 
-def _speed(row: Row, name: str) -> str:
+def _speed(row: SummaryRow, name: str) -> str:
     e = row.cells[name].speedup if name in row.cells else None
     if e is None:
         return entry("-")
@@ -96,7 +96,7 @@ def _speed(row: Row, name: str) -> str:
     return f'<td{best} style="background:{colour}" title="{escape(times(e))}">{e.value:.2f}</td>'
 
 
-def _acceptance(s: Summary) -> Iterator[str]:
+def _acceptance(s: BenchSummary) -> Iterator[str]:
     found = {n: c.total.accept_by_position for n, c in s.total.cells.items() if c.total.accept_by_position}
     if not found:
         return
@@ -109,7 +109,7 @@ def _acceptance(s: Summary) -> Iterator[str]:
     yield charts.lines(series, "share of accepted draft tokens by position", "position", percent=True)
 
 
-def _times(s: Summary) -> Iterator[str]:
+def _times(s: BenchSummary) -> Iterator[str]:
     rows = {}
     for name, cell in s.total.cells.items():
         shares = cell.total.time_shares
@@ -121,7 +121,7 @@ def _times(s: Summary) -> Iterator[str]:
         yield charts.bars(rows, "shares of the decoding time by draft length")
 
 
-def _curve(s: Summary) -> Iterator[str]:
+def _curve(s: BenchSummary) -> Iterator[str]:
     points = s.costs.points
     if len(points) < 2:
         return

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.bench.samples import Config, Given, Sample, Step, Unit
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
 from specllama.core.stats import RunStats
 from specllama.errors import ContextLengthError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
 
 _BETWEEN = "Hello"  # asked where a prompt would follow on itself and find its own cache
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specllama.bench.costs import Costs, costs_of
+from specllama.bench.costs import BenchCosts, costs_of
 from specllama.bench.intervals import Estimate, estimate
 from specllama.bench.samples import AUTO, PLAIN, Sample, Unit
 from specllama.core.stats import RunStats
@@ -18,7 +18,7 @@ Key = tuple[Unit, int]  # what is compared: an answer of a unit in a run
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SummaryCell:
     """A configuration in a row. rate: tokens/s behind the first; speedup: over plain decoding of the same
     answer, None for plain itself; ttft: seconds to the first token. total: counters of all answers together.
     """
@@ -31,7 +31,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SummaryRow:
     """A workload at a temperature; None stands for all of them.
 
     best: the best fixed length in hindsight, plain decoding among them. auto_against_best: rate of auto over
@@ -41,7 +41,7 @@ class Row:
 
     workload: str | None
     temperature: float | None
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, SummaryCell]
     best: str | None
     auto_against_best: Estimate | None
 
@@ -52,7 +52,7 @@ class Row:
         return None if against is None else max(0.0, 1 - against.value)
 
 
-class Difference(NamedTuple):
+class RateDifference(NamedTuple):
     """An answer whose text is not plain decoding's. token: the first other one, from 0."""
 
     unit: Unit
@@ -62,23 +62,23 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class BenchSummary:
     """All figures of a bench. compared: answers that were compared with plain decoding's; too_short: answers
     of one token, which have no speed; near_ties: None where they were not looked for.
     """
 
     configs: Sequence[str]
-    rows: Sequence[Row]
-    total: Row
-    costs: Costs
-    differences: Sequence[Difference]
+    rows: Sequence[SummaryRow]
+    total: SummaryRow
+    costs: BenchCosts
+    differences: Sequence[RateDifference]
     compared: int
     too_short: int
     near_ties: int | None
     answers: int
 
 
-def summarise(samples: Sequence[Sample], configs: Sequence[str]) -> Summary:
+def summarise(samples: Sequence[Sample], configs: Sequence[str]) -> BenchSummary:
     """The figures of what was measured, which may have been interrupted anywhere. configs: in their order."""
     by_config: dict[str, dict[Key, Sample]] = {name: {} for name in configs}
     for sample in samples:
@@ -92,7 +92,7 @@ def summarise(samples: Sequence[Sample], configs: Sequence[str]) -> Summary:
             rows.append(_row(by_config, present, [g for (_, u), g in groups.items() if u == t], None, t))
     differences, compared = _differences(by_config)
     known = [s for s in samples if s.ties_known]
-    return Summary(
+    return BenchSummary(
         configs=present,
         rows=rows,
         total=_row(by_config, present, list(groups.values()), None, None),
@@ -120,7 +120,7 @@ def _row(
     groups: Sequence[Sequence[Unit]],
     workload: str | None,
     temperature: float | None,
-) -> Row:
+) -> SummaryRow:
     def figure(of: Mapping[Key, Sample], value: Callable[[Key, Sample], float | None]) -> Estimate | None:
         runs = sorted({run for _, run in of})
         return estimate(
@@ -146,19 +146,19 @@ def _row(
     for name in configs:
         of = by_config[name]
         mine = [s.stats for (unit, _), s in of.items() if unit in inside]
-        cells[name] = Cell(
+        cells[name] = SummaryCell(
             answers=len(mine),
             rate=figure(of, lambda _, s: s.stats.decode_tps),
             speedup=None if name == PLAIN else figure(of, against(PLAIN)),
             ttft=figure(of, lambda _, s: s.stats.ttft_seconds),
-            total=added(mine),
+            total=with_sums(mine),
         )
     best = best_fixed(cells)
     regret = figure(by_config[AUTO], against(best)) if best is not None and AUTO in cells else None
-    return Row(workload, temperature, cells, best, regret)
+    return SummaryRow(workload, temperature, cells, best, regret)
 
 
-def best_fixed(cells: Mapping[str, Cell]) -> str | None:
+def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:
     """The fixed length, plain decoding among them, with the highest speed; None without plain answers."""
     if PLAIN not in cells or cells[PLAIN].rate is None:
         return None
@@ -166,7 +166,7 @@ def best_fixed(cells: Mapping[str, Cell]) -> str | None:
     return max([PLAIN, *speeds], key=lambda name: speeds.get(name, 1.0))
 
 
-def added(many: Iterable[RunStats]) -> RunStats:
+def with_sums(many: Iterable[RunStats]) -> RunStats:
     """The counters and times of several answers together."""
     total = RunStats()
     for one in many:
@@ -182,7 +182,7 @@ def added(many: Iterable[RunStats]) -> RunStats:
     return total
 
 
-def _differences(by_config: Mapping[str, Mapping[Key, Sample]]) -> tuple[list[Difference], int]:
+def _differences(by_config: Mapping[str, Mapping[Key, Sample]]) -> tuple[list[RateDifference], int]:
     plain, found, compared = by_config.get(PLAIN, {}), [], 0
     for name, samples in by_config.items():
         for key, sample in samples.items():
@@ -194,5 +194,5 @@ def _differences(by_config: Mapping[str, Mapping[Key, Sample]]) -> tuple[list[Di
                 same = zip(base.tokens, sample.tokens, strict=False)
                 shorter = min(len(base.tokens), len(sample.tokens))
                 token = next((i for i, (a, b) in enumerate(same) if a != b), shorter)
-                found.append(Difference(*key, name, token))
+                found.append(RateDifference(*key, name, token))
     return sorted(found, key=lambda d: (d.unit.workload, d.unit.temperature, d.unit.number, d.run)), compared

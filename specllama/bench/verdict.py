@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from specllama.bench.intervals import Estimate
 from specllama.bench.samples import AUTO, PLAIN
-from specllama.bench.summary import Row, Summary
+from specllama.bench.summary import BenchSummary, SummaryRow
 
 _CLEAR = 0.02  # a loss below this is not worth a word
 _MOST_NAMED = 4
 
 
-def verdict(s: Summary, off: str = "") -> str:
+def verdict(s: BenchSummary, off: str = "") -> str:
     """A sentence or a few. off: why nothing could be drafted at all."""
     if off:
         return f"Only plain decoding was measured: {off}."
@@ -40,22 +40,22 @@ def verdict(s: Summary, off: str = "") -> str:
     return text
 
 
-def nothing_pays(s: Summary) -> bool:
+def nothing_pays(s: BenchSummary) -> bool:
     """Whether no way of drafting was faster than plain decoding, over all workloads."""
     speedups = _speedups(s)
     return bool(speedups) and all(e.value <= 1 for e in speedups)
 
 
-def _certain(s: Summary) -> bool:
+def _certain(s: BenchSummary) -> bool:
     """Whether some way of drafting is faster, its interval says."""
     return any(e.low is not None and e.low > 1 for e in _speedups(s))
 
 
-def _speedups(s: Summary) -> list[Estimate]:
+def _speedups(s: BenchSummary) -> list[Estimate]:
     return [c.speedup for name, c in s.total.cells.items() if name != PLAIN and c.speedup is not None]
 
 
-def why(s: Summary) -> str:
+def why(s: BenchSummary) -> str:
     """Why drafting does not pay here: what verifying costs, what drafting costs, what was accepted."""
     costs, head = s.costs, "Speculation does not pay here over all workloads"
     second, t1 = costs.second, costs.t1
@@ -83,26 +83,26 @@ def times(e: Estimate) -> str:
     return f"{e.value:.2f} x{interval}"
 
 
-def label(row: Row) -> str:
+def label(row: SummaryRow) -> str:
     """The row's name."""
     where = row.workload or "all"
     return where if row.temperature is None else f"{where} at temperature {row.temperature:g}"
 
 
-def _loses(row: Row) -> bool:
+def _loses(row: SummaryRow) -> bool:
     """Whether auto is slower than plain decoding for sure, as far as the interval says."""
     auto = row.cells.get(AUTO)
     e = auto.speedup if auto else None
     return e is not None and e.value < 1 - _CLEAR and e.high is not None and e.high < 1
 
 
-def _leaves(row: Row) -> bool:
+def _leaves(row: SummaryRow) -> bool:
     """Whether a fixed length is faster than auto for sure."""
     e = row.auto_against_best
     return row.best != PLAIN and e is not None and e.value < 1 - _CLEAR and e.high is not None and e.high < 1
 
 
-def _named(rows: list[Row], best: bool = False) -> str:
+def _named(rows: list[SummaryRow], best: bool = False) -> str:
     shown = []
     for row in rows[:_MOST_NAMED]:
         cell = row.cells[row.best if best and row.best else AUTO]

@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from specllama.cli import console
 from specllama.cli.progress import Progress
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
 from specllama.core.stats import RunStats
 from specllama.errors import SpecllamaError, UsageError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
 
 INTERRUPTED = 130
 CALIBRATE_SECONDS = 1.0
@@ -29,7 +29,7 @@ Show = Callable[[str, Sequence[tuple[int, str]]], None]
 
 
 @dataclass(slots=True)
-class Answer:
+class RunAnswer:
     """A generation as it arrived. params: SamplingParams as used, empty before the engine has begun; reason:
     empty before it has ended.
     """
@@ -56,16 +56,16 @@ def generate(
     client: EngineClient,
     request: m.Generate,
     show: Show | None = None,
-    into: Answer | None = None,
+    into: RunAnswer | None = None,
     hold_notices: bool = False,
-) -> Answer:
+) -> RunAnswer:
     """Run one request; Ctrl-C ends it and keeps what there is, a second one raises KeyboardInterrupt.
 
     show: called with each stretch of text and its runs (characters, source). into: the answer to fill, for
     who wants what had arrived before an error. hold_notices: leave them in client.notices. Raises what
     client.generate raises.
     """
-    answer, progress = into if into is not None else Answer(), Progress()
+    answer, progress = into if into is not None else RunAnswer(), Progress()
     events = client.generate(request)
 
     def take(event: m.Message) -> None:
@@ -80,7 +80,7 @@ def generate(
     return answer
 
 
-def _take(answer: Answer, event: m.Message, progress: Progress, show: Show | None) -> None:
+def _take(answer: RunAnswer, event: m.Message, progress: Progress, show: Show | None) -> None:
     text, runs = "", []
     if isinstance(event, m.Started):
         answer.params = event.params

@@ -11,8 +11,8 @@ import typer
 
 import specllama
 from specllama.cli import console
-from specllama.cli.command import TABLES, Group, misread, options_of, takes
 from specllama.cli.completion import downloaded_names, model_names
+from specllama.cli.typer_options import TABLES, Group, options_of, unknown_short_flag, with_options
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -54,7 +54,7 @@ def root(
     "specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt\n\n"
     "git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json"
 )
-@takes(options_of("run"))
+@with_options(options_of("run"))
 def run(given: dict[str, Any]) -> None:
     """Generate: a prompt in, the answer on stdout, what drafting gained on stderr."""
     from specllama.cli.run import run as command
@@ -63,10 +63,10 @@ def run(given: dict[str, Any]) -> None:
 
 
 @app.command(epilog="Examples:\n\nspecllama chat\n\nspecllama chat -m main.gguf -md draft.gguf --show-draft")
-@takes(options_of("chat"))
+@with_options(options_of("chat"))
 def chat(given: dict[str, Any]) -> None:
     """Talk with a model: history, commands (/help), what drafting gained after every answer."""
-    from specllama.cli.chat import chat as command
+    from specllama.cli.chat.command import chat as command
 
     raise typer.Exit(command(given))
 
@@ -78,7 +78,7 @@ def chat(given: dict[str, Any]) -> None:
     "curl http://127.0.0.1:8080/v1/chat/completions "
     '-d \'{"messages": [{"role": "user", "content": "Hello"}]}\''
 )
-@takes(options_of("serve"))
+@with_options(options_of("serve"))
 def serve(given: dict[str, Any]) -> None:
     """Serve the model to programs: a local API like OpenAI's, many requests at once, drafted for together."""
     from specllama.cli.serve import serve as command
@@ -194,10 +194,10 @@ def verify_models(
     "specllama bench --server http://127.0.0.1:8080 --concurrency 1,4,8 --report serving.html\n\n"
     "Ctrl-C shows what was measured by then."
 )
-@takes(options_of("bench"))
+@with_options(options_of("bench"))
 def bench(given: dict[str, Any]) -> None:
     """Measure plain against speculative decoding on this machine with this pair, or a server (--server)."""
-    from specllama.cli.bench import bench as command
+    from specllama.cli.bench.command import bench as command
 
     raise typer.Exit(command(given))
 
@@ -208,10 +208,10 @@ def bench(given: dict[str, Any]) -> None:
     "specllama tune -m main.gguf -md draft.gguf --prompts mine.json --json > tune.json\n\n"
     "Ctrl-C stores and shows what was measured by then."
 )
-@takes(options_of("tune"))
+@with_options(options_of("tune"))
 def tune(given: dict[str, Any]) -> None:
     """Measure now what a run goes by, and say from which acceptance drafts pay and which draft is best."""
-    from specllama.cli.tune import tune as command
+    from specllama.cli.tune.command import tune as command
 
     raise typer.Exit(command(given))
 
@@ -224,7 +224,7 @@ def tune(given: dict[str, Any]) -> None:
     "There is neither a password nor encryption: listen in a network that you trust, or through a tunnel, "
     "ssh -N -L 50052:127.0.0.1:50052 worker, then --rpc 127.0.0.1:50052. Ctrl-C ends it.",
 )
-@takes(options_of("rpc-worker"))
+@with_options(options_of("rpc-worker"))
 def rpc_worker(given: dict[str, Any]) -> None:
     """Lend this machine's memory and processor to a model that another machine runs (--rpc there)."""
     from specllama.cli.rpc_worker import rpc_worker as command
@@ -241,7 +241,7 @@ def doctor(
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,  # noqa: ARG001
 ) -> None:
     """What this installation can use: versions, devices, memory, caches, exactness."""
-    from specllama.cli.doctor import doctor as command
+    from specllama.cli.doctor.command import doctor as command
 
     raise typer.Exit(command(as_json, workers))
 
@@ -253,7 +253,7 @@ def run_app(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         name = arguments[0] if arguments else ""
-        if name in TABLES and (flag := misread(arguments[1:], options_of(name)())):
+        if name in TABLES and (flag := unknown_short_flag(arguments[1:], options_of(name)())):
             raise UsageError(f"no such option: {flag}", f"see specllama {name} --help")
         result = app(list(arguments), prog_name="specllama", standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -70,12 +70,12 @@ def _known(incomplete: str) -> Iterator[str]:
 
 def _downloaded() -> Iterator[str]:
     """user/repo:QUANT of what is whole in the hub's cache."""
-    from specllama.models.places import hub_cache
+    from specllama.models.hub.env import hub_cache
 
     root = hub_cache(os.environ)
     if not root.is_dir():
         return
-    from specllama.models.cache import RepoCache, repositories
+    from specllama.models.hub.cache import RepoCache, repositories
     from specllama.models.quants import models
 
     for repo in repositories(root)[:_MOST_ENTRIES]:
@@ -124,7 +124,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 def _in_hub_cache(incomplete: str) -> Iterator[str]:
     """GGUF files that were downloaded, by full path, where nothing or a path in there is being typed."""
-    from specllama.models.places import hub_cache
+    from specllama.models.hub.env import hub_cache
 
     root = str(hub_cache(os.environ))
     if incomplete and not os.path.expanduser(incomplete).startswith(root):

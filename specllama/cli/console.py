@@ -78,13 +78,13 @@ def _drop(stream: TextIO) -> None:
         os.close(null)
 
 
-def fancy(stream: TextIO) -> bool:
+def supports_ansi(stream: TextIO) -> bool:
     """Whether the stream is a terminal that understands more than text."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _styled(text: str, code: str) -> str:
-    plain = "NO_COLOR" in os.environ or not fancy(sys.stderr)
+    plain = "NO_COLOR" in os.environ or not supports_ansi(sys.stderr)
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from specllama.cli import console
 from specllama.cli.progress import Progress
-from specllama.models.find import Library
-from specllama.models.listener import State
+from specllama.models.progress import State
+from specllama.models.resolve import Library
 
 
-class Shown:
+class DownloadProgress:
     """A listener of models/listener.py that prints on stderr."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Shown:
 
 def library() -> Library:
     """All models that can be named, with what happens to them shown on stderr."""
-    return Library(Shown())
+    return Library(DownloadProgress())
 
 
 def duration(seconds: float) -> str:

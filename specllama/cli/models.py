@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.fetching import Shown, library
+from specllama.cli.download import DownloadProgress, library
 from specllama.errors import IntegrityError, SpecllamaError
-from specllama.gguf import Header, read_model
-from specllama.models.find import Library
-from specllama.models.listener import State
-from specllama.models.manifest import Entry
-from specllama.models.pull import size
-from specllama.models.shelf import OnDisk, chosen, on_disk, remove_unfinished, unfinished
-from specllama.models.shelf import remove as remove_model
-from specllama.models.shelf import verify as verify_file
+from specllama.gguf.header import Header, read_model
+from specllama.models.hub.pull import size
+from specllama.models.installed import OnDisk, chosen, on_disk, remove_unfinished, unfinished
+from specllama.models.installed import remove as remove_model
+from specllama.models.installed import verify as verify_file
+from specllama.models.manifest import ManifestEntry
+from specllama.models.progress import State
+from specllama.models.resolve import Library
 
 
 def list_models(as_json: bool) -> int:
@@ -84,7 +84,7 @@ def verify(names: Sequence[str], as_json: bool) -> int:
 
 def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
     """Every file with the result, None where its hash is not known; those that are damaged as errors too."""
-    shown = Shown()
+    shown = DownloadProgress()
     total, done = sum(model.n_bytes for model in todo), 0
     for model in todo:
         for file in model.files:
@@ -131,7 +131,9 @@ def _about(known: Library, model: OnDisk, header: Header | None) -> dict[str, An
     }
 
 
-def _entry(known: Library, entry: Entry, there: Sequence[tuple[OnDisk, Header | None]]) -> dict[str, Any]:
+def _entry(
+    known: Library, entry: ManifestEntry, there: Sequence[tuple[OnDisk, Header | None]]
+) -> dict[str, Any]:
     pair = known.manifest.pairs.get(entry.name)
     return {
         "name": entry.name,
@@ -146,14 +148,14 @@ def _entry(known: Library, entry: Entry, there: Sequence[tuple[OnDisk, Header | 
     }
 
 
-def _licence(entry: Entry | None, header: Header | None) -> str:
+def _licence(entry: ManifestEntry | None, header: Header | None) -> str:
     said = ""
     if header is not None:
         said = header.text("general.license.name") or header.text("general.license")
     return (entry.licence if entry else "") or said or "not stated"
 
 
-def _called(entry: Entry) -> str:
+def _called(entry: ManifestEntry) -> str:
     return entry.aliases[0] if entry.aliases else entry.name
 
 

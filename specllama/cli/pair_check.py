@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.fetching import library
+from specllama.cli.download import library
 from specllama.errors import IncompatiblePairError
-from specllama.gguf import Header, check_model
-from specllama.gguf_check import check_tokenizer
-from specllama.models.find import Library
-from specllama.vocab import PairVerdict, Vocab, check_pair
-from specllama.vocab_notes import end_ids, shown
+from specllama.gguf.check import check_tokenizer
+from specllama.gguf.header import Header, check_model
+from specllama.models.resolve import Library
+from specllama.pair.notes import end_ids, shown
+from specllama.pair.vocab import PairVerdict, Vocab, check_pair
 
 MAX_SHOWN = 20  # differing ids of a compatible pair
 MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands

@@ -22,7 +22,7 @@ class Progress:
     def show(self, label: str, share: float, detail: str = "", stage: str = "") -> None:
         """`share` from 0 to 1. stage: of what is shown; another one begins a line at once."""
         now = time.monotonic()
-        redraw = console.fancy(sys.stderr)
+        redraw = console.supports_ansi(sys.stderr)
         due = now - self._shown >= (0.1 if redraw else self._every)
         if now - self._started < self._delay or (not due and stage == self._stage):
             return

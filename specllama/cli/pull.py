@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.fetching import library
+from specllama.cli.download import library
 from specllama.errors import NetworkError, UsageError
-from specllama.models.find import Found, Library
-from specllama.models.pull import Plan, plan, size
-from specllama.models.ready import fetched
+from specllama.models.hub.pull import PullPlan, plan, size
+from specllama.models.prepare import fetched
+from specllama.models.resolve import Library, ResolvedModel
 
 
 def pull(names: Sequence[str], dry_run: bool, force: bool, as_json: bool) -> int:
@@ -34,7 +34,7 @@ def pull(names: Sequence[str], dry_run: bool, force: bool, as_json: bool) -> int
     return 0
 
 
-def _found(known: Library, name: str) -> Found:
+def _found(known: Library, name: str) -> ResolvedModel:
     """The model as the hub has it now; as it is on disk where the hub cannot be asked."""
     meaning = known.meaning(name, "NAME")
     if meaning.where is None:
@@ -52,7 +52,7 @@ def _found(known: Library, name: str) -> Found:
         return here
 
 
-def _show_plan(found: Sequence[Found], todo: Plan, as_json: bool) -> None:
+def _show_plan(found: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) -> None:
     if as_json:
         console.data(json.dumps(_object(found, todo)) + "\n")
         return
@@ -72,7 +72,7 @@ def _show_plan(found: Sequence[Found], todo: Plan, as_json: bool) -> None:
     console.data("".join(f"{line}\n" for line in lines))
 
 
-def _object(found: Sequence[Found], todo: Plan) -> dict[str, Any]:
+def _object(found: Sequence[ResolvedModel], todo: PullPlan) -> dict[str, Any]:
     """Schema specllama.pull-plan/1; bytes."""
     have = {item.file.etag: item.have for item in todo.items}
     return {

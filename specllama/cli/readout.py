@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specllama.core.speedup import PlainRate, plain_rate, speedup
 from specllama.core.stats import RunStats
-from specllama.figures import PlainRate, plain_rate, speedup
 
 __all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]
 

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from specllama import rpc
 from specllama.cli import console
-from specllama.cli.doctor_words import size
+from specllama.cli.doctor.words import size
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config import rpc_endpoints as rpc
+from specllama.config.load import MAX_THREADS
+from specllama.config.store import cache_dir
 from specllama.errors import UsageError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import MAX_THREADS
-from specllama.store import cache_dir
 
 SCHEMA = "specllama.rpc-worker/1"
 

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.cli import build, console, readout
-from specllama.cli.answer import INTERRUPTED, Answer, calibrate, generate, log_file, template_variables
+from specllama.cli import console, readout
+from specllama.cli.answer import INTERRUPTED, RunAnswer, calibrate, generate, log_file, template_variables
 from specllama.cli.progress import Progress
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config import build
 from specllama.errors import UsageError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
 
 
 def run(given: Mapping[str, Any]) -> int:
@@ -82,7 +83,7 @@ def _prompt(values: Mapping[str, Any]) -> str:
     return text
 
 
-def _compare(client: EngineClient, request: m.Generate, answer: Answer) -> Answer:
+def _compare(client: EngineClient, request: m.Generate, answer: RunAnswer) -> RunAnswer:
     """The same request without drafts."""
     params = {**request.params, "seed": answer.seed}
     plain = m.Generate(
@@ -97,7 +98,11 @@ def _compare(client: EngineClient, request: m.Generate, answer: Answer) -> Answe
 
 
 def _show(
-    answer: Answer, compared: Answer | None, plain: readout.PlainRate, info: Mapping[str, Any], as_json: bool
+    answer: RunAnswer,
+    compared: RunAnswer | None,
+    plain: readout.PlainRate,
+    info: Mapping[str, Any],
+    as_json: bool,
 ) -> None:
     if as_json:
         args = (answer.text, answer.tokens, answer.reason, answer.seed, answer.stats, plain, info)

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.cli import build, console, readout
+from specllama.cli import console, readout
 from specllama.cli.answer import log_file, template_variables
 from specllama.cli.progress import Progress
+from specllama.config import build
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
 
@@ -21,7 +22,7 @@ def serve(given: Mapping[str, Any]) -> int:
     values = build.resolved(given)
     settings = _settings(values)
     log = log_file(values)
-    from specllama.server.run import serve as run
+    from specllama.server.main import serve as run
 
     progress = Progress(delay=1.0)
 

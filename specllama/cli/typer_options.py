@@ -14,7 +14,7 @@ import typer.main
 from specllama.cli.completion import completer
 
 if TYPE_CHECKING:
-    from specllama.cli.options import Option
+    from specllama.config.options import Option
 
 Command = Callable[[dict[str, Any]], None]
 TABLES = {
@@ -43,10 +43,10 @@ class Group(typer.core.TyperGroup):
 def options_of(command: str) -> Callable[[], list[Option]]:
     """How to come by the options of a command: they are made when it is called."""
     module, _, name = TABLES[command].partition(".")
-    return lambda: getattr(importlib.import_module(f"specllama.cli.{module}"), name)
+    return lambda: getattr(importlib.import_module(f"specllama.config.{module}"), name)
 
 
-def takes(options: Callable[[], Iterable[Option]]) -> Callable[[Command], Callable[[], None]]:
+def with_options(options: Callable[[], Iterable[Option]]) -> Callable[[Command], Callable[[], None]]:
     """Make a Typer command of a function from what was given on the command line: option name to value.
 
     options: gives the table; called when the command is (Group).
@@ -92,7 +92,7 @@ def _annotation(o: Option) -> Any:
     return Annotated[kind | None, info]
 
 
-def misread(arguments: Sequence[str], options: Iterable[Option]) -> str | None:
+def unknown_short_flag(arguments: Sequence[str], options: Iterable[Option]) -> str | None:
     """The first argument that looks like one of llama.cpp's short flags and is none of ours, None without
     one.
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO
 
 import specllama
+from specllama.client import protocol as m
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
-from specllama.process import messages as m
 
 _GRACE_SECONDS = 2.0  # that the process has to end by itself
 _READ_BYTES = 65536
@@ -33,10 +33,10 @@ _BAD_BUILD = (
     "if that happens at once and always, llama.cpp was compiled for another processor or by a compiler that "
     "it does not agree with: see the README, Limits"
 )
-_CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()  # for a fork, which none of them survives
+_CHILDREN: weakref.WeakSet[EngineProcess] = weakref.WeakSet()  # for a fork, which none of them survives
 
 
-class Child:
+class EngineProcess:
     """A running engine process. take: gets its messages but heartbeats; ended: is called once, with why.
 
     Both are called in the reading thread (see `start` for the former) and must not raise; nothing is read
@@ -61,7 +61,7 @@ class Child:
         path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "specllama.process.worker"],
+                [sys.executable, "-P", "-m", "specllama.worker.main"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -173,7 +173,7 @@ class Child:
             for line in lines:
                 self._heard = time.monotonic()
                 message = m.decode(line)
-                if not isinstance(message, m.Beat):
+                if not isinstance(message, m.Heartbeat):
                     self._take(message)
                 elif message.busy_for > message.allowed:
                     self._kill(

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import IO, Any, NoReturn, TypeVar
 
+from specllama.client import protocol as m
+from specllama.client.child import EngineProcess
+from specllama.config.load import LoadSettings
 from specllama.errors import SpecllamaError, UsageError
-from specllama.process import messages as m
-from specllama.process.child import Child
-from specllama.settings import LoadSettings
 
 Deliver = Callable[[m.Message | SpecllamaError], None]
 _Answer = TypeVar("_Answer", m.Ready, m.Calibrated, m.Configured, m.Inspected, m.Serving)
@@ -68,7 +68,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._waiting: dict[int | None, Deliver] = {}  # None: for the answer to what has no id
         self._asking = threading.Lock()
-        self._child = Child(self._dispatch, self._tell_all, log)
+        self._child = EngineProcess(self._dispatch, self._tell_all, log)
         self._child.start(loop)
 
     @property
@@ -233,7 +233,7 @@ class EngineClient:
             self._handed_out()
 
     def _deliver(self, id_: int | None, message: m.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (m.Done, m.Told, m.Tuned, SpecllamaError))
+        ends = isinstance(message, (m.Done, m.QueryResult, m.Tuned, SpecllamaError))
         deliver = self._waiting.pop(id_, None) if ends else self._waiting.get(id_)
         if deliver is not None:
             deliver(message)

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
+from specllama.client import protocol as m
+from specllama.client.client import Deliver, EngineClient, Submission
 from specllama.errors import SpecllamaError
-from specllama.process import messages as m
-from specllama.process.client import Deliver, EngineClient, Submission
 
 
 class LoopClient(EngineClient):

@@ -105,7 +105,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TuneMeasurement:
     """From the engine: a part of what a Tune has found, again where there is more of it; see tuner.py."""
 
     id: int
@@ -178,14 +178,14 @@ class Render:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GetSlots:
     """To the engine: what its slots are doing."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class QueryResult:
     """From the engine: the answer to one of the questions above; see questions.py."""
 
     id: int
@@ -228,7 +228,7 @@ class Prefilled:
     n_prompt: int
 
 
-class Item(NamedTuple):
+class SequenceDelta(NamedTuple):
     """What a sequence went on by in a round.
 
     text: what is certain of it; it may come later than the ids. runs: (characters, source) of `text`, the
@@ -250,7 +250,7 @@ class Item(NamedTuple):
 class Tokens:
     """From the engine, once a round: what each sequence went on by."""
 
-    items: list[Item]
+    items: list[SequenceDelta]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class Inspected:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """From the engine, every half second: how long the step at hand has run and how long it may, in
     seconds.
     """
@@ -307,7 +307,7 @@ class Beat:
     allowed: float
 
 
-Question = Tokenize | Detokenize | Render | Look
+Question = Tokenize | Detokenize | Render | GetSlots
 Message = (
     Load
     | Generate
@@ -316,13 +316,13 @@ Message = (
     | Configure
     | Tune
     | Tuning
-    | Measured
+    | TuneMeasurement
     | Tuned
     | Inspect
     | Serve
     | Serving
     | Question
-    | Told
+    | QueryResult
     | Loading
     | Ready
     | Started
@@ -334,14 +334,15 @@ Message = (
     | Calibrated
     | Configured
     | Inspected
-    | Beat
+    | Heartbeat
 )
 _KINDS: Mapping[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Load, Generate, Cancel, Calibrate, Configure, Tune, Tuning, Measured, Tuned, Inspect, Serve, Serving,
-        Tokenize, Detokenize, Render, Look, Told, Loading, Ready, Started, Prefilled, Tokens, Done, Failed,
-        Notice, Calibrated, Configured, Inspected, Beat,
+        Load, Generate, Cancel, Calibrate, Configure, Tune, Tuning, TuneMeasurement, Tuned, Inspect,
+        Serve, Serving, Tokenize,
+        Detokenize, Render, GetSlots, QueryResult, Loading, Ready, Started, Prefilled,
+        Tokens, Done, Failed, Notice, Calibrated, Configured, Inspected, Heartbeat,
     )
 }  # fmt: skip
 
@@ -361,7 +362,7 @@ def decode(line: bytes) -> Message:
     try:
         kind, body = json.loads(line)
         if kind == "Tokens":
-            return Tokens([Item(*item) for item in body["items"]])
+            return Tokens([SequenceDelta(*item) for item in body["items"]])
         return _KINDS[kind](**body)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no message: {error}") from None

@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specllama import config, rpc
-from specllama.cli.fetching import library
-from specllama.cli.options_server import STORED
-from specllama.core.params import SamplingParams
+from specllama.cli.download import library
+from specllama.config import rpc_endpoints as rpc
+from specllama.config import sources as config
+from specllama.config.load import ALL_LAYERS, AUTO, DRAFTERS, LoadSettings, ModelSettings
+from specllama.config.options_server import STORED
+from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import NotFoundError, UsageError
 from specllama.models.names import check_text
-from specllama.models.ready import ready
-from specllama.settings import ALL_LAYERS, AUTO, DRAFTERS, LoadSettings, ModelSettings
+from specllama.models.prepare import ready
 
 _SAMPLING_STEPS = "ekpmt"
 _ROPE = (

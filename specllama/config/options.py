@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.cli.completion import GGUF, LIST
-from specllama.settings import CACHE_TYPES, DRAFTERS
+from specllama.config.load import CACHE_TYPES, DRAFTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specllama.cli.options import DRAFT, MODEL, TEMPLATE, Option, table
+from specllama.config.options import DRAFT, MODEL, TEMPLATE, Option, table
 
 BENCHING = table(
     "Bench",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specllama.cli.options import DRAFT, MODEL, RUN, SAMPLING, TEMPLATE, Option, table
+from specllama.config.options import DRAFT, MODEL, RUN, SAMPLING, TEMPLATE, Option, table
 
 SERVING = table(
     "Server",

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.drafting import Draft, Outcome, Policy, Round
-from specllama.core.ports import BatchRow, Context, DecodeError, MaskError, NoRoomError, Row
-from specllama.core.sampling import Chooser
-from specllama.core.sequence import FinishReason, Generation, Request, bounded, ends_ignored
-from specllama.core.slots import Line, Slot, empty, next_to_fill, put_aside, take_slot
+from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError, Row
+from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
+from specllama.core.sampling.sampler import Sampler
+from specllama.core.scheduler import FairQueue, Slot, empty, next_to_fill, offload_idle, take_slot
+from specllama.core.sequence import FinishReason, Generation, Request, ends_ignored, with_forced_limit
 from specllama.core.verify import NO_CHOICE, verify
 from specllama.errors import ContextLengthError, EngineError
 
@@ -58,7 +58,7 @@ class Engine:
         self.room, self._looked = room, 0.0
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.waiting: list[Generation] = []
-        self.line = Line()
+        self.line = FairQueue()
         self.active: list[Generation] = []
         self.notices: list[str] = []
         self.draft_failed = False
@@ -81,9 +81,9 @@ class Engine:
                 f"use -c {n_prompt + 256} or more",
                 {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
             )
-        request = bounded(request, self.target.n_vocab, n_ctx)
+        request = with_forced_limit(request, self.target.n_vocab, n_ctx)
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
-        chooser = Chooser(request.params, request.seed, self.target.n_vocab, forbidden)
+        chooser = Sampler(request.params, request.seed, self.target.n_vocab, forbidden)
         end_ids = self.end_ids if request.forced is None else ()
         generation = Generation(
             request, chooser, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
@@ -113,7 +113,7 @@ class Engine:
         touched = list(self.active)
         try:
             going = [g for g in self.active if g.finish_reason is None]
-            filling = next_to_fill([g for g in going if not g.prefilled and g.leader is None])
+            filling = next_to_fill([g for g in going if not g.prefilled and g.prefix_owner is None])
             ready = [g for g in going if g.prefilled]
             if filling is not None:
                 self._prefill(filling, ready)
@@ -131,7 +131,7 @@ class Engine:
         """Every now and then, what nobody uses is put aside."""
         now = self.clock()
         if self.room is not None and now - self._looked > UNUSED_SECONDS:
-            put_aside(self.target, self.slots, now - UNUSED_SECONDS, self.room)
+            offload_idle(self.target, self.slots, now - UNUSED_SECONDS, self.room)
             self._looked = now
 
     def _round(self, active: list[Generation]) -> None:
@@ -154,7 +154,9 @@ class Engine:
             n_accept = verify(rows[begin:end], draft.tokens, generation.choose, generation.commit)
             generation.alone = generation.alone and len(generation.history) == before
             generation.stats.drafted(draft.sources, n_accept, draft.n_discarded)
-            outcomes.append(Outcome(generation.seq_id, draft, n_accept, len(generation.history) - before))
+            outcomes.append(
+                VerifyResult(generation.seq_id, draft, n_accept, len(generation.history) - before)
+            )
         sampled = clock()
         for generation, outcome in zip(active, outcomes, strict=True):
             self._settle(generation, len(outcome.draft.tokens), outcome.n_emitted)
@@ -166,7 +168,7 @@ class Engine:
         most = min(self.target.n_outputs_max, self.most_rows or self.target.n_outputs_max)
         budget = (most - len(active)) // len(active)
         pending = max(len(g.history) - g.n_past for g in active)
-        budget = min(budget, self.target.n_batch // len(active) - pending, self.target.max_cut)
+        budget = min(budget, self.target.n_batch // len(active) - pending, self.target.max_rollback)
         rooms = {g.seq_id: max(0, min(g.room, budget)) for g in active}
         try:
             drafts = self.policy.draft(rooms)
@@ -235,7 +237,7 @@ class Engine:
         history = generation.history
         cached = len(history) - n_emitted + n_draft
         keep = len(history) - 1
-        generation.n_past = self.target.cut(generation.seq_id, keep) if cached > keep else cached
+        generation.n_past = self.target.truncate(generation.seq_id, keep) if cached > keep else cached
         generation.prefilled = keep - generation.n_past < MOST_PENDING
         self.policy.committed(generation.seq_id, history[len(history) - n_emitted :])
 
@@ -294,23 +296,23 @@ class Engine:
         request, history = generation.request, generation.history
         self.policy.start(generation.seq_id, history, generation.chooser, request.mask, request.owner)
 
-    def _join(self, leader: Generation, row: Row) -> None:
+    def _join(self, prefix_owner: Generation, row: Row) -> None:
         """Those of the same prompt share its cells and its last row, which is the same for all. A memory that
         shares nothing leaves them to evaluate it themselves.
         """
         for generation in self.active:
-            if generation.leader is not leader:
+            if generation.prefix_owner is not prefix_owner:
                 continue
-            generation.leader = None
-            generation.n_past = self.target.copy(leader.seq_id, generation.seq_id, leader.n_past)
+            generation.prefix_owner = None
+            generation.n_past = self.target.copy(prefix_owner.seq_id, generation.seq_id, prefix_owner.n_past)
             generation.stats.n_reused = generation.n_past
             if generation.n_past == len(generation.history) and generation.finish_reason is None:
                 self._begin(generation, row)
 
-    def _twin(self, generation: Generation) -> Generation | None:
+    def _find_prefix_owner(self, generation: Generation) -> Generation | None:
         """Who is evaluating the same prompt; at its end the cells are shared."""
         for other in self.active:
-            fills = other is not generation and not other.prefilled and other.leader is None
+            fills = other is not generation and not other.prefilled and other.prefix_owner is None
             if fills and other.n_output == 0 and other.history == generation.history:
                 return other
         return None
@@ -324,7 +326,7 @@ class Engine:
         """
         most = self.target.n_batch
         if rest < 2 * CHUNK or most < 2 * CHUNK:
-            n, even = min(rest, most), self.target.even_rows
+            n, even = min(rest, most), self.target.row_multiple
             return n - n % even if n > even else n
         whole = (rest // CHUNK - 1) * CHUNK
         fits = CHUNK
@@ -356,7 +358,7 @@ class Engine:
             youngest.finish_reason = "context"
             return
         self._release(youngest)
-        youngest.n_past, youngest.prefilled, youngest.place, youngest.leader = 0, False, 0, None
+        youngest.n_past, youngest.prefilled, youngest.place, youngest.prefix_owner = 0, False, 0, None
         self.active.remove(youngest)
         self.waiting.insert(0, youngest)
 
@@ -370,16 +372,18 @@ class Engine:
 
     def _admit(self) -> None:
         for orphan in self.active:
-            if orphan.leader is not None and not any(g is orphan.leader for g in self.active):
-                orphan.leader = None
-                orphan.leader = self._twin(orphan)
+            if orphan.prefix_owner is not None and not any(g is orphan.prefix_owner for g in self.active):
+                orphan.prefix_owner = None
+                orphan.prefix_owner = self._find_prefix_owner(orphan)
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
             if not self._has_room(self.waiting[0]):
                 return
             generation = self.waiting.pop(0)
-            generation.leader = self._twin(generation)
-            cached = [] if generation.leader else [(g.seq_id, g.history[: g.n_past]) for g in self.active]
-            ids = [] if generation.leader else generation.history
+            generation.prefix_owner = self._find_prefix_owner(generation)
+            cached = (
+                [] if generation.prefix_owner else [(g.seq_id, g.history[: g.n_past]) for g in self.active]
+            )
+            ids = [] if generation.prefix_owner else generation.history
             slot, n_past = take_slot(self.target, idle, ids, cached)
             slot.owner, slot.ids, slot.saved = generation, [], None
             generation.seq_id, generation.n_past = slot.seq_id, n_past
@@ -392,7 +396,7 @@ class Engine:
         slot.owner, slot.last_used = None, self.clock()
         slot.ids = generation.history[: generation.n_past] if keep else []
         if not keep:
-            self.target.cut(slot.seq_id, 0)
+            self.target.truncate(slot.seq_id, 0)
         self.policy.forget(slot.seq_id)
 
     def _retire(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from specllama.core.sampling import Chooser
+    from specllama.core.sampling.sampler import Sampler
 
 Row = NDArray[np.float32]  # logits of one position, shape (n_vocab,)
 
@@ -49,10 +49,12 @@ class Context(Protocol):
     n_ctx: int  # tokens, the pool shared by all sequences
     n_vocab: int
     n_batch: int  # most tokens of one decode
-    even_rows: int  # kernels take long over what a wide decode has beyond a multiple of it; 1: they do not
+    row_multiple: int  # kernels take long over what a wide decode has beyond a multiple of it; 1: they do not
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode
-    max_cut: int  # tokens that a cut may take back after a decode; large where the memory can cut anywhere
+    max_rollback: (
+        int  # tokens that a cut may take back after a decode; large where the memory can cut anywhere
+    )
     cuts_need_checkpoint: bool  # the memory takes nothing back: `checkpoint` before a decode that may be cut
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
@@ -72,7 +74,7 @@ class Context(Protocol):
         """Remember the state of the sequence, to come back to it in `cut`; forgets the one before."""
         ...
 
-    def cut(self, seq_id: int, n_past: int) -> int:
+    def truncate(self, seq_id: int, n_past: int) -> int:
         """Keep at most the first `n_past` tokens; the number really kept (0 where the memory cannot go
         back).
         """
@@ -116,7 +118,7 @@ class Drafter(Protocol):
     name: str
     continues: bool
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:
         """A sequence begins with these ids, its tokens chosen by `chooser` among what `mask` allows. Real
         work waits for the first `step`. The engine keeps `mask` up to date.
         """
@@ -141,7 +143,7 @@ class Drafter(Protocol):
         ...
 
 
-class View(NamedTuple):
+class DraftCacheState(NamedTuple):
     """What a drafter's cache has of a sequence, in ids: left out at the start; held; to be evaluated for the
     next token, its last id included.
     """
@@ -155,11 +157,11 @@ class View(NamedTuple):
 class CachingDrafter(Drafter, Protocol):
     """A drafter that evaluates ids and keeps them, so that what a step takes depends on what it has."""
 
-    def view(self, seq_id: int) -> View:
+    def view(self, seq_id: int) -> DraftCacheState:
         """What the next `step` finds, asked for a first token."""
         ...
 
-    def cover(self, seq_id: int, n_last: int) -> None:
+    def restart_from_tail(self, seq_id: int, n_last: int) -> None:
         """Begin anew, with the last `n_last` ids of the sequence and what follows them."""
         ...
 
@@ -168,7 +170,7 @@ class CachingDrafter(Drafter, Protocol):
 class RememberingDrafter(Drafter, Protocol):
     """A drafter that draws on what was written in other sequences, of the same owner only."""
 
-    def belongs(self, seq_id: int, owner: str | None) -> None:
+    def set_scope(self, seq_id: int, owner: str | None) -> None:
         """The sequence that starts next is this owner's; nobody's draws on nothing."""
         ...
 
@@ -177,7 +179,7 @@ class RememberingDrafter(Drafter, Protocol):
 class CallingDrafter(Drafter, Protocol):
     """A drafter that says for nearly nothing whether it is worth being asked."""
 
-    def certainty(self, seq_id: int) -> float:
+    def peek_confidence(self, seq_id: int) -> float:
         """About the confidence of the token that it would propose next; 0 without one."""
         ...
 

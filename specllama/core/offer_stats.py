@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specllama.core.learnt import GRAMMAR
-from specllama.core.offers import Offer
+from specllama.core.policy.candidates import CandidateDraft
+from specllama.core.policy.pair_state import GRAMMAR
 
 
 @dataclass(slots=True)
-class Tally:
+class OfferStats:
     """Of a request, whether drafted or not: rounds in which the planner looked; of them those with a token
     that was offered for nothing (forced ones left out), and those where it was right; rounds in which the
     draft model was asked, named a token, and was right.
@@ -23,7 +23,7 @@ class Tally:
     named: int = 0
     named_right: int = 0
 
-    def count(self, free: Offer, look: Offer | None, tokens: Sequence[int]) -> None:
+    def count(self, free: CandidateDraft, look: CandidateDraft | None, tokens: Sequence[int]) -> None:
         """A round: what was offered for nothing, what the draft model said where it was asked, what came."""
         first = list(tokens[:1])
         self.rounds += 1

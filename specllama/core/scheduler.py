@@ -8,7 +8,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specllama.core.ports import Context, Saved
+from specllama.core.interfaces import Context, Saved
 from specllama.core.sequence import Generation, common_prefix
 
 
@@ -29,7 +29,7 @@ WORTH_SHARING = 32  # ids in common with a slot in use; for fewer, idle caches a
 _PASSED = 4  # newcomers that each further text of a request lets pass
 
 
-class Line:
+class FairQueue:
     """The order in which generations get slots: as they come, but the second, third … text of a request
     (`Request.turn`) lets some that come later pass. Places only grow, so nobody waits for ever.
     """
@@ -77,22 +77,24 @@ def take_slot(
         return (oldest, n) if n else take_slot(target, idle, ids)
     slot, saved = best if common and 2 * common >= len(best.ids) else oldest, best.saved
     if slot is best and common and saved is None:
-        return best, target.cut(best.seq_id, common)
+        return best, target.truncate(best.seq_id, common)
     empty(target, slot)
     if not common:
         return slot, 0
     if saved is None:
         return slot, target.copy(best.seq_id, slot.seq_id, common)
-    return slot, target.cut(slot.seq_id, common) if target.load(slot.seq_id, saved) else 0
+    return slot, target.truncate(slot.seq_id, common) if target.load(slot.seq_id, saved) else 0
 
 
 def empty(target: Context, slot: Slot) -> None:
     """Give the slot's cells back to the pool."""
-    target.cut(slot.seq_id, 0)
+    target.truncate(slot.seq_id, 0)
     slot.ids, slot.saved = [], None
 
 
-def put_aside(target: Context, slots: Sequence[Slot], before: float, allowed: Callable[[int], bool]) -> None:
+def offload_idle(
+    target: Context, slots: Sequence[Slot], before: float, allowed: Callable[[int], bool]
+) -> None:
     """Save what nobody has used since `before` (seconds of the engine's clock) and give its cells back: a
     decode goes over all cells of the cache, whoever's they are. allowed: whether so many bytes may be taken.
     """
@@ -102,4 +104,4 @@ def put_aside(target: Context, slots: Sequence[Slot], before: float, allowed: Ca
             if size and allowed(size):
                 slot.saved = target.save(slot.seq_id)
                 if slot.saved is not None:
-                    target.cut(slot.seq_id, 0)
+                    target.truncate(slot.seq_id, 0)

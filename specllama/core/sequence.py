@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
-from specllama.core.params import UNTIL_CONTEXT_FULL, SamplingParams
-from specllama.core.ports import Mask, MaskError, Row
-from specllama.core.sampling import NOTHING_LEGAL, Chooser, top_logprobs
+from specllama.core.interfaces import Mask, MaskError, Row
+from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
+from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler, top_logprobs
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, UsageError
@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length", "context", "cancel"]
 _GUARD_SHARE = 0.01  # near-ties are decided again only where they are rarer than this
 
 
-class Writer(Protocol):
+class TokenSink(Protocol):
     """Turns tokens into text; says when a stop string is complete."""
 
     def push(self, token: int, source: str) -> bool:
@@ -46,7 +46,7 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams
     seed: int
-    writer: Writer | None = None
+    writer: TokenSink | None = None
     deadline: float | None = None
     speculate: bool = True
     mask: Mask | None = None
@@ -66,7 +66,7 @@ class Generation:
     """
 
     request: Request
-    chooser: Chooser
+    chooser: Sampler
     end_ids: Collection[int]
     n_ctx: int
     epsilon: float = 0.0
@@ -80,7 +80,9 @@ class Generation:
     alone: bool = False  # the next token is to be decided on a row decoded by itself
     shared: bool = False  # the row at hand was decoded with others
     finish_reason: FinishReason | None = None
-    leader: Generation | None = field(default=None, compare=False, repr=False)  # evaluates the same prompt
+    prefix_owner: Generation | None = field(
+        default=None, compare=False, repr=False
+    )  # evaluates the same prompt
     problem: str = ""  # why it was ended, where its grammar could not go on
     submitted: float = 0.0
     admitted: float = 0.0  # to its first slot
@@ -181,7 +183,7 @@ def ends_ignored(params: SamplingParams) -> bool:
     return params.ignore_eos or params.max_tokens == UNTIL_CONTEXT_FULL
 
 
-def bounded(request: Request, n_vocab: int, n_ctx: int) -> Request:
+def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
     """The request, its max_tokens at most the number of ids that it is forced to write.
 
     Raises UsageError for what is no id and beside a grammar, ContextLengthError where prompt and ids do not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from specllama.core.ports import Row
+from specllama.core.interfaces import Row
 
 NO_CHOICE = -1  # `choose` answers this where nothing may be emitted from the row: a near-tie, or the end
 

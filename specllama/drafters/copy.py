@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp
 from typing import NamedTuple
 
-from specllama.core.ports import Mask, Proposal
-from specllama.core.sampling import Chooser
-from specllama.drafters.changes import Change, Changes
-from specllama.drafters.token_index import Index, TokenIndex
+from specllama.core.interfaces import Mask, Proposal
+from specllama.core.sampling.sampler import Sampler
+from specllama.drafters.edits import Change, Edits
+from specllama.drafters.ngram_index import Index, TokenIndex
 
 MAX_CHANGE = 4  # tokens on either side of a change that is followed
 N_AGREE = 2  # tokens behind a change that must agree before it is remembered
@@ -24,7 +24,7 @@ RECORD_RATE = 0.3  # of the moving average, per token
 RECORD_AT_START = 0.6
 
 
-class Departure(NamedTuple):
+class Divergence(NamedTuple):
     """Where the text left its source: position in the source, in the text, and how long the copy had been."""
 
     source: int
@@ -58,12 +58,12 @@ class CopiedText:
     def __init__(self, index: Index) -> None:
         self.index, self.record = index, RECORD_AT_START
         self.tokens, self.source = index.tokens, index.source
-        self._changes = Changes()
+        self._changes = Edits()
         self._source: int | None = None  # the position that the next token is copied from
         self._length = 0  # tokens that agree before it, changes included
-        self._making: tuple[Change, Departure] | None = None  # the change under way, and where it began
+        self._making: tuple[Change, Divergence] | None = None  # the change under way, and where it began
         self._todo: tuple[int, ...] = ()  # what is left of it
-        self._left: Departure | None = None
+        self._left: Divergence | None = None
         self._resumed: tuple[int, int] | None = None  # (position, length) to draft from while away
         self._waiting: list[int] = []  # pushed before the prompt was indexed
         self._started = False
@@ -90,7 +90,7 @@ class CopiedText:
             self._drafted.append(proposal)
         return self._drafted[:limit]
 
-    def certainty(self) -> float:
+    def peek_confidence(self) -> float:
         """About the confidence of the first of them, as if all candidates agreed; 0 where none was found."""
         if self._source is None or self.source[self._source] < 0:
             return 0.0
@@ -130,7 +130,7 @@ class CopiedText:
         """Move along the source, or leave it, as the next token says."""
         if self._source is None:
             return
-        here = Departure(self._source, len(self.tokens), self._length)
+        here = Divergence(self._source, len(self.tokens), self._length)
         if not self._making and self.source[here.source] < 0:
             self._source = None  # the source has ended, or was forgotten
             return
@@ -154,10 +154,10 @@ class CopiedText:
         else:
             self._leave(here)
 
-    def _make(self, change: Change, began: Departure, todo: tuple[int, ...]) -> None:
+    def _make(self, change: Change, began: Divergence, todo: tuple[int, ...]) -> None:
         self._making, self._todo = ((change, began), todo) if todo else (None, ())
 
-    def _leave(self, departure: Departure) -> None:
+    def _leave(self, departure: Divergence) -> None:
         self._source, self._making, self._todo, self._left = None, None, (), departure
 
     def _join(self, position: int, length: int) -> None:
@@ -172,7 +172,7 @@ class CopiedText:
         if position:
             self._join(position, length)
 
-    def _rejoined(self, left: Departure) -> bool:
+    def _rejoined(self, left: Divergence) -> bool:
         """Whether the last two tokens stand in the source behind a small change; learns it.
 
         While only one does, drafting may resume behind it; while none does, right behind the departure, as if
@@ -197,7 +197,7 @@ class CopiedText:
             return True
         return False
 
-    def _n_replaced(self, left: Departure, n_agree: int) -> int | None:
+    def _n_replaced(self, left: Divergence, n_agree: int) -> int | None:
         """The fewest tokens of the source to skip so that it goes on with the text's last `n_agree`."""
         n_new = len(self.tokens) - left.text - n_agree
         if not 0 <= n_new <= MAX_CHANGE:
@@ -211,7 +211,7 @@ class CopiedText:
                 return n_old
         return None
 
-    def _learn(self, left: Departure, n_old: int, new_end: int) -> None:
+    def _learn(self, left: Divergence, n_old: int, new_end: int) -> None:
         old = tuple(self.source[left.source : left.source + n_old])
         new = tuple(self.tokens[left.text : new_end])
         if min(old, default=0) < 0:
@@ -276,7 +276,7 @@ class CopyDrafter:
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Chooser | None = None,  # noqa: ARG002
+        chooser: Sampler | None = None,  # noqa: ARG002
         mask: Mask | None = None,  # noqa: ARG002
     ) -> None:
         """A sequence begins with these ids; they are indexed by `index` or at the first `step`. What a
@@ -301,9 +301,9 @@ class CopyDrafter:
         """What `step` would propose one by one, at most `limit` tokens."""
         return self._texts[seq_id].propose(limit)
 
-    def certainty(self, seq_id: int) -> float:
+    def peek_confidence(self, seq_id: int) -> float:
         """About the confidence of what `propose` would begin with; `CallingDrafter.certainty`."""
-        return self._texts[seq_id].certainty()
+        return self._texts[seq_id].peek_confidence()
 
     def record(self, seq_id: int) -> float:
         """Share of the latest tokens that copying would have got right, used or not, in [0, 1]."""

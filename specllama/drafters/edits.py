@@ -13,7 +13,7 @@ class Change(NamedTuple):
     new: tuple[int, ...]
 
 
-class Changes:
+class Edits:
     """The changes that the text made to its source, to be made again."""
 
     __slots__ = ("_by_first",)

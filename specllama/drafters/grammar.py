@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.core.ports import Mask, Proposal
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import Mask, Proposal
+from specllama.core.sampling.sampler import Sampler
 
 
 class GrammarDrafter:
@@ -22,7 +22,7 @@ class GrammarDrafter:
         self.masks: dict[int, Mask] = {}
         self._runs: dict[int, tuple[int, list[int]]] = {}  # a draft and what is forced behind it; its length
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:  # noqa: ARG002
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.forget(seq_id)
         if mask is not None:
             self.masks[seq_id] = mask

@@ -14,8 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import BatchRow, Context, DecodeError, Mask, NoRoomError, Proposal, View
-from specllama.core.sampling import NOTHING_LEGAL, Chooser, probability
+from specllama.core.interfaces import (
+    BatchRow,
+    Context,
+    DecodeError,
+    DraftCacheState,
+    Mask,
+    NoRoomError,
+    Proposal,
+)
+from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler, probability
 from specllama.core.sequence import common_prefix
 
 LEAST_SHARED = 32  # ids that two sequences begin with; fewer are evaluated for each
@@ -28,7 +36,7 @@ class _State:
     """
 
     history: list[int]
-    chooser: Chooser
+    chooser: Sampler
     mask: Mask | None
     good: int
     usable: bool
@@ -58,7 +66,7 @@ class ModelDrafter:
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one there
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None) -> None:
+    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:
         if self.skipped[seq_id]:
             self._begin_at(seq_id, 0)
         good = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
@@ -98,12 +106,12 @@ class ModelDrafter:
         """The sequence's cache stays, for the next one that begins alike."""
         self.states.pop(seq_id, None)
 
-    def view(self, seq_id: int) -> View:
+    def view(self, seq_id: int) -> DraftCacheState:
         state, skipped = self.states[seq_id], self.skipped[seq_id]
         held = min(state.good, len(state.history) - skipped - 1)
-        return View(skipped, held, len(state.history) - skipped - held)
+        return DraftCacheState(skipped, held, len(state.history) - skipped - held)
 
-    def cover(self, seq_id: int, n_last: int) -> None:
+    def restart_from_tail(self, seq_id: int, n_last: int) -> None:
         """As `CachingDrafter.cover`: any text may stand before a draft, the target verifies all the same."""
         state = self.states[seq_id]
         self._begin_at(seq_id, max(0, len(state.history) - max(1, n_last)))
@@ -157,7 +165,7 @@ class ModelDrafter:
 
     def _begin_at(self, seq_id: int, n_skipped: int) -> None:
         """Empty the sequence's cache; it is to hold the history from there on."""
-        self.context.cut(seq_id, 0)
+        self.context.truncate(seq_id, 0)
         self.cells[seq_id].clear()
         self.skipped[seq_id] = n_skipped
 
@@ -184,7 +192,7 @@ class ModelDrafter:
         else:
             keep = n + min(common_prefix(cells[n:], draft), len(draft) - 1)
         if len(cells) > keep:
-            keep = self.context.cut(seq, keep)
+            keep = self.context.truncate(seq, keep)
             state.good = min(state.good, keep)
             del cells[keep:]
         return [*state.history[n_skipped + keep :], *draft[max(0, keep - n) :]]
@@ -216,7 +224,7 @@ class ModelDrafter:
                 idle = next((s for s, cells in self.cells.items() if cells and s not in self.states), None)
                 if idle is None:
                     raise
-                self.context.cut(idle, 0)
+                self.context.truncate(idle, 0)
                 self.cells[idle].clear()
             except DecodeError:
                 for cells in self.cells.values():

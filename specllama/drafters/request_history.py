@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.core.learnt import MEMORY
-from specllama.core.ports import Mask, Proposal
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import Mask, Proposal
+from specllama.core.policy.pair_state import MEMORY
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.copy import CopiedText
+from specllama.drafters.ngram_index import MAX_COMPARED, N_GRAM
 from specllama.drafters.ring import RING_BITS, Ring, RingIndex
-from specllama.drafters.token_index import MAX_COMPARED, N_GRAM
 
 MOST_OWNERS = 32  # whose rings are kept, the last ones used: 384 MiB at most
 LEAD = N_GRAM - 1  # ids before a text that are kept with it, so that its first token can be gone on from
 FILED_AT_START, FILED_A_ROUND = 8192, 512  # tokens filed at most where a text begins, and in a round of one
 
 
-class Memory:
+class RequestHistory:
     """What was written, by owner. bits: a ring holds 2**bits tokens. most: owners that are remembered."""
 
     def __init__(self, bits: int = RING_BITS, most: int = MOST_OWNERS) -> None:
@@ -57,12 +57,12 @@ class MemoryDrafter:
     name = MEMORY
     continues = False
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: RequestHistory) -> None:
         self.memory = memory
         self._owners: dict[int, str | None] = {}
         self._texts: dict[int, tuple[Ring, CopiedText]] = {}
 
-    def belongs(self, seq_id: int, owner: str | None) -> None:
+    def set_scope(self, seq_id: int, owner: str | None) -> None:
         """The sequence that starts next is this owner's: nobody else's texts are drafted from; without an
         owner none are.
         """
@@ -72,7 +72,7 @@ class MemoryDrafter:
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Chooser | None = None,  # noqa: ARG002
+        chooser: Sampler | None = None,  # noqa: ARG002
         mask: Mask | None = None,  # noqa: ARG002
     ) -> None:
         """A sequence begins with these ids, of which only the end is looked at."""
@@ -81,7 +81,7 @@ class MemoryDrafter:
         if owner is None:
             return
         ring = self.memory.of(owner)
-        ring.take_in(FILED_AT_START)
+        ring.index_pending(FILED_AT_START)
         index = RingIndex(ring, prompt[-MAX_COMPARED:])
         self._texts[seq_id] = ring, CopiedText(index)
 
@@ -98,9 +98,9 @@ class MemoryDrafter:
         """What `step` would propose one by one, at most `limit` tokens."""
         return self._texts[seq_id][1].propose(limit) if seq_id in self._texts else []
 
-    def certainty(self, seq_id: int) -> float:
+    def peek_confidence(self, seq_id: int) -> float:
         """About the confidence of what `propose` would begin with; `CallingDrafter.certainty`."""
-        return self._texts[seq_id][1].certainty() if seq_id in self._texts else 0.0
+        return self._texts[seq_id][1].peek_confidence() if seq_id in self._texts else 0.0
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence went on with these ids."""
@@ -108,7 +108,7 @@ class MemoryDrafter:
             return
         ring, text = self._texts[seq_id]
         text.push(tokens)
-        ring.take_in(FILED_A_ROUND)
+        ring.index_pending(FILED_A_ROUND)
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended; unknown ones are nothing to forget."""

@@ -12,7 +12,7 @@ from typing import overload
 
 import numpy as np
 
-from specllama.drafters.token_index import MAX_COMPARED, N_CANDIDATES, N_GRAM
+from specllama.drafters.ngram_index import MAX_COMPARED, N_CANDIDATES, N_GRAM
 
 RING_BITS = 20  # tokens kept: 2**20
 NOTHING = -1  # where no token is: between two texts, behind the last one, and where one was overwritten
@@ -70,7 +70,7 @@ class Ring(Sequence[int]):
         self._n_waiting -= len(self._waiting.popleft())
         self._n_done = 0
 
-    def take_in(self, n_tokens: int) -> int:
+    def index_pending(self, n_tokens: int) -> int:
         """File up to `n_tokens` more of what waits; how many still wait. About 0.2 µs a token."""
         while n_tokens > 0 and self._waiting:
             text, done = self._waiting[0], self._n_done

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specllama.archs import ARCHITECTURES, NOT_CAUSAL, RECURRENT
 from specllama.errors import GGUFError
-from specllama.gguf_parse import Entry
-from specllama.gguf_strings import StringArray
+from specllama.gguf.architectures import ARCHITECTURES, NOT_CAUSAL, RECURRENT
+from specllama.gguf.parse import MetadataEntry
+from specllama.gguf.strings import StringArray
 
 if TYPE_CHECKING:
-    from specllama.gguf import Header
+    from specllama.gguf.header import Header
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: above it llama.cpp aborts
 MAX_WIDTH = 1 << 20  # of embeddings and heads: more is damage, and would only fail later as memory
@@ -76,7 +76,7 @@ _ARCH_KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_kinds(name: str, entries: Mapping[str, Entry]) -> None:
+def check_kinds(name: str, entries: Mapping[str, MetadataEntry]) -> None:
     """Refuse keys that we use, or llama.cpp requires, with another type than it expects. Raises GGUFError."""
     architecture = entries.get("general.architecture")
     prefix = f"{architecture.value}." if architecture and isinstance(architecture.value, str) else None

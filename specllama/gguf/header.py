@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError
-from specllama.ggml_types import FILE_TYPE_GUESSED, FILE_TYPES
-from specllama.gguf_check import MAX_LAYERS, check_kinds, check_model
-from specllama.gguf_parse import TensorInfo, Value, parse
-from specllama.gguf_source import DOWNLOAD_AGAIN, FileSource, Source
-from specllama.gguf_strings import StringArray
+from specllama.gguf.check import MAX_LAYERS, check_kinds, check_model
+from specllama.gguf.parse import TensorInfo, Value, parse
+from specllama.gguf.source import DOWNLOAD_AGAIN, FileSource, GGUFSource
+from specllama.gguf.strings import StringArray
+from specllama.gguf.types import FILE_TYPE_GUESSED, FILE_TYPES
 
 __all__ = [
     "FileSource",
+    "GGUFSource",
     "Header",
-    "Source",
     "StringArray",
     "TensorInfo",
     "Value",
@@ -202,7 +202,7 @@ class Header:
         return f"tokenizer.ggml.{name}" in self.metadata
 
 
-def read_source(source: Source) -> Header:
+def read_source(source: GGUFSource) -> Header:
     """The header that `source` begins with. Raises GGUFError, and what the source raises."""
     parsed = parse(source)
     check_kinds(source.name, parsed.entries)
@@ -224,7 +224,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return read_source(source)
 
 
-Opener = Callable[[str], AbstractContextManager[Source]]
+Opener = Callable[[str], AbstractContextManager[GGUFSource]]
 
 
 def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Header:

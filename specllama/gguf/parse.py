@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.ggml_types import GGML_TYPES, REMOVED_TYPES
-from specllama.gguf_source import Source, Window, foreign_format
-from specllama.gguf_strings import StringArray
+from specllama.gguf.source import GGUFSource, Window, foreign_format
+from specllama.gguf.strings import StringArray
+from specllama.gguf.types import GGML_TYPES, REMOVED_TYPES
 
 DEFAULT_ALIGNMENT = 32
 MAX_TENSORS = 1 << 20
@@ -45,7 +45,7 @@ _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # bytes: name length, name, n_dims, on
 Value = bool | int | float | str | StringArray | NDArray[np.generic]
 
 
-class Entry(NamedTuple):
+class MetadataEntry(NamedTuple):
     """A metadata value, what the file calls its type ("u32", "arr[str]"), and where its key begins."""
 
     value: Value
@@ -77,17 +77,17 @@ class Parsed(NamedTuple):
 
     version: int
     alignment: int
-    entries: dict[str, Entry]
+    entries: dict[str, MetadataEntry]
     tensors: tuple[TensorInfo, ...]
 
 
-def parse(source: Source) -> Parsed:
+def parse(source: GGUFSource) -> Parsed:
     """Read the header of `source`. Raises GGUFError and whatever `source.read` raises."""
     w = Window(source)
     version = _magic_and_version(w)
     n_tensors = _count(w, "tensor_count", _SMALLEST_TENSOR, MAX_TENSORS)
     n_kv = _count(w, "metadata_kv_count", _SMALLEST_KV, MAX_TENSORS)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, MetadataEntry] = {}
     for i in range(n_kv):
         offset = w.pos
         key = w.text(f"metadata[{i}] key")
@@ -97,7 +97,7 @@ def parse(source: Source) -> Parsed:
         if key in entries:
             w.fail(field, offset, "the key occurs twice")
         value, kind = _value(w, field)
-        entries[key] = Entry(value, kind, offset)
+        entries[key] = MetadataEntry(value, kind, offset)
     alignment = _alignment(w, entries)
     tensors = [_tensor(w, i) for i in range(n_tensors)]
     return Parsed(version, alignment, entries, _placed(w, tensors, alignment))
@@ -187,7 +187,7 @@ def _strings(w: Window, n: int, field: str) -> StringArray:
     return StringArray(bytes(w.buf[begin:pos]), starts)
 
 
-def _alignment(w: Window, entries: dict[str, Entry]) -> int:
+def _alignment(w: Window, entries: dict[str, MetadataEntry]) -> int:
     entry = entries.get("general.alignment")
     if entry is None:
         return DEFAULT_ALIGNMENT

@@ -18,7 +18,7 @@ _FIRST_READ = 256 << 10
 _LARGEST_READ = 8 << 20
 
 
-class Source(Protocol):
+class GGUFSource(Protocol):
     """Random access to the bytes of one file, wherever it is."""
 
     name: str  # what messages call it: a path or an address
@@ -90,7 +90,7 @@ class Window:
     checked before anything is read or allocated for it.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: GGUFSource) -> None:
         self.name = source.name
         self.size = source.size
         self.buf = bytearray()

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import BatchRow, DecodeError, NoRoomError
+from specllama.config.load import ALL_LAYERS, AUTO, MAX_THREADS, ModelSettings, reserved_outputs
+from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import EngineError, IntegrityError, ResourceError, UsageError
-from specllama.machine import physical_cores
-from specllama.settings import ALL_LAYERS, AUTO, MAX_THREADS, ModelSettings, reserved_outputs
+from specllama.models.memory.cpu import physical_cores
 
 TESTED = "0.3.36"
 INSTALL = f'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF" pip install llama-cpp-python=={TESTED}'
@@ -457,7 +457,7 @@ def _begin(memory: mmap.mmap) -> Any:
     return ctypes.byref(ctypes.c_uint8.from_buffer(memory))
 
 
-class Context:
+class LlamaContext:
     """A KV cache over a model for `n_seq_max` sequences; implements core.ports.Context.
 
     n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence for going
@@ -484,10 +484,10 @@ class Context:
         self.n_ctx, self.n_seq_max = int(llama.llama_n_ctx(self.handle)), n_seq_max
         self.n_batch, self.n_vocab = int(llama.llama_n_batch(self.handle)), model.n_vocab
         self.n_outputs_max = min(n_outputs_max, self.n_batch)
-        self.even_rows = _AMX_ROWS if model.uses_amx else 1
+        self.row_multiple = _AMX_ROWS if model.uses_amx else 1
         self.n_threads, self.n_threads_batch = params.n_threads, params.n_threads_batch
         n_rs_seq = int(llama.llama_n_rs_seq(self.handle))
-        self.max_cut = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED
+        self.max_rollback = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
         self.decode_seconds = 0.0  # of llama_decode and llama_synchronize alone
         self._n_swa = model.n_swa
@@ -616,7 +616,7 @@ class Context:
             raise DecodeError("llama.cpp cannot save the state of the sequence")
         self._marks[seq_id] = (self.n_past(seq_id), state)
 
-    def cut(self, seq_id: int, n_past: int) -> int:
+    def truncate(self, seq_id: int, n_past: int) -> int:
         have = self.n_past(seq_id)
         if n_past >= have:
             return have
@@ -639,7 +639,7 @@ class Context:
         """
         if not self.model.has_state:
             return True
-        possible = min(self.max_cut, self._last_rows[seq_id] - 1)
+        possible = min(self.max_rollback, self._last_rows[seq_id] - 1)
         self._last_rows[seq_id] = 0
         return not self.cuts_need_checkpoint and n_back <= possible
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specllama.errors import EngineError, NetworkError
-from specllama.llama import Device, ggml
+from specllama.llama.library import Device, ggml
 
 _ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _MEMORY = ctypes.CFUNCTYPE(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import IntegrityError, NotFoundError, SpecllamaError
-from specllama.models.cache import RepoCache, Snapshot, repositories, unwritable
-from specllama.models.find import Library
-from specllama.models.manifest import Entry
+from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
+from specllama.models.manifest import ManifestEntry
 from specllama.models.names import RepoName
 from specllama.models.quants import ModelFiles, choose, models
+from specllama.models.resolve import Library
 
 _READ = 1 << 20
 
@@ -28,7 +28,7 @@ class OnDisk:
     quant: str
     files: tuple[Snapshot, ...]
     missing: tuple[str, ...] = ()
-    entry: Entry | None = None
+    entry: ManifestEntry | None = None
 
     @property
     def name(self) -> str:

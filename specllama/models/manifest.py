@@ -29,7 +29,7 @@ _PAIR_KEYS = ("target", "drafts", "notes", "source")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """A model that is known by name. default: what is taken where nobody asks for another quantisation."""
 
     name: str
@@ -54,10 +54,10 @@ class KnownPair:
 class Manifest:
     """All entries; names and aliases are looked up without regard to case."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ManifestEntry]
     pairs: Mapping[str, KnownPair]
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> ManifestEntry | None:
         """The entry with this name or alias."""
         wanted = name.lower()
         exact = next((e for e in self.entries.values() if e.name.lower() == wanted), None)
@@ -65,11 +65,11 @@ class Manifest:
             (e for e in self.entries.values() if wanted in (a.lower() for a in e.aliases)), None
         )
 
-    def of_repo(self, repo: str) -> Entry | None:
+    def of_repo(self, repo: str) -> ManifestEntry | None:
         """The entry that stands for a repository."""
         return next((e for e in self.entries.values() if e.where.repo.lower() == repo.lower()), None)
 
-    def drafts_for(self, entry: Entry) -> list[Entry]:
+    def drafts_for(self, entry: ManifestEntry) -> list[ManifestEntry]:
         """The drafts that are known to fit, those to be tried first in front."""
         pair = self.pairs.get(entry.name)
         found = [self.find(name) for name in pair.drafts] if pair else []
@@ -87,7 +87,7 @@ class Manifest:
 
 def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Manifest:
     """Ours with the user's and the project's over it. Raises ConfigError."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ManifestEntry] = {}
     pairs: dict[str, KnownPair] = {}
     for path in files(os.environ if environ is None else environ, cwd or Path.cwd()):
         read = _read(path)
@@ -142,10 +142,10 @@ def _is_ours(path: Path) -> bool:
     )
 
 
-def _without(entry: Entry, taken: set[str]) -> Entry:
+def _without(entry: ManifestEntry, taken: set[str]) -> ManifestEntry:
     """The entry without the aliases that a nearer file gives to another model."""
     kept = tuple(a for a in entry.aliases if a.lower() not in taken)
-    return Entry(entry.name, entry.where, entry.default, entry.licence, entry.source, kept)
+    return ManifestEntry(entry.name, entry.where, entry.default, entry.licence, entry.source, kept)
 
 
 def _read(path: Path) -> Manifest:
@@ -190,7 +190,7 @@ class _File:
                 self.fail(key, f"unknown key{where}", f"known: {', '.join(known)}")
 
 
-def _entry(file: _File, name: str, table: Any) -> Entry:
+def _entry(file: _File, name: str, table: Any) -> ManifestEntry:
     if not _NAME.fullmatch(name):
         file.fail(name, "names are letters, digits, dots and dashes")
     table = file.of(dict, table, name)
@@ -214,7 +214,7 @@ def _entry(file: _File, name: str, table: Any) -> Entry:
     except UsageError as error:
         file.fail(name, error.message)
     where = RepoName(where.repo, "", where.revision)
-    return Entry(name, where, default, table.get("licence", ""), table.get("source", ""), aliases)
+    return ManifestEntry(name, where, default, table.get("licence", ""), table.get("source", ""), aliases)
 
 
 def _pair(file: _File, table: Any) -> KnownPair:

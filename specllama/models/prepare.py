@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specllama.errors import IncompatiblePairError, IntegrityError, ResourceError
-from specllama.models.find import Found, Library
+from specllama.models.resolve import Library, ResolvedModel
 
 if TYPE_CHECKING:
-    from specllama.gguf import Header
+    from specllama.gguf.header import Header
 
 ARGUMENTS = ("-m", "-md")
 
@@ -71,13 +71,13 @@ def ready(
     return Paths(paths[0], paths[1] if theirs is not None else None)
 
 
-def fetched(library: Library, found: Sequence[Found], pair: bool, force: bool = False) -> list[str]:
+def fetched(library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool = False) -> list[str]:
     """The paths of models, downloaded where they are not on disk. pair: the second is to draft for the first,
     which is checked before. Says what is downloaded and whether it fits.
 
     Raises what `check` and `download` raise.
     """
-    from specllama.models.pull import download, plan, size
+    from specllama.models.hub.pull import download, plan, size
 
     todo = plan(library, found)
     for model in found:
@@ -98,13 +98,13 @@ def fetched(library: Library, found: Sequence[Found], pair: bool, force: bool = 
     return download(library, found)
 
 
-def check(library: Library, found: Sequence[Found], pair: bool, force: bool) -> None:
+def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool) -> None:
     """Read the headers, by Range requests where that is all there is, and refuse what could not be run.
 
     Raises GGUFError, IncompatiblePairError; with `force` that is a warning.
     """
-    from specllama.gguf import check_model
-    from specllama.vocab import check_pair
+    from specllama.gguf.header import check_model
+    from specllama.pair.vocab import check_pair
 
     headers = []
     try:
@@ -130,8 +130,8 @@ def check(library: Library, found: Sequence[Found], pair: bool, force: bool) -> 
 
 def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     """Whether memory is enough, without any device: only a note, since devices are known later."""
-    from specllama.models.fit import FitSettings, available_memory, plan_memory
-    from specllama.models.pull import size
+    from specllama.models.hub.pull import size
+    from specllama.models.memory.plan import FitSettings, available_memory, plan_memory
 
     draft = headers[1] if len(headers) > 1 else None
     try:
@@ -143,7 +143,7 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     library.listener.note(f"it will take about {about}, {size(found.available)} are there")
 
 
-def _known_draft(library: Library, target: Found, argument: str) -> Found | None:
+def _known_draft(library: Library, target: ResolvedModel, argument: str) -> ResolvedModel | None:
     """The draft that models.toml knows for a target, if it is on disk and does fit."""
     found, known = library.draft_for(target)
     if found is None:
@@ -151,7 +151,7 @@ def _known_draft(library: Library, target: Found, argument: str) -> Found | None
             name = known[0].aliases[0] if known[0].aliases else known[0].name
             library.listener.note(f"a draft is known and not on disk: {argument} {name} downloads it")
         return None
-    from specllama.vocab import check_pair
+    from specllama.pair.vocab import check_pair
 
     verdict = check_pair(library.header(target), library.header(found))
     if not verdict.ok:

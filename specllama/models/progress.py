@@ -50,7 +50,7 @@ class Silent:
         pass
 
 
-class TroubleError(Exception):
+class RetryableError(Exception):
     """A server that may do better later. after: seconds that it asks to wait, None where it does not say."""
 
     def __init__(self, message: str, after: float | None = None) -> None:
@@ -58,7 +58,7 @@ class TroubleError(Exception):
         self.message, self.after = message, after
 
 
-class Patience:
+class RetryPolicy:
     """Waits longer and longer while nothing gets better, and says so.
 
     waits: seconds before each attempt after the first; longest: seconds that a server may ask for.
@@ -78,7 +78,7 @@ class Patience:
         """Something worked since the last trouble."""
         self._failed = 0
 
-    def wait(self, trouble: TroubleError) -> None:
+    def wait(self, trouble: RetryableError) -> None:
         """Before the next attempt. Raises NetworkError where there have been enough of them."""
         if self._failed >= len(self._waits):
             again = "try again later; what has arrived is kept, and the same command goes on from there"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.errors import IntegrityError, NotFoundError
-from specllama.gguf_source import DOWNLOAD_AGAIN
+from specllama.gguf.source import DOWNLOAD_AGAIN
 from specllama.models.names import shown
 
 PREFERRED = ("Q4_K_M", "Q8_0")

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING
 
 from specllama.errors import AccessError, IntegrityError, NotFoundError, UsageError
 from specllama.models import manifest
-from specllama.models.cache import RepoCache
-from specllama.models.listener import Listener, Silent
-from specllama.models.manifest import Entry, Manifest
+from specllama.models.hub.cache import RepoCache
+from specllama.models.hub.env import hub_cache
+from specllama.models.manifest import Manifest, ManifestEntry
 from specllama.models.names import RepoName, check_text, parse_repo, shown
-from specllama.models.places import hub_cache
+from specllama.models.progress import Listener, Silent
 from specllama.models.quants import ModelFiles, choose, models
 
 if TYPE_CHECKING:  # what is on disk is found without them
-    from specllama.gguf import Header
-    from specllama.models.hub import Hub, HubFile, Listing
+    from specllama.gguf.header import Header
+    from specllama.models.hub.api import Hub, HubFile, Listing
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class ParsedName:
     """What a name stands for, before anybody has looked. where: None for a path."""
 
     name: str
     where: RepoName | None = None
-    entry: Entry | None = None
+    entry: ManifestEntry | None = None
 
     @property
     def default(self) -> str:
@@ -41,12 +41,12 @@ class Meaning:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedModel:
     """A model that there is. path: its first part on disk, "" where it has to be downloaded; listing, files:
     where it is on the hub, None where nobody asked.
     """
 
-    meaning: Meaning
+    meaning: ParsedName
     path: str = ""
     listing: Listing | None = None
     files: ModelFiles | None = None
@@ -78,7 +78,7 @@ class Library:
     @cached_property
     def hub(self) -> Hub:
         """The hub that the environment names."""
-        from specllama.models.hub import Hub
+        from specllama.models.hub.api import Hub
 
         return Hub(self.environ, self.listener)
 
@@ -87,7 +87,7 @@ class Library:
         """models.toml. Raises ConfigError."""
         return manifest.load(self.environ)
 
-    def meaning(self, name: str, argument: str) -> Meaning:
+    def meaning(self, name: str, argument: str) -> ParsedName:
         """What a name stands for: a file, an alias with or without a quantisation, a repository.
 
         argument: what messages call it. Raises UsageError, NotFoundError, ConfigError.
@@ -100,20 +100,20 @@ class Library:
         except (OSError, ValueError) as error:
             raise UsageError(f"{argument}: {shown(name)} cannot be used: {error}") from None
         if is_file or path.startswith((os.sep, ".")):
-            return Meaning(name)
+            return ParsedName(name)
         alias, _, tag = name.partition(":")
         if "/" not in alias and (entry := self.manifest.find(alias)) is not None:
             if name.endswith(":"):
                 raise UsageError(f"{shown(name)}: something is missing at its end", "as 8B:Q8_0")
-            return Meaning(name, RepoName(entry.where.repo, tag, entry.where.revision), entry)
+            return ParsedName(name, RepoName(entry.where.repo, tag, entry.where.revision), entry)
         if there:
-            return Meaning(name)
+            return ParsedName(name)
         where = parse_repo(name)
         if where is None:
-            return Meaning(name)
-        return Meaning(name, where, self.manifest.of_repo(where.repo))
+            return ParsedName(name)
+        return ParsedName(name, where, self.manifest.of_repo(where.repo))
 
-    def find(self, name: str, argument: str) -> Found:
+    def find(self, name: str, argument: str) -> ResolvedModel:
         """The model with this name, on disk if it is there, else on the hub.
 
         Raises UsageError, NotFoundError, AccessError, NetworkError, IntegrityError, ConfigError.
@@ -123,10 +123,10 @@ class Library:
             return here
         return self.on_hub(meaning)
 
-    def on_disk(self, meaning: Meaning, argument: str = "") -> Found | None:
+    def on_disk(self, meaning: ParsedName, argument: str = "") -> ResolvedModel | None:
         """The model if it is whole on this disk; None where it would have to be downloaded."""
         if meaning.where is None:
-            return Found(meaning, self._path(meaning.name, argument))
+            return ResolvedModel(meaning, self._path(meaning.name, argument))
         cache = RepoCache(self.root, meaning.where.repo)
         there = {c: {s.path: s for s in cache.files(c)} for c in cache.candidates(meaning.where)}
         wanted = meaning.where.tag or meaning.default
@@ -138,15 +138,15 @@ class Library:
                     continue
                 if tag != wanted:
                     self.listener.note(f"{meaning.name}: {files.parts[0]} is on disk and is taken")
-                return Found(meaning, str(paths[files.parts[0]].link))
+                return ResolvedModel(meaning, str(paths[files.parts[0]].link))
         return None
 
-    def on_hub(self, meaning: Meaning) -> Found:
+    def on_hub(self, meaning: ParsedName) -> ResolvedModel:
         """The model on the hub, whether it is on disk or not."""
         assert meaning.where is not None
         listing = self.listing(meaning.where)
         files = choose(models(listing.files), meaning.where.tag, str(meaning.where), meaning.default)
-        return Found(meaning, listing=listing, files=files)
+        return ResolvedModel(meaning, listing=listing, files=files)
 
     def listing(self, where: RepoName) -> Listing:
         """What the hub says of a repository; asked once."""
@@ -155,14 +155,14 @@ class Library:
             self._listings[key] = self.hub.listing(key)
         return self._listings[key]
 
-    def header(self, found: Found) -> Header:
+    def header(self, found: ResolvedModel) -> Header:
         """The model's header, from disk or by Range requests. Raises what reading it raises."""
-        from specllama.gguf import read_model
+        from specllama.gguf.header import read_model
 
         if found.path or found.listing is None or found.files is None:
             return read_model(found.path)
-        from specllama.models.hub import gated
-        from specllama.models.remote import remote_header
+        from specllama.models.hub.api import gated
+        from specllama.models.hub.remote_header import remote_header
 
         cache = RepoCache(self.root, found.listing.name.repo)
         try:
@@ -172,17 +172,17 @@ class Library:
                 raise gated(self.hub.endpoint, found.listing.name) from None
             raise
 
-    def draft_for(self, target: Found) -> tuple[Found | None, list[Entry]]:
+    def draft_for(self, target: ResolvedModel) -> tuple[ResolvedModel | None, list[ManifestEntry]]:
         """The first draft known for a target that is on disk, and all that are known."""
         entry = target.meaning.entry or self._entry_of(target.path)
         known = self.manifest.drafts_for(entry) if entry is not None else []
         for draft in known:
-            meaning = Meaning(draft.aliases[0] if draft.aliases else draft.name, draft.where, draft)
+            meaning = ParsedName(draft.aliases[0] if draft.aliases else draft.name, draft.where, draft)
             if (found := self.on_disk(meaning)) is not None:
                 return found, known
         return None, known
 
-    def _entry_of(self, path: str) -> Entry | None:
+    def _entry_of(self, path: str) -> ManifestEntry | None:
         """What models.toml calls a file that lies in the cache."""
         try:
             first = Path(path).absolute().relative_to(self.root.absolute()).parts[0]

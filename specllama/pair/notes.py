@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specllama.gguf import Header, StringArray
+from specllama.gguf.header import Header, StringArray
 
 if TYPE_CHECKING:
-    from specllama.vocab import Vocab
+    from specllama.pair.vocab import Vocab
 
 COSTLY_DRAFT = 0.5  # bytes read per token, draft over target: from here on a draft hardly pays
 _SHOWN = 4  # ids in one note

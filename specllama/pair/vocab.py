@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from specllama.gguf import Header
-from specllama.gguf_check import NO_TOKENIZER, TOKENIZERS
-from specllama.vocab_notes import notes, shown
+from specllama.gguf.check import NO_TOKENIZER, TOKENIZERS
+from specllama.gguf.header import Header
+from specllama.pair.notes import notes, shown
 
 MAX_SIZE_DIFFERENCE = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE
 FIRST_CHECKED_ID = 5  # SPEC_VOCAB_CHECK_START_TOKEN_ID: below are special tokens, which often differ
@@ -89,7 +89,7 @@ class Vocab:
         return "none" if token is None else f"{token} {shown(self.text(token))}"
 
 
-class Difference(NamedTuple):
+class TokenDifference(NamedTuple):
     """A token id that does not mean the same; the text is None on the side that lacks the id."""
 
     id: int
@@ -111,9 +111,9 @@ class PairVerdict:
     reason: str
     target: Vocab
     draft: Vocab
-    differing: tuple[Difference, ...] = ()
+    differing: tuple[TokenDifference, ...] = ()
     n_differing: int = 0
-    first_difference: Difference | None = None
+    first_difference: TokenDifference | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -178,9 +178,11 @@ def check_pair(target: Header, draft: Header) -> PairVerdict:
         reason=reason,
         target=ours,
         draft=theirs,
-        differing=tuple(Difference(i, ours.text(i), theirs.text(i)) for i in differing[:MAX_LISTED]),
+        differing=tuple(TokenDifference(i, ours.text(i), theirs.text(i)) for i in differing[:MAX_LISTED]),
         n_differing=len(differing),
-        first_difference=None if first is None else Difference(first, ours.text(first), theirs.text(first)),
+        first_difference=None
+        if first is None
+        else TokenDifference(first, ours.text(first), theirs.text(first)),
         notes=notes(target, draft, ours, theirs) if refusal is None else (),
     )
 

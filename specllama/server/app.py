@@ -16,24 +16,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from specllama.client import protocol as m
 from specllama.errors import NotFoundError, SpecllamaError, UsageError
-from specllama.process import messages as m
 from specllama.server import openapi
-from specllama.server.dialects import errors, llama_server
-from specllama.server.dialects.chat import ChatWriter
-from specllama.server.dialects.completions import CompletionWriter
-from specllama.server.dialects.openai import Shape
-from specllama.server.dialects.writer import Writer
-from specllama.server.jobs import Wanted
+from specllama.server.dialects import errors
+from specllama.server.dialects.base import DialectWriter
+from specllama.server.dialects.fields import Model
+from specllama.server.dialects.llama_server import routes as llama_server
+from specllama.server.dialects.llama_server.requests import (
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from specllama.server.dialects.openai.chat import ChatWriter
+from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.openai.completions import CompletionWriter
+from specllama.server.dialects.openai.completions_request import CompletionRequest
+from specllama.server.dialects.openai.sampling_fields import SamplingFields
+from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.http.access import AccessMiddleware
+from specllama.server.http.body import read
 from specllama.server.metrics import CONTENT_TYPE
-from specllama.server.requests.chat import ChatRequest
-from specllama.server.requests.common import Sampled
-from specllama.server.requests.completions import CompletionRequest
-from specllama.server.requests.fields import Model
-from specllama.server.requests.reading import read
-from specllama.server.requests.tokens import DetokenizeRequest, TemplateRequest, TokenizeRequest
-from specllama.server.respond import Answer, Limits
-from specllama.server.security import Gate
+from specllama.server.requests import CompletionSpec
+from specllama.server.response import Limits, StreamingResponse
 from specllama.server.service import Service
 from specllama.server.settings import ANY_NAME
 from specllama.server.supervisor import Say
@@ -56,7 +61,7 @@ class Routes:
         wanted = asked.generation(dict(self._settings.sampling), dict(self._settings.variables))
         self._log_prompt(request, wanted.messages)
         shape = self._shape(asked, asked.logprobs)
-        return await self._answer(request, asked, ChatWriter(shape), [Wanted(wanted, splits=True)])
+        return await self._answer(request, asked, ChatWriter(shape), [CompletionSpec(wanted, splits=True)])
 
     async def completions(self, request: Request) -> Response:
         asked = await self._read(request, CompletionRequest)
@@ -64,7 +69,7 @@ class Routes:
         wanted = asked.generations(dict(self._settings.sampling))
         self._log_prompt(request, asked.prompt)
         shape = self._shape(asked, asked.logprobs is not None)
-        each = [Wanted(one, i) for i, one in enumerate(wanted)]
+        each = [CompletionSpec(one, i) for i, one in enumerate(wanted)]
         return await self._answer(request, asked, CompletionWriter(shape), each)
 
     async def models(self, _request: Request) -> Response:
@@ -91,7 +96,7 @@ class Routes:
         metrics.restarts.set(supervisor.restarts)
         if not supervisor.problem:
             try:
-                found = await supervisor.ask(m.Look, _LOOK_SECONDS)
+                found = await supervisor.ask(m.GetSlots, _LOOK_SECONDS)
                 metrics.kv.set(found["n_used"] / max(1, found["n_ctx"]))
             except (SpecllamaError, TimeoutError):
                 pass  # the last one stays
@@ -103,7 +108,7 @@ class Routes:
         return JSONResponse(llama_server.props(info, self._names, self._settings.sampling))
 
     async def slots(self, _request: Request) -> Response:
-        found = await self._supervisor.ask(m.Look)
+        found = await self._supervisor.ask(m.GetSlots)
         return JSONResponse(llama_server.slots(found, self._supervisor.info))
 
     async def tokenize(self, request: Request) -> Response:
@@ -137,9 +142,9 @@ class Routes:
     def _created_at(self) -> str:
         return datetime.datetime.fromtimestamp(self._created, datetime.UTC).isoformat()
 
-    def _shape(self, asked: Sampled, logprobs: bool) -> Shape:
+    def _shape(self, asked: SamplingFields, logprobs: bool) -> ResponseOptions:
         speculation = asked.speculation
-        return Shape(
+        return ResponseOptions(
             model=asked.model or self._settings.name,
             logprobs=logprobs,
             usage_chunk=asked.stream_options.include_usage,
@@ -151,13 +156,17 @@ class Routes:
         return await read(request, model, self._settings.client_seconds)
 
     async def _answer(
-        self, request: Request, asked: Sampled, writer: Writer, prompts: Sequence[Wanted]
+        self,
+        request: Request,
+        asked: SamplingFields,
+        writer: DialectWriter,
+        prompts: Sequence[CompletionSpec],
     ) -> Response:
         owner = request.scope.get("specllama.owner", "") if asked.speculation.memory else None
         theirs = [replace(one, request=replace(one.request, owner=owner)) for one in prompts]
         job = await self._service.start(theirs, asked.n)
         limits = Limits(self._settings.seconds, self._settings.client_seconds)
-        return Answer(job, writer, asked.stream, limits)
+        return StreamingResponse(job, writer, asked.stream, limits)
 
     def _check_name(self, name: str | None) -> None:
         if name is not None and not self._settings.serves(name):
@@ -190,7 +199,7 @@ def build(service: Service, say: Say) -> Starlette:
     paths = frozenset(path for _, path, _ in table if "{" not in path)
     return Starlette(
         routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in table],
-        middleware=[Middleware(Gate, service.settings, service.metrics, say, paths)],
+        middleware=[Middleware(AccessMiddleware, service.settings, service.metrics, say, paths)],
         exception_handlers={SpecllamaError: _on_error, HTTPException: _on_http},
     )
 

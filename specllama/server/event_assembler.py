@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from specllama.client import protocol as m
+from specllama.core.speedup import plain_rate
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError
-from specllama.figures import plain_rate
-from specllama.process import messages as m
-from specllama.server.events import End, Event, Reasoning, Round, Start, Text
-from specllama.server.reasoning import Piece, Splitter
+from specllama.server.events import End, Event, Reasoning, RoundEvent, Start, TextEvent
+from specllama.server.reasoning_split import ReasoningPiece, Splitter
 
 
-class Reader:
+class EventAssembler:
     """One choice. index: its number; prompt: that of the prompt it answers. splits: reasoning is told apart
     from the text; begun: whether the answer had been begun by the client, which rules out a tag at its start.
     end_ids: tokens that are no text and have no logprobs.
@@ -32,7 +32,7 @@ class Reader:
         self._splits, self._begun = splits, begun
         self._splitter = Splitter(off=True)
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
-        self._round: Round | None = None
+        self._round: RoundEvent | None = None
         self._last = 0.0
         self._answering, self._reasoned = False, False
         self.n_tokens, self.n_reasoning = 0, 0
@@ -52,8 +52,8 @@ class Reader:
             return self._done(message)
         return []
 
-    def _tokens(self, item: m.Item, now: float) -> list[Event]:
-        self._round = Round(item.drafted, item.accepted, now - self._last)
+    def _tokens(self, item: m.SequenceDelta, now: float) -> list[Event]:
+        self._round = RoundEvent(item.drafted, item.accepted, now - self._last)
         self._last = now
         self._logprobs += [entry for entry in item.logprobs or [] if entry["id"] not in self._end_ids]
         self.n_tokens += len(item.ids)
@@ -73,7 +73,7 @@ class Reader:
         end = End(self.index, done.reason, done.extra.get("stop_string"), stats, plain, n_reasoning)
         return [*events, end]
 
-    def _events(self, pieces: list[Piece]) -> list[Event]:
+    def _events(self, pieces: list[ReasoningPiece]) -> list[Event]:
         events: list[Event] = []
         for piece in pieces:
             if piece.reasoning:
@@ -83,7 +83,7 @@ class Reader:
             else:
                 self._answering = True
                 logprobs = self._logprobs_of(piece.text)
-                events.append(Text(self.index, piece.text, piece.runs, logprobs, self._round))
+                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round))
             self._round = None  # it belongs to the first event that came of it
         return events
 

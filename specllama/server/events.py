@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specllama.core.speedup import PlainRate
 from specllama.core.stats import RunStats
-from specllama.figures import PlainRate
 
 Runs = Sequence[tuple[int, str]]
 Logprobs = Sequence[dict[str, Any]]
@@ -27,7 +27,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundEvent:
     """What came of a round of the engine for one choice. seconds: since the one before."""
 
     drafted: int
@@ -36,7 +36,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextEvent:
     """More of a choice's text. runs: (characters, source) of it, the source "target" or a drafter.
     logprobs: of the tokens that it comes from, as in messages.Item, empty where nobody asked.
     """
@@ -45,7 +45,7 @@ class Text:
     text: str
     runs: Runs = ()
     logprobs: Logprobs = ()
-    round: Round | None = None
+    round: RoundEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Reasoning:
     index: int
     text: str
     runs: Runs = ()
-    round: Round | None = None
+    round: RoundEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class End:
     n_reasoning: int = 0
 
 
-Event = Start | Reasoning | Text | End
+Event = Start | Reasoning | TextEvent | End
 
 
 @dataclass(slots=True)
-class Choice:
+class AccumulatedChoice:
     """One choice, as far as the stream has come."""
 
     start: Start
@@ -87,19 +87,19 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Fold:
+class Accumulator:
     """All choices of an answer, by index."""
 
-    choices: dict[int, Choice] = field(default_factory=dict)
+    choices: dict[int, AccumulatedChoice] = field(default_factory=dict)
 
     def take(self, events: Iterable[Event]) -> None:
         """Go on by these events."""
         for event in events:
             if isinstance(event, Start):
-                self.choices[event.index] = Choice(event)
+                self.choices[event.index] = AccumulatedChoice(event)
                 continue
             choice = self.choices[event.index]
-            if isinstance(event, Text):
+            if isinstance(event, TextEvent):
                 choice.text += event.text
                 choice.logprobs += event.logprobs
             elif isinstance(event, Reasoning):
@@ -108,7 +108,7 @@ class Fold:
                 choice.end = event
 
     @property
-    def in_order(self) -> list[Choice]:
+    def in_order(self) -> list[AccumulatedChoice]:
         return [self.choices[i] for i in sorted(self.choices)]
 
     @property

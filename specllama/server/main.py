@@ -20,9 +20,9 @@ import uvicorn
 
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
 from specllama.server.app import build
-from specllama.server.connection import limited
+from specllama.server.http.access import unexpected
+from specllama.server.http.connection import limited
 from specllama.server.metrics import Metrics
-from specllama.server.security import unexpected
 from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor

@@ -7,9 +7,13 @@ from typing import Any
 from pydantic import BaseModel
 
 import specllama
-from specllama.server.requests.chat import ChatRequest
-from specllama.server.requests.completions import CompletionRequest
-from specllama.server.requests.tokens import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from specllama.server.dialects.llama_server.requests import (
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from specllama.server.dialects.openai.chat_request import ChatRequest
+from specllama.server.dialects.openai.completions_request import CompletionRequest
 
 _REF = "#/components/schemas/{model}"
 _POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specllama.server.events import Runs
-from specllama.thinking import TAGS
+from specllama.text.reasoning import TAGS
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReasoningPiece:
     """A stretch of text that is certain. reasoning: whether it is that, or the answer."""
 
     text: str
@@ -29,17 +29,17 @@ class Splitter:
         self._skip = bool(self._closing)  # blanks at the beginning of a part
         self._text, self._runs = "", list[tuple[int, str]]()
 
-    def push(self, text: str, runs: Runs) -> list[Piece]:
+    def push(self, text: str, runs: Runs) -> list[ReasoningPiece]:
         """What is certain by now."""
         self._text += text
         self._runs += runs
         return self._certain(last=False)
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[ReasoningPiece]:
         """What was held back, at the end."""
         return self._certain(last=True)
 
-    def _certain(self, last: bool) -> list[Piece]:
+    def _certain(self, last: bool) -> list[ReasoningPiece]:
         if self._undecided and not self._decide(last):
             return []
         pieces = []
@@ -62,7 +62,7 @@ class Splitter:
             self._cut(len(self._text) - len(begun) + len(tag))
         return True
 
-    def _think(self, last: bool) -> list[Piece]:
+    def _think(self, last: bool) -> list[ReasoningPiece]:
         self._drop_blanks()
         at = self._text.find(self._closing)
         if at >= 0:
@@ -87,10 +87,10 @@ class Splitter:
             self._cut(len(self._text) - len(self._text.lstrip()))
             self._skip = not self._text
 
-    def _take(self, n: int, reasoning: bool) -> list[Piece]:
+    def _take(self, n: int, reasoning: bool) -> list[ReasoningPiece]:
         text = self._text[:n]
         runs = self._cut(n)
-        return [Piece(text, runs, reasoning)] if text else []
+        return [ReasoningPiece(text, runs, reasoning)] if text else []
 
     def _cut(self, n: int) -> list[tuple[int, str]]:
         """Take n characters off the front; where they came from."""

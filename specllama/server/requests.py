@@ -7,18 +7,18 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from specllama.client import protocol as m
+from specllama.client.client import Submission
+from specllama.client.loop_client import LoopClient
 from specllama.core.stats import RunStats
 from specllama.errors import DeadlineError, SpecllamaError
-from specllama.process import messages as m
-from specllama.process.client import Submission
-from specllama.server.client import LoopClient
+from specllama.server.event_assembler import EventAssembler
 from specllama.server.events import Event
 from specllama.server.metrics import Metrics
-from specllama.server.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompletionSpec:
     """One text that is wanted. prompt: number of the prompt that it answers. splits: see Reader."""
 
     request: m.Generate
@@ -26,7 +26,7 @@ class Wanted:
     splits: bool = False
 
 
-class Job:
+class RequestStream:
     """The texts of one request. ended: called once when all have ended in the engine, however that came
     about. n_open: those that have not. stored_t1: what the engine knows of its speed by now. end_ids: tokens
     that end a text.
@@ -34,9 +34,9 @@ class Job:
 
     def __init__(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[CompletionSpec],
         metrics: Metrics,
-        ended: Callable[[Job], None],
+        ended: Callable[[RequestStream], None],
         end_ids: Collection[int] = (),
     ) -> None:
         self._end_ids = end_ids
@@ -47,7 +47,7 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
-        self._inbox: list[tuple[Reader, m.Message, float] | SpecllamaError] = []
+        self._inbox: list[tuple[EventAssembler, m.Message, float] | SpecllamaError] = []
         self._news, self._whole = asyncio.Event(), asyncio.Event()  # something is in it; all that will be
         self._left = self._poked = False
         self._last: dict[int, float] = {}
@@ -61,7 +61,7 @@ class Job:
         """Hand all texts in."""
         for i, wanted in enumerate(self.wanted):
             begun = bool(wanted.request.prefix)
-            reader = Reader(i, wanted.prompt, wanted.splits, begun, self._end_ids)
+            reader = EventAssembler(i, wanted.prompt, wanted.splits, begun, self._end_ids)
             request = replace(wanted.request, id=client.next_id(), turn=i)
             try:
                 self._submitted.append(client.submit(request, partial(self._arrive, reader)))
@@ -89,7 +89,7 @@ class Job:
             if events or poked:
                 yield events
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Let who waits for news go on without any."""
         self._poked = True
         self._news.set()
@@ -110,7 +110,7 @@ class Job:
             for submission in self._submitted:
                 submission.cancel()
 
-    def _arrive(self, reader: Reader, message: m.Message | SpecllamaError) -> None:
+    def _arrive(self, reader: EventAssembler, message: m.Message | SpecllamaError) -> None:
         """In the loop: what the engine says about one of the texts."""
         now = self._loop.time()
         if isinstance(message, m.Tokens):
@@ -134,13 +134,13 @@ class Job:
             self._metrics.seconds.observe(self.seconds)
             self._ended(self)
 
-    def _put(self, arrived: tuple[Reader, m.Message, float] | SpecllamaError) -> None:
+    def _put(self, arrived: tuple[EventAssembler, m.Message, float] | SpecllamaError) -> None:
         self._inbox.append(arrived)
         self._news.set()
         if self.n_open == 0 or isinstance(arrived, SpecllamaError):
             self._whole.set()
 
-    def _observe(self, reader: Reader, n: int, now: float) -> None:
+    def _observe(self, reader: EventAssembler, n: int, now: float) -> None:
         if reader.index not in self._last:
             self._metrics.first_token.observe(now - self._began)
         else:

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.writer import Writer, to_json
+from specllama.server.dialects.base import DialectWriter, to_json
 from specllama.server.events import Event, Start
-from specllama.server.jobs import Job
-from specllama.server.lapse import Lapse
+from specllama.server.http.timeout import IdleTimer
+from specllama.server.requests import RequestStream
 
 PING_SECONDS = 15.0  # of silence, after which a stream says that it is still there
 
@@ -33,13 +33,13 @@ class ClientGoneError(Exception):
     """Nobody reads the answer any more."""
 
 
-class Answer(Response):
+class StreamingResponse(Response):
     """The answer to a request that a job works on.
 
     Errors before the first byte are raised, those behind it are an event of the stream.
     """
 
-    def __init__(self, job: Job, writer: Writer, stream: bool, limits: Limits) -> None:
+    def __init__(self, job: RequestStream, writer: DialectWriter, stream: bool, limits: Limits) -> None:
         super().__init__(media_type=writer.media_type if stream else "application/json")
         self._job, self._writer, self._stream, self._limits = job, writer, stream, limits
 
@@ -51,7 +51,7 @@ class Answer(Response):
         write = self._write_stream if self._stream else self._write_whole
 
         gone = asyncio.ensure_future(_gone(receive))
-        unread = Lapse(self._limits.client, gone.cancel)
+        unread = IdleTimer(self._limits.client, gone.cancel)
 
         async def timed(message: Message) -> None:
             unread.begin()
@@ -97,7 +97,7 @@ class Answer(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        silence = Lapse(PING_SECONDS, self._job.poke)
+        silence = IdleTimer(PING_SECONDS, self._job.wake)
         silence.begin()
         try:
             held: list[Event] = []
@@ -115,7 +115,7 @@ class Answer(Response):
         except SpecllamaError as error:
             if not sent:
                 raise
-            await body(writer.broken(error))
+            await body(writer.error_event(error))
         finally:
             silence.close()
         await body(writer.end(), more=False)

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from specllama.core.seeds import nth_seed
 from specllama.errors import BusyError, ResourceError, SpecllamaError
-from specllama.server.jobs import Job, Wanted
 from specllama.server.metrics import Metrics
+from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
 
@@ -27,7 +27,7 @@ class Service:
     def __init__(self, settings: ServerSettings, supervisor: Supervisor, metrics: Metrics) -> None:
         self.settings, self.supervisor, self.metrics = settings, supervisor, metrics
         self.draining = False
-        self.jobs: set[Job] = set()
+        self.jobs: set[RequestStream] = set()
         self._measured = not settings.load.calibrate
         self._resting: asyncio.Task[None] | None = None
         self._took = 1.0  # seconds, moving average over requests
@@ -47,7 +47,7 @@ class Service:
         waiting = max(1, self.n_open - self.n_slots + 1)
         return max(1, min(60, round(self._took * waiting / self.n_slots)))
 
-    async def start(self, prompts: Sequence[Wanted], n: int = 1) -> Job:
+    async def start(self, prompts: Sequence[CompletionSpec], n: int = 1) -> RequestStream:
         """Hand in n texts of each prompt, with seeds of their own. Raises BusyError where too many wait
         already, EngineDiedError without an engine.
         """
@@ -58,7 +58,7 @@ class Service:
         self._refuse_new()
         self._check_room(len(wanted))
         self._stop_resting()
-        job = Job(wanted, self.metrics, self._ended, frozenset(self.supervisor.info["end_ids"]))
+        job = RequestStream(wanted, self.metrics, self._ended, frozenset(self.supervisor.info["end_ids"]))
         self.jobs.add(job)
         self.metrics.update_open(self.n_open, self.n_slots)
         job.start(client)
@@ -80,7 +80,7 @@ class Service:
             said = f"{self.n_open} texts are being written or wait, {most} are the most"
             raise BusyError(said, "ask again later", {"retry_after": self.retry_after})
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: RequestStream) -> None:
         """All texts of a job have ended in the engine."""
         self.jobs.discard(job)
         self._took += 0.2 * (job.seconds - self._took)
@@ -100,7 +100,7 @@ class Service:
             self._measured = await self.supervisor.calibrate(_CALIBRATE_SECONDS)
 
 
-def _choices(prompt: Wanted, n: int) -> list[Wanted]:
+def _choices(prompt: CompletionSpec, n: int) -> list[CompletionSpec]:
     """The prompt n times; choice i has the i-th seed made of the request's."""
     params = prompt.request.params
     if n == 1:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from specllama.config.load import LoadSettings
 from specllama.errors import UsageError
-from specllama.settings import LoadSettings
 
 ANY_NAME = "*"
 MAX_SLOTS = 256

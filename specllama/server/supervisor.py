@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from specllama.client import protocol as m
+from specllama.client.loop_client import LoopClient
+from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.process import messages as m
-from specllama.server.client import LoopClient
-from specllama.settings import LoadSettings
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine which is being started
 SILENT_SECONDS = 10.0  # a living engine says something every half second
@@ -107,7 +107,7 @@ class Supervisor:
             asked.leave()
         if isinstance(found, SpecllamaError):
             raise found
-        assert isinstance(found, m.Told)
+        assert isinstance(found, m.QueryResult)
         return found.found
 
     async def calibrate(self, seconds: float) -> bool:

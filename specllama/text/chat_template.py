@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from specllama.chat_marks import ControlTexts, Marks, Part
-from specllama.chat_sandbox import Sandbox
 from specllama.errors import SpecllamaError, TemplateError, UsageError
+from specllama.text.control_tokens import ControlTexts, Marks, TextPart
+from specllama.text.sandbox import Sandbox
 
-__all__ = ["ChatTemplate", "Message", "Part", "encode"]
+__all__ = ["ChatTemplate", "Message", "TextPart", "encode"]
 Message = Mapping[str, Any]
 Value = TypeVar("Value")
 SECONDS, MAX_CHARS, MAX_BYTES = 2.0, 4 * 1024 * 1024, 512 * 1024 * 1024
@@ -50,7 +50,7 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 - whatever Python raises for a source
             raise self._error(f"the chat template does not compile: {_one_line(error)}", _HINT) from None
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> list[Part]:
+    def render(self, messages: Sequence[Message], **variables: Any) -> list[TextPart]:
         """The prompt for the next answer, in parts whose concatenated ids are the prompt's ids.
 
         variables: what else the template may ask for (tools, enable_thinking …). No text of a control token
@@ -71,19 +71,19 @@ class ChatTemplate:
                 return parts
         return marks.parts(text)
 
-    def continued(self, parts: Sequence[Part], text: str) -> list[Part]:
+    def continued(self, parts: Sequence[TextPart], text: str) -> list[TextPart]:
         """The parts with a text behind them that is never parsed for control tokens: the beginning of an
         answer. It is tokenised together with what stands before it where nothing else comes of that.
         """
         if not text or not parts:
-            return [*parts, Part(text, False)] if text else list(parts)
+            return [*parts, TextPart(text, False)] if text else list(parts)
         last, both = parts[-1], parts[-1].text + text
         same = not last.parse_special or len(list(self._control.find(both))) == len(
             list(self._control.find(last.text))
         )
         if same:
-            return [*parts[:-1], Part(both, last.parse_special)]
-        return [*parts, Part(text, False)]
+            return [*parts[:-1], TextPart(both, last.parse_special)]
+        return [*parts, TextPart(text, False)]
 
     def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         def work() -> str:
@@ -165,7 +165,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def encode(
-    parts: Sequence[Part], tokenize: Callable[[str, bool, bool], list[int]], bos_text: str, adds_bos: bool
+    parts: Sequence[TextPart], tokenize: Callable[[str, bool, bool], list[int]], bos_text: str, adds_bos: bool
 ) -> list[int]:
     """Ids of rendered parts: control tokens as the template meant them, BOS only if not written already.
 

@@ -21,7 +21,7 @@ _ESCAPED = re.compile(r"\\U000f[0-9a-f]{4}|\\udb[89ab][0-9a-f]\\ud[c-f][0-9a-f]{
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """A stretch of rendered text; parse_special: whether control tokens in it are meant."""
 
     text: str
@@ -85,7 +85,7 @@ class Marks:
             return [self.hide(v) for v in value]
         return value
 
-    def parts(self, rendered: str) -> list[Part]:
+    def parts(self, rendered: str) -> list[TextPart]:
         """The rendered text with its marks replaced by what they stand for.
 
         Between two control tokens of the template the text is one part, so that its ids are those which it
@@ -95,7 +95,7 @@ class Marks:
             rendered = _ESCAPED.sub(self._unescaped, rendered)
         pieces = [p for p in re.split(f"({_MARK.pattern})", rendered) if p]
         if not any(p in self._texts for p in pieces):
-            return [Part(rendered, True)]
+            return [TextPart(rendered, True)]
         return list(_joined(self._spans(pieces)))
 
     def _hidden(self, text: str) -> str:
@@ -129,24 +129,24 @@ class Marks:
         )
         return mark if mark in self._texts else found.group()
 
-    def _spans(self, pieces: Sequence[str]) -> Iterator[Part]:
+    def _spans(self, pieces: Sequence[str]) -> Iterator[TextPart]:
         """Control tokens of the template, and what stands between them."""
         for piece in pieces:
             if piece in self._texts:
-                yield Part(self._texts[piece], False)
+                yield TextPart(self._texts[piece], False)
                 continue
             done = 0
             for begin, end in self._control.find(piece):
-                yield Part(piece[done:begin], False)
-                yield Part(piece[begin:end], True)
+                yield TextPart(piece[done:begin], False)
+                yield TextPart(piece[begin:end], True)
                 done = end
-            yield Part(piece[done:], False)
+            yield TextPart(piece[done:], False)
 
 
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value.isidentifier()
 
 
-def _joined(spans: Iterable[Part]) -> Iterator[Part]:
+def _joined(spans: Iterable[TextPart]) -> Iterator[TextPart]:
     for special, group in itertools.groupby((s for s in spans if s.text), key=lambda s: s.parse_special):
-        yield Part("".join(s.text for s in group), special)
+        yield TextPart("".join(s.text for s in group), special)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import MaskError
+from specllama.core.interfaces import MaskError
 from specllama.errors import UsageError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from specllama.llama import Model
+    from specllama.llama.library import Model
 
 MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of a schema or grammar as it is given
 _KEPT = 16  # compiled grammars

@@ -1,1 +1,1 @@
-"""The engine process and the client that every front talks to."""
+"""The engine process. Nobody imports it: it is started as `python -m specllama.worker.main`."""

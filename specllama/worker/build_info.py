@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from specllama.llama import build_info, devices
+from specllama.llama.library import build_info, devices
 
 
 def inspect_build() -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.costs import FIRST, CostCurve
-from specllama.core.ports import BatchRow, Context, NoRoomError
+from specllama.core.interfaces import BatchRow, Context, NoRoomError
+from specllama.core.policy.cost_curve import FIRST, CostCurve
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
 ENOUGH_ROWS = 17  # where so many are bit-equal to single ones, wider batches can be done without
@@ -56,7 +56,7 @@ class Calibration:
         return min((w for w, equal in self.widths.items() if not equal), default=None)
 
     @property
-    def alike(self) -> int:
+    def equal_up_to(self) -> int:
         """The most rows of a batch that were bit-equal, and in all narrower ones; 0 where none were."""
         most = self.unlike or max(WIDTHS) + 1
         return max((w for w in self.widths if w < most), default=0)
@@ -64,12 +64,12 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """Plain data. What was not measured is None."""
         found = {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
-        return found | {"alike": self.alike, "unlike": self.unlike, "reach": self.reach}
+        return found | {"alike": self.equal_up_to, "unlike": self.unlike, "reach": self.reach}
 
 
 def goes_back(context: Context) -> bool:
     """Whether the context's memory takes back any tokens."""
-    return not context.cuts_need_checkpoint and context.max_cut >= context.n_ctx
+    return not context.cuts_need_checkpoint and context.max_rollback >= context.n_ctx
 
 
 def measure(
@@ -93,7 +93,7 @@ def measure(
     for width in cycle(WIDTHS):
         left = seconds - (clock() - started)
         # Once batches of ENOUGH_ROWS are known to be single rows, they stand for them beside wider ones.
-        step = ENOUGH_ROWS if width > ENOUGH_ROWS and found.alike >= ENOUGH_ROWS else 1
+        step = ENOUGH_ROWS if width > ENOUGH_ROWS and found.equal_up_to >= ENOUGH_ROWS else 1
         cost = (3 if step == 1 else 1) * width * min(found.singles) if found.singles else 0.0
         fits = width <= most and cost <= left
         if left <= 0 or (not fits and width == WIDTHS[0]):
@@ -116,7 +116,7 @@ def _compare(
     n, seq_id, width, back = rows[0].pos, rows[0].seq_id, len(rows), True
     try:
         together = context.decode(rows).copy()
-        if context.cut(seq_id, n) != n:
+        if context.truncate(seq_id, n) != n:
             return False
         for i in range(0, width, step):
             t = clock()
@@ -129,7 +129,7 @@ def _compare(
         found.reach = max(found.reach, n)
     except NoRoomError:
         back = False
-    return context.cut(seq_id, n) == n and back
+    return context.truncate(seq_id, n) == n and back
 
 
 def unmeasured(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:
@@ -171,7 +171,7 @@ def time_widths(
                 stretch = [ids[(at + i) % n] for i in range(rows)]
                 at += rows
                 took = _timed(context, _stretch(stretch, n, seq_id), clock)
-                if took is None or context.cut(seq_id, n) != n:
+                if took is None or context.truncate(seq_id, n) != n:
                     return n_timed
                 curve.observe(rows, took, plain=rows == 1)
                 n_timed += 1

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama import chat
-from specllama.chat import ChatTemplate
-from specllama.llama import Model
-from specllama.process import messages as m
+from specllama.client import protocol as m
+from specllama.llama.library import Model
+from specllama.text import chat_template as chat
+from specllama.text.chat_template import ChatTemplate
 
 _KEPT = 32  # turns
 
@@ -26,7 +26,7 @@ class _Turn:
     n_prompt: int
 
 
-class Turns:
+class ConversationCache:
     """The last turns that were answered, by the id of their generation."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def _continued(
     earlier: _Turn,
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
-    parts: Sequence[chat.Part],
+    parts: Sequence[chat.TextPart],
 ) -> list[int] | None:
     """The earlier turn's ids and those of the text behind its answer; None where the template writes another
     beginning now (it drops the reasoning of earlier turns, or blanks around an answer).
@@ -82,7 +82,7 @@ def _continued(
     return [*kept, *chat.encode([part for part in rest if part.text], model.tokenize, "", False)]
 
 
-def _behind(parts: Sequence[chat.Part], beginning: str) -> list[chat.Part] | None:
+def _behind(parts: Sequence[chat.TextPart], beginning: str) -> list[chat.TextPart] | None:
     """The parts of the text behind `beginning`; None where it begins otherwise."""
     done = 0
     for i, part in enumerate(parts):
@@ -91,5 +91,5 @@ def _behind(parts: Sequence[chat.Part], beginning: str) -> list[chat.Part] | Non
             return None
         done += size
         if done == len(beginning):
-            return [chat.Part(part.text[size:], part.parse_special), *parts[i + 1 :]]
+            return [chat.TextPart(part.text[size:], part.parse_special), *parts[i + 1 :]]
     return None

@@ -11,49 +11,49 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from specllama import chat
-from specllama.core.drafting import Policy
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings
+from specllama.config.store import Store
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.ports import DecodeError, Drafter
+from specllama.core.interfaces import DecodeError, Drafter
+from specllama.core.policy.base import Policy
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
-from specllama.llama import show_log
-from specllama.models.host import available_memory
-from specllama.process import messages as m
-from specllama.process.describe import for_api, sampling_defaults
-from specllama.process.idle import Idle
-from specllama.process.inspection import inspect_build
-from specllama.process.loading import Loaded, load
-from specllama.process.questions import left_open, told
-from specllama.process.reasons import speculation
-from specllama.process.running import Running, forced_ids
-from specllama.process.template import compile_template
-from specllama.process.tuner import Tuner, begin
-from specllama.process.turns import Turns
-from specllama.settings import LoadSettings
-from specllama.store import Store
-from specllama.text import TokenWriter
+from specllama.llama.library import show_log
+from specllama.models.memory.available import available_memory
+from specllama.text import chat_template as chat
+from specllama.text.detokenizer import TokenWriter
+from specllama.worker.build_info import inspect_build
+from specllama.worker.conversations import ConversationCache
+from specllama.worker.idle import Idle
+from specllama.worker.load_info import for_api, sampling_defaults
+from specllama.worker.loader import Loaded, load
+from specllama.worker.no_draft_reason import speculation
+from specllama.worker.output import SequenceOutput, forced_ids
+from specllama.worker.queries import answer_query, open_reasoning_tag
+from specllama.worker.template import compile_template
+from specllama.worker.tuning.tuner import Tuner, begin
 
 _ROOM_SHARE = 0.25  # of the machine's free memory, for one cache that nobody uses
 _PREFILL_NOTICE_SECONDS = 0.5  # of silence between two reports of a prefill
 
 
-class Host:
+class EngineCore:
     """One loaded pair and its engine. send: where messages to the front go."""
 
     def __init__(self, send: Callable[[m.Message], None], store: Store | None = None) -> None:
         self.send, self.store = send, store if store is not None else Store()
         self.loaded: Loaded | None = None
         self.engine: Engine | None = None
-        self.running: list[Running] = []
+        self.running: list[SequenceOutput] = []
         self.tuner: Tuner | None = None
         self._template: chat.ChatTemplate | None = None
         self._template_error: SpecllamaError | None = None
         self._idle: Idle | None = None
-        self._turns = Turns()
+        self._turns = ConversationCache()
         self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
@@ -189,9 +189,9 @@ class Host:
         request = Request(ids, params, seed, writer, mask=mask, forced=forced, **more)
         generation = self.engine.submit(request)
         generation.submitted = asked  # template, ids and grammar are part of the time to the first token
-        self.running.append(Running(message.id, generation, writer, message.messages))
+        self.running.append(SequenceOutput(message.id, generation, writer, message.messages))
         used = asdict(params) | {"seed": seed, "logit_bias": dict(params.logit_bias)}
-        self.send(m.Started(message.id, len(ids), used, left_open(self.loaded.model, ids)))
+        self.send(m.Started(message.id, len(ids), used, open_reasoning_tag(self.loaded.model, ids)))
 
     def _ids(self, message: m.Generate) -> list[int]:
         assert self.loaded is not None
@@ -220,8 +220,8 @@ class Host:
         if self.loaded is None or self.engine is None:
             raise EngineError("no model is loaded")
         template = self._usable_template() if isinstance(question, m.Render) else None
-        found = told(question, self.loaded.model, template, self.engine, self.running)
-        self.send(m.Told(question.id, found))
+        found = answer_query(question, self.loaded.model, template, self.engine, self.running)
+        self.send(m.QueryResult(question.id, found))
 
     def _cancel(self, id_: int) -> None:
         if self.tuner is not None:
@@ -240,7 +240,7 @@ class Host:
             g = r.generation
             if g.seq_id < 0 and g.finish_reason is None:
                 continue  # it waits for a slot
-            item = r.news(self.loaded.model)
+            item = r.delta(self.loaded.model)
             if item is not None:
                 items.append(item)
             elif not g.prefilled and now - self._reported > _PREFILL_NOTICE_SECONDS:
@@ -254,7 +254,7 @@ class Host:
         if self.engine is not None and self.engine.draft_failed and not self.running:
             self.loaded.drop_draft(self.loaded.learning.planner)
 
-    def _finish(self, r: Running) -> None:
+    def _finish(self, r: SequenceOutput) -> None:
         """Say that a generation has ended, and remember its ids for what may follow on it."""
         g = r.generation
         if self._idle is not None:
@@ -280,7 +280,7 @@ class Host:
         assert self.engine is not None
         learning, said = self.loaded.learning, speculation(self.loaded.info, self.engine.policy, g)
         if said.by_costs:
-            learning.was_off()
+            learning.distrust_stored_t2()
         missing = bool(learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0))
         epsilon = self.engine.epsilon if learning.covers(len(g.history)) else None
         known = {"stored_t1": learning.t1, "epsilon": epsilon, "missing": missing}

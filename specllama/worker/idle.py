@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from specllama.calibrate import goes_back
 from specllama.core.engine import Engine
-from specllama.core.params import SamplingParams
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
-from specllama.process.loading import Loaded
+from specllama.worker.calibrate import goes_back
+from specllama.worker.loader import Loaded
 
 _EPSILON_SECONDS = 2.0
 _BEHIND = 272  # ids: where llama.cpp's kernels for short texts and those for longer ones are both in use

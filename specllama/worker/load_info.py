@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specllama.core.learnt import MEMORY
-from specllama.core.params import SamplingParams
-from specllama.core.ports import Drafter
-from specllama.gguf import Header
-from specllama.llama import Context, Model, compiled, devices
-from specllama.machine import gpus_present, physical_cores
-from specllama.settings import AUTO, LoadSettings, ModelSettings
-from specllama.vocab import PairVerdict
+from specllama.config.load import AUTO, LoadSettings, ModelSettings
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.pair_state import MEMORY
+from specllama.core.sampling.params import SamplingParams
+from specllama.gguf.header import Header
+from specllama.llama.library import LlamaContext, Model, compiled, devices
+from specllama.models.memory.cpu import gpus_present, physical_cores
+from specllama.pair.vocab import PairVerdict
 
 _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("temperature", "temp", float),
@@ -53,7 +53,7 @@ def for_api(settings: LoadSettings, header: Header, model: Model) -> dict[str, A
     }
 
 
-def notes(settings: LoadSettings, context: Context) -> list[str]:
+def notes(settings: LoadSettings, context: LlamaContext) -> list[str]:
     """What the user should know of how the models were loaded."""
     notes = []
     asked = [
@@ -92,7 +92,7 @@ def speculation(settings: LoadSettings, drafters: Sequence[Drafter], problem: st
     return {"speculation": "off", "reason": "no drafter: --drafters names none that can be used"}
 
 
-def store_key(header: Header, s: ModelSettings, context: Context) -> dict[str, Any]:
+def store_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
     """What measured times and differences depend on. Not on the size of the context: what counts is how much
     of it is in use, and for that there is a cost curve each.
     """
@@ -105,7 +105,7 @@ def store_key(header: Header, s: ModelSettings, context: Context) -> dict[str, A
 
 
 def pair_key(
-    header: Header | None, s: ModelSettings | None, context: Context | None, drafters: Sequence[Drafter]
+    header: Header | None, s: ModelSettings | None, context: LlamaContext | None, drafters: Sequence[Drafter]
 ) -> dict[str, Any]:
     """What the things learnt of a pair depend on, beside the target: the draft in use, and who drafts, the
     memory left aside, which has a table of its own.
@@ -114,7 +114,7 @@ def pair_key(
     return {"draft": draft, "drafters": [d.name for d in drafters if d.name != MEMORY]}
 
 
-def _identity(header: Header, s: ModelSettings, context: Context) -> dict[str, Any]:
+def _identity(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
     """A model and how it is run, as JSON gives it back."""
     placed = [s.split_mode, s.main_gpu, list(s.devices), list(s.tensor_split), s.n_cpu_moe]
     overrides = [list(override) for override in s.override_tensor]

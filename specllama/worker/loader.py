@@ -12,24 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specllama.core.drafting import Policy
-from specllama.core.learnt import MEMORY
-from specllama.core.ports import BatchRow, DecodeError, Drafter
+from specllama.client import protocol as m
+from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
+from specllama.config.store import Store
+from specllama.core.interfaces import BatchRow, DecodeError, Drafter
+from specllama.core.policy.base import Policy
+from specllama.core.policy.pair_state import MEMORY
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
-from specllama.drafters.memory import Memory, MemoryDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.request_history import MemoryDrafter, RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError
-from specllama.gguf import Header, check_model, read_model
-from specllama.grammar import Grammars
-from specllama.llama import Context, Model, devices
-from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
-from specllama.process import describe, workers
-from specllama.process import messages as m
-from specllama.process.learning import Learning
-from specllama.settings import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
-from specllama.store import Store
-from specllama.vocab import check_pair
+from specllama.gguf.header import Header, check_model, read_model
+from specllama.llama.library import LlamaContext, Model, devices
+from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
+from specllama.pair.vocab import check_pair
+from specllama.text.grammar import Grammars
+from specllama.worker import load_info as describe
+from specllama.worker.profile import ModelProfile
+from specllama.worker.rpc import attach as workers
 
 DRAFT_BUDGET = 64  # rows of logits kept beyond one per slot
 ROLLBACK = 16  # recurrent states kept per sequence where drafts have no fixed length
@@ -46,14 +47,14 @@ class Loaded:
     settings: LoadSettings
     header: Header
     model: Model
-    context: Context
+    context: LlamaContext
     drafters: list[Drafter]
     grammars: Grammars
     info: dict[str, Any]
-    learning: Learning
+    learning: ModelProfile
     draft_model: Model | None = None
-    draft_context: Context | None = None
-    memory: Memory | None = None
+    draft_context: LlamaContext | None = None
+    memory: RequestHistory | None = None
 
     @property
     def slow_step_seconds(self) -> float:
@@ -69,7 +70,7 @@ class Loaded:
         self.draft_context = self.draft_model = None
 
 
-def close(context: Context | None, model: Model | None) -> None:
+def close(context: LlamaContext | None, model: Model | None) -> None:
     """Free a context and then its model, as far as there are such."""
     for one in (context, model):
         if one is not None:
@@ -100,7 +101,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     plan = _plan(settings, target_header, draft_header, n_outputs, n_rs_seq)
     target_settings = _fitted(settings.target, plan.target.n_gpu_layers)
     model = Model(target_settings, _reporter("target", send))
-    context = Context(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
+    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
     drafters: list[Drafter] = []
     draft_model = draft_context = draft_settings = None
     problem = ""
@@ -108,7 +109,9 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         draft_settings = _fitted(settings.draft, plan.draft.n_gpu_layers)
         draft_model = Model(draft_settings, _reporter("draft", send))
         try:
-            draft_context = Context(draft_model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
+            draft_context = LlamaContext(
+                draft_model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8)
+            )
             _warm_up(draft_context)
             confident = settings.draft_max is None or settings.draft_p_min > 0
             drafters.append(ModelDrafter(draft_context, model.n_vocab, confident, model.end_ids))
@@ -120,13 +123,13 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     memory = None
     if "copy" in settings.drafters and settings.draft_max != 0:
         if settings.memory:
-            memory = Memory()
+            memory = RequestHistory()
             drafters.insert(0, MemoryDrafter(memory))
         drafters.insert(0, CopyDrafter())
     if "grammar" in settings.drafters and settings.draft_max != 0:
         drafters.insert(0, GrammarDrafter())
     _warm_up(context)
-    learning = Learning(
+    learning = ModelProfile(
         store,
         describe.store_key(target_header, target_settings, context),
         describe.pair_key(draft_header, draft_settings, draft_context, drafters),
@@ -146,7 +149,7 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         "drafters": [d.name for d in drafters if d.name != MEMORY],
         "memory": memory is not None,
         "draft_max": settings.draft_max,
-        "most_drafted": min(context.n_outputs_max - settings.n_slots, context.max_cut),
+        "most_drafted": min(context.n_outputs_max - settings.n_slots, context.max_rollback),
         "notes": [
             *workers.note(settings, plan.target.n_gpu_layers, target_header.n_layer),
             *describe.notes(settings, context),
@@ -178,7 +181,7 @@ class LoadedDraft:
     settings: ModelSettings
     header: Header
     model: Model
-    context: Context
+    context: LlamaContext
 
     def close(self) -> None:
         """Free its memory."""
@@ -196,7 +199,7 @@ def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
     fitted = _fitted(settings, plan.target.n_gpu_layers)
     model = Model(fitted)
     try:
-        context = Context(model, plan.n_ctx, 1, n_outputs)
+        context = LlamaContext(model, plan.n_ctx, 1, n_outputs)
         _warm_up(context)
     except BaseException:
         model.close()
@@ -245,10 +248,10 @@ def _layers(s: ModelSettings) -> int | None:
     return None if s.n_gpu_layers == AUTO else s.n_gpu_layers
 
 
-def _fit_devices(s: ModelSettings) -> tuple[Device, ...]:
+def _fit_devices(s: ModelSettings) -> tuple[DeviceMemory, ...]:
     wanted = [d for d in devices() if d.gpu and (not s.devices or d.name in s.devices)]
     apple = platform.system() == "Darwin"
-    return tuple(Device(d.name, d.free, apple and not d.remote) for d in wanted)
+    return tuple(DeviceMemory(d.name, d.free, apple and not d.remote) for d in wanted)
 
 
 def _fitted(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:
@@ -268,8 +271,8 @@ def _reporter(name: str, send: Callable[[m.Message], None]) -> Callable[[float],
     return report
 
 
-def _warm_up(context: Context) -> None:
+def _warm_up(context: LlamaContext) -> None:
     """One decode, so that neither page faults nor first-time allocations fall into the first answer."""
     token = max(0, context.model.bos_id)
     context.decode([BatchRow(token, 0, 0, True)])
-    context.cut(0, 0)
+    context.truncate(0, 0)

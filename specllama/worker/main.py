@@ -1,4 +1,4 @@
-"""The engine process: `python -m specllama.process.worker`, messages in on stdin, out on stdout.
+"""The engine process: `python -m specllama.worker.main`, messages in on stdin, out on stdout.
 
 The main thread decodes. One thread reads stdin and ends the process soon after it closes, so that no front,
 however it dies, leaves gigabytes behind; another one says every half second that the process lives.
@@ -17,11 +17,11 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
+from specllama.client import protocol as m
 from specllama.errors import EngineError, SpecllamaError
-from specllama.process import messages as m
 
 if TYPE_CHECKING:
-    from specllama.process.host import Host
+    from specllama.worker.engine_core import EngineCore
 
 _BEAT_SECONDS = 0.5
 _LEAVE_SECONDS = 0.5  # for storing what was learnt, once the front is gone
@@ -33,7 +33,7 @@ class _Pipes:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[m.Message | None] = queue.SimpleQueue()  # None: the front is gone
         self.left = threading.Event()  # what was learnt is stored then
-        self.host: Host | None = None
+        self.host: EngineCore | None = None
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
@@ -80,9 +80,9 @@ def main() -> None:
 
 def _serve(pipes: _Pipes) -> None:
     """Handle messages as they come, step the engine while there is work."""
-    from specllama.process.host import Host
+    from specllama.worker.engine_core import EngineCore
 
-    host = pipes.host = Host(pipes.send)
+    host = pipes.host = EngineCore(pipes.send)
     threading.Thread(target=_beat, args=(pipes, host), daemon=True).start()
     while True:
         with contextlib.suppress(queue.Empty):
@@ -103,17 +103,17 @@ def _serve(pipes: _Pipes) -> None:
 
 def _serve_rpc(message: m.Serve, pipes: _Pipes) -> NoReturn:
     """In this thread for the rest of the process's life."""
-    from specllama.process.rpc_serving import serve
+    from specllama.worker.rpc.serve import serve
 
     serve(message, pipes.send)
 
 
-def _beat(pipes: _Pipes, host: Host) -> None:
+def _beat(pipes: _Pipes, host: EngineCore) -> None:
     while True:
         time.sleep(_BEAT_SECONDS)
         started = host.busy_since
         busy = time.perf_counter() - started if started is not None else 0.0
-        pipes.send(m.Beat(busy, host.allowed_seconds()))
+        pipes.send(m.Heartbeat(busy, host.allowed_seconds()))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.core.breakeven import break_evens, easiest
-from specllama.core.costs import FIRST
-from specllama.core.drafting import Policy
-from specllama.core.learnt import MODEL
-from specllama.core.planner import Planner
+from specllama.core.offer_stats import OfferStats
+from specllama.core.policy.base import Policy
+from specllama.core.policy.break_even import break_evens, easiest
+from specllama.core.policy.cost_curve import FIRST
+from specllama.core.policy.pair_state import MODEL
+from specllama.core.policy.planner import Planner
 from specllama.core.sequence import Generation
-from specllama.core.tally import Tally
 
 _ENOUGH = 64  # rounds, to tell
 _HARDLY = 0.03  # drafted tokens of an answer, rounds with an offer
@@ -20,7 +20,7 @@ _SEEN = 8  # tokens, for their acceptance to be spoken of
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class DraftingVerdict:
     """reason: why an answer was not drafted for, "" where it was or was too short to tell. by_costs: what
     decodes and drafts take is to blame.
     """
@@ -33,34 +33,34 @@ class Said:
         return {"speculation": "off" if self.reason else "on", "reason": self.reason}
 
 
-def speculation(info: Mapping[str, Any], policy: Policy, g: Generation) -> Said:
+def speculation(info: Mapping[str, Any], policy: Policy, g: Generation) -> DraftingVerdict:
     """Whether the answer was drafted for. info: what the front was told of the load."""
     if info["speculation"] == "off":
-        return Said(info["reason"])
+        return DraftingVerdict(info["reason"])
     if not g.request.speculate:
-        return Said("not asked for")
+        return DraftingVerdict("not asked for")
     if g.stats.rounds < _ENOUGH or g.stats.n_drafted + g.stats.n_forced > _HARDLY * g.stats.n_predict:
-        return Said()
+        return DraftingVerdict()
     return _why(policy, g)
 
 
-def _why(policy: Policy, g: Generation) -> Said:
+def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     """Why next to nothing was drafted of a long answer, by a policy that had drafters."""
     model = any(d.name == MODEL for d in policy.drafters)
-    tally = policy.tally(g.seq_id) if isinstance(policy, Planner) else Tally()
+    tally = policy.tally(g.seq_id) if isinstance(policy, Planner) else OfferStats()
     copies = tally.offered > _HARDLY * tally.rounds
     if not model and not copies:
-        return Said(
+        return DraftingVerdict(
             "there is no draft model, and the text hardly repeats anything" if policy.drafters else ""
         )
     if not isinstance(policy, Planner):
-        return Said()
+        return DraftingVerdict()
     if model and tally.asked and not tally.named:
-        return Said("the draft model had nothing to propose")
-    return Said(_costs(policy, tally, model), by_costs=True)
+        return DraftingVerdict("the draft model had nothing to propose")
+    return DraftingVerdict(_costs(policy, tally, model), by_costs=True)
 
 
-def _costs(planner: Planner, tally: Tally, model: bool) -> str:
+def _costs(planner: Planner, tally: OfferStats, model: bool) -> str:
     """What drafts cost here and need, and what was seen of them. model: speak of the draft model's."""
     steps, learnt = planner.learnt.steps.curve, planner.learnt.tables
     if model and steps.count(1) < FIRST:

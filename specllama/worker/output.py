@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.client import protocol as m
 from specllama.core.sequence import Generation, TokenLogprobs
-from specllama.llama import Model
-from specllama.process import messages as m
-from specllama.text import TokenWriter
+from specllama.llama.library import Model
+from specllama.text.detokenizer import TokenWriter
 
 
 @dataclass(slots=True)
-class Running:
+class SequenceOutput:
     """A generation, and how much of it was told. messages: what it answers, None for a bare prompt."""
 
     id: int
@@ -24,7 +24,7 @@ class Running:
     n_drafted: int = 0
     n_accept: int = 0
 
-    def news(self, model: Model) -> m.Item | None:
+    def delta(self, model: Model) -> m.SequenceDelta | None:
         """What came since the last call; None where nothing did."""
         g = self.generation
         text, runs = self.writer.take_runs()
@@ -36,7 +36,7 @@ class Running:
         drafted, accepted = g.stats.n_drafted - self.n_drafted, g.stats.n_accept - self.n_accept
         self.n_sent += len(ids)
         self.n_drafted, self.n_accept = g.stats.n_drafted, g.stats.n_accept
-        return m.Item(self.id, text, ids, runs, drafted, accepted, logprobs or None)
+        return m.SequenceDelta(self.id, text, ids, runs, drafted, accepted, logprobs or None)
 
 
 def forced_ids(model: Model, message: m.Generate) -> list[int] | None:

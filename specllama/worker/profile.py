@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specllama.calibrate import ENOUGH_ROWS, Calibration, goes_back, measure, time_widths, unmeasured
-from specllama.core.costs import CostCurve
-from specllama.core.curves import Curves, bucket_of
-from specllama.core.learnt import Learnt
-from specllama.core.planner import Planner
-from specllama.core.ports import Context, DecodeError, Drafter
-from specllama.core.slots import Slot
-from specllama.core.stored import is_number
-from specllama.store import Store
+from specllama.config.store import Store
+from specllama.core.interfaces import Context, DecodeError, Drafter
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.cost_curves import Curves, bucket_of
+from specllama.core.policy.pair_state import PairState
+from specllama.core.policy.planner import Planner
+from specllama.core.policy.stored_values import is_number
+from specllama.core.scheduler import Slot
+from specllama.worker.calibrate import ENOUGH_ROWS, Calibration, goes_back, measure, time_widths, unmeasured
 
 RUN_SECONDS = 1.0  # that a front may measure at once
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once for each class of lengths
@@ -35,7 +35,7 @@ _FIGURES = {  # of a comparison, and what they may be
 }
 
 
-class Learning:
+class ModelProfile:
     """Knows the store; what it read there may be anything. key: what the target's figures depend on; pair:
     what those of the draft depend on. keep: whether anything is written. clock: seconds.
 
@@ -106,7 +106,7 @@ class Learning:
         if self.planner is not None and self.planner.costs is not curve:
             self.planner.use_costs(curve)
 
-    def was_off(self) -> None:
+    def distrust_stored_t2(self) -> None:
         """By what decodes take nothing could be gained: two rows are measured anew, if that is of another
         time.
         """
@@ -187,7 +187,7 @@ class Learning:
         drafters. What else was learnt of it stays.
         """
         found = (p["learnt"] for p in _pairs(self.store.read(self.key)) if p["pair"] == pair)
-        learnt = Learnt(names)
+        learnt = PairState(names)
         learnt.restore(next(found, None))
         learnt.steps.curve = steps
         if self.keep:
@@ -247,13 +247,15 @@ def _together(before: Mapping[str, float], found: Calibration) -> dict[str, floa
     if not found.n_rows or "epsilon" not in before:
         return {**before, **now} if found.n_rows else dict(before)
     unlike = [x["unlike"] for x in (before, now) if "unlike" in x]
-    alike = [x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)]
+    equal_up_to = [
+        x["alike"] for x in (before, now) if "alike" in x and x["alike"] < min(unlike, default=math.inf)
+    ]
     return {
         **{name: x for name, x in now.items() if name == "t1"},
         **before,
         "epsilon": max(before["epsilon"], now["epsilon"]),
         "n_rows": before.get("n_rows", 0) + now["n_rows"],
-        "alike": max(alike, default=0),
+        "alike": max(equal_up_to, default=0),
         **({"unlike": min(unlike)} if unlike else {}),
         "reach": max(before["reach"], now["reach"]),
     }

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.chat import ChatTemplate
+from specllama.client import protocol as m
 from specllama.core.engine import Engine
 from specllama.errors import UsageError
-from specllama.llama import Model
-from specllama.process import messages as m
-from specllama.process.running import Running
-from specllama.thinking import TAGS
+from specllama.llama.library import Model
+from specllama.text.chat_template import ChatTemplate
+from specllama.text.reasoning import TAGS
+from specllama.worker.output import SequenceOutput
 
 _TAIL = 32  # tokens at the end of a prompt in which an opening tag is looked for
 
 
-def told(
+def answer_query(
     question: m.Question,
     model: Model,
     template: ChatTemplate | None,
     engine: Engine,
-    running: Sequence[Running],
+    running: Sequence[SequenceOutput],
 ) -> dict[str, Any]:
     """The answer to a question. Raises TemplateError, UsageError."""
     if isinstance(question, m.Render):
         assert template is not None
         return _rendered(template, question)
-    if isinstance(question, m.Look):
+    if isinstance(question, m.GetSlots):
         return _slots(engine, running)
     return _in_tokens(model, question)
 
@@ -49,7 +49,7 @@ def _rendered(template: ChatTemplate, question: m.Render) -> dict[str, Any]:
     return {"prompt": "".join(part.text for part in parts) + question.prefix}
 
 
-def _slots(engine: Engine, running: Sequence[Running]) -> dict[str, Any]:
+def _slots(engine: Engine, running: Sequence[SequenceOutput]) -> dict[str, Any]:
     """What each slot is doing: `id` is that of the generation; and how much of the cache is in use."""
     found, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
@@ -78,7 +78,7 @@ def _slots(engine: Engine, running: Sequence[Running]) -> dict[str, Any]:
     }
 
 
-def left_open(model: Model, ids: Sequence[int]) -> str:
+def open_reasoning_tag(model: Model, ids: Sequence[int]) -> str:
     """The tag that ends the reasoning which a prompt has begun with its last words; "" where it has not."""
     tail = b"".join(_bytes(model, i) for i in ids[-_TAIL:]).decode("utf-8", "replace").rstrip()
     return next((end for tag, end in TAGS.items() if tail.endswith(tag)), "")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specllama.chat import ChatTemplate
 from specllama.errors import SpecllamaError
-from specllama.process.loading import Loaded
+from specllama.text.chat_template import ChatTemplate
+from specllama.worker.loader import Loaded
 
 
 def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaError | None]:

@@ -11,15 +11,15 @@ import pytest
 
 from specllama import LLM, SamplingParams, SpecllamaError
 from specllama.api import prompts
-from specllama.api.front import Front
+from specllama.api.base import BaseLLM
 from specllama.api.options import LoadOptions
-from specllama.api.prompts import Source
+from specllama.api.prompts import PromptSource
 from specllama.api.words import in_python, translated
+from specllama.config.load import DRAFTERS, LoadSettings, ModelSettings
 from specllama.errors import NotFoundError, UsageError
-from specllama.settings import DRAFTERS, LoadSettings, ModelSettings
 
 
-class Unloaded(Front):
+class Unloaded(BaseLLM):
     """An LLM before it is loaded."""
 
     def _start(self) -> None:
@@ -271,23 +271,24 @@ class TestPrompts:
     @pytest.mark.parametrize(
         ("given", "found"),
         [
-            ("text", [Source(text="text")]),
-            ("", [Source(text="")]),
+            ("text", [PromptSource(text="text")]),
+            ("", [PromptSource(text="")]),
             ([], []),
-            (["a", "b"], [Source(text="a"), Source(text="b")]),
-            (("a",), [Source(text="a")]),
-            ([1, 2], [Source(ids=(1, 2))]),
-            ((1,), [Source(ids=(1,))]),
-            ([[1, 2], [3]], [Source(ids=(1, 2)), Source(ids=(3,))]),
-            (np.array([1, 2]), [Source(ids=(1, 2))]),
-            (np.array([[1, 2], [3, 4]]), [Source(ids=(1, 2)), Source(ids=(3, 4))]),
-            ({"prompt": "a"}, [Source(text="a")]),
+            (["a", "b"], [PromptSource(text="a"), PromptSource(text="b")]),
+            (("a",), [PromptSource(text="a")]),
+            ([1, 2], [PromptSource(ids=(1, 2))]),
+            ((1,), [PromptSource(ids=(1,))]),
+            ([[1, 2], [3]], [PromptSource(ids=(1, 2)), PromptSource(ids=(3,))]),
+            (np.array([1, 2]), [PromptSource(ids=(1, 2))]),
+            (np.array([[1, 2], [3, 4]]), [PromptSource(ids=(1, 2)), PromptSource(ids=(3, 4))]),
+            ({"prompt": "a"}, [PromptSource(text="a")]),
             ([{"prompt": "a"}, "b", {"prompt_token_ids": [1]}, [2]],
-             [Source(text="a"), Source(text="b"), Source(ids=(1,)), Source(ids=(2,))]),
+             [PromptSource(text="a"), PromptSource(text="b"), PromptSource(ids=(1,)),
+               PromptSource(ids=(2,))]),
         ],
         ids=str,
     )  # fmt: skip
-    def test_forms(self, given: Any, found: list[Source]) -> None:
+    def test_forms(self, given: Any, found: list[PromptSource]) -> None:
         assert prompts.sources(given) == found
 
     @pytest.mark.parametrize(
@@ -317,12 +318,12 @@ class TestPrompts:
 
     def test_messages(self) -> None:
         one = [{"role": "user", "content": "a"}]
-        found = Source(messages=one)
+        found = PromptSource(messages=one)
         assert prompts.conversations(one) == prompts.conversations([one]) == [found]
         assert prompts.conversations([one, tuple(one)]) == [found, found]
         assert prompts.prompt_or_messages(one) == found
-        assert prompts.prompt_or_messages([1, 2]) == Source(ids=(1, 2))
-        assert prompts.prompt_or_messages({"prompt": "a"}) == Source(text="a")
+        assert prompts.prompt_or_messages([1, 2]) == PromptSource(ids=(1, 2))
+        assert prompts.prompt_or_messages({"prompt": "a"}) == PromptSource(text="a")
 
     @pytest.mark.parametrize(
         ("given", "needle"),

@@ -18,8 +18,8 @@ import pytest
 
 from specllama import LLM, AsyncLLM, RequestOutput, SamplingParams
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, NotFoundError, UsageError
-from tests import tinygguf
-from tests.processes import SOON, is_gone
+from tests.support import tinygguf
+from tests.support.processes import SOON, is_gone
 
 FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine
 OPTIONS: dict[str, Any] = {"n_threads": 1, "calibrate": False}
@@ -428,6 +428,6 @@ def assert_no_children() -> None:
 def is_engine(child: psutil.Process) -> bool:
     """Servers of other tests have their engine processes below them."""
     try:
-        return "specllama.process.worker" in child.cmdline()
+        return "specllama.worker.main" in child.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False

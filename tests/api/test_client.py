@@ -12,9 +12,9 @@ import pytest
 
 from specllama import EngineClient, LoadSettings, ModelSettings, SpecllamaError
 from specllama.api.options import load_settings
+from specllama.client import protocol as m
 from specllama.errors import EngineDiedError, UsageError
-from specllama.process import messages as m
-from tests.processes import SOON
+from tests.support.processes import SOON
 
 Told = queue.SimpleQueue[m.Message | SpecllamaError]
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from specllama import LLM, Delta, RequestOutput, SamplingParams
-from specllama.core.noise import nth_seed
+from specllama.core.sampling.gumbel import nth_seed
 from specllama.errors import ContextLengthError, EngineDiedError, EngineError, TemplateError, UsageError
-from tests import tinygguf
-from tests.command import Command
+from tests.support import tinygguf
+from tests.support.command import Command
 
 SOON = 10.0  # seconds; it takes some hundredths
 FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import SOON, is_gone
+from tests.support.paths import ROOT
+from tests.support.processes import SOON, is_gone
 
-ROOT = Path(__file__).parent.parent
 STRICT = ("-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWarning")  # the last: of a fork
 
 

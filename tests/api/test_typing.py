@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 pytest.importorskip("mypy")
-ROOT = Path(__file__).parent.parent
 USES = """
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path

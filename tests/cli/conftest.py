@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import Command
-from tests.hub import LocalHub, local_hub
+from tests.support.command import Command
+from tests.support.hub import LocalHub, local_hub
 
 
 @pytest.fixture

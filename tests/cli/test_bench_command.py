@@ -13,7 +13,7 @@ import jsonschema
 import psutil
 import pytest
 
-from tests.command import Command, Result
+from tests.support.command import Command, Result
 
 QUICK = ("--runs", "1", "-n", "8")
 TWO = (*QUICK, "--workloads", "edit,json", "--k", "7,2", "--temp", "0,0.8")

@@ -14,9 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.command import Command, Result
-from tests.openai_server import Faults, OpenAIServer, openai_server
-from tests.serving import Server
+from tests.support.command import Command, Result
+from tests.support.openai_server import Faults, OpenAIServer, openai_server
+from tests.support.serving import Server
 
 FEW = ("--runs", "1", "-n", "8", "--workloads", "edit", "--concurrency", "1,3")
 ONE = (*FEW, "--concurrency", "1", "--requests", "1")

@@ -19,19 +19,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.cli.chat_commands import COMMANDS
-from specllama.cli.chat_conversation import Conversation, Turn
-from specllama.cli.chat_file import Saved, read, write
-from specllama.cli.chat_history import MOST, HistoryFile
-from specllama.cli.chat_input import is_open, typed
-from specllama.cli.chat_settings import NAMES
-from specllama.cli.chat_thinking import TAGS, Thinking
-from specllama.cli.chat_words import visible
+from specllama.cli.chat.commands import COMMANDS
+from specllama.cli.chat.conversation import Conversation, Turn
+from specllama.cli.chat.file import Saved, read, write
+from specllama.cli.chat.history import MOST, HistoryFile
+from specllama.cli.chat.input import is_open, typed
+from specllama.cli.chat.settings import NAMES
+from specllama.cli.chat.thinking import TAGS, Thinking
+from specllama.cli.chat.words import visible
 from specllama.errors import NotFoundError, UsageError
-from tests import tinygguf
-from tests.cli.chat_pty import ALT_ENTER, CTRL_C, CTRL_D, TAB, UP, Terminal
-from tests.command import Command, Result
-from tests.models import ggufbytes as g
+from tests.support import ggufbytes as g
+from tests.support import tinygguf
+from tests.support.chat_pty import ALT_ENTER, CTRL_C, CTRL_D, TAB, UP, Terminal
+from tests.support.command import Command, Result
 
 FEW = ("--no-calibrate", "-s", "3", "-n", "24")
 LINE = r"prompt (\d+) evaluated, (\d+) reused"

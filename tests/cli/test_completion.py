@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from specllama.cli.completion import completer, model_names
-from specllama.cli.options import CHAT, GGUF, LIST, RUN
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.options import CHAT, GGUF, LIST, RUN
 from specllama.models import manifest
-from specllama.settings import LoadSettings, ModelSettings
-from tests.command import Command
+from tests.support.command import Command
 
 SCRIPTS = Path(sys.executable).parent  # where the installed command is
 COMMANDS = ["chat", "doctor", "models", "pair-check", "pull", "run"]

@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 import specllama
-from specllama.cli import doctor_engine, doctor_machine
-from specllama.cli.doctor_files import directory_size, meaning
-from specllama.cli.doctor_hub import without_secrets
-from specllama.cli.doctor_words import Problem, size
-from specllama.models.places import hub_cache, is_offline, token_source
-from specllama.process.inspection import features
-from tests.command import ROOT, Command, Result
+from specllama.cli.doctor import engine as doctor_engine
+from specllama.cli.doctor import machine as doctor_machine
+from specllama.cli.doctor.files import directory_size, meaning
+from specllama.cli.doctor.hub import without_secrets
+from specllama.cli.doctor.words import Problem, size
+from specllama.models.hub.env import hub_cache, is_offline, token_source
+from specllama.worker.build_info import features
+from tests.support.command import ROOT, Command, Result
 
 SECRET = "hf_donotprintthis"
 OFFLINE = {

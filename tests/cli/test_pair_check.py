@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests import tinygguf
-from tests.command import ROOT, Command, Result
-from tests.models.ggufbytes import llama, vocab_metadata, vocabulary, words
+from tests.support import tinygguf
+from tests.support.command import ROOT, Command, Result
+from tests.support.ggufbytes import llama, vocab_metadata, vocabulary, words
 
 EMBEDDED = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
 W = words(40)

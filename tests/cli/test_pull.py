@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests.command import ROOT, Command, Result
-from tests.hub import LocalHub, Repo
-from tests.models import ggufbytes as g
+from tests.support import ggufbytes as g
+from tests.support.command import ROOT, Command, Result
+from tests.support.hub import LocalHub, Repo
 
 TARGET, DRAFT = EMBEDDED_TARGET.read_bytes(), EMBEDDED_DRAFT.read_bytes()
 REPOS = "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", "bartowski/Llama-3.2-1B-Instruct-GGUF"

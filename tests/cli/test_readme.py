@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from specllama import data
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAIR = {"main.gguf": "pydoc-target.gguf", "draft.gguf": "pydoc-draft.gguf"}
 README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)

@@ -16,11 +16,11 @@ import pytest
 
 from specllama import LLM, SamplingParams
 from specllama.errors import NetworkError, UsageError
-from specllama.llama import Device
-from specllama.process.rpc_serving import chosen
-from tests import tinygguf
-from tests.command import Command
-from tests.rpc_worker import RpcWorker, rpc_worker
+from specllama.llama.library import Device
+from specllama.worker.rpc.serve import chosen
+from tests.support import tinygguf
+from tests.support.command import Command
+from tests.support.rpc_worker import RpcWorker, rpc_worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 ASK = ("-p", "What does shutil.copytree do?", "-n", "48", "-c", "512")
@@ -365,7 +365,7 @@ class TestDevices:
     def test_there_is_one_list_of_devices(self) -> None:
         """A second copy of the library has devices of its own, which no model is ever loaded on."""
         code = (
-            "import re, specllama.llama; "
+            "import re, specllama.llama.library; "
             r"print(len(set(re.findall(r'\S+/libggml\.so\S*', open('/proc/self/maps').read()))))"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

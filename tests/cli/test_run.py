@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from specllama.cli.options import RUN
-from specllama.core.costs import FIRST
-from specllama.core.curves import Curves
-from specllama.core.planner import Planner
+from specllama.config.options import RUN
+from specllama.core.policy.cost_curve import FIRST
+from specllama.core.policy.cost_curves import Curves
+from specllama.core.policy.planner import Planner
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.testing import ScriptedDrafter
-from tests.command import Command, Result
+from tests.support.command import Command, Result
 
 CODE = (
     "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n"

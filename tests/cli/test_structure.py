@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.command import Command
+from tests.support.command import Command
 
 SCHEMA = {
     "type": "object",

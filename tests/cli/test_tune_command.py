@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests import tinygguf
-from tests.command import Command, Result
-from tests.engine.scrambled import scramble
+from tests.support import tinygguf
+from tests.support.command import Command, Result
+from tests.support.scrambled import scramble
 
 QUICK = ("--workloads", "edit,json", "-n", "16")
 NUMBER, COUNT, TEXT = {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}, {"type": "string"}

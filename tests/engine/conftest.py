@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from specllama.config.load import ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.llama import Context, Model
-from specllama.settings import ModelSettings
-from tests import tinygguf
-from tests.engine.front import Front
+from specllama.llama.library import LlamaContext, Model
+from tests.support import tinygguf
+from tests.support.front import Front
 
 TINY = {
     "llama": tinygguf.llama,
@@ -39,12 +39,12 @@ def draft() -> Iterator[Model]:
 
 
 @pytest.fixture
-def context() -> Iterator[Callable[..., Context]]:
+def context() -> Iterator[Callable[..., LlamaContext]]:
     """Makes contexts and closes them."""
-    made: list[Context] = []
+    made: list[LlamaContext] = []
 
-    def make(model: Model, n_ctx: int = 512, n_seq_max: int = 1, n_rs_seq: int = 0) -> Context:
-        made.append(Context(model, n_ctx, n_seq_max, n_rs_seq=n_rs_seq))
+    def make(model: Model, n_ctx: int = 512, n_seq_max: int = 1, n_rs_seq: int = 0) -> LlamaContext:
+        made.append(LlamaContext(model, n_ctx, n_seq_max, n_rs_seq=n_rs_seq))
         return made[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""What scripts/llama_attention.h computes, by ggml itself, against numpy."""
+"""What native/attention.h computes, by ggml itself, against numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specllama.llama import ggml
+from specllama.llama.library import ggml
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = set(CPUINFO.read_text().split()) if CPUINFO.exists() else set()
@@ -191,7 +191,7 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
     assert found[[0, 1, 3]] == pytest.approx(expected(q, k, v, mask)[[0, 1, 3]], abs=0.01)
 
 
-@pytest.mark.skipif(not OWN, reason="llama_attention.h is for AVX2")
+@pytest.mark.skipif(not OWN, reason="attention.h is for AVX2")
 @pytest.mark.parametrize("shape", [(8, 4, 64, 64, 300, 70), (6, 2, 80, 80, 129, 9), (32, 2, 96, 96, 64, 20)])
 def test_rows_are_the_same_alone_and_with_any_number_of_threads(shape: tuple[int, ...]) -> None:
     q, k, v, mask = example(*shape)

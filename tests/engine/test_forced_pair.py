@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from specllama.core.drafting import Policy
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
+from specllama.client import protocol as m
+from specllama.core.policy.base import Policy
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama import Model
-from specllama.process import messages as m
-from tests.engine.front import Front
+from specllama.llama.library import Model
 from tests.engine.test_pair import CODE, PROMPTS, Make, chat_ids, engine_for, run
+from tests.support.front import Front
 
 RENAMED = f"```python\n{CODE.replace('result', 'payload')}```"
 
@@ -39,7 +39,7 @@ def test_the_given_text_comes_out_whatever_drafts(
     ]
     accepted = []
     for policy in ways:
-        main.cut(0, 0)
+        main.truncate(0, 0)
         (got,) = run(engine_for(target, main, policy), wanted)
         assert (got.output, got.finish_reason) == (forced, "length")
         assert got.stats.n_accept + got.stats.rounds == len(forced) - 1
@@ -53,12 +53,12 @@ def test_the_models_own_text_is_accepted_whole_from_itself(target: Model, contex
     ids = chat_ids(target, PROMPTS["explain"])
     main = context(target)
     (own,) = run(engine_for(target, main, Fixed([], 0)), Request(ids, params, 1))
-    main.cut(0, 0)
+    main.truncate(0, 0)
     policy = Fixed([ModelDrafter(context(target), target.n_vocab)], 7)
     (got,) = run(engine_for(target, main, policy), Request(ids, params, 1, forced=own.output))
     assert got.output == own.output
     assert (got.stats.rounds, got.stats.n_accept) == (5, 35)
-    main.cut(0, 0)
+    main.truncate(0, 0)
     (other,) = run(engine_for(target, main, policy), Request(ids, params, 1, forced=own.output[::-1]))
     assert other.output == own.output[::-1]
     assert other.stats.n_accept < 10

@@ -12,15 +12,14 @@ import jsonschema
 import numpy as np
 import pytest
 
-from specllama.core.ports import BatchRow, MaskError
-from specllama.core.sampling import log_softmax
+from scripts.bench.structured_schemas import SCHEMAS
+from specllama.client import protocol as m
+from specllama.core.interfaces import BatchRow, MaskError
+from specllama.core.sampling.sampler import log_softmax
 from specllama.errors import UsageError
-from specllama.grammar import GrammarMask, Grammars
-from specllama.llama import Model
-from specllama.process import messages as m
-from tests.engine.front import Front
-
-from scripts.structured_schemas import SCHEMAS  # isort: skip
+from specllama.llama.library import Model
+from specllama.text.grammar import GrammarMask, Grammars
+from tests.support.front import Front
 
 ASK = [{"role": "user", "content": "Describe shutil.copytree as JSON."}]
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
@@ -251,7 +250,7 @@ def test_logprobs_are_those_of_the_rows_decoded_alone(front: Front, structured: 
     assert loaded is not None
     assert front.said[-1].stats["n_accept"] + front.said[-1].stats["n_forced_accept"] > 0  # type: ignore[union-attr]
     prompt = list(front.prompt_ids(messages=RENAME))
-    loaded.context.cut(0, 0)
+    loaded.context.truncate(0, 0)
     front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
     loaded.context.decode([BatchRow(t, i, 0, False) for i, t in enumerate(prompt[:-1])])
     at, last = len(prompt) - 1, prompt[-1]
@@ -263,7 +262,7 @@ def test_logprobs_are_those_of_the_rows_decoded_alone(front: Front, structured: 
         assert bytes(entry["bytes"]) == piece
         at, last = at + 1, token
     assert sum(math.exp(e["logprob"]) for e in found[0]["top_logprobs"]) <= 1 + 1e-6
-    loaded.context.cut(0, 0)
+    loaded.context.truncate(0, 0)
 
 
 def test_no_logprobs_unless_asked_for(front: Front) -> None:

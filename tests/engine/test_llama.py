@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from specllama import llama
-from specllama.core.ports import BatchRow
+from specllama.config.load import ModelSettings
+from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_DRAFT
-from specllama.llama import Context, Model, compiled
-from specllama.settings import ModelSettings
-from tests import tinygguf
+from specllama.llama import library as llama
+from specllama.llama.library import LlamaContext, Model, compiled
+from tests.support import tinygguf
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_compilations_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_logits_are_reserved_up_to_a_cache_line(draft: Model) -> None:
     draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_batch=16)
-    context = Context(draft, 512, 1, 65)
+    context = LlamaContext(draft, 512, 1, 65)
     assert context.n_batch == 80
     rows = context.decode([BatchRow(5 + i, i, 0, True) for i in range(65)])
     assert rows.shape == (65, draft.n_vocab)
@@ -80,8 +80,8 @@ def test_logits_are_reserved_up_to_a_cache_line(draft: Model) -> None:
 
 def test_rows_beside_others_are_dear_on_amx_alone(draft: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     info(monkeypatch, b"AVX2 = 1 | AMX_INT8 = 1 | ")
-    context = Context(draft, 512)
-    assert context.even_rows == 32
+    context = LlamaContext(draft, 512)
+    assert context.row_multiple == 32
     context.close()
     info(monkeypatch, b"AVX2 = 1 | ")
     assert not draft.uses_amx

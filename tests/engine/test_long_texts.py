@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from specllama.calibrate import ENOUGH_ROWS, Calibration, measure
+from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama import Context, Model
-from specllama.process.learning import length_class
-from specllama.settings import ModelSettings
+from specllama.llama.library import LlamaContext, Model
+from specllama.worker.calibrate import ENOUGH_ROWS, Calibration, measure
+from specllama.worker.profile import length_class
 
 PROMPT = "def load(path):\n    with open(path) as file:\n        return json.load(file)\n\n\ndef save("
 N_CTX, N_TOKENS = 1024, 500
@@ -39,7 +39,7 @@ def model() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def compared(model: Model) -> dict[int, Calibration]:
     """Batched and single rows of texts by their length."""
-    found, context = {}, Context(model, N_CTX)
+    found, context = {}, LlamaContext(model, N_CTX)
     ids = model.tokenize(PROMPT * 60, model.adds_bos, False)[: max(LENGTHS)]
     engine = Engine(context, Fixed([], 0), end_ids=(), clock=time.perf_counter)
     for n in LENGTHS:
@@ -55,14 +55,14 @@ def compared(model: Model) -> dict[int, Calibration]:
 
 
 def rows_alike(compared: dict[int, Calibration]) -> int:
-    return min(found.alike for found in compared.values())
+    return min(found.equal_up_to for found in compared.values())
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="llama_rows.cmake was written for x86-64")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="rows.cmake was written for x86-64")
 def test_rows_of_a_verification_are_single_rows_behind_texts_of_every_length(
     compared: dict[int, Calibration],
 ) -> None:
-    """What scripts/llama_rows.cmake changes about llama.cpp."""
+    """What native/rows.cmake changes about llama.cpp."""
     assert {n: found.reach for n, found in compared.items()} == {n: n for n in LENGTHS}
     assert len({length_class(n) for n in LENGTHS}) == 3
     assert rows_alike(compared) >= ENOUGH_ROWS
@@ -73,7 +73,7 @@ def test_rows_of_a_verification_are_single_rows_behind_texts_of_every_length(
 def test_a_long_speculative_text_is_plain_text(
     model: Model,
     draft: Model,
-    context: Callable[..., Context],
+    context: Callable[..., LlamaContext],
     compared: dict[int, Calibration],
     temperature: float,
 ) -> None:

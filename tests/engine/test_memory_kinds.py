@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
-from specllama.core.ports import BatchRow, NoRoomError
+from specllama.core.interfaces import BatchRow, NoRoomError
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
@@ -23,7 +23,7 @@ EPSILON = {"gemma3": 0.05}
 
 
 def generate(context, policy, request, kind="llama") -> Generation:
-    context.cut(0, 0)
+    context.truncate(0, 0)
     epsilon = EPSILON.get(kind, 0.002)
     engine = Engine(
         context,
@@ -82,7 +82,7 @@ def test_after_a_cut_the_logits_are_those_of_the_prefix(tiny, context, kind):
     one.decode(rows[:30])
     one.checkpoint(0)
     one.decode(rows[30:36])
-    kept = one.cut(0, 33)
+    kept = one.truncate(0, 33)
     assert kept == one.n_past(0) <= 33
     if kind in ("llama", "gemma3", "lfm2"):
         assert kept == 33
@@ -100,8 +100,8 @@ def test_window_that_has_moved_on_is_not_trusted(tiny, context):
     narrow = context(tiny("gemma3", swa_full=False, n_ubatch=16, n_batch=64), 1024)
     for i in range(0, 400, 8):
         narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
-    assert narrow.cut(0, 395) == 395
-    assert narrow.cut(0, 60) == 0
+    assert narrow.truncate(0, 395) == 395
+    assert narrow.truncate(0, 60) == 0
     request = Request(PROMPT, SamplingParams(temperature=0, max_tokens=120, ignore_eos=True), 1)
     expected = generate(context(tiny("gemma3")), Fixed([], 0), request, "gemma3")
     policy = Fixed([ModelDrafter(context(tiny("gemma3", 0.1)), narrow.n_vocab)], 6)
@@ -207,13 +207,13 @@ def test_a_saved_sequence_is_the_same_in_another_place(tiny, context, kind):
     saved = one.save(0)
     following = [BatchRow(7, len(PROMPT), 0, True)]
     expected = one.decode(following)[0].copy()
-    one.cut(0, 0)
+    one.truncate(0, 0)
     one.decode([BatchRow(9, i, 1, False) for i in range(5)])
     assert one.load(2, saved) == one.n_past(2) == len(PROMPT)
     got = one.decode([following[0]._replace(seq_id=2)])[0]
     assert np.abs(got - expected).max() < 1e-3  # the other one's masked cells change the order of the sums
     assert one.load(0, saved) == len(PROMPT)  # as often as wanted
-    one.cut(2, 30)
+    one.truncate(2, 30)
     assert one.n_past(2) == 30
 
 
@@ -224,5 +224,5 @@ def test_a_saved_sequence_needs_room(tiny, context):
     saved = one.save(0)
     assert one.load(1, saved) == 0
     assert one.n_past(0) == 160
-    one.cut(0, 0)
+    one.truncate(0, 0)
     assert one.load(1, saved) == 160

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from specllama.core.drafting import Policy
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.naps import Naps
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
-from specllama.core.ports import DecodeError
+from specllama.core.interfaces import DecodeError
+from specllama.core.policy.backoff import Naps
+from specllama.core.policy.base import Policy
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama import Context, Model
-from specllama.process import messages as m
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
-from specllama.text import TokenWriter
-from tests import tinygguf
-from tests.engine.front import Front
+from specllama.llama.library import LlamaContext, Model
+from specllama.text.detokenizer import TokenWriter
+from tests.support import tinygguf
+from tests.support.front import Front
 
-Make = Callable[..., Context]
+Make = Callable[..., LlamaContext]
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
 PROMPTS = {
     "explain": "What does shutil.copytree do?",
@@ -42,7 +42,7 @@ def chat_ids(model: Model, text: str) -> list[int]:
     )
 
 
-def engine_for(model: Model, context: Context, policy: Policy, **more: object) -> Engine:
+def engine_for(model: Model, context: LlamaContext, policy: Policy, **more: object) -> Engine:
     return Engine(context, policy, end_ids=model.end_ids, clock=time.perf_counter, **more)  # type: ignore[arg-type]
 
 
@@ -83,12 +83,12 @@ def request(model: Model, name: str, n: int = 60, temperature: float = 0.8, seed
 @pytest.fixture(scope="module")
 def plain(target: Model) -> Iterator[Callable[[Request], list[int]]]:
     """The ids of a request decoded without drafts, each worked out once."""
-    context, known = Context(target, 1024), {}
+    context, known = LlamaContext(target, 1024), {}
 
     def decode(wanted: Request) -> list[int]:
         key = (tuple(wanted.prompt), wanted.seed, wanted.params.temperature, wanted.params.max_tokens)
         if key not in known:
-            context.cut(0, 0)
+            context.truncate(0, 0)
             known[key] = run(engine_for(target, context, Fixed([], 0)), wanted)[0].output
         return known[key]
 
@@ -115,8 +115,8 @@ def test_speculative_text_is_plain_text(
             [ModelDrafter(small, target.n_vocab)],
             [CopyDrafter(), ModelDrafter(small, target.n_vocab)],
         ):
-            main.cut(0, 0)
-            small.cut(0, 0)
+            main.truncate(0, 0)
+            small.truncate(0, 0)
             (got,) = run(engine_for(target, main, Fixed(drafters, n_max)), wanted)
             assert got.output == plain(wanted)
             assert max(got.stats.reached, default=0) <= got.stats.rounds
@@ -164,10 +164,10 @@ def test_end_tokens_and_stop_strings_inside_a_draft(target: Model, draft: Model,
         (natural,) = run(engine_for(target, context(target), policy), Request(ids, SamplingParams(), 3))
         writer = TokenWriter(target.piece, ('",',))
         stopped = Request(ids, SamplingParams(stop=('",',)), 3, writer)
-        (cut,) = run(engine_for(target, context(target), policy), stopped)
-        assert natural.finish_reason == cut.finish_reason == "stop"
+        (truncate,) = run(engine_for(target, context(target), policy), stopped)
+        assert natural.finish_reason == truncate.finish_reason == "stop"
         assert natural.output[-1] in target.end_ids
-        ends.append((natural.output, cut.output, writer.take() + writer.finish()))
+        ends.append((natural.output, truncate.output, writer.take() + writer.finish()))
     assert ends[0] == ends[1]
     assert '",' not in ends[0][2]
 
@@ -230,12 +230,12 @@ def test_several_slots_are_each_what_they_are_alone(draft: Model, context: Make)
         for i, (name, temperature, seed) in enumerate(cases)
     ]
     policy = Fixed([CopyDrafter(), ModelDrafter(context(draft, 2048, 3), target.n_vocab)], 4)
-    together = Context(target, 2048, 3)
+    together = LlamaContext(target, 2048, 3)
     got = run(engine_for(target, together, policy), *requests)
     assert all(g.stats.n_drafted for g in got)
-    alone = Context(target, 512)
+    alone = LlamaContext(target, 512)
     for g, wanted in zip(got, requests, strict=True):
-        alone.cut(0, 0)
+        alone.truncate(0, 0)
         assert g.output == run(engine_for(target, alone, Fixed([], 0)), wanted)[0].output
     for one in (together, alone, target):
         one.close()

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ggufbytes import Typed, vocabulary, words
 
 from specllama.errors import GGUFError
-from specllama.gguf import Header, read_header
-from specllama.gguf_check import check_tokenizer
-from specllama.vocab import PRE_TYPES, check_pair, read_vocab
-from specllama.vocab_notes import end_ids
+from specllama.gguf.check import check_tokenizer
+from specllama.gguf.header import Header, read_header
+from specllama.pair.notes import end_ids
+from specllama.pair.vocab import PRE_TYPES, check_pair, read_vocab
+from tests.support.ggufbytes import Typed, vocabulary, words
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 VOCABS = sorted((ROOT.parent / "shared" / "vocabs").glob("*.gguf"))
 needs_vocabs = pytest.mark.skipif(
     not VOCABS, reason=f"no real vocabularies in {ROOT.parent / 'shared' / 'vocabs'}"
@@ -154,9 +154,9 @@ ENDS: dict[str, Case] = {
 
 def child(paths: Sequence[str]) -> dict[str, Any]:
     """What llama.cpp makes of each file, None if it refuses it, and which ordered pairs its rule allows."""
-    from specllama import llama as seam
+    from specllama.config.load import ModelSettings
     from specllama.errors import IntegrityError
-    from specllama.settings import ModelSettings
+    from specllama.llama import library as seam
 
     found: list[dict[str, Any] | None] = []
     texts: list[list[bytes]] = []

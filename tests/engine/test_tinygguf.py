@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tinygguf
+from tests.support import tinygguf
 
 CHILD = """
 import ctypes, json, sys

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from specllama import LLM
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import UsageError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings, ModelSettings
-from tests.command import Command
 from tests.faults.test_run_faults import refused
+from tests.support.command import Command
 
 HUGE = "9" * 40
 RANGE = "must be a whole number from 0"

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import MAIN, Command, Result
-from tests.hub import LocalHub, Repo
-from tests.models import ggufbytes as g
+from tests.support import ggufbytes as g
+from tests.support.command import MAIN, Command, Result
+from tests.support.hub import LocalHub, Repo
 
 NAME, FILE = "user/model-GGUF", "model-Q4_K_M.gguf"
 SMALL = g.llama(n_layer=1, tokens=g.words(40)).build()

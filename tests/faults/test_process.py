@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings, ModelSettings
-from tests.command import Command
-from tests.processes import SOON, child_of, is_gone, works
+from tests.support.command import Command
+from tests.support.processes import SOON, child_of, is_gone, works
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 LONG = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--seed", "1", "--no-calibrate")
@@ -156,7 +156,7 @@ class TestSignals:
 
 class TestWorker:
     def start(self, **streams: object) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "specllama.process.worker"]
+        line = [sys.executable, "-m", "specllama.worker.main"]
         return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
 
     def test_without_a_front_it_ends(self) -> None:
@@ -169,7 +169,7 @@ class TestWorker:
         worker = self.start(stdin=subprocess.PIPE)
         assert worker.stdout is not None
         message = m.decode(worker.stdout.readline())
-        assert isinstance(message, m.Beat)
+        assert isinstance(message, m.Heartbeat)
         assert message.busy_for == 0
         assert message.allowed >= 30
         worker.communicate(timeout=SOON)

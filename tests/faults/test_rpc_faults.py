@@ -13,8 +13,8 @@ import pytest
 
 from specllama import LLM, SamplingParams
 from specllama.errors import EngineDiedError
-from tests.command import Command
-from tests.rpc_worker import RpcWorker, rpc_worker
+from tests.support.command import Command
+from tests.support.rpc_worker import RpcWorker, rpc_worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 LONG = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--seed", "1", "--no-calibrate")

@@ -16,11 +16,11 @@ import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import ResourceError
-from specllama.gguf import read_model
-from specllama.models.fit import FitSettings, plan_memory
-from tests import tinygguf
-from tests.command import ROOT, Command, Result
-from tests.models import ggufbytes as g
+from specllama.gguf.header import read_model
+from specllama.models.memory.plan import FitSettings, plan_memory
+from tests.support import ggufbytes as g
+from tests.support import tinygguf
+from tests.support.command import ROOT, Command, Result
 
 GOOD = EMBEDDED_TARGET.read_bytes()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 4212345678\n"

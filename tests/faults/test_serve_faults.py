@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import tinygguf
-from tests.command import MAIN, Command
-from tests.serving import QUESTION, SOON, Api, Server, first_event, rest
+from tests.support import tinygguf
+from tests.support.command import MAIN, Command
+from tests.support.serving import QUESTION, SOON, Api, Server, first_event, rest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and a shell's redirections")
 PRINTS = "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}"

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from tests.serving import SOON, Server, first_event, rest
+from tests.support.serving import SOON, Server, first_event, rest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine

@@ -1,5 +1,5 @@
 """A short soak: clients that ask, err and leave, engines that are killed. SOAK_SECONDS sets its length;
-scripts/soak.py is the long one.
+python -m scripts.soak is the long one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.soaking.health import Look, percentile
-from scripts.soaking.soaking import MB, Limits, Sample, Soak
+from scripts.soak.health import Look, percentile
+from scripts.soak.soak import MB, Limits, Sample, Soak
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "180"))
 # A machine that runs tests is no place for figures. And in so short a time an engine meets requests of a kind

@@ -10,10 +10,10 @@ import gguf
 import numpy as np
 import pytest
 
-from scripts.measuring.adversaries import STRETCH, dropping, noise, sources, switching
-from scripts.measuring.figures import losses, mean, ranged
-from scripts.measuring.ignorant import write_ignorant
-from scripts.measuring.renames import LEAST_USES, LINES, renamed, renames
+from scripts.bench.measuring.adversaries import STRETCH, dropping, noise, sources, switching
+from scripts.bench.measuring.figures import losses, mean, ranged
+from scripts.bench.measuring.ignorant import write_ignorant
+from scripts.bench.measuring.renames import LEAST_USES, LINES, renamed, renames
 from specllama.data import EMBEDDED_DRAFT
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.peers import about
-from scripts.peers.cells import Cell, Figures, key, measure, spread, together
-from scripts.peers.points import Case, Measured, Point, grid, literal
-from scripts.peers.raw import SCHEMA, OtherSettings, Raw
-from scripts.peers.table import TITLE, markdown, summary, totals
+from scripts.bench.peers import about
+from scripts.bench.peers.cells import Cell, Figures, key, measure, spread, together
+from scripts.bench.peers.points import Case, Measured, Point, grid, literal
+from scripts.bench.peers.raw import SCHEMA, OtherSettings, Raw
+from scripts.bench.peers.table import TITLE, markdown, summary, totals
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5, unique=True)
 SETTINGS = {"n": 64, "runs": 4, "points": ["plain", "n_max 3", "n_max 7"]}
@@ -236,8 +236,8 @@ def test_grids() -> None:
 
 
 def test_a_command_line_tells_no_places() -> None:
-    argv = ["/opt/x/bench_peers.py", "--pairs", "/srv/pairs", "--out=/srv/b.md", "--temps", "0,0.8"]
-    assert about.command(argv) == "scripts/bench_peers.py --pairs pairs --out=b.md --temps 0,0.8"
+    argv = ["/opt/x/bench/peers/__main__.py", "--pairs", "/srv/pairs", "--out=/srv/b.md", "--temps", "0,0.8"]
+    assert about.command(argv) == "python -m scripts.bench.peers --pairs pairs --out=b.md --temps 0,0.8"
     assert about.machine()
     assert about.commit()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.serving.health import Health, p99
-from scripts.serving.programs import OURS, PEER_DRAFT, PEER_PLAIN, Files
-from scripts.serving.table import healths, label, lines, medians, ratios
-from tests.openai_server import openai_server
+from scripts.bench.server.health import Health, p99
+from scripts.bench.server.programs import OURS, PEER_DRAFT, PEER_PLAIN, Files
+from scripts.bench.server.table import healths, label, lines, medians, ratios
+from tests.support.openai_server import openai_server
 
 FILES = Files(Path("t.gguf"), Path("d.gguf"), 4, 2, 4096, Path("bin"))
 RATES = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving import Server
+from tests.support.serving import Server
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.serving import QUESTION, Server
+from tests.support.serving import QUESTION, Server
 
 CHAT = "/v1/chat/completions"
 DEEP_SCHEMA: dict[str, object] = {"type": "object"}

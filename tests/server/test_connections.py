@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import uvicorn
 
-from specllama.server import connection
-from tests.serving import QUESTION, SOON, Server
+from specllama.server.http import connection
+from tests.support.serving import QUESTION, SOON, Server
 
 BRIEF = 1.5  # seconds that the clients of `brief` get
 LARGE = {"messages": QUESTION, "ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 20}

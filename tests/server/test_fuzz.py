@@ -16,7 +16,7 @@ from hypothesis import HealthCheck
 from schemathesis.checks import content_type_conformance, not_a_server_error, status_code_conformance
 
 from specllama.server.openapi import document
-from tests.serving import Server
+from tests.support.serving import Server
 
 THOROUGH = "FUZZ_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.serving import QUESTION, Server, first_event
+from tests.support.serving import QUESTION, Server, first_event
 
 
 def test_models_for_both_sdks(server: Server) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from specllama.client import protocol as m
+from specllama.client.child import EngineProcess
+from specllama.client.client import EngineClient
+from specllama.client.loop_client import LoopClient
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.process import messages as m
-from specllama.process.child import Child
-from specllama.process.client import EngineClient
-from specllama.server.client import LoopClient
 from tests.faults.test_process import SETTINGS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes that a loop watches")
@@ -39,7 +39,7 @@ class Process:
         self.notices: list[str] = []
         self.threads: set[int] = set()
         self.ended = threading.Event()
-        self.child = Child(self._take, self.ended.set)
+        self.child = EngineProcess(self._take, self.ended.set)
 
     def _take(self, message: m.Message) -> None:
         assert isinstance(message, m.Notice)
@@ -88,17 +88,17 @@ class Heard:
     """What was delivered of a request, and that it was in the loop's thread."""
 
     def __init__(self) -> None:
-        self.news: asyncio.Queue[m.Message | SpecllamaError] = asyncio.Queue()
+        self.delta: asyncio.Queue[m.Message | SpecllamaError] = asyncio.Queue()
         self.loop = threading.get_ident()
 
     def __call__(self, message: m.Message | SpecllamaError) -> None:
         assert threading.get_ident() == self.loop
-        self.news.put_nowait(message)
+        self.delta.put_nowait(message)
 
     async def text(self) -> str:
         found = ""
         while True:
-            message = await self.news.get()
+            message = await self.delta.get()
             if isinstance(message, SpecllamaError):
                 raise message
             if isinstance(message, m.Tokens):

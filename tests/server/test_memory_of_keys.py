@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.datastructures import Headers
 
-from specllama.server.security import Keys
-from tests.serving import Reply, Server
+from specllama.server.http.access import Keys
+from tests.support.serving import Reply, Server
 
 ALONE = ("-md", "none", "--draft-max", "6", "-np", "2")
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in ("alice", "bob")}

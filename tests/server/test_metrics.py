@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serving import QUESTION, Server, first_event
+from tests.support.serving import QUESTION, Server, first_event
 
 PAIRS = {
     "specllama_drafts_total": "vllm:spec_decode_num_drafts_total",

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.serving import QUESTION, Server
+from tests.support.serving import QUESTION, Server
 
 
 class Verdict(BaseModel):

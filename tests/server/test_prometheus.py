@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.prometheus import NotHereError, Programs, Prometheus, programs, scraping
-from tests.serving import QUESTION, Server
+from tests.support.prometheus import NotHereError, Programs, Prometheus, programs, scraping
+from tests.support.serving import QUESTION, Server
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 ALIAS_LINT = "metric names should not contain ':'"  # that is how vLLM spells them

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from specllama import LLM, data
-from tests import tinygguf
-from tests.command import Command
-from tests.serving import QUESTION, Server
+from tests.support import tinygguf
+from tests.support.command import Command
+from tests.support.serving import QUESTION, Server
 
 EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
 

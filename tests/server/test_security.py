@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.command import Command
-from tests.serving import QUESTION, Server
+from tests.support.command import Command
+from tests.support.serving import QUESTION, Server
 
 KEY, OTHER = "sk-first-secret", "zweiter-schlüssel"
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.serving import QUESTION, Server
+from tests.support.serving import QUESTION, Server
 
 THINK = 'root ::= "<think>\\n2 is\\nsmall\\n</think>\\n\\nIt is 2."'
 

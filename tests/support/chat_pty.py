@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
-from tests.command import MAIN, Command
+from tests.support.command import MAIN, Command
 
 SECONDS = 30.0
 CTRL_C, CTRL_D, ALT_ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\t", "\x1b[A"

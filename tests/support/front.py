@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.process import messages as m
-from specllama.process.host import Host
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
+from specllama.worker.engine_core import EngineCore
 
 
 class Front:
@@ -18,7 +18,7 @@ class Front:
     def __init__(self, settings: LoadSettings, store: Store) -> None:
         self.said: list[m.Message] = []
         self.settings = settings
-        self.host = Host(self.said.append, store)
+        self.host = EngineCore(self.said.append, store)
         self.host.handle(m.Load(settings.to_dict()))
 
     @classmethod
@@ -41,7 +41,7 @@ class Front:
             self.host.step()
         return list(self.said)
 
-    def items(self, **request: object) -> list[m.Item]:
+    def items(self, **request: object) -> list[m.SequenceDelta]:
         """What a request went on by, round by round."""
         messages = self.ask(**request)  # type: ignore[arg-type]
         assert isinstance(messages[-1], m.Done), messages

@@ -94,7 +94,7 @@ class GGUF:
     n_tensors: int | None = None
     n_kv: int | None = None
     alignment: int = 32
-    cut: int = 0  # bytes missing at the end
+    truncate: int = 0  # bytes missing at the end
 
     def header(self) -> bytes:
         items = list(self.metadata.items()) if isinstance(self.metadata, Mapping) else list(self.metadata)
@@ -117,7 +117,7 @@ class GGUF:
 
     def build(self) -> bytes:
         out = self.header() + (bytes(self.data_bytes()) if self.tensors else b"")
-        return out[: len(out) - self.cut]
+        return out[: len(out) - self.truncate]
 
     def _size(self, t: Tensor) -> int:
         return t.n_bytes or tensor_bytes(t.shape, t.type_id)

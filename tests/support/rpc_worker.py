@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from tests.command import Command
+from tests.support.command import Command
 
 READY_SECONDS = 90.0
 

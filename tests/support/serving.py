@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from tests.command import Command
+from tests.support.command import Command
 
 START = 60.0  # seconds; it takes one or two
 SOON = 10.0  # it takes some hundredths

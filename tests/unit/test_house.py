@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 PACKAGE = ROOT / "specllama"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -111,7 +112,7 @@ def imports_of(path: Path) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
             base = node.module or ""
-            # `from specllama.cli import build` imports specllama.cli.build
+            # `from specllama.cli import build` imports specllama.config.build
             names = [
                 f"{base}.{alias.name}"
                 if f"{base}.{alias.name}".removeprefix("specllama.") in MODULES
@@ -162,16 +163,16 @@ def test_no_import_points_up():
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("core.verify", "specllama.llama"),
-        ("core.engine", "specllama.settings"),
-        ("drafters.copy", "specllama.llama"),
-        ("errors", "specllama.core.params"),
-        ("llama", "specllama.process.host"),
+        ("core.verify", "specllama.llama.library"),
+        ("core.engine", "specllama.config.load"),
+        ("drafters.copy", "specllama.llama.library"),
+        ("errors", "specllama.core.sampling.params"),
+        ("llama", "specllama.worker.engine_core"),
         ("models.fit", "specllama.cli.run"),
         ("process.client", "specllama.core.engine"),
         ("process.messages", "specllama.errors"),
         ("process.host", "specllama.cli.console"),
-        ("cli.run", "specllama.process.host"),
+        ("cli.run", "specllama.worker.engine_core"),
         ("cli.run", "specllama.core.engine"),
         ("something_new", "specllama.errors"),
     ],
@@ -265,7 +266,7 @@ def test_help_loads_nothing_heavy():
 
 
 def test_a_server_loads_no_engine():
-    assert loaded_after("import specllama.server.run", "numpy", "llama_cpp", "jinja2") == set()
+    assert loaded_after("import specllama.server.main", "numpy", "llama_cpp", "jinja2") == set()
 
 
 def test_public_names_are_sorted_and_there():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
 from specllama.data import EMBEDDED_TARGET
-from specllama.process import messages as m
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
-from tests.engine.front import Front
+from tests.support.front import Front
 
 ASKED = {"prompt": "def read(", "params": {"max_tokens": 50, "seed": 5, "ignore_eos": True}}
 

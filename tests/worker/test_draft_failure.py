@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specllama.core.ports import BatchRow, DecodeError
+from specllama.client import protocol as m
+from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.drafters.model import ModelDrafter
-from specllama.llama import Context
-from specllama.process import messages as m
-from tests.engine.front import Front
+from specllama.llama.library import LlamaContext
+from tests.support.front import Front
 
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
 RENAME = [{"role": "user", "content": f"Rename `result` to `payload` in this code:\n{CODE}"}]
@@ -179,16 +179,16 @@ def test_a_draft_that_cannot_decode_at_all_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first decode is part of the load."""
-    decode, made = Context.decode, []
+    decode, made = LlamaContext.decode, []
 
-    def fail_second(self: Context, batch: Sequence[BatchRow]) -> np.ndarray:
+    def fail_second(self: LlamaContext, batch: Sequence[BatchRow]) -> np.ndarray:
         if self not in made:
             made.append(self)
         if self.model.settings.path.endswith("pydoc-draft.gguf"):
             raise DecodeError("llama_decode answered -3: device lost")
         return decode(self, batch)
 
-    monkeypatch.setattr(Context, "decode", fail_second)
+    monkeypatch.setattr(LlamaContext, "decode", fail_second)
     front = Front.of_pair(tmp_path, 5)
     try:
         assert notices(front) == ["the draft cannot be used: llama_decode answered -3: device lost"]

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from specllama.calibrate import TIMED
-from specllama.core import curves
-from specllama.core.costs import FIRST, TRUSTED
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
+from specllama.core.policy import cost_curves as curves
+from specllama.core.policy.cost_curve import FIRST, TRUSTED
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.process import describe
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
-from tests.engine.front import Front
+from specllama.worker import load_info as describe
+from specllama.worker.calibrate import TIMED
+from tests.support.front import Front
 
 ZIP = [{"role": "user", "content": "zip"}]
 FEW = {"max_tokens": 12, "ignore_eos": True, "seed": 5}

@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from specllama.calibrate import goes_back
-from specllama.core import curves
-from specllama.core.costs import FIRST, CostCurve, StepCosts
-from specllama.core.forecast import Forecast
-from specllama.core.hindsight import MACHINES
+from scripts.replay.hindsight import MACHINES
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
+from specllama.core.policy import cost_curves as curves
+from specllama.core.policy.cost_curve import FIRST, CostCurve, StepCosts
+from specllama.core.replay.forecast import Forecast
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
-from specllama.process import messages as m
-from specllama.process import tuner, tuning_drafts, tuning_texts
-from specllama.process.tuner import Tuner
-from specllama.process.tuning_target import WIDTHS
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.store import Store
-from tests import tinygguf
-from tests.engine.front import Front
-from tests.engine.scrambled import scramble
+from specllama.worker.calibrate import goes_back
+from specllama.worker.tuning import drafts as tuning_drafts
+from specllama.worker.tuning import prompts as tuning_texts
+from specllama.worker.tuning import tuner
+from specllama.worker.tuning.target import WIDTHS
+from specllama.worker.tuning.tuner import Tuner
+from tests.support import tinygguf
+from tests.support.front import Front
+from tests.support.scrambled import scramble
 
 TARGET = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
 DRAFT = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=512)
@@ -79,7 +81,7 @@ def tuned(
 
 
 def parts(front: Front, name: str) -> list[dict[str, Any]]:
-    return [one.found for one in front.said if isinstance(one, m.Measured) and one.part == name]
+    return [one.found for one in front.said if isinstance(one, m.TuneMeasurement) and one.part == name]
 
 
 def ended(front: Front) -> m.Tuned:
@@ -179,7 +181,7 @@ def test_answers_are_the_same_afterwards(front: Callable[..., Front]) -> None:
 @pytest.mark.parametrize("part", ["plan", "curve", "threads", "texts", "draft"])
 def test_cancelling_keeps_what_there_is(front: Callable[..., Front], tmp_path: Path, part: str) -> None:
     one = front()
-    tuned(one, DRAFT, stop=lambda said: isinstance(said, m.Measured) and said.part == part)
+    tuned(one, DRAFT, stop=lambda said: isinstance(said, m.TuneMeasurement) and said.part == part)
     assert ended(one).cancelled
     assert not one.host.busy
     (curve,) = parts(one, "curve") or [{"complete": False}]

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.stats import RunStats
-from specllama.llama import Model
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings, ModelSettings
+from specllama.llama.library import Model
 
 
 class Vocab:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from measuring.adversaries import sources
+from scripts.bench.measuring.adversaries import sources
 
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 _QUESTION = "Extract the record as JSON.\n\n{}\n"

@@ -1,1 +1,1 @@
-"""llama.cpp's own tools beside specllama on the same files; scripts/bench_peers.py is the command."""
+"""llama.cpp's own tools beside specllama on the same files; python -m scripts.bench.peers is the command."""

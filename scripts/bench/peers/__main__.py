@@ -1,11 +1,12 @@
 """specllama beside llama.cpp's own speculative tools: same files, prompts, threads and token counts, in turn.
 
-usage: bench_peers.py --pairs DIR [--types f16,q8_0,q4_0,q4_k_m] [--costs 0.02,0.07,0.15] [--prompts FILE]
+usage: -m scripts.bench.peers --pairs DIR [--types f16,q8_0,q4_0,q4_k_m] [--costs 0.02,0.07,0.15]
+                      [--prompts FILE]
                       [--per-workload N] [--temps 0,0.8] [--runs N] [--no-draft] [--short-grid] [-n TOKENS]
                       [--tools DIR] [--out FILE.md] [--minutes N] [--fresh]
 
 The tools are built from the source package of the installed llama-cpp-python (once, about 8 minutes; --tools
-DIR takes what is built already). --pairs holds what make_bench_pair.py made. A prompts file is a JSON
+DIR takes what is built already). --pairs holds what scripts.bench.make_pair made. A prompts file is a JSON
 object, workload to list of prompts as they go in; without one those of `specllama bench` are used, in
 ChatML. The grid point that counts as llama.cpp's best is chosen for each cell on every other run and
 compared on the rest; plain is one of the points.
@@ -30,17 +31,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from demo_pair import cli
-from measuring import CHATML
-from peers import about
-from peers.build import tools
-from peers.cells import Cell, Figures, key, measure, spread, together
-from peers.points import OURS, Case, grid
-from peers.raw import OtherSettings, Raw, replace
-from peers.table import TITLE, line, markdown, summary, totals
-
+from scripts.bench.measuring import CHATML
+from scripts.bench.peers import about
+from scripts.bench.peers.build import tools
+from scripts.bench.peers.cells import Cell, Figures, key, measure, spread, together
+from scripts.bench.peers.points import OURS, Case, grid
+from scripts.bench.peers.raw import OtherSettings, Raw, replace
+from scripts.bench.peers.table import TITLE, line, markdown, summary, totals
+from scripts.demo_pair import cli
 from specllama.bench.workloads import WORKLOADS
-from specllama.machine import physical_cores
+from specllama.models.memory.cpu import physical_cores
 
 Prompts = Mapping[str, list[str]]
 FIRST = "What is a list comprehension?"
@@ -114,13 +114,13 @@ def arguments() -> argparse.Namespace:
     if args.out and (args.out.suffix == ".json" or not args.out.parent.is_dir()):
         parser.error(f"--out needs the name of a Markdown file in a directory that is there, not {args.out}")
     if args.out and args.out.exists() and not args.out.read_text("utf-8", "replace").startswith(TITLE):
-        parser.error(f"{args.out} is there and no page of bench_peers.py, it is not overwritten")
+        parser.error(f"{args.out} is there and no page of scripts.bench.peers, it is not overwritten")
     for kind in args.types:
         names = [f"bench-target-{kind}.gguf"]
         names += [] if args.no_draft else [f"bench-draft-{kind}-c{cost}.gguf" for cost in args.costs]
         for name in names:
             if not (args.pairs / name).is_file():
-                parser.error(f"{args.pairs} has no {name}: make_bench_pair.py makes it")
+                parser.error(f"{args.pairs} has no {name}: python -m scripts.bench.make_pair makes it")
     return args
 
 

@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 import specllama
-from specllama.machine import physical_cores
+from specllama.models.memory.cpu import physical_cores
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 _WIDE = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "i8mm", "sve")  # what kernels are chosen by
 
 
@@ -59,4 +59,6 @@ def command(argv: Sequence[str]) -> str:
         head, equals, path = part.rpartition("=") if part.startswith("-") else ("", "", part)
         return head + equals + (Path(path).name if "/" in path else path)
 
-    return " ".join(["scripts/" + Path(argv[0]).name, *map(short, argv[1:])])
+    script = Path(argv[0])
+    name = script.parent.name if script.name == "__main__.py" else script.stem
+    return " ".join([f"python -m scripts.bench.{name}", *map(short, argv[1:])])

@@ -15,7 +15,7 @@ from pathlib import Path
 import platformdirs
 
 PACKAGE = "llama-cpp-python"
-AMX = Path(__file__).resolve().parent.parent / "llama_amx.h"  # what it says is empty without AMX
+AMX = Path(__file__).resolve().parents[3] / "specllama" / "llama" / "native" / "amx.h"  # empty without AMX
 TOOLS = ("llama-speculative-simple", "llama-completion", "llama-server", "llama-bench")
 
 

@@ -88,5 +88,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise OtherSettings(f"{path} cannot be read ({error}); name another --out") from None
     if not isinstance(found, dict) or not str(found.get("schema")).startswith(KIND):
-        raise OtherSettings(f"{path} holds no figures of bench_peers.py; name another --out")
+        raise OtherSettings(f"{path} holds no figures of python -m scripts.bench.peers; name another --out")
     return found

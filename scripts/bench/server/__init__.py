@@ -1,1 +1,1 @@
-"""specllama serve beside llama.cpp's llama-server; scripts/bench_server.py is the command."""
+"""specllama serve beside llama.cpp's llama-server; python -m scripts.bench.server is the command."""

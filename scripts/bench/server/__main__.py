@@ -1,6 +1,7 @@
 """specllama serve beside llama.cpp's llama-server: same files, slots, threads and requests, in turn.
 
-usage: bench_server.py -m TARGET [-md DRAFT] [--concurrency 1,4,8] [--runs N] [-n TOKENS] [--requests N]
+usage: -m scripts.bench.server -m TARGET [-md DRAFT] [--concurrency 1,4,8] [--runs N] [-n TOKENS]
+                       [--requests N]
                        [-np SLOTS] [-t THREADS] [-c CTX] [--prompts FILE] [--tools DIR] [--out FILE.json]
                        [--no-overhead] [--no-peer]
 
@@ -31,23 +32,22 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
-from demo_pair import cli
-from peers import about
-from peers.build import tools
-from peers.raw import replace
-from serving.health import Health, p99
-from serving.overhead import engine, overhead
-from serving.programs import OURS, PEER_DRAFT, PEER_PLAIN, Files, Way, free_port, running
-from serving.table import healths, label, lines, medians, ratios
-
+from scripts.bench.peers import about
+from scripts.bench.peers.build import tools
+from scripts.bench.peers.raw import replace
+from scripts.bench.server.health import Health, p99
+from scripts.bench.server.overhead import engine, overhead
+from scripts.bench.server.programs import OURS, PEER_DRAFT, PEER_PLAIN, Files, Way, free_port, running
+from scripts.bench.server.table import healths, label, lines, medians, ratios
+from scripts.demo_pair import cli
 from specllama.bench import workloads
 from specllama.bench.serving.address import address
-from specllama.bench.serving.asks import PLAIN, SERVED, SPECULATIVE, Wanted, prompts
+from specllama.bench.serving.asks import PLAIN, SERVED, SPECULATIVE, ServingRequest, prompts
 from specllama.bench.serving.client import Server
 from specllama.bench.serving.figures import tps
-from specllama.bench.serving.sweep import Measured, sweep, warm_up
+from specllama.bench.serving.sweep import ServingMeasurement, sweep, warm_up
 from specllama.errors import SpecllamaError
-from specllama.machine import physical_cores
+from specllama.models.memory.cpu import physical_cores
 
 SCHEMA, SECONDS = "specllama.bench-servers/1", 600.0
 
@@ -58,7 +58,7 @@ def main() -> None:
     if args.peer and not (files.tools / "llama-server").exists():
         raise cli.BadInput(f"{files.tools} has no llama-server")
     found = workloads.load(str(args.prompts)) if args.prompts else workloads.WORKLOADS
-    wanted = Wanted(
+    wanted = ServingRequest(
         prompts=prompts(found, max(args.concurrency), args.requests),
         concurrencies=args.concurrency,
         runs=1,
@@ -90,9 +90,11 @@ def main() -> None:
     print("\n".join(lines(found_all)))
 
 
-async def swept(way: Way, files: Files, wanted: Wanted) -> tuple[list[Measured], list[float]]:
+async def swept(
+    way: Way, files: Files, wanted: ServingRequest
+) -> tuple[list[ServingMeasurement], list[float]]:
     """The cells of a server that is started for them, and the latencies of its /health, ms."""
-    port, cells = free_port(), list[Measured]()
+    port, cells = free_port(), list[ServingMeasurement]()
     with running(way.command(files, port), port) as url:
         async with Server(address(url), "", "bench_server", SECONDS) as server:
             found = await server.about()
@@ -106,7 +108,7 @@ async def swept(way: Way, files: Files, wanted: Wanted) -> tuple[list[Measured],
     return cells, health.found
 
 
-def compared(files: Files, wanted: Wanted) -> dict[str, Any]:
+def compared(files: Files, wanted: ServingRequest) -> dict[str, Any]:
     """What HTTP adds to the time between tokens."""
     port = free_port()
     with running([*OURS.command(files, port), "--no-calibrate"], port), engine(files) as client:

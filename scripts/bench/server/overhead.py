@@ -11,13 +11,13 @@ from http.client import HTTPConnection, HTTPException
 from statistics import median
 from typing import Any
 
-from specllama.bench.serving.answers import TOGETHER, Answer, BrokenStreamError, Piece, Reading
-from specllama.bench.serving.asks import PLAIN, Cell, Wanted, body
+from specllama.bench.serving.answers import TOGETHER, BrokenStreamError, Reading, ServedAnswer, ServedPiece
+from specllama.bench.serving.asks import PLAIN, Cell, ServingRequest, body
 from specllama.bench.serving.figures import percentile
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings, ModelSettings
 
 from .programs import Files
 
@@ -36,7 +36,7 @@ def engine(files: Files) -> EngineClient:
     return client
 
 
-def overhead(port: int, client: EngineClient, wanted: Wanted, model: str) -> dict[str, Any]:
+def overhead(port: int, client: EngineClient, wanted: ServingRequest, model: str) -> dict[str, Any]:
     """Milliseconds between tokens at p50, through HTTP and of the engine, and what HTTP adds: the median over
     the requests of the difference of their p50s. Other work on the machine disturbs that difference, but not
     the second one: the mean through HTTP against what the server's engine says of the same answer.
@@ -48,7 +48,7 @@ def overhead(port: int, client: EngineClient, wanted: Wanted, model: str) -> dic
     differences, within = list[float](), list[float]()
     for number in range(-1, len(wanted.prompts)):  # the first one warms up
         request = body(wanted, Cell(PLAIN, 1, 0), max(0, number), model)
-        found: dict[str, Answer] = {}
+        found: dict[str, ServedAnswer] = {}
         for way in rng.sample(["http", "engine"], 2):
             found[way] = _stream(connection, request) if way == "http" else _ask(client, request)
         mine = {way: percentile(answer.gaps(), 0.5) for way, answer in found.items()}
@@ -68,7 +68,7 @@ def overhead(port: int, client: EngineClient, wanted: Wanted, model: str) -> dic
     }
 
 
-def _within(answer: Answer) -> list[float]:
+def _within(answer: ServedAnswer) -> list[float]:
     """Milliseconds per token that pass outside the engine, of an answer whose server tells its own time."""
     if answer.decode_seconds is None or answer.n_tokens < 2:
         return []
@@ -76,11 +76,11 @@ def _within(answer: Answer) -> list[float]:
     return [1000 * (seen - answer.decode_seconds) / (answer.n_tokens - 1)]
 
 
-def _stream(connection: HTTPConnection, request: dict[str, Any]) -> Answer:
+def _stream(connection: HTTPConnection, request: dict[str, Any]) -> ServedAnswer:
     """One request over HTTP, read by as little as will do: `bench --server`'s client takes longer for a token
     than the front does, and on a machine that has no core to spare the decodes wait for it.
     """
-    answer, began = Answer(0), time.perf_counter()
+    answer, began = ServedAnswer(0), time.perf_counter()
     reading = Reading(answer)
     try:
         headers = {"Content-Type": "application/json"}
@@ -96,19 +96,19 @@ def _stream(connection: HTTPConnection, request: dict[str, Any]) -> Answer:
     return answer
 
 
-def _ask(client: EngineClient, request: dict[str, Any]) -> Answer:
+def _ask(client: EngineClient, request: dict[str, Any]) -> ServedAnswer:
     """The same request without HTTP."""
     params = {name: request[name] for name in ("temperature", "seed", "max_tokens")}
     params["ignore_eos"] = request.get("ignore_eos", False)
     asked = m.Generate(client.next_id(), messages=request["messages"], params=params, speculate=False)
-    answer, began = Answer(0), time.perf_counter()
+    answer, began = ServedAnswer(0), time.perf_counter()
     for message in client.generate(asked):
         at = time.perf_counter() - began
         if isinstance(message, m.Tokens):
             if answer.pieces and at - answer.pieces[-1].at < TOGETHER:
                 answer.pieces[-1].n += 1
             else:
-                answer.pieces.append(Piece(at))
+                answer.pieces.append(ServedPiece(at))
         elif isinstance(message, m.Done):
             answer.n_predict = message.stats["n_predict"]
     answer.seconds = time.perf_counter() - began

@@ -17,7 +17,7 @@ class BrokenStreamError(Exception):
 
 
 @dataclass(slots=True)
-class Piece:
+class ServedPiece:
     """Text that arrived together. at: seconds since the request; n: chunks of the stream that it came in."""
 
     at: float
@@ -25,7 +25,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Answer:
+class ServedAnswer:
     """What became of a request. number: of the request in its cell. seconds: until it had ended, what was
     waited after refusals included. refused: how often the server had no room. n_predict, n_prompt, n_cached,
     n_drafted, n_accept: tokens as the server counts them, decode_seconds: from the first to the last by
@@ -34,7 +34,7 @@ class Answer:
     """
 
     number: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ServedPiece] = field(default_factory=list)
     seconds: float = 0.0
     refused: int = 0
     n_predict: int | None = None
@@ -70,7 +70,7 @@ class Answer:
 class Reading:
     """Makes an Answer of the events of a stream, as OpenAI, llama-server and vLLM write them."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ServedAnswer) -> None:
         self._answer, self._text, self._ended = answer, hashlib.sha256(), False
 
     def take(self, data: str, at: float, event: str = "message") -> bool:
@@ -99,7 +99,7 @@ class Reading:
                 if pieces and at - pieces[-1].at < TOGETHER:
                     pieces[-1].n += 1
                 else:
-                    pieces.append(Piece(at))
+                    pieces.append(ServedPiece(at))
         return False
 
     def end(self) -> None:

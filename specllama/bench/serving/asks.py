@@ -22,7 +22,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ServingRequest:
     """What is to be measured. prompts: of the requests of a cell. raw: they are no messages but texts that
     are gone on with. first: number of the first run.
     """
@@ -47,7 +47,7 @@ def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = 
     return list(islice(cycle(mixed), n))
 
 
-def order(series: Sequence[str], wanted: Wanted, seed: int = 0) -> Iterator[Cell]:
+def order(series: Sequence[str], wanted: ServingRequest, seed: int = 0) -> Iterator[Cell]:
     """Every concurrency of every series, `runs` times. What is compared follows on each other, in turns the
     one and the other first; the concurrencies are shuffled, so that drift of the machine falls on all.
     """
@@ -58,7 +58,7 @@ def order(series: Sequence[str], wanted: Wanted, seed: int = 0) -> Iterator[Cell
             yield from (Cell(name, concurrency, run) for name in turned)
 
 
-def body(wanted: Wanted, cell: Cell, number: int, model: str) -> dict[str, Any]:
+def body(wanted: ServingRequest, cell: Cell, number: int, model: str) -> dict[str, Any]:
     """The JSON of the request of this number (from 0) in a cell.
 
     A number in front of the prompt, another one at every concurrency and in every run, keeps what the server

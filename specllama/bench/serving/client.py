@@ -16,7 +16,7 @@ import httpx2
 
 from specllama.bench.serving import refusals
 from specllama.bench.serving.address import Address
-from specllama.bench.serving.answers import Answer, BrokenStreamError, Reading
+from specllama.bench.serving.answers import BrokenStreamError, Reading, ServedAnswer
 from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError
 
 _CONNECT_SECONDS, _LOOK_SECONDS = 10.0, 30.0
@@ -93,9 +93,9 @@ class Server:
         about = About(base, model or mine["id"], str(mine.get("owned_by", "")))
         return await self._with_props(about) if about.owner in _OWNERS else about
 
-    async def ask(self, number: int, body: Mapping[str, Any]) -> Answer:
+    async def ask(self, number: int, body: Mapping[str, Any]) -> ServedAnswer:
         """One request and its answer, whatever becomes of it: what goes wrong is the answer's `problem`."""
-        answer, began = Answer(number), time.perf_counter()
+        answer, began = ServedAnswer(number), time.perf_counter()
         try:
             async with asyncio.timeout(self._seconds):
                 await self._ask(json.dumps(body).encode(), answer, began)
@@ -112,7 +112,7 @@ class Server:
         answer.seconds = time.perf_counter() - began
         return answer
 
-    async def _ask(self, body: bytes, answer: Answer, began: float) -> None:
+    async def _ask(self, body: bytes, answer: ServedAnswer, began: float) -> None:
         """Raises SpecllamaError, httpx2.HTTPError, BrokenStreamError."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         while True:
@@ -127,7 +127,7 @@ class Server:
                 raise error
             await asyncio.sleep(pause)
 
-    async def _read(self, response: httpx2.Response, answer: Answer, began: float) -> None:
+    async def _read(self, response: httpx2.Response, answer: ServedAnswer, began: float) -> None:
         kind = response.headers.get("Content-Type", "no type").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
             raise refusals.foreign(self._url, f"{kind[:60]} instead of a stream of events")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from specllama.bench.serving.asks import PLAIN, SPECULATIVE, Cell
-from specllama.bench.serving.sweep import Measured
+from specllama.bench.serving.sweep import ServingMeasurement
 
 
 @dataclass(frozen=True, slots=True)
-class Tails:
+class Percentiles:
     """The middle, and what one in a hundred exceeds."""
 
     p50: float
@@ -21,7 +21,7 @@ class Tails:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ServingRow:
     """A series at a concurrency. runs: how many cells; tps: tokens of all clients per second; ttft: to the
     first text; gap: between tokens; whole: to the end of the answer. answers: whole ones; failed: without
     one; refused: 429s, those that were asked again and answered too. None where there is nothing to tell.
@@ -31,9 +31,9 @@ class Row:
     concurrency: int
     runs: int
     tps: float | None
-    ttft: Tails | None
-    gap: Tails | None
-    whole: Tails | None
+    ttft: Percentiles | None
+    gap: Percentiles | None
+    whole: Percentiles | None
     answers: int
     failed: int
     refused: int
@@ -54,13 +54,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ServingSummary:
     """rows: by series, then concurrency. ratios: concurrency → tokens per second of the speculative series
     over the plain one's, median of the runs. compared, different: answers of both series to one request, and
     how many of them are not the same text. counted: whether all tokens are the server's own count.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ServingRow]
     ratios: dict[int, float]
     compared: int
     different: int
@@ -78,7 +78,7 @@ def percentile(values: Iterable[tuple[float, float]], share: float) -> float | N
     return ordered[-1][0] if ordered else None
 
 
-def summarise(measured: Sequence[Measured], series: Sequence[str]) -> Summary:
+def summarise(measured: Sequence[ServingMeasurement], series: Sequence[str]) -> ServingSummary:
     """All figures of a sweep that may have been interrupted."""
     concurrencies = sorted({m.cell.concurrency for m in measured})
     found = [_row(name, c, measured) for name in series for c in concurrencies]
@@ -89,7 +89,7 @@ def summarise(measured: Sequence[Measured], series: Sequence[str]) -> Summary:
         if cell.series == SPECULATIVE and base:
             ratios.setdefault(cell.concurrency, []).append(rate / base)
     compared, different = _texts(measured)
-    return Summary(
+    return ServingSummary(
         rows=[row for row in found if row.answers or row.failed],
         ratios={c: median(ratios[c]) for c in sorted(ratios)},
         compared=compared,
@@ -98,28 +98,28 @@ def summarise(measured: Sequence[Measured], series: Sequence[str]) -> Summary:
     )
 
 
-def tps(m: Measured) -> float | None:
+def tps(m: ServingMeasurement) -> float | None:
     """Tokens of all clients per second; None for a cell that was interrupted."""
     n = sum(answer.n_tokens for answer in m.whole)
     return n / m.seconds if m.complete and n and m.seconds > 0 else None
 
 
-def ttft(m: Measured) -> Tails | None:
+def ttft(m: ServingMeasurement) -> Percentiles | None:
     """To the first text of an answer."""
     return _tails((a.pieces[0].at, 1.0) for a in m.whole if a.pieces)
 
 
-def gap(m: Measured) -> Tails | None:
+def gap(m: ServingMeasurement) -> Percentiles | None:
     """Between tokens, see Answer.gaps."""
     return _tails(gap for a in m.whole for gap in a.gaps())
 
 
-def whole(m: Measured) -> Tails | None:
+def whole(m: ServingMeasurement) -> Percentiles | None:
     """To the end of an answer."""
     return _tails((a.seconds, 1.0) for a in m.whole)
 
 
-def _row(series: str, concurrency: int, measured: Sequence[Measured]) -> Row:
+def _row(series: str, concurrency: int, measured: Sequence[ServingMeasurement]) -> ServingRow:
     mine = [m for m in measured if m.cell.series == series and m.cell.concurrency == concurrency]
     mine = [m for m in mine if m.answers]
     answers = [answer for m in mine for answer in m.whole]
@@ -129,7 +129,7 @@ def _row(series: str, concurrency: int, measured: Sequence[Measured]) -> Row:
         known = [n for n in counts if n is not None]
         return sum(known) if known else None
 
-    return Row(
+    return ServingRow(
         series=series,
         concurrency=concurrency,
         runs=len(mine),
@@ -148,22 +148,24 @@ def _row(series: str, concurrency: int, measured: Sequence[Measured]) -> Row:
     )
 
 
-def _median(measured: Sequence[Measured], figure: Callable[[Measured], Tails | None]) -> Tails | None:
+def _median(
+    measured: Sequence[ServingMeasurement], figure: Callable[[ServingMeasurement], Percentiles | None]
+) -> Percentiles | None:
     found = [tails for m in measured if (tails := figure(m)) is not None]
-    return Tails(median(t.p50 for t in found), median(t.p99 for t in found)) if found else None
+    return Percentiles(median(t.p50 for t in found), median(t.p99 for t in found)) if found else None
 
 
-def _tails(values: Iterable[tuple[float, float]]) -> Tails | None:
+def _tails(values: Iterable[tuple[float, float]]) -> Percentiles | None:
     known = list(values)
     p50, p99 = percentile(known, 0.5), percentile(known, 0.99)
-    return None if p50 is None or p99 is None else Tails(p50, p99)
+    return None if p50 is None or p99 is None else Percentiles(p50, p99)
 
 
 def _place(cell: Cell) -> tuple[int, int]:
     return cell.concurrency, cell.run
 
 
-def _texts(measured: Sequence[Measured]) -> tuple[int, int]:
+def _texts(measured: Sequence[ServingMeasurement]) -> tuple[int, int]:
     """Answers of both series to one request, and how many of them differ."""
     texts: dict[tuple[int, int, int], set[str]] = {}
     counts: dict[tuple[int, int, int], int] = {}

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.bench.serving import figures
-from specllama.bench.serving.figures import Row, Summary, Tails
-from specllama.bench.serving.sweep import Measured
+from specllama.bench.serving.figures import Percentiles, ServingRow, ServingSummary
+from specllama.bench.serving.sweep import ServingMeasurement
 
 SCHEMA = "specllama.bench-server/1"
 
 
 def record(
-    s: Summary, measured: Sequence[Measured], about: Mapping[str, Any], verdict: str
+    s: ServingSummary, measured: Sequence[ServingMeasurement], about: Mapping[str, Any], verdict: str
 ) -> dict[str, Any]:
     """Everything that was found. about: server and settings, as they are to stand there."""
     return {
@@ -31,7 +31,7 @@ def record(
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ServingRow) -> dict[str, Any]:
     return {
         "series": row.series,
         "concurrency": row.concurrency,
@@ -51,7 +51,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _cell(m: Measured) -> dict[str, Any]:
+def _cell(m: ServingMeasurement) -> dict[str, Any]:
     return {
         "series": m.cell.series,
         "concurrency": m.cell.concurrency,
@@ -68,5 +68,5 @@ def _cell(m: Measured) -> dict[str, Any]:
     }
 
 
-def _tails(t: Tails | None, factor: float = 1) -> dict[str, float] | None:
+def _tails(t: Percentiles | None, factor: float = 1) -> dict[str, float] | None:
     return None if t is None else {"p50": t.p50 * factor, "p99": t.p99 * factor}

@@ -8,13 +8,13 @@ from typing import Any
 
 from specllama.bench import charts
 from specllama.bench.page import entry, page, table
-from specllama.bench.serving.figures import Row, Summary, Tails
+from specllama.bench.serving.figures import Percentiles, ServingRow, ServingSummary
 from specllama.bench.serving.words import extent, name, notes
 
 _X = "clients at once"
 
 
-def report(s: Summary, about: Mapping[str, Any], verdict: str) -> str:
+def report(s: ServingSummary, about: Mapping[str, Any], verdict: str) -> str:
     """The page. about: as in `record`; every text of it may hold anything."""
     sections = [
         f"<h1>{escape(name(about))}</h1>",
@@ -36,7 +36,7 @@ def _settings(about: Mapping[str, Any]) -> str:
     return f"specllama {about['version']}, {about['date']}; {f'{kind}; ' if kind else ''}{extent(about)}."
 
 
-def _chart(s: Summary, title: str, figure: Callable[[Row], float | None]) -> Iterator[str]:
+def _chart(s: ServingSummary, title: str, figure: Callable[[ServingRow], float | None]) -> Iterator[str]:
     series: dict[str, list[tuple[float, float]]] = {}
     for row in s.rows:
         if (value := figure(row)) is not None:
@@ -46,7 +46,7 @@ def _chart(s: Summary, title: str, figure: Callable[[Row], float | None]) -> Ite
         yield charts.lines(series, f"{title} over {_X}", _X)
 
 
-def _table(s: Summary) -> str:
+def _table(s: ServingSummary) -> str:
     header = [
         _X, "series", "tokens/s", "first token ms p50", "p99", "between tokens ms p50", "p99",
         "answer s p50", "p99", "accepted", "answers", "failed", "refused",
@@ -65,9 +65,9 @@ def _table(s: Summary) -> str:
     return table(header, rows)
 
 
-def _p50(t: Tails | None, factor: float = 1) -> float | None:
+def _p50(t: Percentiles | None, factor: float = 1) -> float | None:
     return None if t is None else t.p50 * factor
 
 
-def _value(t: Tails | None, factor: float = 1) -> tuple[str, str]:
+def _value(t: Percentiles | None, factor: float = 1) -> tuple[str, str]:
     return ("-", "-") if t is None else (f"{t.p50 * factor:.3g}", f"{t.p99 * factor:.3g}")

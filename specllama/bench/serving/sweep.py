@@ -9,29 +9,31 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specllama.bench.serving.answers import Answer
-from specllama.bench.serving.asks import Cell, Wanted, body, order
+from specllama.bench.serving.answers import ServedAnswer
+from specllama.bench.serving.asks import Cell, ServingRequest, body, order
 from specllama.bench.serving.client import Server
 
 Watch = Callable[[Cell, int], None]  # called with each answer: its cell, and how many there are by then
 
 
 @dataclass(slots=True)
-class Measured:
+class ServingMeasurement:
     """A cell's answers. seconds: from the first request to the last answer; complete: all are there."""
 
     cell: Cell
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ServedAnswer] = field(default_factory=list)
     seconds: float = 0.0
     complete: bool = False
 
     @property
-    def whole(self) -> list[Answer]:
+    def whole(self) -> list[ServedAnswer]:
         """The answers that nothing went wrong with."""
         return [answer for answer in self.answers if answer.problem is None]
 
 
-async def warm_up(server: Server, series: Sequence[str], wanted: Wanted, model: str) -> list[Answer]:
+async def warm_up(
+    server: Server, series: Sequence[str], wanted: ServingRequest, model: str
+) -> list[ServedAnswer]:
     """One answer of each series that does not count; raises what goes wrong with it."""
     found = []
     for name in series:
@@ -43,7 +45,12 @@ async def warm_up(server: Server, series: Sequence[str], wanted: Wanted, model: 
 
 
 async def sweep(
-    server: Server, series: Sequence[str], wanted: Wanted, model: str, into: list[Measured], watch: Watch
+    server: Server,
+    series: Sequence[str],
+    wanted: ServingRequest,
+    model: str,
+    into: list[ServingMeasurement],
+    watch: Watch,
 ) -> None:
     """Measure all cells, each added to `into` before it begins.
 
@@ -52,10 +59,10 @@ async def sweep(
     """
     n = 0
     for cell in order(series, wanted):
-        measured = Measured(cell)
+        measured = ServingMeasurement(cell)
         into.append(measured)
 
-        def tell(answer: Answer, measured: Measured = measured) -> None:
+        def tell(answer: ServedAnswer, measured: ServingMeasurement = measured) -> None:
             nonlocal n
             n += 1
             measured.answers.append(answer)
@@ -70,7 +77,11 @@ async def sweep(
 
 
 async def _measure(
-    server: Server, wanted: Wanted, model: str, into: Measured, tell: Callable[[Answer], None]
+    server: Server,
+    wanted: ServingRequest,
+    model: str,
+    into: ServingMeasurement,
+    tell: Callable[[ServedAnswer], None],
 ) -> None:
     numbers = iter(range(len(wanted.prompts)))
     began, fatal = time.perf_counter(), False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.bench.serving.asks import PLAIN
-from specllama.bench.serving.figures import Row, Summary
+from specllama.bench.serving.figures import ServingRow, ServingSummary
 
 _CACHED = 0.25  # the share of cached prompt tokens from which the first token's time is not a prompt's
 
@@ -28,7 +28,7 @@ def extent(about: Mapping[str, Any]) -> str:
     )
 
 
-def verdict(s: Summary, one_series: str) -> str:
+def verdict(s: ServingSummary, one_series: str) -> str:
     """A sentence or two. one_series: why there is only one."""
     rated = [row for row in s.rows if row.tps]
     if not rated:
@@ -48,7 +48,7 @@ def verdict(s: Summary, one_series: str) -> str:
     return " ".join(parts)
 
 
-def notes(s: Summary, about: Mapping[str, Any]) -> list[str]:
+def notes(s: ServingSummary, about: Mapping[str, Any]) -> list[str]:
     """Sentences that the figures have to be read with."""
     found = []
     if about["interrupted"]:
@@ -73,7 +73,7 @@ def notes(s: Summary, about: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _texts(s: Summary, temperature: float) -> str:
+def _texts(s: ServingSummary, temperature: float) -> str:
     if not s.different:
         return f"Texts: all {s.compared} are the same with speculation and without."
     return (
@@ -83,5 +83,5 @@ def _texts(s: Summary, temperature: float) -> str:
     )
 
 
-def _rate(row: Row) -> float:
+def _rate(row: ServingRow) -> float:
     return row.tps or 0.0

@@ -18,16 +18,18 @@ from specllama.bench.runner import Runner
 from specllama.bench.samples import Sample, configs
 from specllama.bench.summary import summarise
 from specllama.bench.verdict import verdict
-from specllama.cli import bench_text, build, console, readout
+from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, log_file, template_variables
-from specllama.cli.bench_plan import Plan, plan
-from specllama.cli.options_measuring import ASKING
+from specllama.cli.bench import text as bench_text
+from specllama.cli.bench.plan import BenchPlan, plan
 from specllama.cli.progress import Progress
 from specllama.cli.provenance import provenance
 from specllama.cli.report_file import replaced
+from specllama.client.client import EngineClient
+from specllama.config import build
+from specllama.config.load import LoadSettings
+from specllama.config.options_measuring import ASKING
 from specllama.errors import SpecllamaError, UsageError
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings
 
 _LONG = 60.0  # seconds of measuring that are announced before
 
@@ -50,7 +52,7 @@ def bench(given: Mapping[str, Any]) -> int:
     measured before it has been shown. With --server it is a server that is measured.
     """
     if "server" in given:
-        from specllama.cli.bench_server import bench_server
+        from specllama.cli.bench.server import bench_server
 
         return bench_server(given)
     given = _without_server(given)
@@ -95,7 +97,7 @@ def _without_server(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _measure(
     client: EngineClient,
     settings: LoadSettings,
-    wanted: Plan,
+    wanted: BenchPlan,
     variables: dict[str, Any],
     verbose: bool,
     into: _Measured,
@@ -151,7 +153,7 @@ def _announce(planned: int, seconds: float) -> None:
         )
 
 
-def _show(wanted: Plan, measured: _Measured, exact: bool, as_json: bool) -> None:
+def _show(wanted: BenchPlan, measured: _Measured, exact: bool, as_json: bool) -> None:
     info = measured.info
     ways = configs(wanted.lengths, bool(_drafters(info)))
     summary = summarise(measured.samples, [c.name for c in ways])
@@ -169,7 +171,7 @@ def _show(wanted: Plan, measured: _Measured, exact: bool, as_json: bool) -> None
         console.note(f"report: {wanted.report}")
 
 
-def _about(wanted: Plan, measured: _Measured, exact: bool) -> dict[str, Any]:
+def _about(wanted: BenchPlan, measured: _Measured, exact: bool) -> dict[str, Any]:
     """Models, machine and settings of the bench."""
     info = measured.info
     return {

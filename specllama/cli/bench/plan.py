@@ -11,9 +11,9 @@ from typing import Any
 
 from specllama.bench import texts, workloads
 from specllama.bench.samples import Given, Unit
-from specllama.cli import build
 from specllama.cli.report_file import place
-from specllama.core.params import UNTIL_STOP, SamplingParams
+from specllama.config import build
+from specllama.core.sampling.params import UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
 
 LENGTHS, TEMPERATURES, N_TOKENS, RUNS = "1,2,3,5,7,11,15", "0,0.8", 64, 3
@@ -22,7 +22,7 @@ LONGEST_DRAFT, MOST_TOKENS, MOST_RUNS, MOST_TEMPERATURES = 64, 32_768, 1000, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What is to be measured. text: the file of the texts that are given, None where the model writes its
     own. n_tokens: None for all of a given text. params: SamplingParams that all answers share.
     """
@@ -41,7 +41,7 @@ class Plan:
         return workloads.units(self.workloads, self.temperatures)
 
 
-def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
+def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> BenchPlan:
     """given: the command line; values: with what files and environment say.
 
     Raises UsageError, NotFoundError.
@@ -64,7 +64,7 @@ def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
         else workloads.WORKLOADS
     )
     shared = {k: v for k, v in values.items() if k not in ("temperature", "seed", "max_tokens")}
-    return Plan(
+    return BenchPlan(
         workloads=workloads.chosen(found, given.get("workloads")),
         temperatures=temperatures,
         lengths=tuple(sorted(set(lengths))),

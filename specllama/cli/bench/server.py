@@ -14,16 +14,19 @@ from typing import Any
 import specllama
 from specllama.bench.serving.asks import PLAIN, SERVED, SPECULATIVE, Cell
 from specllama.bench.serving.client import About, Server
-from specllama.bench.serving.figures import Summary, summarise
+from specllama.bench.serving.figures import ServingSummary, summarise
 from specllama.bench.serving.record import record
 from specllama.bench.serving.report import report
-from specllama.bench.serving.sweep import Measured, sweep, warm_up
+from specllama.bench.serving.sweep import ServingMeasurement, sweep, warm_up
 from specllama.bench.serving.words import verdict
-from specllama.cli import bench_server_text, bench_text, build, console
+from specllama.cli import console
 from specllama.cli.answer import INTERRUPTED
-from specllama.cli.bench_server_plan import ServerPlan, server_plan
+from specllama.cli.bench import server_text as bench_server_text
+from specllama.cli.bench import text as bench_text
+from specllama.cli.bench.server_plan import ServerPlan, server_plan
 from specllama.cli.progress import Progress
 from specllama.cli.report_file import replaced
+from specllama.config import build
 from specllama.errors import SpecllamaError
 
 _LONG = 60.0  # seconds of measuring that are announced before
@@ -36,7 +39,7 @@ class _Found:
     about: About | None = None
     series: Sequence[str] = ()
     why_one: str = ""
-    cells: list[Measured] = field(default_factory=list)
+    cells: list[ServingMeasurement] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
     failure: SpecllamaError | None = None
@@ -128,7 +131,7 @@ def _announce(planned: int, seconds: float) -> None:
 
 
 def _show(plan: ServerPlan, found: _Found, as_json: bool) -> None:
-    summary: Summary = summarise(found.cells, found.series)
+    summary: ServingSummary = summarise(found.cells, found.series)
     about, text = _about(plan, found), verdict(summary, found.why_one)
     if as_json:
         console.data(json.dumps(record(summary, found.cells, about, text)) + "\n")

@@ -10,11 +10,11 @@ from typing import Any
 
 from specllama.bench import workloads
 from specllama.bench.serving.address import Address, address
-from specllama.bench.serving.asks import Wanted, prompts
-from specllama.cli.bench_plan import MOST_RUNS, MOST_TOKENS, N_TOKENS, RUNS, parts, temperatures_of, whole
-from specllama.cli.options_measuring import ASKING, BENCH
+from specllama.bench.serving.asks import ServingRequest, prompts
+from specllama.cli.bench.plan import MOST_RUNS, MOST_TOKENS, N_TOKENS, RUNS, parts, temperatures_of, whole
 from specllama.cli.report_file import place
 from specllama.cli.serve import keys
+from specllama.config.options_measuring import ASKING, BENCH
 from specllama.errors import UsageError
 
 CONCURRENCY, SECONDS = "1,2,4,8,16", 600.0
@@ -47,7 +47,7 @@ class ServerPlan:
     key: str = field(repr=False)
     model: str
     seconds: float
-    wanted: Wanted
+    wanted: ServingRequest
     workloads: Mapping[str, int]
     report: Path | None
 
@@ -86,7 +86,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         key=known[0] if known else "",
         model=model,
         seconds=seconds,
-        wanted=Wanted(
+        wanted=ServingRequest(
             prompts=prompts(chosen, max(clients), n),
             concurrencies=sorted(set(clients)),
             runs=whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS),

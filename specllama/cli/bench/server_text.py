@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from specllama.bench.serving.figures import Row, Summary, Tails
+from specllama.bench.serving.figures import Percentiles, ServingRow, ServingSummary
 from specllama.bench.serving.words import extent, name, notes
-from specllama.cli.bench_text import printable
+from specllama.cli.bench.text import printable
 
 _HEADER = ("clients", "series", "t/s", "first", "token", "p99", "answer", "p99", "accept")
 _UNITS = ("", "", "", "ms", "ms", "ms", "s", "s", "")
@@ -22,7 +22,7 @@ _LEGEND = (
 )
 
 
-def lines(s: Summary, about: Mapping[str, Any], verdict: str, width: int) -> Iterator[str]:
+def lines(s: ServingSummary, about: Mapping[str, Any], verdict: str, width: int) -> Iterator[str]:
     """Everything, no line longer than `width` where that can be."""
     yield from _filled(name(about), width)
     yield from _filled(f"{extent(about)}.", width)
@@ -35,7 +35,7 @@ def lines(s: Summary, about: Mapping[str, Any], verdict: str, width: int) -> Ite
         yield from _filled(text, width)
 
 
-def _table(s: Summary, width: int) -> Iterator[str]:
+def _table(s: ServingSummary, width: int) -> Iterator[str]:
     single = len({row.series for row in s.rows}) == 1
     table = Table(box=None, pad_edge=False, show_edge=False, header_style=None)
     shown = [i for i in range(len(_HEADER)) if not (single and i == 1)]
@@ -51,7 +51,7 @@ def _table(s: Summary, width: int) -> Iterator[str]:
     yield from (line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _cells(row: Row, again: bool) -> list[str]:
+def _cells(row: ServingRow, again: bool) -> list[str]:
     accept = row.acceptance
     return [
         "" if again else str(row.concurrency),
@@ -64,7 +64,7 @@ def _cells(row: Row, again: bool) -> list[str]:
     ]
 
 
-def _both(t: Tails | None, factor: float, form: str) -> tuple[str, str]:
+def _both(t: Percentiles | None, factor: float, form: str) -> tuple[str, str]:
     return ("-", "-") if t is None else (format(t.p50 * factor, form), format(t.p99 * factor, form))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from specllama.bench.intervals import Estimate
 from specllama.bench.notes import extent, notes
 from specllama.bench.samples import AUTO, PLAIN
-from specllama.bench.summary import Row, Summary
+from specllama.bench.summary import BenchSummary, SummaryRow
 
 _POSITIONS, _LONGEST_NAME = 16, 16
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
-def lines(s: Summary, about: Mapping[str, Any], verdict: str, width: int) -> Iterator[str]:
+def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int) -> Iterator[str]:
     """All tables, no line longer than `width` where that can be."""
     yield from _filled(_head(about), width)
     yield from _filled(
@@ -54,7 +54,7 @@ def _head(about: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *others, f"{n} thread{'s' if n > 1 else ''}"])
 
 
-def _speeds(s: Summary, width: int) -> Iterator[str]:
+def _speeds(s: BenchSummary, width: int) -> Iterator[str]:
     lengths = [name for name in s.configs if name != PLAIN]
     header = ["workload", "temp", "plain t/s", *lengths]
     rows = []
@@ -72,7 +72,7 @@ def _speeds(s: Summary, width: int) -> Iterator[str]:
     yield from table(header, rows, width, 2)
 
 
-def _hindsight(s: Summary, width: int) -> Iterator[str]:
+def _hindsight(s: BenchSummary, width: int) -> Iterator[str]:
     header = ["workload", "temp", "auto", "95 %", "best", "its", "auto/best", "95 %", "regret"]
     rows = []
     for row in [*s.rows, s.total]:
@@ -88,7 +88,7 @@ def _hindsight(s: Summary, width: int) -> Iterator[str]:
     yield from table(header, rows, width, 2)
 
 
-def _by_config(s: Summary, width: int) -> Iterator[str]:
+def _by_config(s: BenchSummary, width: int) -> Iterator[str]:
     header = ["length", "t/s", "x plain", "95 %", "1st token", "accept", "verify", "draft", "samp.", "other"]
     rows = []
     for name in s.configs:
@@ -112,7 +112,7 @@ def _by_config(s: Summary, width: int) -> Iterator[str]:
     yield from table(header, rows, width, 1)
 
 
-def _positions(s: Summary, width: int) -> Iterator[str]:
+def _positions(s: BenchSummary, width: int) -> Iterator[str]:
     """Acceptance by position of auto, of the best and of the longest length."""
     lengths = [name for name in s.configs if name not in (PLAIN, AUTO)]
     shown = {*lengths[-1:], AUTO, s.total.best}
@@ -130,7 +130,7 @@ def _positions(s: Summary, width: int) -> Iterator[str]:
     yield from table(["length", *map(str, range(1, most + 1))], rows, width, 1)
 
 
-def _curve(s: Summary, width: int) -> Iterator[str]:
+def _curve(s: BenchSummary, width: int) -> Iterator[str]:
     costs = s.costs
     points = [p for p in costs.points if not costs.exact or p.rows in _WIDTHS_SHOWN]
     if len(points) < 2:
@@ -164,7 +164,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, n_la
             yield " ".join(cells).rstrip()
 
 
-def _labels(row: Row) -> list[str]:
+def _labels(row: SummaryRow) -> list[str]:
     name = row.workload or "all"
     short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
     return [short, "all" if row.temperature is None else f"{row.temperature:g}"]

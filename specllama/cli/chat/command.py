@@ -9,20 +9,21 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from specllama.cli import build, console
+from specllama.cli import console
 from specllama.cli.answer import log_file, template_variables
-from specllama.cli.chat_commands import completions, run_command
-from specllama.cli.chat_conversation import Conversation
-from specllama.cli.chat_engine import ChatEngine, LeaveError
-from specllama.cli.chat_file import clean, read
-from specllama.cli.chat_input import LineReader, Reader, Typed
-from specllama.cli.chat_screen import Screen
-from specllama.cli.chat_session import Session
-from specllama.cli.chat_settings import refuse_logprobs
-from specllama.cli.chat_thinking import TemplateTag
-from specllama.cli.chat_words import visible
+from specllama.cli.chat.commands import completions, run_command
+from specllama.cli.chat.conversation import Conversation
+from specllama.cli.chat.engine import ChatEngine, LeaveError
+from specllama.cli.chat.file import clean, read
+from specllama.cli.chat.input import InputReader, LineReader, Typed
+from specllama.cli.chat.screen import Screen
+from specllama.cli.chat.session import ChatSession
+from specllama.cli.chat.settings import refuse_logprobs
+from specllama.cli.chat.thinking import TemplateTag
+from specllama.cli.chat.words import visible
+from specllama.config import build
+from specllama.config.store import cache_dir
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.store import cache_dir
 
 HUNG_UP = 129
 
@@ -45,7 +46,7 @@ def chat(given: Mapping[str, Any]) -> int:
         engine.load("json_schema" in params or "grammar" in params)
         tag = TemplateTag(settings, variables) if screen.styles else None
         closing = (lambda: tag.closing) if tag is not None else str
-        session = Session(engine, screen, Conversation(), params, variables, closing, reader.interactive)
+        session = ChatSession(engine, screen, Conversation(), params, variables, closing, reader.interactive)
         if saved is not None:
             session.take_over(saved, values["load"], params)
         if "system_prompt" in values:
@@ -54,17 +55,17 @@ def chat(given: Mapping[str, Any]) -> int:
         return _guarded(session, reader)
 
 
-def _reader() -> Reader:
+def _reader() -> InputReader:
     """Editing where both ends are terminals that can do it; else lines."""
-    if sys.stdin is None or not (console.fancy(sys.stdin) and console.fancy(sys.stdout)):
+    if sys.stdin is None or not (console.supports_ansi(sys.stdin) and console.supports_ansi(sys.stdout)):
         return LineReader()
-    from specllama.cli.chat_history import HistoryFile
-    from specllama.cli.chat_terminal import TerminalReader
+    from specllama.cli.chat.history import HistoryFile
+    from specllama.cli.chat.terminal import TerminalReader
 
     return TerminalReader(completions(), HistoryFile(cache_dir() / "chat_history"))
 
 
-def _greet(session: Session, show_draft: bool) -> None:
+def _greet(session: ChatSession, show_draft: bool) -> None:
     if show_draft and session.screen.show_draft:
         console.note(f"drafted text is coloured: {session.screen.legend()}")
     elif show_draft:
@@ -75,7 +76,7 @@ def _greet(session: Session, show_draft: bool) -> None:
         session.screen.dim("/help lists the commands, Ctrl-D leaves")
 
 
-def _guarded(session: Session, reader: Reader) -> int:
+def _guarded(session: ChatSession, reader: InputReader) -> int:
     """Converse; where that ends in a way that nobody wanted, the conversation is kept."""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hung_up)
@@ -97,7 +98,7 @@ def _hung_up(_number: int, _frame: FrameType | None) -> None:
     raise LeaveError(HUNG_UP)
 
 
-def _converse(session: Session, reader: Reader) -> int:
+def _converse(session: ChatSession, reader: InputReader) -> int:
     """Until the input ends or somebody leaves; the exit code, from a pipe that of the first error."""
     code = 0
     while True:
@@ -121,7 +122,7 @@ def _converse(session: Session, reader: Reader) -> int:
             console.note("Ctrl-D or /exit leaves")
 
 
-def _take(session: Session, typed: Typed) -> None:
+def _take(session: ChatSession, typed: Typed) -> None:
     """Act on one input: a command, or a message."""
     if not typed.literal and typed.text.startswith("/") and not typed.text.startswith("//"):
         run_command(session, typed.text)

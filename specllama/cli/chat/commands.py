@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specllama.cli import console
-from specllama.cli.chat_engine import LeaveError
-from specllama.cli.chat_file import read, write
-from specllama.cli.chat_session import Session
-from specllama.cli.chat_settings import NAMES, assign, parameter, shown
-from specllama.cli.chat_words import FILE, counted, nearest, visible
+from specllama.cli.chat.engine import LeaveError
+from specllama.cli.chat.file import read, write
+from specllama.cli.chat.session import ChatSession
+from specllama.cli.chat.settings import NAMES, assign, parameter, shown
+from specllama.cli.chat.words import FILE, counted, nearest, visible
 from specllama.errors import UsageError
 
 
@@ -19,13 +19,13 @@ from specllama.errors import UsageError
 class Command:
     """One command. usage: what may follow it; words: what completion offers there."""
 
-    act: Callable[[Session, str], None]
+    act: Callable[[ChatSession, str], None]
     usage: str
     help: str
     words: tuple[str, ...] = ()
 
 
-def run_command(session: Session, text: str) -> None:
+def run_command(session: ChatSession, text: str) -> None:
     """Do what a line that begins with a slash says. Raises UsageError and what the command raises."""
     name, rest = (*text.split(maxsplit=1), "")[:2]
     command = COMMANDS.get(_ALIASES.get(name, name))
@@ -43,7 +43,7 @@ def completions() -> Mapping[str, tuple[str, ...]]:
     return {name: command.words for name, command in COMMANDS.items()}
 
 
-def _help(_session: Session, _rest: str) -> None:
+def _help(_session: ChatSession, _rest: str) -> None:
     width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
     for name, command in COMMANDS.items():
         console.note(f"{f'{name} {command.usage}':{width}}  {command.help}")
@@ -53,7 +53,7 @@ def _help(_session: Session, _rest: str) -> None:
     console.note("Ctrl-C stops an answer and keeps it; Ctrl-D leaves. // begins a message with a slash.")
 
 
-def _system(session: Session, rest: str) -> None:
+def _system(session: ChatSession, rest: str) -> None:
     conversation = session.conversation
     if not rest:
         console.note(visible(conversation.system) or "no system message")
@@ -65,7 +65,7 @@ def _system(session: Session, rest: str) -> None:
     console.note(f"system message {done}{later}")
 
 
-def _set(session: Session, rest: str) -> None:
+def _set(session: ChatSession, rest: str) -> None:
     typed, _, value = rest.partition(" ")
     names = (parameter(typed),) if typed else NAMES
     if value:
@@ -74,18 +74,18 @@ def _set(session: Session, rest: str) -> None:
         console.note(visible(shown(name, session.params, session.used)))
 
 
-def _clear(session: Session, _rest: str) -> None:
+def _clear(session: ChatSession, _rest: str) -> None:
     n = len(session.conversation.turns)
     session.conversation.clear()
     kept = "; the system message stays" if session.conversation.system else ""
     console.note(f"{counted(n, 'turn')} forgotten{kept}")
 
 
-def _regen(session: Session, _rest: str) -> None:
+def _regen(session: ChatSession, _rest: str) -> None:
     session.say_again()
 
 
-def _save(session: Session, rest: str) -> None:
+def _save(session: ChatSession, rest: str) -> None:
     name = rest or session.file
     if not name:
         raise UsageError("/save needs the name of a file")
@@ -94,18 +94,18 @@ def _save(session: Session, rest: str) -> None:
     console.note(f"{counted(len(session.conversation.turns), 'turn')} saved in {visible(str(path))}")
 
 
-def _load(session: Session, rest: str) -> None:
+def _load(session: ChatSession, rest: str) -> None:
     if not rest:
         raise UsageError("/load needs the name of a file")
     session.take_over(read(rest), rest)
 
 
-def _stats(session: Session, _rest: str) -> None:
+def _stats(session: ChatSession, _rest: str) -> None:
     for line in session.totals.lines(session.engine.info["n_ctx"]):
         console.note(line)
 
 
-def _trim(session: Session, rest: str) -> None:
+def _trim(session: ChatSession, rest: str) -> None:
     if rest and not re.fullmatch("[1-9][0-9]{0,8}", rest):
         raise UsageError(f"/trim takes a number of turns, not {rest[:60]!r}")
     n = session.conversation.trim(int(rest) if rest else None)
@@ -113,7 +113,7 @@ def _trim(session: Session, rest: str) -> None:
     console.note(f"the oldest {counted(n, 'turn')} forgotten, {left} left")
 
 
-def _draft(session: Session, rest: str) -> None:
+def _draft(session: ChatSession, rest: str) -> None:
     info = session.engine.info
     if rest in ("on", "off"):
         session.speculate = rest == "on"
@@ -129,7 +129,7 @@ def _draft(session: Session, rest: str) -> None:
         console.note(f"drafts {'on' if session.speculate else 'off'}, length {length}")
 
 
-def _draft_up_to(session: Session, draft_max: int | None) -> None:
+def _draft_up_to(session: ChatSession, draft_max: int | None) -> None:
     if draft_max == session.engine.settings.draft_max:
         console.note("drafts on, the length is this already")
     elif session.engine.draft_up_to(draft_max, session.structured):
@@ -137,7 +137,7 @@ def _draft_up_to(session: Session, draft_max: int | None) -> None:
     session.speculate = True
 
 
-def _exit(_session: Session, _rest: str) -> None:
+def _exit(_session: ChatSession, _rest: str) -> None:
     raise LeaveError(0)
 
 

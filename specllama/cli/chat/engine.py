@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import IO, Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import IDLE_SLICE_SECONDS, INTERRUPTED, Answer, Show, calibrate, generate
-from specllama.cli.chat_conversation import Conversation
+from specllama.cli.answer import IDLE_SLICE_SECONDS, INTERRUPTED, RunAnswer, Show, calibrate, generate
+from specllama.cli.chat.conversation import Conversation
 from specllama.cli.progress import Progress
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
-from specllama.settings import LoadSettings
 
 _IDLE_SECONDS = 2.0  # at the prompt, before it is used for measuring
 
@@ -113,7 +113,7 @@ class ChatEngine:
         params: Mapping[str, Any],
         speculate: bool,
         variables: Mapping[str, Any],
-        into: Answer,
+        into: RunAnswer,
         show: Show,
     ) -> int:
         """Answer the last message; the id of the generation. Raises what `generate` raises."""

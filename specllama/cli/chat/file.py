@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specllama.cli.chat_conversation import Conversation, Turn
-from specllama.core.params import MAX_BIAS, SamplingParams
+from specllama.cli.chat.conversation import Conversation, Turn
+from specllama.config.store import cache_dir
+from specllama.core.sampling.params import MAX_BIAS, SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
-from specllama.store import cache_dir
 
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specllama.cli import console
-from specllama.cli.chat_file import clean
+from specllama.cli.chat.file import clean
 
 PROMPT, CONTINUED = "> ", ". "
 QUOTES = '"""'
@@ -24,7 +24,7 @@ class Typed:
     literal: bool = False
 
 
-class Reader(Protocol):
+class InputReader(Protocol):
     """Where inputs come from. interactive: somebody sits there, so that errors and Ctrl-C end nothing."""
 
     interactive: bool

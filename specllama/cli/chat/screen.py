@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from specllama.cli import console
-from specllama.cli.chat_thinking import Thinking
-from specllama.cli.chat_words import visible
+from specllama.cli.chat.thinking import Thinking
+from specllama.cli.chat.words import visible
 
 COLOURS = {
     "model": ("green", "32"),
@@ -22,7 +22,7 @@ _DIM = "2"
 
 def coloured(stream: TextIO) -> bool:
     """Whether text on the stream may have colours and dimness."""
-    return console.fancy(stream) and "NO_COLOR" not in os.environ
+    return console.supports_ansi(stream) and "NO_COLOR" not in os.environ
 
 
 class Screen:

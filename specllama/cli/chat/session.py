@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import INTERRUPTED, Answer
-from specllama.cli.chat_conversation import Conversation, Turn
-from specllama.cli.chat_engine import ChatEngine, LeaveError
-from specllama.cli.chat_file import Saved, rescue
-from specllama.cli.chat_screen import Screen
-from specllama.cli.chat_settings import refuse_logprobs
-from specllama.cli.chat_stats import Totals, turn_line
-from specllama.cli.chat_words import counted, visible
+from specllama.cli.answer import INTERRUPTED, RunAnswer
+from specllama.cli.chat.conversation import Conversation, Turn
+from specllama.cli.chat.engine import ChatEngine, LeaveError
+from specllama.cli.chat.file import Saved, rescue
+from specllama.cli.chat.screen import Screen
+from specllama.cli.chat.settings import refuse_logprobs
+from specllama.cli.chat.stats import Totals, turn_line
+from specllama.cli.chat.words import counted, visible
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 
 ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
 
 
 @dataclass(slots=True)
-class Session:
+class ChatSession:
     """What the commands of a chat act on.
 
     params: what was set of SamplingParams; used: what the engine took where nothing was set. variables: for
@@ -115,7 +115,7 @@ class Session:
         """Generate for the last turn; what was written becomes its answer, however it ended. False where
         Ctrl-C came before that.
         """
-        answer, id_, written = Answer(), None, False
+        answer, id_, written = RunAnswer(), None, False
         self.screen.begin(self.closing() if self.screen.styles else "")
         try:
             id_ = self.engine.ask(
@@ -138,7 +138,7 @@ class Session:
             self._figures(answer)
         return written
 
-    def _figures(self, answer: Answer) -> None:
+    def _figures(self, answer: RunAnswer) -> None:
         """What is to be said of an answer that has ended."""
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from specllama.cli import build
-from specllama.cli.chat_words import nearest
-from specllama.core.params import SamplingParams
+from specllama.cli.chat.words import nearest
+from specllama.config import build
+from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 
 NAMES = tuple(f.name for f in fields(SamplingParams) if f.name != "logprobs")

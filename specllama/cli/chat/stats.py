@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specllama.cli import readout
-from specllama.cli.answer import Answer
-from specllama.cli.chat_words import counted
+from specllama.cli.answer import RunAnswer
+from specllama.cli.chat.words import counted
 from specllama.core.stats import RunStats
 
 
-def turn_line(answer: Answer) -> str:
+def turn_line(answer: RunAnswer) -> str:
     """Rate, gain, acceptance, prompt tokens evaluated and reused, time to the first token, where measured."""
     stats = answer.stats
     gain = readout.speedup(stats, _plain(answer))
@@ -31,12 +31,12 @@ def turn_line(answer: Answer) -> str:
 class Totals:
     """What the answers of a session were in sum."""
 
-    last: Answer | None = None
+    last: RunAnswer | None = None
     answers: int = 0
     n_decoded: int = 0  # tokens behind the first of each answer
     sum: RunStats = field(default_factory=RunStats)
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: RunAnswer) -> None:
         """Count an answer that has ended."""
         self.last, self.answers = answer, self.answers + 1
         for name in ("n_prompt", "n_reused", "n_predict", "n_drafted", "n_accept"):
@@ -67,5 +67,5 @@ class Totals:
         return found
 
 
-def _plain(answer: Answer) -> readout.PlainRate:
+def _plain(answer: RunAnswer) -> readout.PlainRate:
     return readout.plain_rate(answer.stats, answer.extra.get("stored_t1"))

@@ -19,9 +19,9 @@ from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from specllama.cli.chat_history import HistoryFile
-from specllama.cli.chat_input import CONTINUED, PROMPT, Typed, is_open, typed
-from specllama.cli.chat_words import FILE
+from specllama.cli.chat.history import HistoryFile
+from specllama.cli.chat.input import CONTINUED, PROMPT, Typed, is_open, typed
+from specllama.cli.chat.words import FILE
 
 
 class TerminalReader:

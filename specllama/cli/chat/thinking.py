@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from specllama.config.load import LoadSettings
 from specllama.errors import SpecllamaError
-from specllama.settings import LoadSettings
-from specllama.thinking import TAGS
+from specllama.text.reasoning import TAGS
 
 
 class Thinking:
@@ -76,7 +76,7 @@ class TemplateTag:
 
 
 def _template(settings: LoadSettings) -> str:
-    from specllama.gguf import read_model
+    from specllama.gguf.header import read_model
 
     return settings.chat_template or read_model(settings.target.path).chat_template or ""
 
@@ -84,7 +84,7 @@ def _template(settings: LoadSettings) -> str:
 def _left_open(source: str, variables: Mapping[str, Any]) -> str:
     if not any(tag in source for tag in TAGS):
         return ""
-    from specllama.chat import ChatTemplate
+    from specllama.text.chat_template import ChatTemplate
 
     parts = ChatTemplate(source).render([{"role": "user", "content": "Hello"}], **variables)
     text = "".join(part.text for part in parts)

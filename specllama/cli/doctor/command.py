@@ -11,8 +11,8 @@ import os
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.doctor_text import lines, width
-from specllama.cli.doctor_words import Problem
+from specllama.cli.doctor.text import lines, width
+from specllama.cli.doctor.words import Problem
 
 SCHEMA = "specllama.doctor/1"
 
@@ -31,14 +31,12 @@ def doctor(as_json: bool, workers: str | None = None) -> int:
 
 def examine(workers: str | None = None) -> tuple[dict[str, Any], list[Problem]]:
     """The whole report as plain data, and what is wrong."""
-    from specllama.cli import (
-        doctor_config,
-        doctor_engine,
-        doctor_files,
-        doctor_hub,
-        doctor_machine,
-        doctor_rpc,
-    )
+    from specllama.cli.doctor import config as doctor_config
+    from specllama.cli.doctor import engine as doctor_engine
+    from specllama.cli.doctor import files as doctor_files
+    from specllama.cli.doctor import hub as doctor_hub
+    from specllama.cli.doctor import machine as doctor_machine
+    from specllama.cli.doctor import rpc as doctor_rpc
 
     problems: list[Problem] = []
     asked = {} if workers is None else {"rpc": doctor_rpc.workers(workers, problems)}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specllama import config as configuration
-from specllama.cli.doctor_words import Problem
-from specllama.cli.options_server import STORED
+from specllama.cli.doctor.words import Problem
+from specllama.config import sources as configuration
+from specllama.config.options_server import STORED
 from specllama.errors import ConfigError
 
 

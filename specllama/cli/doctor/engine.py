@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from specllama.cli.doctor_words import Problem
+from specllama.cli.doctor.words import Problem
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
 
@@ -17,7 +17,7 @@ SECONDS = 60.0  # for an engine process to start
 
 def engine(problems: list[Problem]) -> dict[str, Any]:
     """What inspection.py finds, with "start_seconds"; "ok" False and "error" where it does not start."""
-    from specllama.process.client import EngineClient
+    from specllama.client.client import EngineClient
 
     started, late = time.monotonic(), threading.Event()
     try:
@@ -42,9 +42,9 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
 
 def embedded_pair(problems: list[Problem]) -> dict[str, Any]:
     """Whether the models that come with specllama are whole and fit into memory."""
-    from specllama.gguf import check_model, read_model
-    from specllama.models.fit import FitSettings, plan_memory
-    from specllama.models.host import available_memory
+    from specllama.gguf.header import check_model, read_model
+    from specllama.models.memory.available import available_memory
+    from specllama.models.memory.plan import FitSettings, plan_memory
 
     try:
         headers = [read_model(str(path)) for path in (EMBEDDED_TARGET, EMBEDDED_DRAFT)]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specllama import store
-from specllama.calibrate import ENOUGH_ROWS
-from specllama.cli.doctor_words import Problem
+from specllama.cli.doctor.words import Problem
+from specllama.config import store
+from specllama.worker.calibrate import ENOUGH_ROWS
 
 _SECONDS = 2.0  # for adding up a directory
 
@@ -67,21 +67,21 @@ def exactness() -> list[dict[str, Any]]:
 def meaning(
     epsilon: float | None,
     reach: float | None,
-    alike: float | None = None,
+    equal_up_to: float | None = None,
     unlike: float | None = None,
 ) -> str:
-    """What a comparison of rows says of the texts, in words. alike, unlike: see Calibration."""
+    """What a comparison of rows says of the texts, in words. equal_up_to, unlike: see Calibration."""
     if epsilon is None or reach is None:
         return "not measured"
     behind = f"behind texts of up to {reach:.0f} tokens"
-    most = f"batches of up to {alike or 2:.0f} rows are bit-equal to single rows {behind}"
+    most = f"batches of up to {equal_up_to or 2:.0f} rows are bit-equal to single rows {behind}"
     if unlike is None and epsilon == 0:
         return most
-    if alike is not None and alike >= ENOUGH_ROWS:
+    if equal_up_to is not None and equal_up_to >= ENOUGH_ROWS:
         return f"{most}; wider ones are not used"
     differ = f"batched and single rows differ by up to {epsilon:.2g} {behind}"
-    if alike is not None and alike >= 2:
-        return f"{differ}; near-ties are counted, --exact uses no batch wider than {alike:.0f} rows"
+    if equal_up_to is not None and equal_up_to >= 2:
+        return f"{differ}; near-ties are counted, --exact uses no batch wider than {equal_up_to:.0f} rows"
     return f"{differ}; near-ties are counted, --exact decides them again"
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from specllama.cli.doctor_files import directory_size, free_disk, writing_problem
-from specllama.cli.doctor_words import Problem
-from specllama.models.places import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
+from specllama.cli.doctor.files import directory_size, free_disk, writing_problem
+from specllama.cli.doctor.words import Problem
+from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 
 NO_ADDRESS = "is not an http or https address"
 SECONDS = 3.0

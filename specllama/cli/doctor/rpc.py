@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specllama.cli.doctor_words import Problem
+from specllama.cli.doctor.words import Problem
+from specllama.client.rpc_probe import probe_all
+from specllama.config.rpc_endpoints import endpoints
 from specllama.errors import SpecllamaError
-from specllama.rpc import endpoints
-from specllama.rpc_probe import probe_all
 
 
 def workers(given: str, problems: list[Problem]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.doctor_words import size
+from specllama.cli.doctor.words import size
 
 _LABEL = 16  # columns
 _NARROW = 50  # columns of a terminal in which values go below their labels

@@ -11,17 +11,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from specllama.cli import build, console, tune_text
+from specllama.cli import console
 from specllama.cli.answer import INTERRUPTED, first_interrupt, log_file, template_variables
-from specllama.cli.bench_text import duration
+from specllama.cli.bench.text import duration
 from specllama.cli.progress import Progress
 from specllama.cli.provenance import provenance
-from specllama.cli.tune_found import Found
-from specllama.cli.tune_plan import Plan, plan
-from specllama.cli.tune_verdict import verdict
+from specllama.cli.tune import text as tune_text
+from specllama.cli.tune.found import TuneResults
+from specllama.cli.tune.plan import TunePlan, plan
+from specllama.cli.tune.verdict import verdict
+from specllama.client import protocol as m
+from specllama.client.client import EngineClient
+from specllama.config import build
 from specllama.errors import SpecllamaError
-from specllama.process import messages as m
-from specllama.process.client import EngineClient
 
 SCHEMA = "specllama.tune/1"
 _LONG = 60.0  # seconds; how to make it shorter is said then
@@ -34,7 +36,7 @@ def tune(given: Mapping[str, Any]) -> int:
     values = build.resolved(given)
     wanted = plan(given, values)
     variables, log = template_variables(values), log_file(values)
-    found = Found(wanted.drafts, wanted.unusable, "copy" in wanted.settings.drafters)
+    found = TuneResults(wanted.drafts, wanted.unusable, "copy" in wanted.settings.drafters)
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
         try:
@@ -52,7 +54,7 @@ def tune(given: Mapping[str, Any]) -> int:
 
 
 def _measure(
-    client: EngineClient, wanted: Plan, variables: dict[str, Any], verbose: bool, into: Found
+    client: EngineClient, wanted: TunePlan, variables: dict[str, Any], verbose: bool, into: TuneResults
 ) -> None:
     progress = Progress(delay=1.0)
     try:
@@ -87,11 +89,11 @@ def _load() -> float:
         return 0.0
 
 
-def _take(event: m.Message, progress: Progress, into: Found) -> None:
+def _take(event: m.Message, progress: Progress, into: TuneResults) -> None:
     if isinstance(event, m.Tuning):
         left = f"{event.label}, {duration(event.left)} left"
         progress.show("tuning", event.share, left, stage=event.label)
-    elif isinstance(event, m.Measured):
+    elif isinstance(event, m.TuneMeasurement):
         into.take(event.part, event.found)
         if event.part == "plan":
             _announce(event.found)
@@ -105,7 +107,7 @@ def _announce(found: Mapping[str, Any]) -> None:
     console.note(text + shorter)
 
 
-def _show(found: Found, wanted: Plan, as_json: bool) -> None:
+def _show(found: TuneResults, wanted: TunePlan, as_json: bool) -> None:
     if as_json:
         console.data(json.dumps(_object(found, wanted)) + "\n")
         return
@@ -113,7 +115,7 @@ def _show(found: Found, wanted: Plan, as_json: bool) -> None:
     console.data("".join(f"{line}\n" for line in tune_text.lines(found, wanted.settings.calibrate, width)))
 
 
-def _object(found: Found, wanted: Plan) -> dict[str, Any]:
+def _object(found: TuneResults, wanted: TunePlan) -> dict[str, Any]:
     """Schema specllama.tune/1: times in seconds unless named ms; what is not known is null or left out."""
     info = found.info
     return {

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.core.breakeven import BreakEven
+from specllama.config.load import ModelSettings
+from specllama.core.policy.break_even import BreakEven
 from specllama.errors import SpecllamaError
-from specllama.settings import ModelSettings
 
 COPY = "copy alone"
 
 
 @dataclass(slots=True)
-class Entrant:
+class DraftResult:
     """A draft, or copying alone (path None). problem: why it was not used, "" if it was. step: seconds of a
     token of the draft model. forecast: of Forecast.to_dict, None before it was all measured.
     """
@@ -51,7 +51,7 @@ class Entrant:
         }
 
 
-class Found:
+class TuneResults:
     """drafts: those to be compared, in the order of their indexes. copies: whether text is copied. info: of
     the load.
     """
@@ -61,10 +61,10 @@ class Found:
     ) -> None:
         paths = [d.path for d in drafts]
         names = _names([*paths, *unusable])
-        self.entrants = {i: Entrant(names[path], path) for i, path in enumerate(paths)}
+        self.entrants = {i: DraftResult(names[path], path) for i, path in enumerate(paths)}
         if copies:
-            self.entrants[-1] = Entrant(COPY, None)
-        self.unusable = [Entrant(names[path], path, reason) for path, reason in unusable.items()]
+            self.entrants[-1] = DraftResult(COPY, None)
+        self.unusable = [DraftResult(names[path], path, reason) for path, reason in unusable.items()]
         self.info: Mapping[str, Any] = {}
         self.plan: Mapping[str, Any] = {}
         self.curves: list[Mapping[str, Any]] = []
@@ -102,13 +102,13 @@ class Found:
         return bool(self.plan.get("replays"))
 
     @property
-    def ranking(self) -> list[Entrant]:
+    def ranking(self) -> list[DraftResult]:
         """Those with a prediction, the best first, copying alone before a draft that is no better."""
         found = [e for e in self.entrants.values() if e.speedup is not None]
         return sorted(found, key=lambda e: (-(e.speedup or 0.0), e.path is not None))
 
     @property
-    def others(self) -> list[Entrant]:
+    def others(self) -> list[DraftResult]:
         """Those that cannot be used, and those whose turn has not come."""
         return [*(e for e in self.entrants.values() if e.speedup is None), *self.unusable]
 

@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.cli import bench_plan, build
+from specllama.cli.bench import plan as bench_plan
+from specllama.config import build
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import IncompatiblePairError, UsageError
-from specllama.gguf import check_model, read_model
-from specllama.settings import LoadSettings, ModelSettings
-from specllama.vocab import check_pair
+from specllama.gguf.header import check_model, read_model
+from specllama.pair.vocab import check_pair
 
 # tune measures what these would have it do without, and drafts with everybody.
 _DECIDES = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TunePlan:
     """What is to be measured. settings: the target's, without a draft. unusable: drafts that do not fit it,
     path to reason. prompts: [workload, text] each. n_tokens: None for as many as there is time for.
     """
@@ -30,7 +31,7 @@ class Plan:
     n_tokens: int | None
 
 
-def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
+def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> TunePlan:
     """given: the command line; values: with what files and environment say.
 
     Raises UsageError, NotFoundError, what reading a header raises, IncompatiblePairError where drafts were
@@ -48,7 +49,7 @@ def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> Plan:
         reasons = "; ".join(f"{path}: {reason}" for path, reason in unusable.items())
         hint = "choose another draft, or -md none; specllama pair-check tells more"
         raise IncompatiblePairError(f"no draft fits the target: {reasons}", hint)
-    return Plan(
+    return TunePlan(
         settings,
         [d for d in drafts if d.path not in unusable],
         unusable,

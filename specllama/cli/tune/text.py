@@ -6,16 +6,16 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.bench_text import duration, printable, table
-from specllama.cli.doctor_files import meaning
-from specllama.cli.tune_found import Entrant, Found
-from specllama.cli.tune_verdict import verdict
+from specllama.cli.bench.text import duration, printable, table
+from specllama.cli.doctor.files import meaning
+from specllama.cli.tune.found import DraftResult, TuneResults
+from specllama.cli.tune.verdict import verdict
 
 _LONGEST_NAME = 36
 _BUSY = 1.3  # times the typical decode of one row, that is; by which other load can be told
 
 
-def lines(found: Found, stored: bool, width: int) -> Iterator[str]:
+def lines(found: TuneResults, stored: bool, width: int) -> Iterator[str]:
     """All that was found, no line longer than `width` where that can be. stored: whether it was."""
     yield from _wrapped(_head(found, stored), width)
     yield from _curves(found, width)
@@ -30,7 +30,7 @@ def lines(found: Found, stored: bool, width: int) -> Iterator[str]:
         yield from _wrapped(text, width)
 
 
-def _head(found: Found, stored: bool) -> str:
+def _head(found: TuneResults, stored: bool) -> str:
     target, n = found.info["target"], found.info["n_threads"]
     name = f"target {printable(target['name'])} {target['quant']}, {n} thread{'s' if n > 1 else ''}"
     kept = "stored for the next run" if stored else "nothing was stored"
@@ -39,7 +39,7 @@ def _head(found: Found, stored: bool) -> str:
     return f"{name}; measured in {duration(found.seconds, about=False)}, {kept}"
 
 
-def _curves(found: Found, width: int) -> Iterator[str]:
+def _curves(found: TuneResults, width: int) -> Iterator[str]:
     for curve in found.curves:
         points = curve["points"]
         first = next((p["seconds"] for p in points if p["rows"] == 1), None)
@@ -88,7 +88,7 @@ def _exactness(epsilon: Mapping[str, Any], width: int) -> Iterator[str]:
     yield from _wrapped(f"Exactness: {said} {compared}.", width)
 
 
-def _break_even(found: Found, width: int) -> Iterator[str]:
+def _break_even(found: TuneResults, width: int) -> Iterator[str]:
     shown = [e for e in found.entrants.values() if e.break_even]
     if not shown:
         return
@@ -104,7 +104,7 @@ def _break_even(found: Found, width: int) -> Iterator[str]:
     yield from table(["k", "token", *map(str, lengths)], rows, width, 1)
 
 
-def _ranking(found: Found, width: int) -> Iterator[str]:
+def _ranking(found: TuneResults, width: int) -> Iterator[str]:
     ranking = found.ranking
     names = list(found.texts)
     if ranking:
@@ -128,7 +128,7 @@ def _ranking(found: Found, width: int) -> Iterator[str]:
         yield from _wrapped(f"{printable(entrant.name)} {why}.", width)
 
 
-def _predicted(entrant: Entrant, names: Sequence[str]) -> list[str]:
+def _predicted(entrant: DraftResult, names: Sequence[str]) -> list[str]:
     forecast = entrant.forecast or {}
     acceptance, parts = forecast["acceptance"], forecast["workloads"]
     speeds = (f"{parts[name]['speedup']:.2f}" if name in parts else "-" for name in names)
@@ -136,7 +136,7 @@ def _predicted(entrant: Entrant, names: Sequence[str]) -> list[str]:
     return [_cut(entrant.name), accepted, *speeds, f"{forecast['speedup']:.2f}"]
 
 
-def _notes(found: Found) -> Iterator[str]:
+def _notes(found: TuneResults) -> Iterator[str]:
     """What has to be known to judge the figures."""
     if any(_disturbed(curve) for curve in found.curves):
         yield "Something else kept the machine busy, and the figures are off. Tune again when nothing does."

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from specllama.cli.bench_text import printable
-from specllama.cli.tune_found import Entrant, Found
-from specllama.core.breakeven import easiest
+from specllama.cli.bench.text import printable
+from specllama.cli.tune.found import DraftResult, TuneResults
+from specllama.core.policy.break_even import easiest
 
 PAYS = 1.01  # times plain decoding; less is no gain
 _OWN_WORK = 0.005  # seconds of t(1), below which what is not a decode counts
 _FEW = 200  # tokens; a ranking by fewer is a guess
 
 
-def verdict(found: Found) -> str:
+def verdict(found: TuneResults) -> str:
     """A sentence or a few. Never more than what was predicted."""
     ranking = found.ranking
     if not ranking:
@@ -27,11 +27,11 @@ def verdict(found: Found) -> str:
     return " ".join([text, *_reservations(found)])
 
 
-def _flag(entrant: Entrant) -> str:
+def _flag(entrant: DraftResult) -> str:
     return f"-md {printable(entrant.path)}" if entrant.path is not None else "copying alone (-md none)"
 
 
-def _why(best: Entrant) -> str:
+def _why(best: DraftResult) -> str:
     """Why not even the best of them pays."""
     need = easiest(best.break_even)
     forecast = best.forecast or {}
@@ -52,7 +52,7 @@ def _why(best: Entrant) -> str:
     return f"{text}, and hardly anything was there to be copied."
 
 
-def _reservations(found: Found) -> list[str]:
+def _reservations(found: TuneResults) -> list[str]:
     """What the prediction leaves out."""
     out = []
     n_tokens = sum(t["tokens"] for t in found.texts.values())

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.core.stored import numbers
+from specllama.core.policy.stored_values import numbers
 
 HIGHEST = 0.9995  # nothing is surer: S of a long draft would hardly fall
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from specllama.core.ports import Drafter, Mask, Proposal, RememberingDrafter
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import Drafter, Mask, Proposal, RememberingDrafter
+from specllama.core.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerifyResult:
     """What became of one sequence's draft in a round: it emitted n_emitted tokens, n_accept of them
     drafted.
     """
@@ -42,7 +42,7 @@ class Round:
     verify_seconds: float
     draft_seconds: float
     seconds: float
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[VerifyResult]
 
     @property
     def plain(self) -> bool:
@@ -63,7 +63,7 @@ class Policy(Protocol):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Chooser,
+        chooser: Sampler,
         mask: Mask | None = None,
         owner: str | None = "",
     ) -> None:
@@ -93,7 +93,7 @@ class Policy(Protocol):
         ...
 
 
-class Run(NamedTuple):
+class DraftRun(NamedTuple):
     """What was drafted for a sequence: proposals, the drafter of each, and how many more were discarded."""
 
     proposals: list[Proposal]
@@ -111,13 +111,13 @@ def run_drafter(
     p_min: float,
     n_min: int = 0,
     forced: Drafter | None = None,
-) -> dict[int, Run]:
+) -> dict[int, DraftRun]:
     """Step a drafter for all sequences together until each has its limit, runs out, or falls below p_min.
 
     forced: asked first for every token (what a grammar forces needs no guess); `drafter` must then be one
     that continues. A run shorter than n_min becomes empty.
     """
-    runs = {seq: Run([], [], 0) for seq, limit in limits.items() if limit > 0}
+    runs = {seq: DraftRun([], [], 0) for seq, limit in limits.items() if limit > 0}
     wanted: dict[int, list[int]] = {seq: [] for seq in runs}
     while wanted:
         certain = forced.step(wanted) if forced is not None else {}
@@ -136,11 +136,11 @@ def run_drafter(
             del wanted[seq]
     for seq, run in runs.items():
         if 0 < len(run.proposals) < n_min:
-            runs[seq] = Run([], [], run.n_discarded + len(run.proposals))
+            runs[seq] = DraftRun([], [], run.n_discarded + len(run.proposals))
     return runs
 
 
-class Drafting:
+class PolicyBase:
     """What all policies have: the drafters, in the order in which they are asked."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -151,13 +151,13 @@ class Drafting:
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Chooser,
+        chooser: Sampler,
         mask: Mask | None = None,
         owner: str | None = "",
     ) -> None:
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):
-                drafter.belongs(seq_id, owner)
+                drafter.set_scope(seq_id, owner)
             drafter.start(seq_id, prompt, chooser, mask)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specllama.core.costs import FIRST, WIDEST, CostCurve
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
 
 _HALVINGS = 50
 

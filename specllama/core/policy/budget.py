@@ -5,7 +5,7 @@ All amounts are in t(1), the time of a plain decode of one row, so a machine tha
 
 from __future__ import annotations
 
-from specllama.core.stored import is_number
+from specllama.core.policy.stored_values import is_number
 
 ALLOWANCE = 3.5  # t(1), once per loaded pair; half a t(1) of the promised four is left to errors of the clock
 SHARE = 0.01  # of the time of plain decoding, on top
@@ -15,7 +15,7 @@ KEPT = (1.0, 5.0)  # t(1); least and most of the credit that a later process beg
 PLAIN_EVERY = 100.0  # t(1); then one plain round keeps t(1) known
 
 
-class Ledger:
+class SpeculationBudget:
     """Keeps decoding within 1 % and four plain decodes of plain decoding.
 
     credit: what may still be lost. Only rounds that spent something on drafts move it, and the share, which

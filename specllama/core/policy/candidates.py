@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heapreplace
 
 
 @dataclass(slots=True)
-class Offer:
+class CandidateDraft:
     """A draft for one sequence, token by token.
 
     bins: where the source's acceptance table counts it. reached: probability that this and all before are
@@ -55,7 +55,7 @@ class Offer:
 
 
 @dataclass(slots=True)
-class Prices:
+class RoundBudget:
     """What a round may take. seconds: of a decode by its rows, to be multiplied by scale. worst: of one, to
     be on the safe side. budget: the most seconds that this round may take. spent: seconds of it that are gone
     already.
@@ -78,7 +78,7 @@ class Prices:
 
 
 def best_of(
-    expected: Sequence[float], prices: Prices, rows: int, tokens: float, first: int = 0
+    expected: Sequence[float], prices: RoundBudget, rows: int, tokens: float, first: int = 0
 ) -> tuple[int, float]:
     """(length, rate): the prefix with the best rate of a draft whose first k tokens are expected to win
     expected[k - 1], beside `rows` rows that are expected to give `tokens`, whether the round may take as much
@@ -95,7 +95,9 @@ def best_of(
     return best, rate
 
 
-def best_allowed(expected: Sequence[float], prices: Prices, rows: int, tokens: float) -> tuple[int, float]:
+def best_allowed(
+    expected: Sequence[float], prices: RoundBudget, rows: int, tokens: float
+) -> tuple[int, float]:
     """The same of those that the round may take."""
     if not expected:
         return 0, prices.rate(tokens, rows)
@@ -110,7 +112,7 @@ def best_allowed(expected: Sequence[float], prices: Prices, rows: int, tokens: f
     return best, rate
 
 
-def best_prefixes(offers: Mapping[int, Offer], prices: Prices, active: int) -> dict[int, int]:
+def best_prefixes(offers: Mapping[int, CandidateDraft], prices: RoundBudget, active: int) -> dict[int, int]:
     """How many tokens to draft of each sequence's offer, `active` sequences being decoded in all."""
     if len(offers) == 1:
         return {seq: best_allowed(o.expected, prices, active, active)[0] for seq, o in offers.items()}
@@ -134,7 +136,9 @@ def best_prefixes(offers: Mapping[int, Offer], prices: Prices, active: int) -> d
     return {seq: taken.count(seq) for seq in offers}
 
 
-def total(offers: Mapping[int, Offer], counts: Mapping[int, int], others: Sequence[int]) -> tuple[int, float]:
+def total(
+    offers: Mapping[int, CandidateDraft], counts: Mapping[int, int], others: Sequence[int]
+) -> tuple[int, float]:
     """(rows, expected tokens) of the drafts of the sequences `others`, without their own rows."""
     rows, tokens = 0, 0.0
     for seq in others:

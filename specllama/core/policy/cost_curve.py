@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import exp, isfinite, log
 from typing import Any
 
-from specllama.core.stored import is_number
+from specllama.core.policy.stored_values import is_number
 
 WIDEST = 64  # rows; wider decodes are taken to cost in proportion
 PRIOR = ((1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0), (16, 4.5), (32, 8.0), (64, 15.0))  # rows, multiples of t(1)

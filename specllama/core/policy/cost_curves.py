@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.core.costs import CostCurve
+from specllama.core.policy.cost_curve import CostCurve
 
 BUCKETS = (0, 4096, 16384, 65536, 262144)  # ids; each curve holds from its own to the next
 

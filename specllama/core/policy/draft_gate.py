@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.core.offers import Offer
-from specllama.core.stored import is_number
+from specllama.core.policy.candidates import CandidateDraft
+from specllama.core.policy.stored_values import is_number
 
 ALONE, DOUBTFUL, BESIDE = 0, 1, 2  # nothing else would be drafted; an unlikely copy; a likely one
 LIKELY_COPY = 0.75  # chance of its first token
@@ -25,7 +25,7 @@ STORED = (-0.5, 4.0)  # t(1); what was learnt on other texts, or is broken, is u
 
 
 @dataclass(slots=True)
-class PairLooks:
+class PairGain:
     """What looks brought on average, over all requests; None: never looked."""
 
     gains: list[float | None] = field(default_factory=lambda: [None, None, None])
@@ -40,7 +40,7 @@ class PairLooks:
         return True
 
 
-def kind_of(offer: Offer, n: int) -> int:
+def kind_of(offer: CandidateDraft, n: int) -> int:
     """What a look would stand beside, where the first n tokens of the offer would be drafted without it."""
     if not n or offer.sources[0] == "grammar":  # the model goes on behind what is forced
         return ALONE
@@ -60,10 +60,10 @@ def first_gains(seconds: Callable[[int], float], step: float) -> tuple[float, fl
     return alone, alone / 2, alone - LESS_BESIDE
 
 
-class RequestLooks:
+class DraftGate:
     """When to look, for one request. expected: what looks should bring by the cost curve alone."""
 
-    def __init__(self, pair: PairLooks, expected: tuple[float, float, float]) -> None:
+    def __init__(self, pair: PairGain, expected: tuple[float, float, float]) -> None:
         self.pair = pair
         for kind, gain in enumerate(expected):
             if pair.gains[kind] is None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.core.drafting import Draft, Drafting, Round, run_drafter
-from specllama.core.learnt import MEMORY
-from specllama.core.ports import Drafter
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.base import Draft, PolicyBase, Round, run_drafter
+from specllama.core.policy.pair_state import MEMORY
 from specllama.errors import UsageError
 
 COPY_FLOOR = 0.5  # a copy that is less likely than this does not keep the draft model from being asked
 
 
-class Fixed(Drafting):
+class Fixed(PolicyBase):
     """Always n_max tokens (n_min at least), each with a confidence of p_min at least, as llama.cpp's loop
     drafts.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping
 
-from specllama.core.learnt import GRAMMAR, MODEL, Learnt
-from specllama.core.offers import Offer, Prices, best_of
-from specllama.core.ports import Drafter
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_of
+from specllama.core.policy.pair_state import GRAMMAR, MODEL, PairState
 
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 MOST_LOOKED = 48  # tokens of the draft model in a round
@@ -28,17 +28,17 @@ def confidence_bins(confidences: Iterable[float]) -> list[int]:
 class Asking:
     """Steps the draft model for all sequences that want it, and times it."""
 
-    def __init__(self, clock: Callable[[], float], learnt: Learnt) -> None:
+    def __init__(self, clock: Callable[[], float], learnt: PairState) -> None:
         self.clock, self.learnt = clock, learnt
 
     def run(
         self,
         model: Drafter,
         grammar: Drafter | None,
-        looks: Mapping[int, Offer],
+        looks: Mapping[int, CandidateDraft],
         limits: Mapping[int, int],
         beside: Mapping[int, tuple[int, float]],
-        prices: Prices,
+        prices: RoundBudget,
         n_pending: int,
         t1: float,
     ) -> None:
@@ -72,7 +72,11 @@ class Asking:
                 open_.discard(seq)
 
     def _force(
-        self, grammar: Drafter, looks: Mapping[int, Offer], limits: Mapping[int, int], open_: set[int]
+        self,
+        grammar: Drafter,
+        looks: Mapping[int, CandidateDraft],
+        limits: Mapping[int, int],
+        open_: set[int],
     ) -> set[int]:
         """Add what a grammar forces next; the sequences that still have room."""
         forced = set(open_)
@@ -84,7 +88,14 @@ class Asking:
         return {seq for seq in open_ if len(looks[seq].tokens) < limits[seq]}
 
     def _pays(
-        self, look: Offer, bin_: int, top: float, rows: int, tokens: float, prices: Prices, step: float
+        self,
+        look: CandidateDraft,
+        bin_: int,
+        top: float,
+        rows: int,
+        tokens: float,
+        prices: RoundBudget,
+        step: float,
     ) -> bool:
         """Whether some of the next tokens could make the round's rate better than `top`, the best so far,
         perhaps behind a stair of the cost curve.

@@ -6,22 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from specllama.core.asking import confidence_bin
-from specllama.core.drafting import Drafting, Round
-from specllama.core.learnt import Learnt
-from specllama.core.looks import LIKELY_COPY
-from specllama.core.naps import Naps
-from specllama.core.ports import CallingDrafter, Drafter, Mask
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import CallingDrafter, Drafter, Mask
+from specllama.core.policy.backoff import Naps
+from specllama.core.policy.base import PolicyBase, Round
+from specllama.core.policy.draft_gate import LIKELY_COPY
+from specllama.core.policy.model_draft import confidence_bin
+from specllama.core.policy.pair_state import PairState
+from specllama.core.sampling.sampler import Sampler
 
 
-class Attentive(Drafting):
+class Attentive(PolicyBase):
     """A policy that may look away; naps.py says when. What it does itself where it looks is its own."""
 
     def __init__(self, drafters: Sequence[Drafter], clock: Callable[[], float]) -> None:
         super().__init__(drafters)
         self.clock, self.naps = clock, Naps()
-        self.learnt = Learnt(d.name for d in drafters)
+        self.learnt = PairState(d.name for d in drafters)
         self._calling = [d for d in drafters if isinstance(d, CallingDrafter)]
         self._masked: set[int] = set()  # sequences with a grammar, which may force something in every round
 
@@ -29,7 +29,7 @@ class Attentive(Drafting):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Chooser,
+        chooser: Sampler,
         mask: Mask | None = None,
         owner: str | None = "",
     ) -> None:
@@ -70,7 +70,7 @@ class Attentive(Drafting):
     def _call(self, seq: int) -> int:
         """The bin of what a drafter is sure of that says so for nearly nothing, where it is likely right."""
         self._catch_up(seq)
-        bins = ((confidence_bin(d.certainty(seq)), self.learnt.tables[d.name]) for d in self._calling)
+        bins = ((confidence_bin(d.peek_confidence(seq)), self.learnt.tables[d.name]) for d in self._calling)
         return max((bin_ for bin_, table in bins if table.chances[bin_] > LIKELY_COPY), default=0)
 
     def _catch_up(self, seq: int) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specllama.core.acceptance import AcceptanceTable
-from specllama.core.costs import CostCurve, StepCosts
-from specllama.core.ledger import Ledger
-from specllama.core.looks import PairLooks
-from specllama.core.offers import Offer
+from specllama.core.policy.acceptance import AcceptanceTable
+from specllama.core.policy.budget import SpeculationBudget
+from specllama.core.policy.candidates import CandidateDraft
+from specllama.core.policy.cost_curve import CostCurve, StepCosts
+from specllama.core.policy.draft_gate import PairGain
 
 # Chances before any was seen, by bin of confidence: of a token; of the model's token behind an accepted one.
 CHANCES = (0.05, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.92, 0.96, 0.98, 0.985, 0.99, 0.995)
@@ -18,7 +18,7 @@ FORCED = 0.95  # that the target spells what a grammar forces in the usual way
 MODEL, GRAMMAR, MEMORY = "model", "grammar", "memory"  # drafters that are told apart by name
 
 
-class Learnt:
+class PairState:
     """tables: by drafter, chances by bin of its confidence. after: chances of the model's token behind an
     accepted one, by that one's bin. steps: what the draft model takes. looks: what asking it brought. ledger:
     what drafting won, and may still lose.
@@ -31,9 +31,9 @@ class Learnt:
         }  # fmt: skip
         self.tables |= {MODEL: AcceptanceTable(CHANCES), GRAMMAR: AcceptanceTable((FORCED,))}
         self.after = AcceptanceTable(AFTER)
-        self.steps, self.looks, self.ledger = StepCosts(), PairLooks(), Ledger()
+        self.steps, self.looks, self.ledger = StepCosts(), PairGain(), SpeculationBudget()
 
-    def score_free(self, offer: Offer, tokens: Sequence[int]) -> None:
+    def score_free(self, offer: CandidateDraft, tokens: Sequence[int]) -> None:
         """Count what one drafter offered for nothing, drafted or not, as far as the text has come."""
         n, right = 0, True
         for offered, token in zip(offer.tokens, tokens, strict=False):
@@ -44,7 +44,7 @@ class Learnt:
         if n:
             self.tables[offer.sources[0]].see_run(offer.bins[:n], right)
 
-    def score_look(self, offer: Offer, tokens: Sequence[int]) -> None:
+    def score_look(self, offer: CandidateDraft, tokens: Sequence[int]) -> None:
         """The same for what the draft model said."""
         before = None
         for offered, token, source, bin_ in zip(

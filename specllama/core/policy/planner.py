@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from specllama.core.asking import MOST_LOOKED, Asking, confidence_bins
-from specllama.core.attention import Attentive
-from specllama.core.costs import DISTURBED, WIDEST, CostCurve
-from specllama.core.drafting import Draft, Outcome, Round
-from specllama.core.learnt import GRAMMAR, MODEL
-from specllama.core.ledger import ALLOWANCE
-from specllama.core.looks import ALONE, RequestLooks, first_gains, kind_of
-from specllama.core.naps import LISTENING
-from specllama.core.offers import Offer, Prices, best_allowed, best_prefixes, total
-from specllama.core.ports import CachingDrafter, Drafter, Mask
-from specllama.core.sampling import Chooser
-from specllama.core.tally import Tally
+from specllama.core.interfaces import CachingDrafter, Drafter, Mask
+from specllama.core.offer_stats import OfferStats
+from specllama.core.policy.backoff import LISTENING
+from specllama.core.policy.base import Draft, Round, VerifyResult
+from specllama.core.policy.budget import ALLOWANCE
+from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_allowed, best_prefixes, total
+from specllama.core.policy.cost_curve import DISTURBED, WIDEST, CostCurve
+from specllama.core.policy.draft_gate import ALONE, DraftGate, first_gains, kind_of
+from specllama.core.policy.model_draft import MOST_LOOKED, Asking, confidence_bins
+from specllama.core.policy.observation import Attentive
+from specllama.core.policy.pair_state import GRAMMAR, MODEL
+from specllama.core.sampling.sampler import Sampler
 
 CHUNK = 16  # tokens that free drafters are asked for; more only where these are taken
 NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
-NOTHING = Offer()  # is offered between two rounds; nobody adds to it
+NOTHING = CandidateDraft()  # is offered between two rounds; nobody adds to it
 LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
 
 
@@ -34,13 +34,13 @@ class _State:
     __slots__ = ("free", "kind", "late", "look", "looks", "n_free")
 
     def __init__(self) -> None:
-        self.looks: RequestLooks | None = None  # from the first round on in which one is thinkable
-        self.begin(Offer())
+        self.looks: DraftGate | None = None  # from the first round on in which one is thinkable
+        self.begin(CandidateDraft())
 
-    def begin(self, free: Offer) -> None:
+    def begin(self, free: CandidateDraft) -> None:
         """A round begins with what is offered for nothing."""
         self.free, self.n_free = free, 0
-        self.look: Offer | None = None
+        self.look: CandidateDraft | None = None
         self.kind, self.late = ALONE, 0.0
 
 
@@ -65,7 +65,7 @@ class Planner(Attentive):
         self._asking = Asking(clock, self.learnt)
         self._caching = next((d for d in drafters if d.name == MODEL and isinstance(d, CachingDrafter)), None)
         self._states: dict[int, _State] = {}
-        self._tallies: dict[int, Tally] = {}  # the last one of each sequence, ended or not
+        self._tallies: dict[int, OfferStats] = {}  # the last one of each sequence, ended or not
         self._n_rounds = 1  # since it last looked
         self._alternative = 0.0  # tokens per second of the best round without a look
         self.use_costs(costs if costs is not None else CostCurve())
@@ -73,7 +73,7 @@ class Planner(Attentive):
     def use_costs(self, costs: CostCurve) -> None:
         """Go by another curve from the next round on: that of another context length."""
         self.costs = costs
-        self._prices = Prices(costs.table(), costs.scale, costs.cautious, 0.0, WIDEST)
+        self._prices = RoundBudget(costs.table(), costs.scale, costs.cautious, 0.0, WIDEST)
 
     # What is told
 
@@ -81,13 +81,13 @@ class Planner(Attentive):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Chooser,
+        chooser: Sampler,
         mask: Mask | None = None,
         owner: str | None = "",
     ) -> None:
         super().start(seq_id, prompt, chooser, mask, owner)
         self._states.pop(seq_id, None)
-        self._tallies[seq_id] = Tally()
+        self._tallies[seq_id] = OfferStats()
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)
@@ -108,12 +108,12 @@ class Planner(Attentive):
         self.learnt.score_free(state.free, tokens)
         if state.look is not None:
             self.learnt.score_look(state.look, tokens)
-        self._tallies.setdefault(seq_id, Tally()).count(state.free, state.look, tokens)
+        self._tallies.setdefault(seq_id, OfferStats()).count(state.free, state.look, tokens)
         self.naps.worked(self.clock() - began)
 
-    def tally(self, seq_id: int) -> Tally:
+    def tally(self, seq_id: int) -> OfferStats:
         """What the sequence's last request was offered; it may have ended."""
-        return self._tallies.get(seq_id, Tally())
+        return self._tallies.get(seq_id, OfferStats())
 
     # Drafting
 
@@ -149,7 +149,7 @@ class Planner(Attentive):
             counts = best_prefixes(offers, prices, active)
         return {seq: d for seq in rooms if (d := self._draft_of(seq, offers[seq], counts[seq])) is not None}
 
-    def _draft_of(self, seq: int, offer: Offer, n: int) -> Draft | None:
+    def _draft_of(self, seq: int, offer: CandidateDraft, n: int) -> Draft | None:
         look = self._states[seq].look
         drafted = offer.sources[:n]
         n_discarded = look.sources.count(MODEL) if look is not None else 0
@@ -157,9 +157,9 @@ class Planner(Attentive):
             n_discarded -= drafted.count(MODEL)
         return Draft(offer.tokens[:n], drafted, n_discarded) if n or n_discarded else None
 
-    def _free(self, seq: int, room: int, active: int) -> Offer:
+    def _free(self, seq: int, room: int, active: int) -> CandidateDraft:
         """What is offered for nothing: what a grammar forces, else by the first drafter with something."""
-        offer = Offer()
+        offer = CandidateDraft()
         grammar = self.named(GRAMMAR)
         while grammar is not None and len(offer.tokens) < room and (got := grammar.step({seq: offer.tokens})):
             offer.add(got[seq].token, GRAMMAR, 0, self.learnt.tables[GRAMMAR].chances[0])
@@ -175,7 +175,7 @@ class Planner(Attentive):
                         self._ask(drafter, seq, room, offer)
         return offer
 
-    def _ask(self, drafter: Drafter, seq: int, limit: int, offer: Offer) -> None:
+    def _ask(self, drafter: Drafter, seq: int, limit: int, offer: CandidateDraft) -> None:
         """Extend the offer to `limit` tokens as far as the drafter knows any."""
         chances, propose = self.learnt.tables[drafter.name].chances, getattr(drafter, "propose", None)
         while (n := len(offer.tokens)) < limit:
@@ -189,7 +189,9 @@ class Planner(Attentive):
 
     # The draft model
 
-    def _look(self, rooms: Mapping[int, int], offers: dict[int, Offer], counts: dict[int, int]) -> bool:
+    def _look(
+        self, rooms: Mapping[int, int], offers: dict[int, CandidateDraft], counts: dict[int, int]
+    ) -> bool:
         """Ask the draft model where that should pay; put its drafts into `offers` where they are better."""
         model, prices, active = self.named(MODEL), self._prices, len(rooms)
         if model is None:
@@ -202,7 +204,7 @@ class Planner(Attentive):
             if room <= 0:
                 continue
             if state.looks is None:
-                state.looks = RequestLooks(self.learnt.looks, first_gains(self.costs.predict, step(1, t1)))
+                state.looks = DraftGate(self.learnt.looks, first_gains(self.costs.predict, step(1, t1)))
             pending, state.late, anew[seq] = self._view(seq, t1, active)
             if pending and state.looks.due(state.kind, state.late / t1, self._n_rounds):
                 limits[seq] = min(room, MOST_LOOKED, WIDEST - active)
@@ -215,10 +217,10 @@ class Planner(Attentive):
             assert state.looks is not None
             state.looks.looked(state.kind)
             if (n_last := anew[seq]) is not None and self._caching is not None:
-                self._caching.cover(seq, n_last)
+                self._caching.restart_from_tail(seq, n_last)
             rows, tokens = total(offers, counts, [other for other in rooms if other != seq])
             beside[seq] = active + rows, active + tokens
-            looks[seq] = Offer()
+            looks[seq] = CandidateDraft()
         self._asking.run(model, self.named(GRAMMAR), looks, limits, beside, prices, n_pending, t1)
         for seq, look in looks.items():
             self._states[seq].look = look  # not before: one that an error ended is none
@@ -227,7 +229,7 @@ class Planner(Attentive):
                 offers[seq] = look
         return True
 
-    def _rate_of(self, offer: Offer, n: int, beside: tuple[int, float]) -> float:
+    def _rate_of(self, offer: CandidateDraft, n: int, beside: tuple[int, float]) -> float:
         """The round's rate with the first n tokens of the offer; 0 where it has become too dear."""
         rows, tokens = beside
         if n and not self._prices.allows(rows + n):
@@ -287,7 +289,7 @@ class Planner(Attentive):
         self.naps.worked(self.clock() - began)
         self.looked(done, costs.predict(active))
 
-    def _judge(self, outcome: Outcome, spent: float, n_rows: int, t1: float) -> None:
+    def _judge(self, outcome: VerifyResult, spent: float, n_rows: int, t1: float) -> None:
         """What a look brought against the best round without it, in t(1)."""
         state, n = self._states[outcome.seq_id], len(outcome.draft.tokens)
         assert state.looks is not None

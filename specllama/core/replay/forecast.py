@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
-from specllama.core.costs import CostCurve, StepCosts
-from specllama.core.planner import Planner
-from specllama.core.ports import Drafter
-from specllama.core.replay import Session, Trace
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.cost_curve import CostCurve, StepCosts
+from specllama.core.policy.planner import Planner
+from specllama.core.replay.simulator import Replay, Trace
 
 
 @dataclass(slots=True)
-class Part:
+class WorkloadForecast:
     """A workload so far. model: whether there is a draft model. n_right: tokens that it would have chosen
     too, the text before each given. plain, seconds: predicted for all its tokens, without drafts and with.
     n_drafted, n_accept: of the replay, whoever drafted.
@@ -55,20 +55,23 @@ class Forecast:
         machine = CostCurve.from_dict(measured)
         self._model, self._t1 = steps is not None, machine.predict(1)
         learnt = {"steps": steps.curve.to_dict()} if steps is not None else None
-        self._session = Session(
+        self._session = Replay(
             lambda drafters, clock: Planner(drafters, clock, CostCurve.from_dict(measured), learnt),
             machine.predict,
             (lambda n: steps.predict(n, self._t1)) if steps is not None else None,
             free,
             prefilled=False,
         )
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, WorkloadForecast] = {}
 
     def add(self, workload: str, trace: Trace) -> None:
         """Replay one more text of a workload; one without a token is left out."""
         if not trace.text:
             return
-        done, part = self._session.replay([trace]), self.parts.setdefault(workload, Part(self._model))
+        done, part = (
+            self._session.replay([trace]),
+            self.parts.setdefault(workload, WorkloadForecast(self._model)),
+        )
         part.tokens += done.tokens
         part.n_right += sum(d == t for d, t in zip(trace.draft, trace.text, strict=True))
         part.plain += done.tokens * self._t1
@@ -105,7 +108,7 @@ class Forecast:
         }
 
 
-def _plain(part: Part) -> dict[str, Any]:
+def _plain(part: WorkloadForecast) -> dict[str, Any]:
     return {
         "speedup": part.speedup,
         "acceptance": part.acceptance,

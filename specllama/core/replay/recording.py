@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from specllama.core.params import SamplingParams
-from specllama.core.ports import BatchRow, Context
-from specllama.core.replay import GREEDY, WRONG, Trace
-from specllama.core.sampling import Chooser, probability
+from specllama.core.interfaces import BatchRow, Context
+from specllama.core.replay.simulator import GREEDY, WRONG, Trace
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler, probability
 
 
 def write_text(
@@ -25,8 +25,8 @@ def write_text(
     seed: int = 0,
 ) -> list[int]:
     """What the target writes behind the prompt: at most `n_most` ids, an end id included."""
-    target.cut(0, 0)
-    ids, chooser = list(prompt), Chooser(params, seed, target.n_vocab)
+    target.truncate(0, 0)
+    ids, chooser = list(prompt), Sampler(params, seed, target.n_vocab)
     row = _evaluate(target, ids, 0)
     n_most = min(n_most, target.n_ctx - len(prompt))
     while len(ids) < len(prompt) + n_most:
@@ -48,8 +48,8 @@ def record(
     where it cannot read on: behind an id that it lacks, or with its context full. params, seed: by which the
     text was written.
     """
-    draft.cut(0, 0)
-    chooser = Chooser(params, seed, draft.n_vocab)
+    draft.truncate(0, 0)
+    chooser = Sampler(params, seed, draft.n_vocab)
     ids, choices, confidences = [*prompt, *text], [], []
     known = next((i for i, token in enumerate(ids) if token >= draft.n_vocab), len(ids))
     at, end = len(prompt) - 1, min(known, draft.n_ctx, len(ids) - 1)

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-from specllama.core.drafting import Draft, Outcome, Policy, Round
-from specllama.core.params import SamplingParams
-from specllama.core.ports import Drafter, Mask, Proposal, View
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import DraftCacheState, Drafter, Mask, Proposal
+from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.core.sequence import common_prefix
 
 WRONG = -1  # drafted behind a mistake where the recorded choice would be right
@@ -58,7 +58,7 @@ class Trace:
         return asdict(self)
 
 
-class Machine:
+class SimulatedClock:
     """The simulated clock. disturb: factor on what is spent next, by the time so far.
 
     now: seconds as a policy sees them; quiet: the same without disturbance.
@@ -84,7 +84,7 @@ class TraceDrafter:
 
     name, continues = "model", True
 
-    def __init__(self, machine: Machine, step_seconds: Seconds) -> None:
+    def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
         self.machine, self.step_seconds = machine, step_seconds
         self.traces: dict[int, Trace] = {}
         self._at: dict[int, int] = {}  # ids of the text that are committed
@@ -98,15 +98,15 @@ class TraceDrafter:
         self._skipped[seq_id] = 0
 
     def start(
-        self, seq_id: int, prompt: Sequence[int], chooser: Chooser, mask: Mask | None = None
+        self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None
     ) -> None:  # `begin` said it all
         pass
 
-    def view(self, seq_id: int) -> View:
+    def view(self, seq_id: int) -> DraftCacheState:
         n, kept = len(self._history(seq_id)), self._kept(seq_id, ())
-        return View(self._skipped[seq_id], kept - self._skipped[seq_id], n - kept)
+        return DraftCacheState(self._skipped[seq_id], kept - self._skipped[seq_id], n - kept)
 
-    def cover(self, seq_id: int, n_last: int) -> None:
+    def restart_from_tail(self, seq_id: int, n_last: int) -> None:
         """What a draft model says of a part of the text only is not recorded: the same, here."""
         self._skipped[seq_id] = max(0, len(self._history(seq_id)) - n_last)
         self._held[seq_id] = self._history(seq_id)[: self._skipped[seq_id]]
@@ -158,7 +158,7 @@ MakePolicy = Callable[[list[Drafter], Callable[[], float]], Policy]
 GREEDY = SamplingParams(temperature=0)
 
 
-class Session:
+class Replay:
     """A loaded pair on a simulated machine: what is learnt in one `replay` serves the next.
 
     seconds: of a target decode of n rows. step: seconds of the draft model's evaluation of n ids, or of one
@@ -179,7 +179,7 @@ class Session:
         ended: Callable[[Trace], None] = lambda trace: None,  # noqa: ARG005
     ) -> None:
         self._ended = ended
-        self.machine, self.seconds, self.prefilled = Machine(disturb), seconds, prefilled
+        self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
         self.model = None
         if step is not None:
@@ -204,7 +204,7 @@ class Session:
     def _begin(self, slot: int, trace: Trace) -> None:
         if self.model is not None:
             self.model.begin(slot, trace, self.prefilled)
-        self.policy.start(slot, trace.prompt, Chooser(GREEDY, 0, 1))
+        self.policy.start(slot, trace.prompt, Sampler(GREEDY, 0, 1))
 
     def _round(self, active: dict[int, tuple[Trace, int]], done: Replayed) -> None:
         began = self.machine.now
@@ -219,7 +219,7 @@ class Session:
             n_accept = common_prefix(draft.tokens, trace.text[at:])
             emitted = trace.text[at : at + n_accept + 1]
             self.policy.committed(slot, emitted)
-            outcomes.append(Outcome(slot, draft, n_accept, len(emitted)))
+            outcomes.append(VerifyResult(slot, draft, n_accept, len(emitted)))
             done.tokens += len(emitted)
             done.n_drafted += len(draft.tokens)
             done.n_accept += n_accept

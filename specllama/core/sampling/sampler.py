@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.margin import choice_margin, slack
-from specllama.core.noise import gumbel
-from specllama.core.params import SamplingParams
-from specllama.core.ports import DecodeError, Mask, Row
-from specllama.core.ranking import Ids, best_first, top_ids
+from specllama.core.interfaces import DecodeError, Mask, Row
+from specllama.core.sampling.gumbel import gumbel
+from specllama.core.sampling.margin import choice_margin, slack
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.top_k import Ids, best_first, top_ids
 
 Values = NDArray[np.float64]
 
@@ -32,14 +32,14 @@ _COLDEST = 1e-200  # temperature; below it even the least difference of two logi
 _CUT = 20.0  # with top_k off, tokens further than _CUT temperatures below the best are never chosen
 
 
-class Choice(NamedTuple):
+class SampledToken(NamedTuple):
     """A chosen token; margin: logits by which the row must change for another choice (inf: not asked)."""
 
     token: int
     margin: float
 
 
-class Chooser:
+class Sampler:
     """The choice rule with the parameters and seed of one sequence.
 
     params: what the request asked for. seed: the sequence's own. forbidden: ids never chosen (the model's
@@ -66,11 +66,11 @@ class Chooser:
         repeat = params.repeat_penalty if params.penalised else 1.0
         self._gain = max(repeat, 1 / repeat)
 
-    def limited(self, n_vocab: int) -> Chooser:
+    def limited(self, n_vocab: int) -> Sampler:
         """The same rule for a model that has `n_vocab` tokens only."""
         if n_vocab >= self.n_vocab:
             return self
-        return Chooser(self.params, self.seed, n_vocab, tuple(self._forbidden))
+        return Sampler(self.params, self.seed, n_vocab, tuple(self._forbidden))
 
     def choose(
         self,
@@ -79,7 +79,7 @@ class Chooser:
         margin: bool = False,
         mask: Mask | None = None,
         ahead: Sequence[int] = (),
-    ) -> Choice:
+    ) -> SampledToken:
         """The token that follows `history` and `ahead` given its logits `row`, shape (at least n_vocab,),
         which are changed meanwhile and put back.
 
@@ -94,7 +94,7 @@ class Chooser:
         if self._simple and mask is None and not margin:
             best = int(row.argmax())
             if best not in self._forbidden and math.isfinite(row[best]):
-                return Choice(best, math.inf)
+                return SampledToken(best, math.inf)
         position = len(history) + len(ahead)
         replaced = self._adjust(row, history, ahead)
         try:
@@ -106,21 +106,21 @@ class Chooser:
             for ids, values in reversed(replaced):
                 row[ids] = values
 
-    def _choose(self, row: Row, position: int, margin: bool) -> Choice:
+    def _choose(self, row: Row, position: int, margin: bool) -> SampledToken:
         if not self.params.greedy:
             choice = self._sample(row, position, margin)
             assert choice is not None
             return choice
         best = int(row.argmax())
         top = _finite(float(row[best]), position)
-        return Choice(best, (top - _second(row, best)) / self._gain if margin else math.inf)
+        return SampledToken(best, (top - _second(row, best)) / self._gain if margin else math.inf)
 
-    def _choose_legal(self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_]) -> Choice:
+    def _choose_legal(self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_]) -> SampledToken:
         """Truncate, then choose among what is legal; where that is nothing, the other way round."""
         rest = np.full_like(row, -np.inf)
         rest[: len(legal)] = np.where(legal, row[: len(legal)], -np.inf)
         if rest.max() == -np.inf:
-            return Choice(NOTHING_LEGAL, math.inf)
+            return SampledToken(NOTHING_LEGAL, math.inf)
         if not self.params.greedy:
             choice = self._sample(row, position, margin, legal)
             if choice is not None:
@@ -148,7 +148,7 @@ class Chooser:
 
     def _sample(
         self, row: Row, position: int, margin: bool, legal: NDArray[np.bool_] | None = None
-    ) -> Choice | None:
+    ) -> SampledToken | None:
         """Truncate by top-k, top-p and min-p (llama.cpp's order), then Gumbel-max over what is left and
         legal; None where that is nothing.
         """
@@ -176,7 +176,7 @@ class Chooser:
             values = row[ids].astype(np.float64)
         kept, whole = self._truncate(values, top, top_k, floor, whole)
         if kept == 1 and not margin and legal is None:
-            return Choice(int(ids[0]), math.inf)
+            return SampledToken(int(ids[0]), math.inf)
         n = len(ids) if margin else kept
         scores = (values[:n] - top) / self._temperature + gumbel(self.seed, position, ids[:n])
         if legal is not None:
@@ -186,12 +186,12 @@ class Chooser:
         if legal is not None and scores[best] == -math.inf:
             return None
         if not margin:
-            return Choice(int(ids[best]), math.inf)
+            return SampledToken(int(ids[best]), math.inf)
         scores *= self._temperature
         if below > -math.inf:  # what was not looked at counts as one more candidate, with the best of scores
             values, scores = np.append(values, below), np.append(scores, math.inf)
         gap = choice_margin(values, scores, slack(values, top_k, floor, p.top_p, whole), kept, best)
-        return Choice(int(ids[best]), gap / self._gain)
+        return SampledToken(int(ids[best]), gap / self._gain)
 
     def _floor(self, top: float, top_k: int) -> float:
         """Logits below this are never chosen: min-p, and the cut where there is no top-k; a float32 value."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.ports import Row
+from specllama.core.interfaces import Row
 
 Ids = NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-// Flash attention on a cache of 16-bit floats, for any number of rows (x86-64 with AVX2; see llama_rows.cmake, which
+// Flash attention on a cache of 16-bit floats, for any number of rows (x86-64 with AVX2; see rows.cmake, which
 // has it included by llama.cpp's ggml-cpu/ops.cpp).
 //
 // llama.cpp reads keys and values anew for each row and each head, one cell of the cache after the other, and adds

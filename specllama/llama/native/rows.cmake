@@ -3,9 +3,12 @@
 #
 # llama.cpp's CPU backend sums a row up in another order when it is decoded alone than when it is decoded beside
 # others. A text that was written with drafts is then not always the one that is written without them. The
-# unpacked source (that of llama-cpp-python 0.3.36) is changed before it is compiled: attention by llama_attention.h,
-# multiplications by llama_rows.h, and those of AMX by llama_tiles.h. Where another version reads otherwise the
+# unpacked source (that of llama-cpp-python 0.3.36) is changed before it is compiled: attention by attention.h,
+# multiplications by rows.h, and those of AMX by tiles.h. Where another version reads otherwise the
 # installation ends here, so that nobody misses it.
+
+# llama-cpp-python's CMakeLists forces llama.cpp's common library on, 40 % of the compilation; nothing here uses it.
+set(LLAMA_BUILD_COMMON OFF PARENT_SCOPE)
 
 set(SPECLLAMA_ROWS 18) # from so many rows on a batch is taken for a prompt; drafts of 16 are usual
 set(SPECLLAMA_DONE "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows")
@@ -23,14 +26,14 @@ function(specllama_change file count from to)
   math(EXPR expected "${before} - ${count} * ${size}")
   if(NOT after EQUAL expected)
     message(FATAL_ERROR "specllama: ${file} of this llama.cpp is another than the one that is known: "
-      "scripts/llama_rows.cmake has to be looked at anew. It expects ${count} times: ${from}")
+      "specllama/llama/native/rows.cmake has to be looked at anew. It expects ${count} times: ${from}")
   endif()
   string(REPLACE "${from}" "${to}" text "${text}")
   file(WRITE "${path}" "${text}")
 endfunction()
 
-# Flash attention on a cache of 16-bit floats (x86 with AVX2): llama_attention.h, for one row and for a prompt alike.
-configure_file("${CMAKE_CURRENT_LIST_DIR}/llama_attention.h"
+# Flash attention on a cache of 16-bit floats (x86 with AVX2): attention.h, for one row and for a prompt alike.
+configure_file("${CMAKE_CURRENT_LIST_DIR}/attention.h"
   "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_attention.h" COPYONLY)
 specllama_change(ops.cpp 1 "#include \"vec.h\"\n" "#include \"vec.h\"\n#include \"specllama_attention.h\"\n")
 specllama_change(ops.cpp 1
@@ -77,8 +80,8 @@ specllama_change(ops.cpp 1
 ]=])
 
 # On x86 with AVX2, rows of a batch share what is read and unpacked of Q4_0, Q4_K, Q6_K, Q8_0 and F16 weights
-# (llama_rows.h): a row is the same however many there are, and two to eight take about half as long.
-configure_file("${CMAKE_CURRENT_LIST_DIR}/llama_rows.h"
+# (rows.h): a row is the same however many there are, and two to eight take about half as long.
+configure_file("${CMAKE_CURRENT_LIST_DIR}/rows.h"
   "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows.h" COPYONLY)
 specllama_change(repack.cpp 1 "#include \"repack.h\"\n" "#include \"repack.h\"\n#include \"specllama_rows.h\"\n")
 specllama_change(ggml-cpu.c 1
@@ -141,9 +144,9 @@ specllama_change(repack.cpp 1 "        if (nrows > 3) {"
 specllama_change(repack.cpp 2 "nrows - (nrows % 4)" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows)")
 specllama_change(repack.cpp 2 "ne11 - ne11 % 4" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(ne11)")
 
-# Weights that llama.cpp packs for AMX: a few rows by llama_tiles.h. Those of F16 are not packed, and are taken out, so
+# Weights that llama.cpp packs for AMX: a few rows by tiles.h. Those of F16 are not packed, and are taken out, so
 # that they are multiplied as without AMX.
-configure_file("${CMAKE_CURRENT_LIST_DIR}/llama_tiles.h"
+configure_file("${CMAKE_CURRENT_LIST_DIR}/tiles.h"
   "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/amx/specllama_tiles.h" COPYONLY)
 specllama_change(amx/mmq.cpp 1
 "} // anonymous namespace

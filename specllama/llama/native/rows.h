@@ -1,4 +1,4 @@
-// Rows of a batch share the reading and unpacking of weights (x86-64 with AVX2; see llama_rows.cmake, which has it
+// Rows of a batch share the reading and unpacking of weights (x86-64 with AVX2; see rows.cmake, which has it
 // included by llama.cpp's ggml-cpu/repack.cpp).
 //
 // llama.cpp reads or unpacks weights anew for each of a few rows, so that a verification of three tokens takes two to

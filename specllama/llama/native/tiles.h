@@ -1,4 +1,4 @@
-// A few rows by weights that llama.cpp has packed for AMX (x86-64 with AMX and VNNI; see llama_rows.cmake, which has it
+// A few rows by weights that llama.cpp has packed for AMX (x86-64 with AMX and VNNI; see rows.cmake, which has it
 // included by llama.cpp's ggml-cpu/amx/mmq.cpp).
 //
 // llama.cpp multiplies one row by AVX-512 and two or more by tiles, for which it unpacks weights into memory and

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError, UsageError
-from specllama.models.listener import Listener, Patience, TroubleError
+from specllama.models.hub.env import hub_endpoint, is_offline
+from specllama.models.hub.http import NETWORK_HINT, TOKEN_HINT, Web, refusal, session, unreachable
 from specllama.models.names import RepoName, check_file
-from specllama.models.places import hub_endpoint, is_offline
-from specllama.models.web import NETWORK_HINT, TOKEN_HINT, Web, refusal, session, unreachable
+from specllama.models.progress import Listener, RetryableError, RetryPolicy
 
 _WAITS = (1.0, 2.0, 4.0)  # seconds: a hub that is down is told within ten
 _SHA1, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
@@ -74,11 +74,11 @@ class Hub:
         parts = urlsplit(self.endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise NetworkError(f"HF_ENDPOINT is {self.endpoint!r}, which is no web address", NETWORK_HINT)
-        patience = Patience(self._listener, _WAITS)
+        patience = RetryPolicy(self._listener, _WAITS)
         while True:
             try:
                 return self._asked(name)
-            except TroubleError as trouble:
+            except RetryableError as trouble:
                 patience.wait(trouble)
 
     def _asked(self, name: RepoName) -> Listing:

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 
-from specllama.models.hub import HubFile
+from specllama.models.hub.api import HubFile
 
 _AHEAD = 64  # chunks that wait to be hashed; all of them are written already
 _STEP = 32 << 20  # bytes to bring to the disk at once
@@ -45,7 +45,7 @@ class Hasher:
             self._hash.update(data)
 
 
-class Flusher:
+class FsyncThread:
     """Brings what was written to the disk while more arrives, so that little is left to wait for at the end.
 
     On leaving it raises the OSError of a flush that failed: the system reports such a loss only once.
@@ -57,7 +57,7 @@ class Flusher:
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._work, daemon=True, name="specllama_flush")
 
-    def __enter__(self) -> Flusher:
+    def __enter__(self) -> FsyncThread:
         self._thread.start()
         return self
 

@@ -15,8 +15,8 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx2
 
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError
-from specllama.models.listener import TroubleError
 from specllama.models.names import RepoName
+from specllama.models.progress import RetryableError
 
 _MOST_REDIRECTS = 10
 _LATER = frozenset((408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529))
@@ -28,7 +28,7 @@ class RangeError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """A GET that succeeded. start: where its first byte belongs; total: bytes of the whole file, None where
     the server does not say; validator: what If-Range takes, "" without a strong one.
     """
@@ -43,7 +43,9 @@ class Answer:
         try:
             yield from self._response.iter_raw()
         except httpx2.HTTPError as error:
-            raise TroubleError(f"the connection to {self._response.url.host} broke: {_said(error)}") from None
+            raise RetryableError(
+                f"the connection to {self._response.url.host} broke: {_said(error)}"
+            ) from None
 
 
 class Web:
@@ -57,7 +59,9 @@ class Web:
         return f"{self.endpoint}/{name.repo}/resolve/{commit}/{quote(path)}"
 
     @contextlib.contextmanager
-    def get(self, url: str, start: int = 0, end: int | None = None, validator: str = "") -> Iterator[Answer]:
+    def get(
+        self, url: str, start: int = 0, end: int | None = None, validator: str = ""
+    ) -> Iterator[HttpResponse]:
         """Bytes from `start`, up to before `end` if it is given; from 0 where the server has no ranges, or
         the file is no longer the one that `validator` belongs to.
 
@@ -114,7 +118,7 @@ def session() -> httpx2.Client:
         raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
 
 
-def _answer(response: httpx2.Response, start: int) -> Answer:
+def _answer(response: httpx2.Response, start: int) -> HttpResponse:
     status = response.status_code
     if status in (200, 206) and response.headers.get("Content-Encoding", "identity") not in ("identity", ""):
         raise NetworkError(f"{response.url.host} sends the file compressed, which was not asked for")
@@ -125,21 +129,21 @@ def _answer(response: httpx2.Response, start: int) -> Answer:
         begin = first.partition("-")[0]
         if begin != str(start):
             raise NetworkError(f"{response.url.host} answers with bytes from {begin!r} instead of {start}")
-        return Answer(start, int(total) if total.isdecimal() else None, validator, response)
+        return HttpResponse(start, int(total) if total.isdecimal() else None, validator, response)
     if status == 200:
         length = response.headers.get("Content-Length", "")
-        return Answer(0, int(length) if length.isdecimal() else None, validator, response)
+        return HttpResponse(0, int(length) if length.isdecimal() else None, validator, response)
     if status == 416 and start:
         raise RangeError
     raise refusal(status, response.headers, str(response.url))
 
 
-def refusal(status: int, headers: Mapping[str, str], url: str) -> TroubleError | SpecllamaError:
+def refusal(status: int, headers: Mapping[str, str], url: str) -> RetryableError | SpecllamaError:
     """What a status that is no success means, as an exception."""
     host, code = urlsplit(url).netloc.rpartition("@")[2], headers.get("X-Error-Code", "")
     if status in _LATER:
         what = "has had enough requests for now" if status == 429 else "has a problem"
-        return TroubleError(f"{host} {what} ({status})", _retry_after(headers))
+        return RetryableError(f"{host} {what} ({status})", _retry_after(headers))
     if status in (401, 403):
         what = "needs its licence to be accepted" if code == "GatedRepo" else "may not be read"
         return AccessError(f"{without_query(url)} {what} ({status})", TOKEN_HINT)
@@ -151,12 +155,12 @@ def refusal(status: int, headers: Mapping[str, str], url: str) -> TroubleError |
 TOKEN_HINT = "set HF_TOKEN to a token of somebody who may, or log in with hf auth login"
 
 
-def unreachable(error: httpx2.HTTPError, url: str) -> TroubleError | NetworkError:
+def unreachable(error: httpx2.HTTPError, url: str) -> RetryableError | NetworkError:
     """Nobody answered: a NetworkError for what waiting will not help against."""
     host = urlsplit(url).netloc.rpartition("@")[2]
     if isinstance(error, httpx2.ProxyError):
         return NetworkError(f"the proxy does not let us through to {host}: {_said(error)}", NETWORK_HINT)
-    return TroubleError(f"{host} cannot be reached: {_said(error)}")
+    return RetryableError(f"{host} cannot be reached: {_said(error)}")
 
 
 NETWORK_HINT = (

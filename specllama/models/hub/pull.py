@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import AccessError, ResourceError
-from specllama.models.cache import RepoCache, free_bytes, unwritable
-from specllama.models.find import Found, Library
-from specllama.models.hub import HubFile, Listing, gated
-from specllama.models.listener import Listener, State
-from specllama.models.transfer import Download, fetch
+from specllama.models.hub.api import HubFile, Listing, gated
+from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
+from specllama.models.hub.transfer import Download, fetch
+from specllama.models.progress import Listener, State
+from specllama.models.resolve import Library, ResolvedModel
 
 _WINDOW = 5.0  # seconds that the rate is taken over
 _SPARE = 16 << 20  # bytes that are left free
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class DownloadItem:
     """A file of a model to be downloaded. have: bytes of it that are there already."""
 
     listing: Listing
@@ -30,12 +30,12 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PullPlan:
     """What a download takes. n_bytes: of all its files; missing: those not there yet; free: on the disk, None
     where nobody can tell.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[DownloadItem, ...]
     root: Path
     free: int | None
 
@@ -58,16 +58,16 @@ class Plan:
             )
 
 
-def plan(library: Library, found: Sequence[Found]) -> Plan:
+def plan(library: Library, found: Sequence[ResolvedModel]) -> PullPlan:
     """What the download of models takes that are on the hub; content that two of them share counts once."""
-    items: dict[str, Item] = {}
+    items: dict[str, DownloadItem] = {}
     for model in found:
         if model.listing is not None:
             cache = RepoCache(library.root, model.listing.name.repo)
             for file in model.parts:
                 key = f"{cache.repo}/{file.etag}"
-                items.setdefault(key, Item(model.listing, file, cache, _have(cache, file)))
-    return Plan(tuple(items.values()), library.root, free_bytes(library.root))
+                items.setdefault(key, DownloadItem(model.listing, file, cache, _have(cache, file)))
+    return PullPlan(tuple(items.values()), library.root, free_bytes(library.root))
 
 
 def _have(cache: RepoCache, file: HubFile) -> int:
@@ -80,7 +80,7 @@ def _have(cache: RepoCache, file: HubFile) -> int:
     return n_bytes if n_bytes <= file.size else 0
 
 
-def download(library: Library, found: Sequence[Found]) -> list[str]:
+def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
     """Fetch what is missing of models on the hub; the paths of their first parts, in order.
 
     Raises ResourceError before anything is written where the disk is too small; NetworkError, AccessError,
@@ -103,7 +103,7 @@ def download(library: Library, found: Sequence[Found]) -> list[str]:
     return [_linked(library, model) for model in found]
 
 
-def _fetch(library: Library, item: Item, advance: Callable[[str, int], None]) -> None:
+def _fetch(library: Library, item: DownloadItem, advance: Callable[[str, int], None]) -> None:
     if item.cache.has(item.file.etag, item.file.size):
         advance("on disk:", item.file.size)
         return
@@ -117,7 +117,7 @@ def _fetch(library: Library, item: Item, advance: Callable[[str, int], None]) ->
     advance("on disk:", item.file.size)
 
 
-def _linked(library: Library, model: Found) -> str:
+def _linked(library: Library, model: ResolvedModel) -> str:
     """Let programs find a model whose content is there."""
     if model.listing is None:
         return model.path

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from specllama.errors import NotFoundError
-from specllama.gguf import FileSource, Header, Source, read_model
-from specllama.models.cache import RepoCache
-from specllama.models.hub import Hub, Listing
-from specllama.models.listener import Listener, Patience, TroubleError
+from specllama.gguf.header import FileSource, GGUFSource, Header, read_model
+from specllama.models.hub.api import Hub, Listing
+from specllama.models.hub.cache import RepoCache
+from specllama.models.hub.http import RangeError, Web
+from specllama.models.progress import Listener, RetryableError, RetryPolicy
 from specllama.models.quants import ModelFiles
-from specllama.models.web import RangeError, Web
 
 _MOST = 1 << 20  # bytes of one request: so much is read too far at most
 _WAITS = (1.0, 2.0, 4.0)
 
 
 class RemoteSource:
-    """A file on the hub as a `Source` of gguf_source.py, and a context manager."""
+    """A file on the hub as a `GGUFSource` of gguf_source.py, and a context manager."""
 
-    def __init__(self, web: Web, url: str, name: str, size: int, patience: Patience) -> None:
+    def __init__(self, web: Web, url: str, name: str, size: int, patience: RetryPolicy) -> None:
         self.name, self.size = name, size
         self._web, self._url, self._patience = web, url, patience
 
@@ -33,7 +33,7 @@ class RemoteSource:
                     data = self._cut(offset - answer.start, answer.chunks(), end - offset)
                 self._patience.better()
                 return data
-            except TroubleError as trouble:
+            except RetryableError as trouble:
                 self._patience.wait(trouble)
             except RangeError:
                 break
@@ -63,9 +63,9 @@ def remote_header(
 
     Raises GGUFError, IntegrityError, NetworkError, AccessError, NotFoundError.
     """
-    base, patience = f"{listing.name.repo}/", Patience(listener, _WAITS)
+    base, patience = f"{listing.name.repo}/", RetryPolicy(listener, _WAITS)
 
-    def opened(name: str) -> AbstractContextManager[Source]:
+    def opened(name: str) -> AbstractContextManager[GGUFSource]:
         file = listing.files.get(name.removeprefix(base))
         if file is None:
             raise NotFoundError(f"{name} does not exist")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import IntegrityError, ResourceError
-from specllama.models.background import Flusher, Hasher
-from specllama.models.cache import RepoCache, free_bytes, unwritable
-from specllama.models.hub import HubFile
-from specllama.models.listener import Listener, Patience, TroubleError
-from specllama.models.web import RangeError, Web
+from specllama.models.hub.api import HubFile
+from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
+from specllama.models.hub.hashing import FsyncThread, Hasher
+from specllama.models.hub.http import RangeError, Web
+from specllama.models.progress import Listener, RetryableError, RetryPolicy
 
 _WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds, after attempts in a row that brought nothing
 _READ = 1 << 20
@@ -100,7 +100,7 @@ class _Attempt:
     def _fill(self, path: Path, web: Web, listener: Listener) -> _Wrong | None:
         with open(path, "r+b" if path.exists() else "w+b", buffering=0) as out:
             self._take_over(out.fileno())
-            with Flusher(out.fileno()) as flusher:
+            with FsyncThread(out.fileno()) as flusher:
                 self._go_on(out.fileno(), web, listener, flusher)
             digest = self._hasher.result()
             if digest != self._file.etag or self._have != self._file.size:
@@ -108,14 +108,14 @@ class _Attempt:
             os.fsync(out.fileno())
         return None
 
-    def _go_on(self, out: int, web: Web, listener: Listener, flusher: Flusher) -> None:
-        patience = Patience(listener, _WAITS)
+    def _go_on(self, out: int, web: Web, listener: Listener, flusher: FsyncThread) -> None:
+        patience = RetryPolicy(listener, _WAITS)
         whole = self._have == self._file.size
         while not whole:
             before = self._have
             try:
                 whole = self._receive(out, web, flusher)
-            except TroubleError as trouble:
+            except RetryableError as trouble:
                 if self._have > before:
                     patience.better()
                 patience.wait(trouble)
@@ -135,7 +135,7 @@ class _Attempt:
             self._advance("checking what there is of", self._have)
         self._kept = self._have
 
-    def _receive(self, out: int, web: Web, flusher: Flusher) -> bool:
+    def _receive(self, out: int, web: Web, flusher: FsyncThread) -> bool:
         """Write what comes from where we are; whether that was the end of it."""
         etag = self._file.etag
         try:
@@ -152,7 +152,7 @@ class _Attempt:
                     if self._have > self._file.size:
                         break
                 if answer.total is None and self._have < self._file.size:
-                    raise TroubleError(f"{self._file.path} ended early")  # nobody said where its end is
+                    raise RetryableError(f"{self._file.path} ended early")  # nobody said where its end is
         except RangeError:  # what the server has is shorter than what there is already
             self._from_the_start(out)
             return False

@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
-from specllama.archs import HYBRID, INTERVAL, RECURRENT, ROLLBACK
+from specllama.config.load import CACHE_TYPES, reserved_outputs
 from specllama.errors import UsageError
-from specllama.ggml_types import row_bytes
-from specllama.gguf import Header
-from specllama.settings import CACHE_TYPES, reserved_outputs
+from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK
+from specllama.gguf.header import Header
+from specllama.gguf.types import row_bytes
 
 N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to it
 
@@ -73,7 +73,7 @@ class Usage:
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class MemoryCosts:
     """A header with load settings; answers what any n_ctx and n_gpu_layers would cost."""
 
     header: Header

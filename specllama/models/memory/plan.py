@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specllama.errors import ResourceError, UsageError
-from specllama.ggml_types import TYPE_BY_NAME
-from specllama.gguf import Header
-from specllama.models.host import available_memory
-from specllama.models.memory import N_CTX_PAD, Costs, CostSettings, FlashAttn, Usage
+from specllama.gguf.header import Header
+from specllama.gguf.types import TYPE_BY_NAME
+from specllama.models.memory.available import available_memory
+from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
 
-__all__ = ["Device", "FitSettings", "MemoryPlan", "Usage", "available_memory", "plan_memory"]
+__all__ = ["DeviceMemory", "FitSettings", "MemoryPlan", "Usage", "available_memory", "plan_memory"]
 
 N_CTX_DEFAULT = 8192  # unless the model was trained on less, or less fits
 N_CTX_LEAST = 512
@@ -28,7 +28,7 @@ _QUANTS = (("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceMemory:
     """A device to offload layers to, with its free bytes. `unified`: its memory is the host's (Apple)."""
 
     name: str
@@ -57,8 +57,8 @@ class FitSettings:
     flash_attn: FlashAttn = "auto"
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
-    devices: tuple[Device, ...] = ()
-    devices_draft: tuple[Device, ...] | None = None
+    devices: tuple[DeviceMemory, ...] = ()
+    devices_draft: tuple[DeviceMemory, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_ctx_draft"):
@@ -146,8 +146,8 @@ class _Question:
 
     def __init__(self, target: Header, draft: Header | None, settings: FitSettings) -> None:
         self.target, self.draft, self.settings = target, draft, settings
-        self._target = Costs(target, settings.of_target())
-        self._draft = Costs(draft, settings.of_draft()) if draft else None
+        self._target = MemoryCosts(target, settings.of_target())
+        self._draft = MemoryCosts(draft, settings.of_draft()) if draft else None
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         s = self.settings
@@ -176,11 +176,11 @@ class _Question:
         return steps[n_fitting - 1] if n_fitting else None
 
 
-def _room(devices: Iterable[Device]) -> int:
+def _room(devices: Iterable[DeviceMemory]) -> int:
     return sum(max(d.free - _DEVICE_RESERVE, 0) for d in devices)
 
 
-def _part(n_bytes: int, spread: Sequence[Device], counted: Iterable[Device]) -> int:
+def _part(n_bytes: int, spread: Sequence[DeviceMemory], counted: Iterable[DeviceMemory]) -> int:
     """How much of what is spread over devices, by their room as llama.cpp does, lies on some of them."""
     names = {d.name for d in counted}
     inside = [d for d in spread if d.name in names]
@@ -188,7 +188,7 @@ def _part(n_bytes: int, spread: Sequence[Device], counted: Iterable[Device]) -> 
     return n_bytes * _room(inside) // whole if whole else n_bytes if inside else 0
 
 
-def _offloaded(costs: Costs, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:
+def _offloaded(costs: MemoryCosts, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:
     """The usage with the layers asked for, or (None) as many as the room on the devices takes."""
     if n_gpu_layers is not None:
         everything = costs.header.n_layer + 1
@@ -202,7 +202,7 @@ def _offloaded(costs: Costs, n_ctx: int, n_gpu_layers: int | None, room: int) ->
 
 def _check_cache_types(header: Header, load: CostSettings) -> None:
     kinds = {"cache_type_k": load.cache_type_k, "cache_type_v": load.cache_type_v}
-    for size, (name, kind) in zip(Costs(header, load).head_sizes[0], kinds.items(), strict=True):
+    for size, (name, kind) in zip(MemoryCosts(header, load).head_sizes[0], kinds.items(), strict=True):
         block = TYPE_BY_NAME[kind].block_size
         if size % block:
             message = (
@@ -302,7 +302,7 @@ def _quantised(asked: _Question) -> _Question | None:
     """The same with Q8_0 caches, None where that would not help or rows do not divide into its blocks."""
     headers = [asked.target, *([asked.draft] if asked.draft else [])]
     wide = {"f32", "f16", "bf16"} & {asked.settings.cache_type_k, asked.settings.cache_type_v}
-    sizes = [size for h in headers for pair in Costs(h, CostSettings()).head_sizes for size in pair]
+    sizes = [size for h in headers for pair in MemoryCosts(h, CostSettings()).head_sizes for size in pair]
     if not wide or not any(sizes) or any(size % 32 for size in sizes) or asked.settings.flash_attn == "off":
         return None
     q8 = dict.fromkeys(("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"), "q8_0")

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from specllama.errors import SpecllamaError
-from specllama.server.events import Event, Fold
+from specllama.server.events import Accumulator, Event
 
 
-class Writer(Protocol):
+class DialectWriter(Protocol):
     """One answer. fold: what has come by now. media_type: of a stream. ping: bytes that a stream may carry
     anywhere between events and that no client takes for one.
     """
 
-    fold: Fold
+    fold: Accumulator
     media_type: str
     ping: bytes
 
@@ -23,7 +23,7 @@ class Writer(Protocol):
         """These events of an answer with so many choices, as its stream shows them."""
         ...
 
-    def broken(self, error: SpecllamaError) -> bytes:
+    def error_event(self, error: SpecllamaError) -> bytes:
         """An error after the first byte, as its stream shows it."""
         ...
 

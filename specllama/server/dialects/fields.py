@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specllama.errors import UsageError
 
-HARMLESS = frozenset(
+IGNORED_FIELDS = frozenset(
     {
         "cache_prompt", "id_slot", "user", "metadata", "store", "service_tier", "safety_identifier",
         "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction", "n_keep",
@@ -78,7 +78,7 @@ class FieldError(UsageError):
 
 def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     """The body as this model. Raises FieldError."""
-    given = {name: value for name, value in data.items() if value is not None and name not in HARMLESS}
+    given = {name: value for name, value in data.items() if value is not None and name not in IGNORED_FIELDS}
     for name in [name for name in given if name in _OFF and name not in model.model_fields]:
         value = given.pop(name)
         if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name]):

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specllama.errors import AccessError, SpecllamaError, UsageError
 from specllama.server.dialects import errors
 from specllama.server.metrics import Metrics
-from specllama.server.respond import ClientGoneError
+from specllama.server.response import ClientGoneError
 from specllama.server.settings import ServerSettings, is_loopback
 from specllama.server.supervisor import Say
 
@@ -62,7 +62,7 @@ class Keys:
         return next((f"key {i}" for i, fits in enumerate(found, 1) if any(fits)), "")
 
 
-class Gate:
+class AccessMiddleware:
     """The middleware before everything else."""
 
     def __init__(

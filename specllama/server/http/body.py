@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from specllama.errors import UsageError
-from specllama.server.requests.fields import Model, checked
+from specllama.server.dialects.fields import Model, checked
 
 MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
 _LARGE = 64 * 1024  # bytes that are parsed in a thread, so that nobody else waits

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specllama.errors import ResourceError, SpecllamaError
 from specllama.server.dialects import errors
-from specllama.server.requests.reading import BodyTooSlowError
+from specllama.server.http.body import BodyTooSlowError
 
 HEAD_SECONDS = 10.0  # that the head of a request may take at most
 _SPARE = 512  # connections beside those whose requests run or wait

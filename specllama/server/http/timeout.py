@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Lapse:
+class IdleTimer:
     """Calls `over` in the loop once what was begun last has lasted `seconds`, once for each."""
 
     def __init__(self, seconds: float, over: Callable[[], object]) -> None:

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from specllama.client import protocol as m
+from specllama.client.rpc_probe import PROBE_SECONDS, Worker, find_workers
+from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, NetworkError, SpecllamaError, UsageError
-from specllama.llama import devices
-from specllama.llama_rpc import add_worker, on_abort
-from specllama.process import messages as m
-from specllama.process import sockets
-from specllama.rpc_probe import PROBE_SECONDS, Worker, find_workers
-from specllama.settings import LoadSettings
+from specllama.llama.library import devices
+from specllama.llama.rpc import add_worker, on_abort
+from specllama.worker.rpc import sockets
 
 Send = Callable[[m.Message], None]
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from specllama.client import protocol as m
+from specllama.client.rpc_probe import PROTOCOL
 from specllama.errors import ResourceError, UsageError
-from specllama.llama import Device, devices, show_log
-from specllama.llama_rpc import bound_memory, serve_devices
-from specllama.machine import physical_cores
-from specllama.models.host import available_memory
-from specllama.process import messages as m
-from specllama.process import sockets
-from specllama.process.rpc_cache import TensorCache
-from specllama.rpc_probe import PROTOCOL
+from specllama.llama.library import Device, devices, show_log
+from specllama.llama.rpc import bound_memory, serve_devices
+from specllama.models.memory.available import available_memory
+from specllama.models.memory.cpu import physical_cores
+from specllama.worker.rpc import sockets
+from specllama.worker.rpc.cache import TensorCache
 
 Send = Callable[[m.Message], None]
 _STAYS_SECONDS = 1.0  # a client for less only asked

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from specllama.core.breakeven import break_evens
-from specllama.core.costs import FIRST, WIDEST, CostCurve, StepCosts
-from specllama.core.forecast import Forecast
-from specllama.core.params import SamplingParams
-from specllama.core.ports import Drafter
-from specllama.core.recording import record
-from specllama.core.replay import WRONG, Trace
-from specllama.core.sampling import Chooser
+from specllama.config.load import ModelSettings
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.break_even import break_evens
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve, StepCosts
+from specllama.core.replay.forecast import Forecast
+from specllama.core.replay.recording import record
+from specllama.core.replay.simulator import WRONG, Trace
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError
-from specllama.process import describe
-from specllama.process.loading import Loaded, LoadedDraft, load_draft
-from specllama.process.timing import Clock, Times, curve_of, cycled, points, time_steps
-from specllama.process.tuning_texts import Text
-from specllama.settings import ModelSettings
+from specllama.worker import load_info as describe
+from specllama.worker.loader import Loaded, LoadedDraft, load_draft
+from specllama.worker.tuning.prompts import TuningText
+from specllama.worker.tuning.timing import Clock, Times, curve_of, cycled, points, time_steps
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # of drafts whose break-even is told
 STEP_SECONDS = 1.5
@@ -36,12 +36,12 @@ def drafted_free(loaded: Loaded) -> Callable[[], Drafter] | None:
     return CopyDrafter if any(d.name == "copy" for d in loaded.drafters) else None
 
 
-class Trial:
+class DraftTrial:
     """One draft, or copying alone. costs: of the target. found: what is known by now, of which `ended` says
     whether it is all; traces: what was recorded, each with its workload.
     """
 
-    def __init__(self, loaded: Loaded, texts: Sequence[Text], costs: CostCurve, clock: Clock) -> None:
+    def __init__(self, loaded: Loaded, texts: Sequence[TuningText], costs: CostCurve, clock: Clock) -> None:
         self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
         self.found: dict[str, Any] = {}
         self.traces: list[tuple[str, Trace]] = []
@@ -87,7 +87,7 @@ class Trial:
         n_vocab = min(model.n_vocab, draft.model.n_vocab)
         ids = [t for text in self.texts for t in (*text.prompt, *text.text) if t < n_vocab]
         drafter = ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
-        chooser = Chooser(SamplingParams(temperature=0), 0, model.n_vocab)
+        chooser = Sampler(SamplingParams(temperature=0), 0, model.n_vocab)
         return time_steps(drafter, cycled(ids, _STEP_IDS), FIRST, STEP_SECONDS, chooser, self.clock, times)
 
     def _keep(self, draft: LoadedDraft, times: Times, steps: StepCosts) -> None:

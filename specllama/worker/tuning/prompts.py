@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from specllama.calibrate import Calibration, goes_back, measure
 from specllama.core.engine import Engine
-from specllama.core.params import SamplingParams
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
+from specllama.worker.calibrate import Calibration, goes_back, measure
 
 LEAST_TOKENS = 16  # of a text
 _COMPARED, _LEAST_SECONDS, _MOST_SECONDS = 100, 2.0, 30.0  # decodes of one row, for epsilon; seconds of it
@@ -21,7 +21,7 @@ _AT_ONCE = 60  # decodes of one row
 
 
 @dataclass(slots=True)
-class Text:
+class TuningText:
     """A prompt and what the target writes behind it, in ids. number: of the prompt in its workload."""
 
     workload: str
@@ -35,25 +35,25 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PromptSelection:
     """texts: in the order in which they are to be written. n_tokens: most of each. left_out: how many prompts
     were, for want of time. seconds: predicted.
     """
 
-    texts: Sequence[Text]
+    texts: Sequence[TuningText]
     n_tokens: int
     left_out: int
     seconds: float
 
 
 def choose(
-    texts: Sequence[Text], n_tokens: int, shorten: bool, t1: float, row_seconds: float, seconds: float
-) -> Choice:
+    texts: Sequence[TuningText], n_tokens: int, shorten: bool, t1: float, row_seconds: float, seconds: float
+) -> PromptSelection:
     """As many of the texts as can be written in `seconds`, workloads in turn, one of each at least; where
     those take longer, and `shorten`, fewer tokens of each. t1: seconds of a token; row_seconds: of one of a
     prompt.
     """
-    by_workload: dict[str, list[Text]] = {}
+    by_workload: dict[str, list[TuningText]] = {}
     for text in texts:
         by_workload.setdefault(text.workload, []).append(text)
     turns = [[t for t in turn if t is not None] for turn in zip_longest(*by_workload.values())]
@@ -62,7 +62,7 @@ def choose(
     if shorten and first:
         fitting = int((seconds - reading) / (len(first) * t1)) if t1 else n_tokens
         n_tokens = min(n_tokens, max(LEAST_TOKENS, fitting))
-    taken: list[Text] = []
+    taken: list[TuningText] = []
     spent = 0.0
     for text in (t for turn in turns for t in turn):
         takes = len(text.prompt) * row_seconds + n_tokens * t1
@@ -70,7 +70,7 @@ def choose(
             break
         taken.append(text)
         spent += takes
-    return Choice(taken, n_tokens, len(texts) - len(taken), spent)
+    return PromptSelection(taken, n_tokens, len(texts) - len(taken), spent)
 
 
 class Writing:
@@ -79,7 +79,9 @@ class Writing:
     calibration: what was compared.
     """
 
-    def __init__(self, engine: Engine, chosen: Choice, t1: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: Engine, chosen: PromptSelection, t1: float, clock: Callable[[], float]
+    ) -> None:
         self.engine, self.chosen, self.t1, self.clock = engine, chosen, t1, clock
         self.calibration = Calibration()
         self._left = compare_seconds(t1)

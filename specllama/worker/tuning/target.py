@@ -7,23 +7,23 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from specllama.calibrate import TIMED
-from specllama.core.costs import FIRST, prior
-from specllama.core.threads import WIDE, ThreadTimes, candidates, choice
-from specllama.llama import Context
-from specllama.machine import physical_cores
-from specllama.process.learning import Learning
-from specllama.process.timing import (
+from specllama.config.load import MAX_THREADS
+from specllama.core.policy.cost_curve import FIRST, prior
+from specllama.llama.library import LlamaContext
+from specllama.models.memory.cpu import physical_cores
+from specllama.worker.calibrate import TIMED
+from specllama.worker.profile import ModelProfile
+from specllama.worker.tuning.threads import WIDE, ThreadTimes, candidates, choice
+from specllama.worker.tuning.timing import (
     MOST_ROUNDS,
     Times,
-    Track,
+    TimingPosition,
     curve_of,
     points,
     spread,
     time_rows,
     time_threads,
 )
-from specllama.settings import MAX_THREADS
 
 WIDTHS = (*TIMED[1:], 48, 64)  # rows, beside one
 _THREAD_ROUNDS = 5  # at least; fewer decide nothing
@@ -31,7 +31,7 @@ _CURVE_LIMIT = 120.0  # seconds; wider decodes are left out where fewer rounds t
 _THREAD_SHARE = 2.5  # a decode with few threads, in those with all
 
 
-def affordable(track: Track, t1: float) -> tuple[list[int], list[int]]:
+def affordable(track: TimingPosition, t1: float) -> tuple[list[int], list[int]]:
     """(widths that there is room and time for, the others)."""
     widths = [n for n in WIDTHS if n <= track.most]
     while len(widths) > 1 and curve_seconds(widths, t1, 0.0) > _CURVE_LIMIT:
@@ -53,19 +53,19 @@ def _rounds_seconds(one: float, least: int, seconds: float) -> float:
     return max(least * one, min(seconds, MOST_ROUNDS * one))
 
 
-def thread_numbers(context: Context) -> list[int]:
+def thread_numbers(context: LlamaContext) -> list[int]:
     """The numbers of threads to be timed."""
     return candidates(min(physical_cores(), MAX_THREADS), (context.n_threads, context.n_threads_batch))
 
 
-def _use(context: Context, n_threads: int) -> None:
+def _use(context: LlamaContext, n_threads: int) -> None:
     context.set_threads(n_threads, n_threads)
 
 
 class CurveTimes:
     """t(n) at one place, measured anew and stored once every width was timed often enough."""
 
-    def __init__(self, track: Track, learning: Learning, t1: float) -> None:
+    def __init__(self, track: TimingPosition, learning: ModelProfile, t1: float) -> None:
         self.track, self.learning = track, learning
         self.widths, self.left_out = affordable(track, t1)
         self.times: Times = {}
@@ -95,7 +95,7 @@ class CurveTimes:
 class ThreadsTried:
     """Decodes with other numbers of threads; the context has its own again afterwards."""
 
-    def __init__(self, track: Track, context: Context) -> None:
+    def __init__(self, track: TimingPosition, context: LlamaContext) -> None:
         self.track, self.context = track, context
         self.used = context.n_threads, context.n_threads_batch
         self.times: dict[int, ThreadTimes] = {}

@@ -11,11 +11,11 @@ from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
-from specllama.core.costs import FIRST, CostCurve
-from specllama.core.ports import BatchRow, Context
-from specllama.core.sampling import Chooser
-from specllama.core.threads import WIDE, ThreadTimes
+from specllama.core.interfaces import BatchRow, Context
+from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import ModelDrafter
+from specllama.worker.tuning.threads import WIDE, ThreadTimes
 
 Clock = Callable[[], float]
 Times = dict[int, list[float]]  # rows of a decode, or ids of a step, to seconds
@@ -25,7 +25,7 @@ _CHUNK_SECONDS = 0.25  # of filling at once
 _FAR_BEHIND = 2.0  # times the fastest: such numbers of threads are timed once
 
 
-class Track:
+class TimingPosition:
     """A place in a text that the cache of sequence 0 returns to after every decode.
 
     ids: the text before it. Knows nothing of what was in the cache before.
@@ -40,7 +40,7 @@ class Track:
     def fill(self) -> Iterator[float]:
         """Evaluate the text, a chunk at a time."""
         context, n, done = self.context, min(64, self.context.n_batch), 0
-        context.cut(0, 0)
+        context.truncate(0, 0)
         while done < len(self.ids):
             chunk = self.ids[done : done + n]
             began = self.clock()
@@ -60,14 +60,14 @@ class Track:
         began = self.clock()
         self.context.decode(batch)
         took = self.clock() - began
-        if self.context.cut(0, n) != n:
+        if self.context.truncate(0, n) != n:
             for _ in self.fill():
                 pass
         return took
 
 
 def time_rows(
-    track: Track, widths: Sequence[int], least: int, seconds: float, into: Times
+    track: TimingPosition, widths: Sequence[int], least: int, seconds: float, into: Times
 ) -> Iterator[float]:
     """Decodes of all widths in turn, each behind one of one row: at least `least` rounds, more as long as
     `seconds` last.
@@ -79,7 +79,7 @@ def time_rows(
 
 
 def time_threads(
-    track: Track,
+    track: TimingPosition,
     numbers: Sequence[int],
     use: Callable[[int], None],
     least: int,
@@ -123,7 +123,7 @@ def _rounds(items: list[int], least: int, seconds: float, clock: Clock) -> Itera
 
 
 def time_steps(
-    drafter: ModelDrafter, ids: Sequence[int], least: int, seconds: float, chooser: Chooser, clock: Clock,
+    drafter: ModelDrafter, ids: Sequence[int], least: int, seconds: float, chooser: Sampler, clock: Clock,
     into: Times,
 ) -> Iterator[float]:  # fmt: skip
     """Steps of the draft model that evaluate 1, 2, 3 … ids, walking along a text: as a round asks them."""

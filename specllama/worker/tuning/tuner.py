@@ -25,26 +25,26 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from specllama.core import curves
-from specllama.core.costs import CostCurve
+from specllama.client import protocol as m
+from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
-from specllama.core.ports import DecodeError, NoRoomError
-from specllama.core.slots import empty
+from specllama.core.interfaces import DecodeError, NoRoomError
+from specllama.core.policy import cost_curves as curves
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.scheduler import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError
-from specllama.process import messages as m
-from specllama.process.loading import Loaded
-from specllama.process.timing import Clock, Track, curve_of, cycled
-from specllama.process.tuning_drafts import STEP_SECONDS, Trial, drafted_free
-from specllama.process.tuning_target import (
+from specllama.worker.loader import Loaded
+from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, drafted_free
+from specllama.worker.tuning.prompts import PromptSelection, TuningText, Writing, choose, compare_seconds
+from specllama.worker.tuning.target import (
     CurveTimes,
     ThreadsTried,
     affordable,
     curve_seconds,
     thread_numbers,
     thread_seconds,
-)  # fmt: skip
-from specllama.process.tuning_texts import Choice, Text, Writing, choose, compare_seconds
-from specllama.settings import ModelSettings
+)
+from specllama.worker.tuning.timing import Clock, TimingPosition, curve_of, cycled
 
 N_TOKENS = 64  # of a text, where nobody said
 CURVE_SECONDS, THREAD_SECONDS = 3.0, 2.0
@@ -91,7 +91,7 @@ class Tuner:
         send: Callable[[m.Message], None],
         clock: Clock = time.perf_counter,
     ) -> None:
-        self.id, self.order, self.trials = order.id, order, list[Trial]()
+        self.id, self.order, self.trials = order.id, order, list[DraftTrial]()
         self._engine, self._loaded, self._context = engine, loaded, loaded.context
         self._ids_of, self._send, self._clock = ids_of, send, clock
         self._began, self._said, self._cancelled = clock(), 0.0, False
@@ -130,7 +130,7 @@ class Tuner:
         if not texts:
             why = next(iter(too_long.values()), "there is none")
             raise ContextLengthError(f"no prompt fits the context: {why}", "use a larger -c")
-        track = Track(self._context, self._track_ids(texts), self._clock)
+        track = TimingPosition(self._context, self._track_ids(texts), self._clock)
         yield from (None for _ in track.fill())
         self._row_seconds = track.row_seconds
         self._t1 = median(track.time(1) for _ in range(_PROBES))
@@ -151,7 +151,7 @@ class Tuner:
         )
         yield from self._run(agenda)
 
-    def _texts(self, too_long: dict[str, str]) -> Iterator[Text]:
+    def _texts(self, too_long: dict[str, str]) -> Iterator[TuningText]:
         """The prompts in ids, those that fit."""
         order, numbers = self.order, dict[str, int]()
         for workload, prompt in order.prompts:
@@ -161,17 +161,17 @@ class Tuner:
             else:
                 messages = [{"role": "user", "content": prompt}]
                 request = m.Generate(order.id, messages=messages, variables=order.variables)
-            text = Text(workload, number, self._ids_of(request))
+            text = TuningText(workload, number, self._ids_of(request))
             if len(text.prompt) >= self._context.n_ctx - 1:
                 too_long[text.name] = f"the prompt has {len(text.prompt)} tokens, -c is {self._context.n_ctx}"
             else:
                 yield text
 
-    def _track_ids(self, texts: Sequence[Text], n: int = _TRACK_IDS) -> list[int]:
+    def _track_ids(self, texts: Sequence[TuningText], n: int = _TRACK_IDS) -> list[int]:
         ids = [t for text in texts for t in text.prompt]
         return cycled(ids, max(1, min(n, self._context.n_ctx // 2)))
 
-    def _agenda(self, track: Track, chosen: Choice) -> Iterator[Stage]:
+    def _agenda(self, track: TimingPosition, chosen: PromptSelection) -> Iterator[Stage]:
         t1, writing = self._t1, Writing(self._engine, chosen, self._t1, self._clock)
         seconds = curve_seconds(affordable(track, t1)[0], t1, CURVE_SECONDS)
         yield Stage("t(n)", seconds, partial(self._curve, track, CURVE_SECONDS))
@@ -180,7 +180,7 @@ class Tuner:
         for bucket in curves.BUCKETS[1:]:
             filling = bucket * self._row_seconds
             if 2 * _WIDEST_DECODE + bucket < self._context.n_ctx and filling < CONTEXT_SECONDS:
-                far = Track(self._context, cycled(track.ids, bucket + 1), self._clock)
+                far = TimingPosition(self._context, cycled(track.ids, bucket + 1), self._clock)
                 seconds = filling + curve_seconds(affordable(far, t1)[0], t1, CURVE_SECONDS / 2)
                 yield Stage(f"t(n) behind {bucket} tokens", seconds, partial(self._far, far))
         seconds = chosen.seconds + compare_seconds(t1)
@@ -208,11 +208,11 @@ class Tuner:
             done += stage.seconds
 
     def _measured(self, part: str, **found: Any) -> None:
-        self._send(m.Measured(self.id, part, found))
+        self._send(m.TuneMeasurement(self.id, part, found))
 
     # Stages
 
-    def _curve(self, track: Track, seconds: float) -> Iterator[float]:
+    def _curve(self, track: TimingPosition, seconds: float) -> Iterator[float]:
         curve = CurveTimes(track, self._loaded.learning, self._t1)
         try:
             yield from curve.work(seconds)
@@ -221,13 +221,13 @@ class Tuner:
         if curves.bucket_of(len(track.ids)) == 0:
             self._costs = curve_of(curve.times)
 
-    def _far(self, track: Track) -> Iterator[float]:
+    def _far(self, track: TimingPosition) -> Iterator[float]:
         for share in track.fill():
             yield share / 2
         for share in self._curve(track, CURVE_SECONDS / 2):
             yield (1 + share) / 2
 
-    def _threads(self, track: Track) -> Iterator[float]:
+    def _threads(self, track: TimingPosition) -> Iterator[float]:
         tried = ThreadsTried(track, self._context)
         try:
             yield from tried.work(THREAD_SECONDS)
@@ -243,8 +243,8 @@ class Tuner:
             self._measured("epsilon", **writing.epsilon)
             self._measured("texts", **writing.found)
 
-    def _try(self, index: int, draft: ModelSettings | None, texts: Sequence[Text]) -> Iterator[float]:
-        trial = Trial(self._loaded, texts, self._costs, self._clock)
+    def _try(self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]) -> Iterator[float]:
+        trial = DraftTrial(self._loaded, texts, self._costs, self._clock)
         self.trials.append(trial)
         try:
             yield from trial.copying() if draft is None else trial.drafting(draft)

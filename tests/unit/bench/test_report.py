@@ -13,7 +13,7 @@ from specllama.bench.charts import lines, whiskers
 from specllama.bench.intervals import Estimate
 from specllama.bench.report import report
 from specllama.bench.summary import summarise
-from tests.bench.samples import sample
+from tests.support.bench_samples import sample
 
 NASTY = "</title><script>alert(1)</script>&\"'\ud800\x1b[31m"
 MODEL = {"name": "pydoc", "quant": "Q4_0", "path": "x", "params": 1, "n_gpu_layers": 0}

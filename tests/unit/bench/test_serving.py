@@ -14,15 +14,24 @@ from hypothesis import strategies as st
 
 from specllama.bench.serving import figures, refusals
 from specllama.bench.serving.address import address
-from specllama.bench.serving.answers import Answer, BrokenStreamError, Piece, Reading, said
-from specllama.bench.serving.asks import PLAIN, SERVED, SPECULATIVE, Cell, Wanted, body, order, prompts
+from specllama.bench.serving.answers import BrokenStreamError, Reading, ServedAnswer, ServedPiece, said
+from specllama.bench.serving.asks import (
+    PLAIN,
+    SERVED,
+    SPECULATIVE,
+    Cell,
+    ServingRequest,
+    body,
+    order,
+    prompts,
+)
 from specllama.bench.serving.figures import percentile, summarise
 from specllama.bench.serving.report import report
-from specllama.bench.serving.sweep import Measured
+from specllama.bench.serving.sweep import ServingMeasurement
 from specllama.bench.serving.words import notes, verdict
 from specllama.errors import NetworkError, UsageError
 
-WANTED = Wanted([("a", "x"), ("b", "y")], (1, 2, 4), 3, 16, 0.0)
+WANTED = ServingRequest([("a", "x"), ("b", "y")], (1, 2, 4), 3, 16, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +75,7 @@ def test_the_order() -> None:
     pairs = list(zip(cells[::2], cells[1::2], strict=True))
     assert all((a.concurrency, a.run) == (b.concurrency, b.run) for a, b in pairs)
     assert {a.series for a, _ in pairs} == {SPECULATIVE, PLAIN}  # each is first now and then
-    assert [c.run for c in order([SERVED], Wanted([], (1,), 1, 2, 0.0, first=5))] == [5]
+    assert [c.run for c in order([SERVED], ServingRequest([], (1,), 1, 2, 0.0, first=5))] == [5]
 
 
 def test_bodies() -> None:
@@ -80,14 +89,16 @@ def test_bodies() -> None:
     assert "model" not in plain
     assert not {"speculation", "ignore_eos"} & other.keys()
     assert plain["seed"] == other["seed"] == 1001
-    raw = body(Wanted([("a", "x")], (1,), 1, 2, 0.0, raw=True, ignore_eos=True), Cell(SERVED, 1, 1), 0, "")
+    raw = body(
+        ServingRequest([("a", "x")], (1,), 1, 2, 0.0, raw=True, ignore_eos=True), Cell(SERVED, 1, 1), 0, ""
+    )
     assert raw["prompt"].endswith(" x")
     assert raw["ignore_eos"] is True
     assert "messages" not in raw
 
 
-def read(*chunks: Any) -> Answer:
-    answer = Answer(0)
+def read(*chunks: Any) -> ServedAnswer:
+    answer = ServedAnswer(0)
     reading = Reading(answer)
     for i, chunk in enumerate(chunks):
         reading.take(chunk if isinstance(chunk, str) else json.dumps(chunk), i / 10)
@@ -156,7 +167,7 @@ SMALL = st.dictionaries(NAMES, SCALARS | st.dictionaries(NAMES, SCALARS, max_siz
 
 @given(SCALARS | st.dictionaries(NAMES, SCALARS | SMALL | st.lists(SCALARS | SMALL, max_size=2), max_size=4))
 def test_any_json_is_read_or_breaks_the_stream(found: Any) -> None:
-    answer = Answer(0)
+    answer = ServedAnswer(0)
     with contextlib.suppress(BrokenStreamError):
         Reading(answer).take(json.dumps(found), 0.0)
     assert answer.n_tokens >= 0
@@ -172,7 +183,7 @@ def test_streams_that_break(chunk: Any) -> None:
 
 
 def test_what_arrives_together_is_one_piece() -> None:
-    answer = Answer(0)
+    answer = ServedAnswer(0)
     reading = Reading(answer)
     for at in (0.1, 0.2, 0.2002, 0.2008, 0.2011, 0.4):
         reading.take(json.dumps(piece("a")), at)
@@ -204,17 +215,19 @@ def test_percentiles() -> None:
     assert percentile([(1.0, 9.0), (7.0, 1.0)], 0.95) == 7
 
 
-def cell(series: str, concurrency: int, run: int, seconds: float, *answers: Answer) -> Measured:
-    return Measured(Cell(series, concurrency, run), list(answers), seconds, True)
+def cell(
+    series: str, concurrency: int, run: int, seconds: float, *answers: ServedAnswer
+) -> ServingMeasurement:
+    return ServingMeasurement(Cell(series, concurrency, run), list(answers), seconds, True)
 
 
-def answer(number: int = 0, digest: str = "d", n: int = 10, **more: Any) -> Answer:
-    pieces = [Piece(0.1 + 0.01 * i) for i in range(n)]
-    return Answer(number, pieces, 0.5, n_predict=n, digest=digest, **more)
+def answer(number: int = 0, digest: str = "d", n: int = 10, **more: Any) -> ServedAnswer:
+    pieces = [ServedPiece(0.1 + 0.01 * i) for i in range(n)]
+    return ServedAnswer(number, pieces, 0.5, n_predict=n, digest=digest, **more)
 
 
 def test_figures_of_a_sweep() -> None:
-    broken = Answer(1, problem=NetworkError("gone"), refused=2)
+    broken = ServedAnswer(1, problem=NetworkError("gone"), refused=2)
     measured = [
         cell(SPECULATIVE, 1, 1, 1.0, answer(n_drafted=8, n_accept=6)),
         cell(PLAIN, 1, 1, 2.0, answer(n_drafted=0, n_accept=0)),
@@ -224,7 +237,7 @@ def test_figures_of_a_sweep() -> None:
     ]
     unfinished = cell(SPECULATIVE, 4, 1, 1.0, answer())
     unfinished.complete = False
-    s = summarise([*measured, unfinished, Measured(Cell(PLAIN, 8, 1))], [SPECULATIVE, PLAIN])
+    s = summarise([*measured, unfinished, ServingMeasurement(Cell(PLAIN, 8, 1))], [SPECULATIVE, PLAIN])
     assert s.ratios == {1: 3.0}  # of 2 and 4
     assert (s.compared, s.different, s.counted) == (3, 1, True)
     rows = {(row.series, row.concurrency): row for row in s.rows}
@@ -257,7 +270,7 @@ ABOUT: dict[str, Any] = {
 
 
 def test_a_sweep_without_answers() -> None:
-    s = summarise([Measured(Cell(SERVED, 1, 1))], [SERVED])
+    s = summarise([ServingMeasurement(Cell(SERVED, 1, 1))], [SERVED])
     assert (list(s.rows), s.ratios) == ([], {})
     assert verdict(s, "why").startswith("Too little")
     assert report(s, ABOUT, "").count("<svg") == 0

@@ -13,10 +13,10 @@ from specllama.bench.intervals import estimate
 from specllama.bench.notes import notes
 from specllama.bench.record import record
 from specllama.bench.samples import configs
-from specllama.bench.summary import Summary, added, summarise
+from specllama.bench.summary import BenchSummary, summarise, with_sums
 from specllama.bench.verdict import nothing_pays, verdict
 from specllama.core.stats import RunStats
-from tests.bench.samples import sample
+from tests.support.bench_samples import sample
 
 NAMES = ["plain", "1", "4", "auto"]
 ABOUT = {
@@ -75,7 +75,7 @@ def test_an_estimate_lies_among_its_values_and_in_its_interval(groups: list[list
             assert min(values) * 0.999 <= e.low <= e.high <= max(values) * 1.001
 
 
-def bench() -> Summary:
+def bench() -> BenchSummary:
     """Two prompts of edit, one of free: 4 is best on edit, plain on free."""
     speeds = {  # plain, 1, 4, auto
         ("edit", 1): (10, 15, 30, 25),
@@ -185,7 +185,7 @@ def test_counters_are_added() -> None:
     one = RunStats(n_drafted=3, n_accept=2, reached=[2, 1], accepted_at=[2, 0], verify_seconds=1.5)
     two = RunStats(n_drafted=1, n_accept=1, reached=[1], accepted_at=[1], verify_seconds=0.5)
     one.drafted_by["copy"], two.drafted_by["model"] = 3, 1
-    total = added([one, two])
+    total = with_sums([one, two])
     assert (total.n_drafted, total.n_accept, total.verify_seconds) == (4, 3, 2.0)
     assert (total.reached, total.accepted_at) == ([3, 1], [3, 0])
     assert total.drafted_by == {"copy": 3, "model": 1}

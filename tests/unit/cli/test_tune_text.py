@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from specllama.cli.tune_found import Found
-from specllama.cli.tune_text import lines, threads_verdict
-from specllama.cli.tune_verdict import verdict
-from specllama.core.breakeven import break_evens
-from specllama.core.costs import FIRST, CostCurve
-from specllama.settings import ModelSettings
+from specllama.cli.tune.found import TuneResults
+from specllama.cli.tune.text import lines, threads_verdict
+from specllama.cli.tune.verdict import verdict
+from specllama.config.load import ModelSettings
+from specllama.core.policy.break_even import break_evens
+from specllama.core.policy.cost_curve import FIRST, CostCurve
 
 T1 = 0.02
 COSTS = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 6: 2.6, 8: 3.0, 12: 4.0, 16: 5.0}
@@ -47,8 +47,8 @@ def found(
     bad: float = 1.21,
     copied: float = 1.3,
     t1: float = T1,
-) -> Found:
-    found = Found(
+) -> TuneResults:
+    found = TuneResults(
         [ModelSettings(path=BAD), ModelSettings(path=GOOD)], {FOREIGN: "the vocabularies differ at id 7"}
     )
     found.info = {"target": {"name": "big", "quant": "Q4_0"}, "n_threads": 4}
@@ -69,7 +69,7 @@ def found(
     return found
 
 
-def text(one: Found, width: int = 80, stored: bool = True) -> str:
+def text(one: TuneResults, width: int = 80, stored: bool = True) -> str:
     return "\n".join(lines(one, stored, width))
 
 
@@ -179,7 +179,7 @@ def test_what_could_not_be_measured():
 
 
 def test_after_an_interruption():
-    one = Found([ModelSettings(path=GOOD)], {})
+    one = TuneResults([ModelSettings(path=GOOD)], {})
     one.info = {"target": {"name": "big", "quant": "Q4_0"}, "n_threads": 1}
     one.interrupted = True
     one.take("curve", {"n_ids": 128, "points": [{"rows": 1, "seconds": T1, "count": 2}], "left_out": [],
@@ -200,13 +200,15 @@ def test_a_draft_that_failed():
 
 
 def test_nobody_copies():
-    one = Found([], {}, copies=False)
+    one = TuneResults([], {}, copies=False)
     assert one.ranking == one.others == []
     assert verdict(one) == "No draft was ranked: nothing drafts here."
 
 
 def test_names_that_are_alike_are_told_apart():
-    one = Found([ModelSettings(path="a/draft.gguf"), ModelSettings(path="b/draft.gguf")], {"c/x.gguf": "no"})
+    one = TuneResults(
+        [ModelSettings(path="a/draft.gguf"), ModelSettings(path="b/draft.gguf")], {"c/x.gguf": "no"}
+    )
     assert [one.entrants[0].name, one.entrants[1].name, one.unusable[0].name] == [
         "a/draft.gguf",
         "b/draft.gguf",
@@ -215,7 +217,7 @@ def test_names_that_are_alike_are_told_apart():
 
 
 def test_what_a_terminal_would_obey_is_escaped():
-    one = Found([ModelSettings(path="a\x1b[31m.gguf")], {"b\x1b]0;x\x07.gguf": "\x1b[2J"})
+    one = TuneResults([ModelSettings(path="a\x1b[31m.gguf")], {"b\x1b]0;x\x07.gguf": "\x1b[2J"})
     one.info = {"target": {"name": "\x1b[2J", "quant": "Q4_0"}, "n_threads": 1}
     one.take("texts", TEXTS)
     one.take("draft", draft(0, 0.1, COSTS, forecast(1.5, 0.7)))

@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from specllama.process import messages as m
-from specllama.process.messages import decode, encode
+from specllama.client import protocol as m
+from specllama.client.protocol import decode, encode
 
 EXAMPLES = [
     m.Load({"target": {"path": "a b\n.gguf"}, "draft": None}, verbose=True),
@@ -23,7 +23,10 @@ EXAMPLES = [
     m.Started(3, 17, {"seed": 9}),
     m.Prefilled(3, 16, 17),
     m.Tokens(
-        [m.Item(3, "é", [5, 6], [[1, "copy"]], 4, 1), m.Item(4, "", [7], [], 0, 0, [{"logprob": -0.5}])]
+        [
+            m.SequenceDelta(3, "é", [5, 6], [[1, "copy"]], 4, 1),
+            m.SequenceDelta(4, "", [7], [], 0, 0, [{"logprob": -0.5}]),
+        ]
     ),
     m.Done(3, "text", "stop", {"n_predict": 3}, {}, [[4, "target"]]),
     m.Failed({"kind": "UsageError", "message": "no", "hint": ""}, 3),
@@ -34,7 +37,7 @@ EXAMPLES = [
     m.Configured(),
     m.Tune(6, [["edit", "a\nb"]], [{"path": "d.gguf"}], 32, True, {"enable_thinking": False}),
     m.Tuning(6, "t(n)", 0.25, 7.5),
-    m.Measured(6, "epsilon", {"value": None, "n_rows": 0, "reason": "why"}),
+    m.TuneMeasurement(6, "epsilon", {"value": None, "n_rows": 0, "reason": "why"}),
     m.Tuned(6, 12.5, True),
     m.Inspect(),
     m.Inspected({"version": "1"}),
@@ -43,9 +46,9 @@ EXAMPLES = [
     m.Tokenize(5, "a b", add_special=True),
     m.Detokenize(6, [1, 2]),
     m.Render(7, [{"role": "user", "content": "x"}], {"enable_thinking": False}),
-    m.Look(8),
-    m.Told(8, {"slots": []}),
-    m.Beat(0.5, 30.0),
+    m.GetSlots(8),
+    m.QueryResult(8, {"slots": []}),
+    m.Heartbeat(0.5, 30.0),
 ]
 
 

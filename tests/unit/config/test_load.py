@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import UsageError
-from specllama.settings import LoadSettings, ModelSettings
 
 TARGET = ModelSettings(path="t.gguf")
 RICH = ModelSettings(

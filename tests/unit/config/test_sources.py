@@ -8,7 +8,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from specllama.config import project_file, read_environment, read_file, resolve, user_file
+from specllama.config.sources import project_file, read_environment, read_file, resolve, user_file
 from specllama.errors import ConfigError
 
 KINDS = {

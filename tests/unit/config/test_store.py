@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from specllama.store import Store, cache_dir
+from specllama.config.store import Store, cache_dir
 
 KEY = {"model": ["m", 7], "threads": 2}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.acceptance import HIGHEST, AcceptanceTable
+from specllama.core.policy.acceptance import HIGHEST, AcceptanceTable
 
 PRIORS = (0.2, 0.5, 0.9)
 

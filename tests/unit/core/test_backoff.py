@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from specllama.core.costs import FIRST, WIDEST, CostCurve
-from specllama.core.drafting import Draft, Outcome, Round
-from specllama.core.naps import AWAKE_BEHIND, LISTENING, LONGEST, MINDED, SHARE, Naps
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
-from specllama.core.ports import Mask, Proposal
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import Mask, Proposal
+from specllama.core.policy.backoff import AWAKE_BEHIND, LISTENING, LONGEST, MINDED, SHARE, Naps
+from specllama.core.policy.base import Draft, Round, VerifyResult
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.testing import ScriptedDrafter, TableMask
 
-GREEDY = Chooser(SamplingParams(temperature=0), 0, 32)
+GREEDY = Sampler(SamplingParams(temperature=0), 0, 32)
 T1 = 0.001  # seconds of a decode of one row
 
 
@@ -45,7 +45,7 @@ class Slow(ScriptedDrafter):
         self.told.setdefault(seq_id, []).append(list(tokens))
         super().committed(seq_id, tokens)
 
-    def certainty(self, seq_id: int) -> float:
+    def peek_confidence(self, seq_id: int) -> float:
         return 0.96 if self._next(len(self.histories[seq_id])) is not None else 0.0
 
 
@@ -88,7 +88,7 @@ class World:
             new = [5] * n + [5 if self.repeats(len(text) + n) else 6]
             text += new
             self.policy.committed(seq, new)
-            outcomes.append(Outcome(seq, draft, n, n + 1))
+            outcomes.append(VerifyResult(seq, draft, n, n + 1))
         self.policy.observe(Round(rows, decoded - drafted, drafted - began, self.now - began, outcomes))
         self.asked.append(self.drafter.n_asked > before)
         return drafts
@@ -152,7 +152,7 @@ def test_a_copy_that_begins_meanwhile_is_heard(at):
 def test_a_call_in_vain_is_not_answered_round_by_round():
     """A drafter that is always sure and always wrong costs little more than a silent one."""
     world = World(0.1 * T1)
-    world.drafter.certainty = lambda seq_id: 0.96  # type: ignore[method-assign]  # noqa: ARG005
+    world.drafter.peek_confidence = lambda seq_id: 0.96  # type: ignore[method-assign]  # noqa: ARG005
     world.run(40)
     assert world.run(400) > 0.975
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.breakeven import acceptance_needed, break_evens, easiest, expected_tokens
-from specllama.core.costs import FIRST, CostCurve
+from specllama.core.policy.break_even import acceptance_needed, break_evens, easiest, expected_tokens
+from specllama.core.policy.cost_curve import FIRST, CostCurve
 
 
 def curve(points: dict[int, float], times: int = FIRST) -> CostCurve:

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.ledger import ALLOWANCE, KEPT, MOST, PLAIN_EVERY, SHARE, STAKE, Ledger
+from specllama.core.policy.budget import ALLOWANCE, KEPT, MOST, PLAIN_EVERY, SHARE, STAKE, SpeculationBudget
 
 NOT_NUMBERS = (None, "3", True, [3.0], float("nan"), float("inf"))
 
 
 def test_it_begins_with_the_allowance_and_no_round_risks_all_of_it():
-    ledger = Ledger()
+    ledger = SpeculationBudget()
     assert ledger.credit == ALLOWANCE < 4
     assert ledger.stake == pytest.approx(STAKE * ALLOWANCE)
     assert 0 < STAKE < 1
 
 
 def test_wins_and_losses_are_booked():
-    ledger = Ledger()
+    ledger = SpeculationBudget()
     ledger.drafted(worth=5, cost=2)
     assert ledger.credit == pytest.approx(ALLOWANCE + 3)
     ledger.drafted(worth=1, cost=2.5)
@@ -27,14 +27,14 @@ def test_wins_and_losses_are_booked():
 
 
 def test_what_was_won_is_kept_up_to_a_limit():
-    ledger = Ledger()
+    ledger = SpeculationBudget()
     for _ in range(100):
         ledger.drafted(worth=5, cost=1)
     assert ledger.credit == MOST + ALLOWANCE
 
 
 def test_plain_decoding_fills_the_allowance_and_no_more():
-    ledger = Ledger()
+    ledger = SpeculationBudget()
     ledger.drafted(worth=1, cost=3)
     before = ledger.credit
     ledger.plain(10)
@@ -45,7 +45,7 @@ def test_plain_decoding_fills_the_allowance_and_no_more():
 
 
 def test_a_plain_round_is_due_after_a_while_of_drafting():
-    ledger = Ledger()
+    ledger = SpeculationBudget()
     while not ledger.plain_due:
         ledger.drafted(worth=6, cost=2)
         assert ledger.since_plain <= PLAIN_EVERY + 2
@@ -59,7 +59,7 @@ rounds = st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 12), st.booleans(
 @given(rounds)
 def test_a_loss_within_the_stake_keeps_the_promise(played):
     """Whatever comes of them: rounds that risk the stake at most end within 1 % and four t(1) of plain."""
-    ledger, plain, took = Ledger(), 0.0, 0.0
+    ledger, plain, took = SpeculationBudget(), 0.0, 0.0
     for tokens, cost, drafts in played:
         worth = float(tokens)
         if drafts and ledger.credit > 0:
@@ -84,6 +84,6 @@ def test_a_loss_within_the_stake_keeps_the_promise(played):
     ],
 )
 def test_a_later_process_goes_on_with_what_is_left(stored, credit):
-    ledger = Ledger()
+    ledger = SpeculationBudget()
     ledger.restore(stored)
     assert ledger.credit == credit

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.costs import FIRST, WIDEST, CostCurve, StepCosts, prior
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve, StepCosts, prior
 
 STAIR = {1: 0.010, 2: 0.0175, 3: 0.024, 4: 0.0158, 5: 0.024, 8: 0.028, 16: 0.042}
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.costs import FIRST
-from specllama.core.curves import BUCKETS, Curves
-from specllama.core.drafting import Draft, Outcome, Round
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
-from specllama.core.sampling import Chooser
+from specllama.core.policy.base import Draft, Round, VerifyResult
+from specllama.core.policy.cost_curve import FIRST
+from specllama.core.policy.cost_curves import BUCKETS, Curves
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.testing import ScriptedDrafter
 
 
@@ -102,7 +102,7 @@ def test_a_planner_goes_over_to_the_curve_of_a_longer_context():
     fill(curves, 0, {n: 0.01 * (1 + 0.02 * n) for n in (1, 2, 4, 8, 16)})
     copies = ScriptedDrafter(lambda history, draft: 5, "copy", 0.97)  # noqa: ARG005
     policy = Planner([copies], lambda: now[0], curves.at(0))
-    policy.start(0, [1], Chooser(SamplingParams(temperature=0), 0, 32))
+    policy.start(0, [1], Sampler(SamplingParams(temperature=0), 0, 32))
     assert max(_widths(policy, curves, 0, now, lambda n: 0.01 * (1 + 0.02 * n))) > 4
     long = _widths(policy, curves, 4096, now, lambda n: 0.02 * n)
     assert long[0] == 1, "the first round in a new range is plain"
@@ -119,6 +119,6 @@ def _widths(policy, curves, n_ids, now, seconds, n_rounds=80):
         n = len(draft.tokens) + 1
         now[0] += seconds(n)
         policy.committed(0, [*draft.tokens, 5])
-        policy.observe(Round(n, seconds(n), 0.0, seconds(n), [Outcome(0, draft, n - 1, n)]))
+        policy.observe(Round(n, seconds(n), 0.0, seconds(n), [VerifyResult(0, draft, n - 1, n)]))
         found.append(n)
     return found

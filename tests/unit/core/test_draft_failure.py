@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.costs import FIRST, CostCurve
-from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.learnt import Learnt
-from specllama.core.ledger import ALLOWANCE, KEPT, MOST
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
-from specllama.core.ports import BatchRow, DecodeError
+from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.core.policy.base import Policy
+from specllama.core.policy.budget import ALLOWANCE, KEPT, MOST
+from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.pair_state import PairState
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import TableContext, table_row
-from tests.core.test_engine_table import END, N_VOCAB, check_invariant, plain, run
+from tests.unit.core.test_engine_table import END, N_VOCAB, check_invariant, plain, run
 
 
 class Clock:
@@ -143,7 +143,7 @@ def check_planner(policy: Policy) -> None:
     assert policy.ledger.credit <= MOST + ALLOWANCE
     assert all(g is None or isfinite(g) for g in policy.learnt.looks.gains)
     assert policy._states == {}
-    data, again = policy.learnt.to_dict(), Learnt(["copy", "model"])
+    data, again = policy.learnt.to_dict(), PairState(["copy", "model"])
     again.restore(data)
     steps, restored = data.pop("steps"), again.to_dict()
     widths, kept = steps["widths"], restored.pop("steps")["widths"]

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
+from specllama.core.policy.base import Policy
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.memory import Memory as Remembered
-from specllama.drafters.memory import MemoryDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.request_history import MemoryDrafter
+from specllama.drafters.request_history import RequestHistory as Remembered
 from specllama.errors import ContextLengthError
 from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.core.drafting import Draft, Outcome, Policy, Round, run_drafter
-from specllama.core.fixed import Fixed
-from specllama.core.ports import Proposal
+from specllama.core.interfaces import Proposal
+from specllama.core.policy.base import Draft, Policy, Round, VerifyResult, run_drafter
+from specllama.core.policy.fixed import Fixed
 from specllama.errors import UsageError
 from specllama.testing import ScriptedDrafter
 
@@ -139,7 +139,7 @@ def test_run_drafter_gives_each_step_what_was_drafted_so_far():
 
 def test_rounds_that_spent_nothing_on_drafts_are_plain():
     def made(draft, rows=1):
-        return Round(rows, 0.01, 0.001, 0.011, [Outcome(0, draft, 0, 1)])
+        return Round(rows, 0.01, 0.001, 0.011, [VerifyResult(0, draft, 0, 1)])
 
     assert made(Draft()).plain
     assert not made(Draft([5], ["model"]), 2).plain

@@ -7,16 +7,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specllama.core.engine import MOST_PENDING, Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
-from specllama.core.sampling import Chooser
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import ContextLengthError, UsageError
 from specllama.testing import ScriptedDrafter, TableContext, TableMask
-from tests.core.test_engine_table import (
+from tests.unit.core.test_engine_table import (
     END,
     MEMORIES,
     N_VOCAB,
@@ -39,8 +39,8 @@ class Refilled(TableContext):
         super().__init__(*args, **named)
         self.lost = []  # decodes before each loss
 
-    def cut(self, seq_id, n_past):
-        kept = super().cut(seq_id, n_past)
+    def truncate(self, seq_id, n_past):
+        kept = super().truncate(seq_id, n_past)
         if n_past - kept >= MOST_PENDING:
             self.lost.append(len(self.widths))
         return kept
@@ -82,20 +82,20 @@ def test_what_is_given_comes_out(prompt, forced, params, n_max, memory, kind):
     assert stats.n_accept + stats.rounds + target.n_refilled == n - 1
     assert stats.n_accept <= stats.n_drafted == sum(stats.drafted_by.values())
     if kind == "knows it":
-        most = min(n_max, target.max_cut)
+        most = min(n_max, target.max_rollback)
         assert stats.n_accept == stats.n_drafted == n - 1 - -(-(n - 1) // (most + 1))
 
 
 def test_the_real_choice_is_made_and_scored_as_in_plain_decoding(monkeypatch):
     chosen = []
-    choose = Chooser.choose
+    choose = Sampler.choose
 
     def noted(self, row, history, *more, **named):
         choice = choose(self, row, history, *more, **named)
         chosen.append((len(history), choice.token))
         return choice
 
-    monkeypatch.setattr(Chooser, "choose", noted)
+    monkeypatch.setattr(Sampler, "choose", noted)
     forced = [5, 6, 7, 5, 6, 7, 5, 6, 7, 8, 5, 6]
     params = SamplingParams(temperature=0.8, logprobs=2)
     found = []

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from specllama.core.costs import FIRST, CostCurve, StepCosts
-from specllama.core.forecast import Forecast
-from specllama.core.hindsight import MACHINES
-from specllama.core.replay import WRONG, Trace
+from scripts.replay.hindsight import MACHINES
+from specllama.core.policy.cost_curve import FIRST, CostCurve, StepCosts
+from specllama.core.replay.forecast import Forecast
+from specllama.core.replay.simulator import WRONG, Trace
 from specllama.drafters.copy import CopyDrafter
 
 T1 = 0.05

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from specllama.core.engine import UNUSED_SECONDS, Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.testing import TableContext
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from specllama.core.params import SamplingParams
+from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 
 BAD = [

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.costs import FIRST, WIDEST, CostCurve
-from specllama.core.drafting import Draft, Outcome, Round
-from specllama.core.ledger import ALLOWANCE
-from specllama.core.offers import Offer, Prices, best_allowed, best_of, best_prefixes
-from specllama.core.params import SamplingParams
-from specllama.core.planner import LEAST_TAIL, Planner
-from specllama.core.ports import CachingDrafter, Proposal
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import CachingDrafter, Proposal
+from specllama.core.policy.base import Draft, Round, VerifyResult
+from specllama.core.policy.budget import ALLOWANCE
+from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_allowed, best_of, best_prefixes
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.planner import LEAST_TAIL, Planner
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext
 
-GREEDY = Chooser(SamplingParams(temperature=0), 0, 32)
+GREEDY = Sampler(SamplingParams(temperature=0), 0, 32)
 
 
 def measured(seconds: Callable[[int], float]) -> CostCurve:
@@ -90,7 +90,7 @@ class World:
             while n < len(draft.tokens) and self.right():
                 n += 1
             self.policy.committed(seq, [5] * n + [6 if n < len(draft.tokens) or not self.right() else 5])
-            outcomes.append(Outcome(seq, draft, n, n + 1))
+            outcomes.append(VerifyResult(seq, draft, n, n + 1))
         self.now += self.seconds(rows)
         done = Round(rows, self.now - drafted, drafted - began, self.now - began, outcomes)
         self.policy.observe(done)
@@ -111,8 +111,8 @@ class World:
 # How much to take
 
 
-def offer(*chances: float) -> Offer:
-    found = Offer()
+def offer(*chances: float) -> CandidateDraft:
+    found = CandidateDraft()
     for chance in chances:
         found.add(5, "copy", 0, chance)
     return found
@@ -120,12 +120,12 @@ def offer(*chances: float) -> Offer:
 
 def prices(
     seconds: Callable[[int], float], budget: float = 1e9, spent: float = 0.0, most_rows: int = WIDEST
-) -> Prices:
+) -> RoundBudget:
     table = [seconds(n) / 2 for n in range(WIDEST + 1)]
-    return Prices(table, 2.0, seconds, budget, most_rows, spent)
+    return RoundBudget(table, 2.0, seconds, budget, most_rows, spent)
 
 
-def best(found: Offer, price: Prices) -> tuple[int, float]:
+def best(found: CandidateDraft, price: RoundBudget) -> tuple[int, float]:
     return best_allowed(found.expected, price, 1, 1)
 
 
@@ -353,7 +353,7 @@ def test_a_sequence_that_may_not_be_drafted_for_shares_the_round():
         for seq in (0, 1):
             world.policy.committed(seq, [5])
         rows = 2 + sum(len(d.tokens) for d in drafts.values())
-        outcomes = [Outcome(seq, drafts.get(seq, Draft()), 0, 1) for seq in (0, 1)]
+        outcomes = [VerifyResult(seq, drafts.get(seq, Draft()), 0, 1) for seq in (0, 1)]
         world.policy.observe(Round(rows, cheap_rows(rows), 0.0, cheap_rows(rows), outcomes))
 
 
@@ -454,21 +454,21 @@ def drafter_for(n_prompt: int) -> tuple[ModelDrafter, list[int]]:
 def test_the_models_view_can_be_narrowed_to_the_end():
     model, prompt = drafter_for(300)
     assert model.view(0) == (0, 0, 300)
-    model.cover(0, 40)
+    model.restart_from_tail(0, 40)
     assert model.view(0) == (260, 0, 40)
     token = model.step({0: []})[0].token
     assert model.context.widths == [40]
     assert token == model.context.rows(prompt[260:]).argmax()
     model.committed(0, [token, 3])
     assert model.view(0) == (260, 40, 2)
-    model.cover(0, 10_000)
+    model.restart_from_tail(0, 10_000)
     assert model.view(0) == (0, 0, 302)
     assert model.cells[0] == []
 
 
 def test_a_narrow_view_ends_with_its_sequence():
     model, prompt = drafter_for(300)
-    model.cover(0, 40)
+    model.restart_from_tail(0, 40)
     model.step({0: []})
     model.forget(0)
     model.start(0, prompt, GREEDY)
@@ -498,7 +498,9 @@ def test_a_long_prompt_is_covered_from_its_end_and_whole_when_that_is_paid_for()
         assert spent / 0.01 <= max(ALLOWANCE, policy.ledger.credit)  # never more than there is
         policy.committed(0, [*draft.tokens, 7])  # all right, always
         n = len(draft.tokens) + 1
-        policy.observe(Round(n, cheap_rows(n), spent, cheap_rows(n) + spent, [Outcome(0, draft, n - 1, n)]))
+        policy.observe(
+            Round(n, cheap_rows(n), spent, cheap_rows(n) + spent, [VerifyResult(0, draft, n - 1, n)])
+        )
         if skipped[-1] == 0 and len(skipped) > 1 and skipped[-2]:
             break
     assert LEAST_TAIL <= next(n for n in held if n) < n_prompt / 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.testing import TableContext
 
@@ -75,7 +75,7 @@ def test_a_row_is_rounded_alike_however_quick_the_machine_is(n):
 )
 def test_rows_that_are_dear_beside_others_are_decoded_alone(n, widths):
     target = Slow(per_row=1.0)
-    target.even_rows = 32
+    target.row_multiple = 32
     fill(engine_of(target), prompt(n))
     assert target.chunks()[: len(widths)] == widths
     assert sum(widths) == n

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from specllama.core import hindsight
-from specllama.core.costs import FIRST, WIDEST, CostCurve
-from specllama.core.fixed import Fixed
-from specllama.core.ledger import KEPT
-from specllama.core.planner import Planner
-from specllama.core.recording import record, write_text
-from specllama.core.replay import CATCH_UP, Session, Trace, curve, undisturbed
+from scripts.replay import hindsight
+from specllama.core.policy.budget import KEPT
+from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.replay.recording import record, write_text
+from specllama.core.replay.simulator import CATCH_UP, Replay, Trace, curve, undisturbed
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.memory import Memory, MemoryDrafter
+from specllama.drafters.request_history import MemoryDrafter, RequestHistory
 from specllama.testing import TableContext
 
 HERE = Path(__file__).parent
@@ -41,9 +41,9 @@ def known(points: dict[int, float]) -> CostCurve:
 
 def session(
     machine: str, step: float | None, cold: bool = False, disturb=undisturbed, learnt: object = None
-) -> Session:
+) -> Replay:
     points = hindsight.MACHINES[machine]
-    return Session(
+    return Replay(
         lambda drafters, clock: Planner(drafters, clock, None if cold else known(points), learnt),
         curve(points), step, CopyDrafter, disturb,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def lying(prompt: list[int], text: list[int], seed: int = 1, right=lambda i: Fal
 
 def test_plain_decoding_takes_a_row_a_token():
     points = hindsight.MACHINES["B f16"]
-    replayed = Session(lambda d, clock: Fixed(d, 0), curve(points), 0.1, None).replay(OWN["json"])  # noqa: ARG005
+    replayed = Replay(lambda d, clock: Fixed(d, 0), curve(points), 0.1, None).replay(OWN["json"])  # noqa: ARG005
     n = sum(len(t.text) for t in OWN["json"])
     assert (replayed.tokens, replayed.rounds, replayed.n_drafted) == (n, n, 0)
     assert replayed.seconds == pytest.approx(n) == pytest.approx(replayed.measured)
@@ -80,7 +80,7 @@ def test_a_fixed_length_takes_what_can_be_reckoned():
     text = list(range(10, 19))
     trace = Trace([1, 2, 3], text, [t if i % 2 == 0 else 0 for i, t in enumerate(text)], [0.9] * 9)
     points = {1: 1.0, 2: 1.25, 3: 1.5}
-    replayed = Session(lambda d, clock: Fixed(d, 2), curve(points), 0.1, None).replay([trace])  # noqa: ARG005
+    replayed = Replay(lambda d, clock: Fixed(d, 2), curve(points), 0.1, None).replay([trace])  # noqa: ARG005
     rounds = 4 * (1.5 + 0.2) + 1.0  # two tokens each, then one alone
     assert replayed.rounds == 5
     assert (replayed.n_drafted, replayed.n_accept) == (8, 4)
@@ -91,7 +91,7 @@ def test_the_draft_model_catches_up_with_what_was_copied():
     period = ids(6, 1)
     trace = Trace(period * 3, period * 4, period * 4, [0.9] * 24)
     points = {1: 1.0, 2: 1.0}
-    made = Session(lambda d, clock: Fixed(d, 5), curve(points), 0.1, CopyDrafter)  # noqa: ARG005
+    made = Replay(lambda d, clock: Fixed(d, 5), curve(points), 0.1, CopyDrafter)  # noqa: ARG005
     made.replay([trace])
     assert made.model is not None
     assert made.model.view(0).n_pending == 1 + 24 - 0  # all was copied; it has the prompt but its last id
@@ -138,10 +138,10 @@ def test_nobody_is_faster_than_the_perfect_stop():
     for machine in ("A Q4_0", "GPU"):
         seconds = curve(hindsight.MACHINES[machine])
         for trace in OWN["source"]:
-            bound = hindsight.perfect_stop(trace, seconds, 0.07)
+            bound = hindsight.oracle_stop(trace, seconds, 0.07)
             assert bound <= hindsight.plain([trace], seconds)
             for n in (1, 3, 7):
-                assert bound <= hindsight.classical(trace, seconds, 0.07, n)
+                assert bound <= hindsight.llama_cpp_loop(trace, seconds, 0.07, n)
 
 
 # The planner's promises
@@ -254,7 +254,7 @@ def test_never_slower_where_every_text_has_a_process_of_its_own(name):
 def test_several_sequences_are_no_slower_than_plain_ones_together(machine):
     seconds, texts = curve(hindsight.MACHINES[machine]), [t for ts in OWN.values() for t in ts]
     for n_slots in (2, 4, 8):
-        plain = Session(lambda d, clock: Fixed(d, 0), seconds, None, None).replay(texts, n_slots)  # noqa: ARG005
+        plain = Replay(lambda d, clock: Fixed(d, 0), seconds, None, None).replay(texts, n_slots)  # noqa: ARG005
         replayed = session(machine, 0.07).replay(texts, n_slots)
         assert replayed.tokens == plain.tokens
         assert replayed.seconds < plain.seconds
@@ -299,8 +299,8 @@ def remembering(machine: str, traces: list[Trace], n_slots: int = 1) -> tuple[fl
     """Seconds of copying from the text itself alone, and with a memory."""
     took, points = [], hindsight.MACHINES[machine]
     for remembers in (False, True):
-        memory = Memory()
-        made = Session(
+        memory = RequestHistory()
+        made = Replay(
             lambda drafters, clock: Planner(drafters, clock, known(points)),
             curve(points), None, CopyDrafter,
             others=[MemoryDrafter(memory)] if remembers else [],
@@ -335,5 +335,5 @@ def test_a_prompt_is_not_too_dear_to_begin_with_where_a_second_row_costs_as_much
     def make(drafters, clock):
         return Planner(drafters, clock, known(points))
 
-    made = Session(make, curve(points), 0.15, CopyDrafter, prefilled=False)
+    made = Replay(make, curve(points), 0.15, CopyDrafter, prefilled=False)
     assert made.replay([trace]).seconds < 64 / 1.3

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.params import SamplingParams
-from specllama.core.ports import CallingDrafter, Drafter, Proposal
-from specllama.core.sampling import Chooser
+from specllama.core.interfaces import CallingDrafter, Drafter, Proposal
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
-from specllama.drafters.memory import Memory, MemoryDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.drafters.request_history import MemoryDrafter, RequestHistory
 from specllama.testing import TableContext, TableMask
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
-CHOOSER = Chooser(SamplingParams(temperature=0), 0, N_VOCAB)
+CHOOSER = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
 
 
 class Repeating(GrammarDrafter):
@@ -38,7 +38,7 @@ class Repeating(GrammarDrafter):
 
 def remembering() -> MemoryDrafter:
     """One that has read every run of three that the contract is likely to write."""
-    memory, rng = Memory(), random.Random(1)
+    memory, rng = RequestHistory(), random.Random(1)
     for _ in range(20):
         memory.keep("", rng.choices(range(7), k=30), 5)
     return MemoryDrafter(memory)
@@ -47,7 +47,7 @@ def remembering() -> MemoryDrafter:
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
     "memory": remembering,
-    "memory of nothing": lambda: MemoryDrafter(Memory()),
+    "memory of nothing": lambda: MemoryDrafter(RequestHistory()),
     "grammar": Repeating,
     "grammar without one": GrammarDrafter,
     "model": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2), N_VOCAB),
@@ -130,7 +130,7 @@ def test_who_calls_has_something_to_propose(make, first, second, played) -> None
     if not isinstance(drafter, CallingDrafter):
         return
     for one in played:
-        certain = {seq_id: drafter.certainty(seq_id) for seq_id in SEQUENCES}
+        certain = {seq_id: drafter.peek_confidence(seq_id) for seq_id in SEQUENCES}
         drafts, said = (play(d, [[], []], [(4, *one[1:])])[0] for d in (quiet, drafter))
         assert tokens_of([drafts]) == tokens_of([said])
         for seq_id, certainty in certain.items():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.ports import Proposal
+from specllama.core.interfaces import Proposal
 from specllama.drafters.copy import RECORD_AT_START, CopyDrafter, TokenIndex
 
 SEQ = 3

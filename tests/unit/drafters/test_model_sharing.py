@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.core.params import SamplingParams
-from specllama.core.sampling import Chooser
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import LEAST_SHARED, ModelDrafter
 from specllama.testing import TableContext
 
 N_VOCAB = 32
 PROMPT = [4 + i * 7 % 25 for i in range(100)]
-CHOOSER = Chooser(SamplingParams(temperature=0), 0, N_VOCAB)
+CHOOSER = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
 
 
 def made(memory: str = "full", n_ctx: int = 600) -> ModelDrafter:
@@ -58,7 +58,7 @@ def test_what_is_short_or_left_out_is_not_shared() -> None:
     drafter = made()
     for seq in (0, 1):
         drafter.start(seq, [*PROMPT, 9], CHOOSER)
-    drafter.cover(0, 40)
+    drafter.restart_from_tail(0, 40)
     found = drafter.step({0: (), 1: ()})
     assert sum(drafter.context.widths) == 40 + len(PROMPT) + 1
     assert found[1].token == alone([*PROMPT, 9])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.drafters.memory import FILED_AT_START, Memory, MemoryDrafter
+from specllama.drafters.request_history import FILED_AT_START, MemoryDrafter, RequestHistory
 
 SEQ = 2
 EARLIER = list(range(100, 140))
@@ -13,17 +13,19 @@ tokens = st.integers(0, 5)
 histories = st.lists(st.lists(tokens, min_size=4, max_size=40), max_size=6)
 
 
-def remembering(*wrote: list[int], owner: str = "", n_prompt: int = 0) -> Memory:
-    memory = Memory()
+def remembering(*wrote: list[int], owner: str = "", n_prompt: int = 0) -> RequestHistory:
+    memory = RequestHistory()
     for history in wrote:
         memory.keep(owner, history, n_prompt)
     return memory
 
 
-def after(memory: Memory, prompt: list[int], text: list[int], limit: int, owner: str = "") -> list[int]:
+def after(
+    memory: RequestHistory, prompt: list[int], text: list[int], limit: int, owner: str = ""
+) -> list[int]:
     """What is proposed to this owner when the text was committed token by token."""
     drafter = MemoryDrafter(memory)
-    drafter.belongs(SEQ, owner)
+    drafter.set_scope(SEQ, owner)
     drafter.start(SEQ, prompt)
     for token in text:
         drafter.committed(SEQ, [token])
@@ -98,7 +100,7 @@ def test_what_is_only_drafted_for_is_not_kept() -> None:
 @given(histories, histories, st.lists(tokens, max_size=20))
 def test_owners_know_nothing_of_each_other(theirs, mine, text) -> None:
     """Whatever others wrote, before or between, an owner is proposed what it were without them."""
-    alone, together = Memory(), Memory()
+    alone, together = RequestHistory(), RequestHistory()
     for i in range(max(len(theirs), len(mine))):
         if i < len(theirs):
             together.keep("key 1", theirs[i], 1)
@@ -112,7 +114,7 @@ def test_owners_know_nothing_of_each_other(theirs, mine, text) -> None:
 def test_a_slot_that_changes_hands_takes_nothing_along() -> None:
     memory = remembering(EARLIER, owner="key 1")
     drafter = MemoryDrafter(memory)
-    drafter.belongs(SEQ, "key 1")
+    drafter.set_scope(SEQ, "key 1")
     drafter.start(SEQ, EARLIER[:3])
     assert drafter.propose(SEQ, 1)
     drafter.forget(SEQ)
@@ -121,7 +123,7 @@ def test_a_slot_that_changes_hands_takes_nothing_along() -> None:
 
 
 def test_of_many_owners_the_last_ones_are_remembered() -> None:
-    memory = Memory(bits=8, most=3)
+    memory = RequestHistory(bits=8, most=3)
     for name in "abc":
         memory.keep(name, EARLIER, 0)
     assert after(memory, [0], EARLIER[:3], 1, "a") == EARLIER[3:4]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.drafters.ngram_index import N_CANDIDATES, N_GRAM
 from specllama.drafters.ring import NOTHING, Ring
-from specllama.drafters.token_index import N_CANDIDATES, N_GRAM
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8)
 
@@ -17,7 +17,7 @@ texts = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8)
 def filed(ring: Ring, *given_texts: list[int]) -> Ring:
     for text in given_texts:
         ring.add(text)
-    while ring.take_in(1000):
+    while ring.index_pending(1000):
         pass
     return ring
 
@@ -30,7 +30,7 @@ def test_it_finds_what_stands_there_and_has_not_been_overwritten(wrote, bits, pi
     whole: list[int] = []
     for text in wrote:
         ring.add(text)
-        while ring.take_in(piece):
+        while ring.index_pending(piece):
             pass
         kept = text[-(ring.size - 1) :]
         whole += [NOTHING, *kept] if kept else []
@@ -79,10 +79,10 @@ def test_texts_are_filed_piece_by_piece() -> None:
     ring.add(list(range(1000)))
     left = [1000]
     while left[-1]:
-        left.append(ring.take_in(128))
+        left.append(ring.index_pending(128))
         assert len(ring) == 1 + 1000 - left[-1]
     assert [a - b for a, b in pairwise(left)] == [128] * 7 + [104]
-    assert ring.take_in(128) == 0
+    assert ring.index_pending(128) == 0
     assert [ring.ends(i, i + 1, i + 2) for i in (0, 125, 126, 127, 997)] == [
         [4], [129], [130], [131], [1001],
     ]  # fmt: skip
@@ -92,7 +92,7 @@ def test_what_waits_is_bounded_too() -> None:
     ring = Ring(4)
     for i in range(100):
         ring.add([i, i, i, i, i])
-    assert ring.take_in(0) <= ring.size
+    assert ring.index_pending(0) <= ring.size
     filed(ring)
     assert ring.ends(99, 99, 99)
     assert ring.ends(50, 50, 50) == []

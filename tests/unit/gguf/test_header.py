@@ -10,10 +10,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from ggufbytes import GGUF, Tensor, Typed, llama, string, u32, words
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError, UsageError
-from specllama.gguf import check_model, read_header, read_model, read_source
+from specllama.gguf.header import check_model, read_header, read_model, read_source
+from tests.support.ggufbytes import GGUF, Tensor, Typed, llama, string, u32, words
 
 
 class BytesSource:

@@ -8,8 +8,8 @@ import platform
 
 import pytest
 
-from specllama import machine
-from specllama.machine import gpus_present, physical_cores
+from specllama.models.memory import cpu as machine
+from specllama.models.memory.cpu import gpus_present, physical_cores
 
 
 @pytest.fixture(autouse=True)

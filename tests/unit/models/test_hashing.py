@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.models.background import Flusher, Hasher
-from specllama.models.hub import HubFile
+from specllama.models.hub.api import HubFile
+from specllama.models.hub.hashing import FsyncThread, Hasher
 
 
 def flushing() -> bool:
@@ -20,7 +20,7 @@ def flushing() -> bool:
 
 def flush(fd: int, fault: type[Exception] | None = None) -> None:
     """Write much, wait until it is flushed or cannot be, then end by a fault."""
-    with Flusher(fd) as flusher:
+    with FsyncThread(fd) as flusher:
         flusher.wrote(1 << 30)
         for _ in range(1000):
             if fault is not None or not flushing():

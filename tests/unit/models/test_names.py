@@ -8,9 +8,9 @@ import pytest
 
 from specllama.errors import ConfigError, IntegrityError, NotFoundError, UsageError
 from specllama.models import manifest
-from specllama.models.find import Library
 from specllama.models.names import RepoName, parse_repo
 from specllama.models.quants import choose, is_sidecar, models
+from specllama.models.resolve import Library
 
 NAMES = {
     "user/repo": RepoName("user/repo"),

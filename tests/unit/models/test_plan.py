@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ggufbytes import Typed, llama, words
 
 from specllama.errors import ResourceError, UsageError
-from specllama.gguf import Header, TensorInfo, check_model, read_header, read_source
-from specllama.models.fit import Device, FitSettings, MemoryPlan, available_memory, plan_memory
-from specllama.models.memory import Costs, CostSettings
+from specllama.gguf.header import Header, TensorInfo, check_model, read_header, read_source
+from specllama.models.memory.cost import CostSettings, MemoryCosts
+from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
+from tests.support.ggufbytes import Typed, llama, words
+from tests.support.paths import SHARED
 
 GB = 10**9
-SHARED = Path(__file__).parents[3] / "shared"
 
 
 class Memory:
@@ -79,7 +79,7 @@ def plan(available: float, draft: Header | None = DRAFT, target: Header = TARGET
 
 
 def kv(header: Header, n_ctx: int, **settings: Any) -> int:
-    return Costs(header, CostSettings(**settings)).kv(n_ctx)
+    return MemoryCosts(header, CostSettings(**settings)).kv(n_ctx)
 
 
 def test_kv_is_exact() -> None:
@@ -116,24 +116,24 @@ SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 1024, "ssm.state_size": 16, "ssm.
 
 def test_recurrent_state() -> None:
     each = (3 * (1024 + 2 * 2 * 16) + 16 * 1024) * 4
-    mamba = Costs(model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), CostSettings(n_slots=3))
+    mamba = MemoryCosts(model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), CostSettings(n_slots=3))
     assert (mamba.kv(8192), mamba.state_layers) == (0, (each * 3,) * 4)
     jamba = model("j", "jamba", n_layer=4, n_head_kv=[0, 8, 0, 0], **SSM)
-    hybrid = Costs(jamba, CostSettings(n_slots=2, n_rs_seq=5))
+    hybrid = MemoryCosts(jamba, CostSettings(n_slots=2, n_rs_seq=5))
     assert hybrid.state_layers == (each * 2, 0, each * 2, each * 2)  # no rollback: n_rs_seq is clamped to 0
     assert hybrid.kv(1024) == 1024 * 8 * 128 * 2 * 2
     qwen = model("q", "qwen35", n_layer=8, **SSM, full_attention_interval=4)
-    rollback = Costs(qwen, CostSettings(n_slots=2, n_rs_seq=5))
+    rollback = MemoryCosts(qwen, CostSettings(n_slots=2, n_rs_seq=5))
     assert rollback.state_layers == ((each * 2 * 6,) * 3 + (0,)) * 2
     assert rollback.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
     assert rollback.usage(1024).state == 6 * each * 2 * 6
-    both = Costs(model("f", "falcon-h1", n_layer=2, **SSM), CostSettings())
+    both = MemoryCosts(model("f", "falcon-h1", n_layer=2, **SSM), CostSettings())
     assert both.state_layers == (each, each)
     assert both.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
 
 
 def test_parts_add_up_and_layers_move() -> None:
-    costs = Costs(TARGET, CostSettings())
+    costs = MemoryCosts(TARGET, CostSettings())
     at_home = costs.usage(8192, 0)
     parts = at_home.weights + at_home.kv + at_home.state + at_home.compute + at_home.outputs + at_home.fixed
     assert (at_home.host, at_home.device) == (parts, 0)
@@ -144,20 +144,20 @@ def test_parts_add_up_and_layers_move() -> None:
     assert away.device == away.weights - embedding + away.kv + away.compute
     assert away.host == embedding + away.compute + away.outputs + away.fixed
     assert costs.usage(8192, 999) == away
-    tied = Costs(DRAFT, CostSettings()).usage(8192, 17)
+    tied = MemoryCosts(DRAFT, CostSettings()).usage(8192, 17)
     assert tied.device == tied.weights + tied.kv + tied.compute  # the embeddings are there twice
 
 
 def test_logits_rows_and_batches_cost() -> None:
-    costs = Costs(TARGET, CostSettings(n_outputs_max=512))
+    costs = MemoryCosts(TARGET, CostSettings(n_outputs_max=512))
     assert costs.usage(8192).outputs == 512 * 128_256 * 4
     assert costs.compute(8192) > 512 * 128_256 * 4
-    odd, even = (Costs(TARGET, CostSettings(n_outputs_max=n)).usage(8192) for n in (65, 80))
+    odd, even = (MemoryCosts(TARGET, CostSettings(n_outputs_max=n)).usage(8192) for n in (65, 80))
     assert odd == even  # as many as a context reserves
-    assert Costs(TARGET, CostSettings(n_ubatch=2048)).compute(8192) > 3 * Costs(
+    assert MemoryCosts(TARGET, CostSettings(n_ubatch=2048)).compute(8192) > 3 * MemoryCosts(
         TARGET, CostSettings()
     ).compute(8192)
-    off = Costs(TARGET, CostSettings(flash_attn="off"))
+    off = MemoryCosts(TARGET, CostSettings(flash_attn="off"))
     assert off.compute(8192) > 8192 * 512 * 32 * 4
 
 
@@ -180,7 +180,7 @@ MEASURED = {
 def test_compute_covers_what_was_measured(header: Header, rows: list[tuple[int, int, Any, float]]) -> None:
     for n_ctx, n_ubatch, flash_attn, mib in rows:
         settings = CostSettings(n_batch=n_ubatch, n_ubatch=n_ubatch, flash_attn=flash_attn)
-        estimate = Costs(header, settings).compute(n_ctx) / (1 << 20)
+        estimate = MemoryCosts(header, settings).compute(n_ctx) / (1 << 20)
         assert mib <= estimate <= 1.5 * mib, (n_ctx, n_ubatch, flash_attn)
 
 
@@ -245,7 +245,7 @@ def follow(option: str, settings: dict[str, Any]) -> MemoryPlan:
         {"available": 17, "n_ctx": 8192},
         {"available": 19},
         {"available": 30, "n_ctx": 131_072, "draft": None},
-        {"available": 24, "n_gpu_layers": 99, "devices": (Device("gpu", 12 * GB),)},
+        {"available": 24, "n_gpu_layers": 99, "devices": (DeviceMemory("gpu", 12 * GB),)},
     ],
 )
 def test_every_advice_fits_when_followed(settings: dict[str, Any]) -> None:
@@ -292,21 +292,23 @@ def test_advice_when_only_a_smaller_file_fits() -> None:
 def test_layers_by_default() -> None:
     assert plan(100).target.n_gpu_layers == 0
     assert plan(100, n_gpu_layers=99).target.n_gpu_layers == 0  # there is nothing to offload to
-    large = plan(100, devices=(Device("gpu", 80 * GB),))
+    large = plan(100, devices=(DeviceMemory("gpu", 80 * GB),))
     assert (large.target.n_gpu_layers, large.draft and large.draft.n_gpu_layers) == (33, 17)
     assert large.host < 5 * GB
-    middle = plan(100, devices=(Device("gpu", 10 * GB),))
+    middle = plan(100, devices=(DeviceMemory("gpu", 10 * GB),))
     assert 1 < middle.target.n_gpu_layers < 33
     assert middle.device <= 10 * GB
-    two = plan(100, devices=(Device("a", 10 * GB), Device("b", 10 * GB)))
+    two = plan(100, devices=(DeviceMemory("a", 10 * GB), DeviceMemory("b", 10 * GB)))
     assert two.target.n_gpu_layers == 33
-    assert plan(100, n_gpu_layers=5, n_gpu_layers_draft=-1, devices=(Device("gpu", 80 * GB),)).device > 0
-    small = plan(100, devices=(Device("gpu", 10**8),))
+    assert (
+        plan(100, n_gpu_layers=5, n_gpu_layers_draft=-1, devices=(DeviceMemory("gpu", 80 * GB),)).device > 0
+    )
+    small = plan(100, devices=(DeviceMemory("gpu", 10**8),))
     assert (small.target.n_gpu_layers, small.device) == (0, 0)
 
 
 def test_workers_hold_the_target_and_the_draft_stays() -> None:
-    workers = (Device("RPC0", 10 * GB), Device("RPC1", 10 * GB))
+    workers = (DeviceMemory("RPC0", 10 * GB), DeviceMemory("RPC1", 10 * GB))
     far = plan(100, devices=workers, devices_draft=())
     assert far.draft is not None
     assert (far.target.n_gpu_layers, far.draft.n_gpu_layers) == (33, 0)
@@ -320,7 +322,7 @@ def test_workers_hold_the_target_and_the_draft_stays() -> None:
 
 
 def test_the_drafts_own_devices() -> None:
-    worker, gpu = Device("RPC0", 40 * GB), Device("gpu", 4 * GB)
+    worker, gpu = DeviceMemory("RPC0", 40 * GB), DeviceMemory("gpu", 4 * GB)
     apart = plan(100, devices=(worker,), devices_draft=(gpu,))
     assert apart.draft is not None
     assert (apart.target.n_gpu_layers, apart.draft.n_gpu_layers) == (33, 17)
@@ -329,7 +331,7 @@ def test_the_drafts_own_devices() -> None:
     assert 0 < shared.draft_room < apart.draft_room  # llama.cpp spreads the target over both
     assert shared.device_room > apart.device_room
     error, _ = advice(
-        available=100, n_gpu_layers_draft=99, devices=(worker,), devices_draft=(Device("gpu", GB),)
+        available=100, n_gpu_layers_draft=99, devices=(worker,), devices_draft=(DeviceMemory("gpu", GB),)
     )
     assert "GB on the draft's devices needed" in error.message
     same = plan(100, devices=(worker, gpu), devices_draft=(gpu, worker))
@@ -337,7 +339,7 @@ def test_the_drafts_own_devices() -> None:
 
 
 def test_only_what_is_here_is_unified() -> None:
-    metal, worker = Device("metal", 20 * GB, unified=True), Device("RPC0", 60 * GB)
+    metal, worker = DeviceMemory("metal", 20 * GB, unified=True), DeviceMemory("RPC0", 60 * GB)
     mixed = plan(100, devices=(worker, metal), devices_draft=(metal,))
     assert mixed.draft is not None
     apart = plan(100, devices=(worker,), devices_draft=(metal,))
@@ -348,7 +350,7 @@ def test_only_what_is_here_is_unified() -> None:
 
 
 def test_unified_memory_counts_once_against_the_host() -> None:
-    devices = (Device("metal", 80 * GB, unified=True),)
+    devices = (DeviceMemory("metal", 80 * GB, unified=True),)
     shared = plan(100, devices=devices)
     assert shared.target.n_gpu_layers == 33
     assert shared.host > TARGET.weight_bytes
@@ -492,7 +494,7 @@ def test_estimates_against_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: str
     settings = CostSettings(
         n_batch=512, cache_type_k=cache_type, cache_type_v=cache_type, flash_attn=flash_attn
     )
-    usage = Costs(header, settings).usage(n_ctx)
+    usage = MemoryCosts(header, settings).usage(n_ctx)
     assert usage.kv / (1 << 20) == pytest.approx(real["KV"], abs=0.01)
     assert real["compute"] <= usage.compute / (1 << 20) <= 2 * real["compute"] + 2
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ggufbytes import GGUF, Typed, llama, vocab_metadata, words
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.gguf import Header, check_model, read_header, read_source
-from specllama.vocab import MAX_LISTED, PairVerdict, check_pair, read_vocab
-from specllama.vocab_notes import end_ids
+from specllama.gguf.header import Header, check_model, read_header, read_source
+from specllama.pair.notes import end_ids
+from specllama.pair.vocab import MAX_LISTED, PairVerdict, check_pair, read_vocab
+from tests.support.ggufbytes import GGUF, Typed, llama, vocab_metadata, words
+from tests.support.paths import SHARED
 
-SHARED = Path(__file__).parents[3] / "shared"
 VOCABS = sorted((SHARED / "vocabs").glob("*.gguf"))
 needs_vocabs = pytest.mark.skipif(not VOCABS, reason=f"no real vocabularies in {SHARED / 'vocabs'}")
 

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 from starlette.types import Message
 
+from specllama.client import protocol as m
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.process import messages as m
-from specllama.server import respond
-from specllama.server.dialects.chat import ChatWriter
-from specllama.server.dialects.openai import Shape
-from specllama.server.events import End, Start, Text
-from specllama.server.jobs import Job, Wanted
+from specllama.server import response as respond
+from specllama.server.dialects.openai.chat import ChatWriter
+from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.events import End, Start, TextEvent
 from specllama.server.metrics import Metrics
+from specllama.server.requests import CompletionSpec, RequestStream
 
 DONE = m.Done(0, "", "stop", RunStats().to_dict(), {})
 
@@ -45,15 +45,15 @@ class Engine:
         self.say(i, m.Started(0, 1, {"seed": 1}))
 
     def writes(self, i: int, text: str) -> None:
-        self.say(i, m.Tokens([m.Item(0, text, [1], [(len(text), "target")], 0, 0)]))
+        self.say(i, m.Tokens([m.SequenceDelta(0, text, [1], [(len(text), "target")], 0, 0)]))
 
 
 Speak = Callable[[Engine], Awaitable[None]]
 
 
-def a_job(n: int) -> tuple[Engine, Job]:
+def a_job(n: int) -> tuple[Engine, RequestStream]:
     engine = Engine()
-    job = Job([Wanted(m.Generate(0, prompt="x"))] * n, Metrics("m"), lambda _: None)
+    job = RequestStream([CompletionSpec(m.Generate(0, prompt="x"))] * n, Metrics("m"), lambda _: None)
     job.start(engine)  # type: ignore[arg-type]
     return engine, job
 
@@ -75,7 +75,9 @@ def streamed(n: int, speak: Speak, reading: float = 0.0, patience: float = 5.0) 
 
     async def main() -> None:
         engine, job = a_job(n)
-        answer = respond.Answer(job, ChatWriter(Shape("m")), True, respond.Limits(0, patience))
+        answer = respond.StreamingResponse(
+            job, ChatWriter(ResponseOptions("m")), True, respond.Limits(0, patience)
+        )
         speaking = asyncio.ensure_future(speak(engine))
         try:
             await answer({}, receive, send)
@@ -166,12 +168,12 @@ class TestWholeAnswers:
             engine.say(0, DONE)
             return await found
 
-        async def collected(job: Job) -> list[list[object]]:
+        async def collected(job: RequestStream) -> list[list[object]]:
             return [list(events) async for events in job.batches(whole=True)]
 
         (events,) = asyncio.run(main())
-        assert [type(event) for event in events] == [Start, Text, Text, End]
-        rounds = [event.round for event in events if isinstance(event, Text)]
+        assert [type(event) for event in events] == [Start, TextEvent, TextEvent, End]
+        rounds = [event.round for event in events if isinstance(event, TextEvent)]
         assert all(found is not None and found.seconds >= 0.005 for found in rounds)
 
     def test_an_error_ends_the_wait(self) -> None:

@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from specllama.core.params import SamplingParams
-from specllama.core.sampling import Chooser
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
+from specllama.core.scheduler import FairQueue, next_to_fill
 from specllama.core.sequence import Generation
 from specllama.core.sequence import Request as Asked
-from specllama.core.slots import Line, next_to_fill
+from specllama.core.speedup import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import BusyError, EngineDiedError, SpecllamaError, UsageError
-from specllama.figures import PlainRate
-from specllama.server import run
+from specllama.server import main as run
 from specllama.server.dialects.errors import error_body, headers
-from specllama.server.dialects.figures import figures, usage
-from specllama.server.events import End, Fold, Start, Text
-from specllama.server.reasoning import Splitter
-from specllama.server.requests import reading
-from specllama.server.requests.tokens import TokenizeRequest
-from specllama.server.security import Keys, unexpected
+from specllama.server.dialects.llama_server.requests import TokenizeRequest
+from specllama.server.dialects.openai.usage import figures, usage
+from specllama.server.events import Accumulator, End, Start, TextEvent
+from specllama.server.http import body as reading
+from specllama.server.http.access import Keys, unexpected
+from specllama.server.reasoning_split import Splitter
 from specllama.server.settings import ServerSettings
-from specllama.settings import LoadSettings, ModelSettings
 
 LOAD = LoadSettings(target=ModelSettings(path="a/model.gguf"), n_slots=2)
 
@@ -77,19 +77,19 @@ class TestReasoning:
 
 def generation(turn: int = 0) -> Generation:
     params = SamplingParams()
-    return Generation(Asked([1], params, 0, turn=turn), Chooser(params, 0, 8), frozenset(), 16)
+    return Generation(Asked([1], params, 0, turn=turn), Sampler(params, 0, 8), frozenset(), 16)
 
 
 class TestLine:
     def test_one_after_the_other(self) -> None:
-        line, waiting = Line(), list[Generation]()
+        line, waiting = FairQueue(), list[Generation]()
         made = [generation() for _ in range(5)]
         for one in made:
             line.join(waiting, one)
         assert [waiting.index(one) for one in made] == list(range(5))
 
     def test_a_request_of_many_does_not_keep_the_others_waiting(self) -> None:
-        line, waiting = Line(), list[Generation]()
+        line, waiting = FairQueue(), list[Generation]()
         many = [generation(i) for i in range(8)]
         for one in many:
             line.join(waiting, one)
@@ -100,7 +100,7 @@ class TestLine:
 
     def test_nobody_waits_for_ever(self) -> None:
         """However many newcomers there are, the last text of a request gets its turn."""
-        line, waiting = Line(), list[Generation]()
+        line, waiting = FairQueue(), list[Generation]()
         last = generation(7)
         line.join(waiting, generation())
         line.join(waiting, last)
@@ -126,9 +126,9 @@ def end(index: int, **counters: object) -> End:
 
 class TestFigures:
     def test_of_two_prompts_with_two_choices(self) -> None:
-        fold = Fold()
+        fold = Accumulator()
         for i in range(4):
-            fold.take([Start(i, i // 2, 10 + i // 2, 1), Text(i, "x")])
+            fold.take([Start(i, i // 2, 10 + i // 2, 1), TextEvent(i, "x")])
         stats = {"n_prompt": 10, "n_predict": 5, "n_drafted": 6, "n_accept": 3, "reached": [3, 2, 1]}
         fold.take(end(i, **stats, accepted_at=[2, 1, 0], n_reused=i) for i in range(4))
         found = usage(fold)
@@ -139,7 +139,7 @@ class TestFigures:
         assert vllm["num_spec_steps"] == 12
 
     def test_of_nothing(self) -> None:
-        fold = Fold()
+        fold = Accumulator()
         fold.take([Start(0, 0, 1, 1), end(0)])
         found = figures(fold, False)
         assert found["timings"]["predicted_per_second"] == 0

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specllama.text import TokenWriter
+from specllama.text.detokenizer import TokenWriter
 
 
 def cut_short(data: bytes) -> int:

@@ -21,15 +21,16 @@ import jinja2
 import pytest
 from jinja2 import ext, meta, nodes, sandbox
 
-from specllama.chat import ChatTemplate, Part, encode
+from specllama.config.load import ModelSettings
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import TemplateError
-from specllama.llama import Model
-from specllama.settings import ModelSettings
+from specllama.llama.library import Model
+from specllama.text.chat_template import ChatTemplate, TextPart, encode
+from tests.support.paths import SHARED
 
 FOLDER = Path(sys.prefix) / "share" / "llama.cpp-templates"
 SOURCES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
-VOCABS = [EMBEDDED_TARGET, *sorted((Path(__file__).parents[2] / "shared" / "vocabs").glob("*.gguf"))]
+VOCABS = [EMBEDDED_TARGET, *sorted((SHARED / "vocabs").glob("*.gguf"))]
 CATALOGUE = {  # product.md §5 to the template of the family; Gemma 3 and SmolLM2 have none there
     "Llama 3.1": "meta-llama-Llama-3.1-8B-Instruct",
     "Llama 3.2": "meta-llama-Llama-3.2-3B-Instruct",
@@ -153,11 +154,11 @@ def control_texts(name: str) -> tuple[str, ...]:
     return BOS, EOS, *sorted({t for p in patterns for t in re.findall(p, SOURCES[name])})
 
 
-def rendered(name: str, messages: list[dict[str, Any]], **variables: Any) -> list[Part]:
+def rendered(name: str, messages: list[dict[str, Any]], **variables: Any) -> list[TextPart]:
     return compiled(name).render(messages, **own(name), **variables)
 
 
-def text(parts: list[Part]) -> str:
+def text(parts: list[TextPart]) -> str:
     return "".join(part.text for part in parts)
 
 
@@ -207,7 +208,7 @@ def with_text(said: str) -> Iterator[dict[str, Any]]:
     yield {"messages": [USER, CALLING, {**RESULT, "content": said}], "tools": [TOOL]}
 
 
-def meant(name: str, parts: list[Part]) -> Counter[str]:
+def meant(name: str, parts: list[TextPart]) -> Counter[str]:
     """The control tokens that would be parsed."""
     found = re.compile("|".join(map(re.escape, sorted(control_texts(name), key=len, reverse=True))))
     return Counter(t for part in parts if part.parse_special for t in found.findall(part.text))

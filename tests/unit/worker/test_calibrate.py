@@ -7,10 +7,18 @@ import json
 import numpy as np
 import pytest
 
-from specllama.calibrate import ENOUGH_ROWS, TIMED, WIDTHS, Calibration, margin_change, measure, time_widths
-from specllama.core.costs import FIRST, CostCurve
-from specllama.core.ports import BatchRow, NoRoomError
+from specllama.core.interfaces import BatchRow, NoRoomError
+from specllama.core.policy.cost_curve import FIRST, CostCurve
 from specllama.testing import TableContext
+from specllama.worker.calibrate import (
+    ENOUGH_ROWS,
+    TIMED,
+    WIDTHS,
+    Calibration,
+    margin_change,
+    measure,
+    time_widths,
+)
 
 N_VOCAB = 16
 
@@ -54,7 +62,7 @@ def test_single_decodes_are_timed():
     assert found.epsilon == 0
     assert found.n_rows > context.widths.count(1) > 30
     assert set(context.widths) == {1, *WIDTHS, *(w % ENOUGH_ROWS for w in WIDTHS if w > ENOUGH_ROWS)}
-    assert (found.alike, found.unlike, found.reach) == (WIDTHS[-1], None, 200)
+    assert (found.equal_up_to, found.unlike, found.reach) == (WIDTHS[-1], None, 200)
     assert context.cells[0] == ids, "the cache is as it was"
 
 
@@ -63,7 +71,7 @@ def test_rounding_of_batches_is_found():
     found = measure(context, 0, filled(context, 200), 5.0, context.clock)
     # Pairs of best ids of one kind move together, the others apart by twice the rounding.
     assert found.epsilon == pytest.approx(0.02, rel=0.01)
-    assert (found.alike, found.unlike) == (0, 2)
+    assert (found.equal_up_to, found.unlike) == (0, 2)
 
 
 @pytest.mark.parametrize(("unlike", "alike"), [(3, 2), (8, 4), (18, 17), (64, 63)])
@@ -71,7 +79,7 @@ def test_from_how_many_rows_on_they_are_others(unlike, alike):
     """Kernels are chosen by the number of rows."""
     context = Timed(rounding=0.01, unlike=unlike, n_ctx=2048)
     found = measure(context, 0, filled(context, 1000), 60.0, context.clock)
-    assert found.alike == alike
+    assert found.equal_up_to == alike
     assert found.unlike == next((w for w in WIDTHS if w >= unlike), None)
 
 
@@ -85,7 +93,7 @@ def test_rows_that_differ_but_in_other_ids_than_the_two_best_are_not_alike():
 
     context = Elsewhere()
     found = measure(context, 0, filled(context, 100), 5.0, context.clock)
-    assert (found.epsilon, found.alike, found.unlike) == (0, 0, 2)
+    assert (found.epsilon, found.equal_up_to, found.unlike) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.0])
@@ -187,7 +195,7 @@ def test_what_was_found_before_is_added_to():
     context, ids = Timed(rounding=0.01), [i * 7 % N_VOCAB for i in range(200)]
     found = Calibration()
     for _ in range(3):
-        context.cut(0, 0)
+        context.truncate(0, 0)
         filled(context, 200)
         assert measure(context, 0, ids, 0.5, context.clock, found) is found
     assert found.n_rows > 60
@@ -214,7 +222,7 @@ def test_missing_widths_are_timed_in_turn_with_single_rows_between():
     for n in TIMED:
         assert curve.count(n) >= FIRST
         assert curve.predict(n) == pytest.approx(context.t1 * (1 + (n - 1) / 4))
-    context.cut(0, 0)
+    context.truncate(0, 0)
     assert timed(context, curve) == 0
 
 
@@ -239,7 +247,7 @@ def test_a_width_that_a_busy_machine_spoilt_is_measured_anew_once():
     assert again.predict(6) == pytest.approx(context.t1 * 2.25)
     slow = Timed()
     slow.decode = lambda batch: Timed.decode(slow, batch) if len(batch) != 6 else _slowly(slow, batch)
-    context.cut(0, 0)
+    context.truncate(0, 0)
     assert timed(slow, CostCurve.from_dict(curve.to_dict())) == 2 * FIRST, "and believed then"
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from specllama.core.costs import FIRST, CostCurve
-from specllama.core.drafting import Policy
 from specllama.core.engine import Engine
-from specllama.core.fixed import Fixed
-from specllama.core.params import SamplingParams
-from specllama.core.planner import Planner
+from specllama.core.policy.base import Policy
+from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
-from specllama.process.reasons import speculation
 from specllama.testing import ScriptedDrafter, TableContext
+from specllama.worker.no_draft_reason import speculation
 
 ON = {"speculation": "on", "reason": ""}
 

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
-from specllama.core.costs import FIRST
+from specllama.config.store import Store
 from specllama.core.engine import Engine
-from specllama.core.params import SamplingParams
-from specllama.core.ports import BatchRow
+from specllama.core.interfaces import BatchRow
+from specllama.core.policy.cost_curve import FIRST
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.scheduler import Slot
 from specllama.core.sequence import Generation, Request
-from specllama.core.slots import Slot
-from specllama.process.learning import Learning
-from specllama.store import Store
 from specllama.testing import ScriptedDrafter, TableContext
+from specllama.worker.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
+from specllama.worker.profile import ModelProfile
 
 KEY = {"model": ["m", 7], "threads": [2, 2]}
 PAIR = {"draft": {"model": ["d", 1]}, "drafters": ["copy"]}
@@ -47,13 +47,13 @@ class Timed(TableContext):
         return self.now
 
 
-def learning(store: Store, context: Timed, keep: bool = True, pair: dict[str, Any] = PAIR) -> Learning:
-    found = Learning(store, KEY, pair, keep, context.clock)
+def learning(store: Store, context: Timed, keep: bool = True, pair: dict[str, Any] = PAIR) -> ModelProfile:
+    found = ModelProfile(store, KEY, pair, keep, context.clock)
     found.plan([ScriptedDrafter(lambda history, draft: 5, "copy")])  # noqa: ARG005
     return found
 
 
-def answer(learning: Learning, context: Timed, n: int = 200, seed: int = 0) -> Generation:
+def answer(learning: ModelProfile, context: Timed, n: int = 200, seed: int = 0) -> Generation:
     """One answer of n tokens, by the planner."""
     policy = learning.plan([])
     engine = Engine(context, policy, end_ids=(), clock=context.clock)
@@ -68,7 +68,7 @@ def answer(learning: Learning, context: Timed, n: int = 200, seed: int = 0) -> G
 
 def filled(context: TableContext, n: int) -> Slot:
     ids = [i * 7 % 32 for i in range(n)]
-    context.cut(0, 0)
+    context.truncate(0, 0)
     for begin in range(0, n, context.n_batch):
         part = ids[begin : begin + context.n_batch]
         context.decode([BatchRow(t, begin + i, 0, False) for i, t in enumerate(part)])
@@ -222,7 +222,7 @@ def test_missing_widths_are_measured_and_stored(tmp_path):
 
 def test_without_a_planner_only_single_rows_are_measured(tmp_path):
     context = Timed()
-    found = Learning(Store(tmp_path), KEY, PAIR, True, context.clock)
+    found = ModelProfile(Store(tmp_path), KEY, PAIR, True, context.clock)
     assert found.missing(context, 100) == [1]
     slot = filled(context, 100)
     context.widths.clear()
@@ -280,11 +280,11 @@ def test_two_rows_are_measured_anew_where_nothing_could_be_gained(tmp_path):
     found = learning(store, context)
     assert found.missing(context, 100) == []
     answer(found, context)
-    found.was_off()
+    found.distrust_stored_t2()
     assert found.missing(context, 100) == [2]
     found.measure(context, filled(context, 100), 1.0)
     assert found.curves.at(0).predict(2) == pytest.approx(context.seconds(2))
-    found.was_off()
+    found.distrust_stored_t2()
     assert found.missing(context, 100) == []
 
 
@@ -305,7 +305,7 @@ class Rounding(Timed):
         return rows
 
 
-def compared(found: Learning, context: Timed, n: int) -> None:
+def compared(found: ModelProfile, context: Timed, n: int) -> None:
     """All that is missing behind a text of n ids is measured."""
     slot = filled(context, n)
     while found.measure(context, slot, 1.0)["missing"]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specllama.core.threads import CLEAR, ThreadTimes, candidates, choice
+from specllama.worker.tuning.threads import CLEAR, ThreadTimes, candidates, choice
 
 
 def times(found: dict[int, tuple[float, float]], rounds: int = 5) -> dict[int, ThreadTimes]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.core.costs import FIRST
-from specllama.core.params import SamplingParams
-from specllama.core.sampling import Chooser
-from specllama.core.threads import WIDE, ThreadTimes
+from specllama.core.policy.cost_curve import FIRST
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import ModelDrafter
-from specllama.process.timing import (
+from specllama.testing import TableContext
+from specllama.worker.tuning.threads import WIDE, ThreadTimes
+from specllama.worker.tuning.timing import (
     MOST_ROUNDS,
     STEP_WIDTHS,
     Times,
-    Track,
+    TimingPosition,
     curve_of,
     cycled,
     points,
@@ -22,8 +23,7 @@ from specllama.process.timing import (
     time_steps,
     time_threads,
     typical,
-)  # fmt: skip
-from specllama.testing import TableContext
+)
 
 N_VOCAB = 16
 IDS = [i * 7 % N_VOCAB for i in range(40)]
@@ -52,8 +52,8 @@ class Timed(TableContext):
         self.n_threads = n
 
 
-def track_in(context: Timed, ids=IDS) -> Track:
-    track = Track(context, ids, context.clock)
+def track_in(context: Timed, ids=IDS) -> TimingPosition:
+    track = TimingPosition(context, ids, context.clock)
     assert list(track.fill())[-1] == 1
     assert context.cells[0] == list(ids)
     return track
@@ -103,13 +103,13 @@ def test_a_context_without_room_for_more_than_a_row():
 def test_a_long_text_is_filled_in_chunks_that_grow():
     context = Timed(n_ctx=4096, n_batch=512, t1=0.0001)
     ids = cycled(IDS, 3000)
-    shares = list(Track(context, ids, context.clock).fill())
+    shares = list(TimingPosition(context, ids, context.clock).fill())
     assert shares == sorted(shares)
     assert context.widths[0] == 64
     assert max(context.widths) == 512
     assert context.cells[0] == ids
     slow = Timed(n_ctx=4096, n_batch=512, t1=0.1)
-    list(Track(slow, ids, slow.clock).fill())
+    list(TimingPosition(slow, ids, slow.clock).fill())
     assert max(slow.widths) == 64
 
 
@@ -142,7 +142,7 @@ def test_threads_take_turns_and_what_is_far_behind_is_timed_once():
 def test_steps_are_timed_by_the_ids_that_they_evaluate(memory):
     context, times = Timed(n_ctx=256, memory=memory), Times()
     drafter = ModelDrafter(context, N_VOCAB)
-    chooser = Chooser(SamplingParams(temperature=0), 0, N_VOCAB)
+    chooser = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
     ids = cycled(IDS, 200)
     list(time_steps(drafter, ids, FIRST, 0.0, chooser, context.clock, times))
     assert set(times) == set(STEP_WIDTHS)
@@ -154,7 +154,7 @@ def test_steps_are_timed_by_the_ids_that_they_evaluate(memory):
 def test_a_short_text_or_a_small_context_leaves_wide_steps_out():
     for n_ids, n_ctx in ((20, 256), (200, 20)):
         context, times = Timed(n_ctx=n_ctx), Times()
-        chooser = Chooser(SamplingParams(temperature=0), 0, N_VOCAB)
+        chooser = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
         ids = cycled(IDS, n_ids)
         list(time_steps(ModelDrafter(context, N_VOCAB), ids, FIRST, 0.0, chooser, context.clock, times))
         assert set(times) == {1, 2, 3, 4, 6, 8}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specllama.process.tuning_texts import LEAST_TOKENS, Text, choose
+from specllama.worker.tuning.prompts import LEAST_TOKENS, TuningText, choose
 
 
-def texts(**prompts: int) -> list[Text]:
-    return [Text(name, i, [1] * 10) for name, n in prompts.items() for i in range(1, n + 1)]
+def texts(**prompts: int) -> list[TuningText]:
+    return [TuningText(name, i, [1] * 10) for name, n in prompts.items() for i in range(1, n + 1)]
 
 
 def names(found) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specllama.server.requests.chat import Conversation
-from specllama.server.requests.fields import Body
+from specllama.server.dialects.fields import Body
+from specllama.server.dialects.openai.chat_request import TemplateInput
 
 
 class TokenizeRequest(Body):
@@ -25,5 +25,5 @@ class DetokenizeRequest(Body):
     tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
-class TemplateRequest(Conversation):
+class TemplateRequest(TemplateInput):
     """The prompt that these messages make."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.server.dialects.openai import OpenAIWriter, ending, number
-from specllama.server.events import Choice, Event, Reasoning, Start, Text
+from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
+from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, TextEvent
 
 
 class ChatWriter(OpenAIWriter):
@@ -17,7 +17,7 @@ class ChatWriter(OpenAIWriter):
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
         if isinstance(event, Start):
             return [self._delta(event.index, {"role": "assistant", "content": ""})]
-        if isinstance(event, Text):
+        if isinstance(event, TextEvent):
             return [self._delta(event.index, {"content": event.text}, event.logprobs)]
         if isinstance(event, Reasoning):
             return [self._delta(event.index, {"reasoning_content": event.text})]
@@ -30,7 +30,7 @@ class ChatWriter(OpenAIWriter):
         shown = _logprobs(logprobs) if logprobs else None
         return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning

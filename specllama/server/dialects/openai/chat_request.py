@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from specllama.api.prompts import template_variables
+from specllama.client import protocol as m
 from specllama.errors import UsageError
-from specllama.process import messages as m
-from specllama.server.requests.common import MAX_TOP, Count, Sampled, first
-from specllama.server.requests.fields import Body, FieldError
+from specllama.server.dialects.fields import Body, FieldError
+from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Count, SamplingFields, first
 
 MAX_MESSAGES = 4096
 _ANY_OBJECT = {"type": "object"}
@@ -81,7 +81,7 @@ class ResponseFormat(Body):
         return _ANY_OBJECT if found is None else dict(found)
 
 
-class Conversation(Body):
+class TemplateInput(Body):
     """Messages with what the template is told beside them."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -113,7 +113,7 @@ class Conversation(Body):
         return effort | variables
 
 
-class ChatRequest(Sampled, Conversation):
+class ChatRequest(SamplingFields, TemplateInput):
     """The body of /v1/chat/completions."""
 
     max_completion_tokens: Count | None = None

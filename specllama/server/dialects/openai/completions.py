@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.server.dialects.openai import OpenAIWriter, ending, number
-from specllama.server.events import Choice, Event, Reasoning, Start, Text
+from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
+from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, TextEvent
 
 
 class CompletionWriter(OpenAIWriter):
@@ -19,13 +19,13 @@ class CompletionWriter(OpenAIWriter):
             return []
         index = event.index
         choice = self.fold.choices[index]
-        if isinstance(event, Text):
+        if isinstance(event, TextEvent):
             offset = len(choice.text) - len(event.text)
             logprobs = _logprobs(event.logprobs, offset) if event.logprobs else None
             return [{"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": None}]
         return [{"index": index, "text": "", "logprobs": None, **ending(event, choice.start)}]
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
         return {
             "index": choice.start.index,
             "text": choice.text,

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from specllama.process import messages as m
-from specllama.server.requests.common import MAX_N, MAX_TOP, Sampled
-from specllama.server.requests.fields import FieldError
+from specllama.client import protocol as m
+from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
 
 MAX_PROMPTS, MAX_CHOICES = 64, 64
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(SamplingFields):
     """prompt: a text, ids, or a list of either, each of which gets its own choices."""
 
     prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from specllama.core.params import SamplingParams
+from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
-from specllama.server.requests.fields import Body, FieldError
+from specllama.server.dialects.fields import Body, FieldError
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 16, 256, 1024, 20
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
@@ -35,7 +35,7 @@ class Speculation(Body):
     memory: bool = True
 
 
-class Sampled(Body):
+class SamplingFields(Body):
     """What a generation is asked with, whatever it goes on from."""
 
     model: Annotated[str, Field(max_length=512)] | None = None

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from specllama.core.speedup import speedup
 from specllama.core.stats import RunStats
-from specllama.figures import speedup
-from specllama.server.events import End, Fold
+from specllama.server.events import Accumulator, End
 
 
-def usage(fold: Fold) -> dict[str, Any]:
+def usage(fold: Accumulator) -> dict[str, Any]:
     """Tokens; each prompt counts once, however many choices it got."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)
@@ -34,7 +34,7 @@ def usage(fold: Fold) -> dict[str, Any]:
     }
 
 
-def figures(fold: Fold, enabled: bool) -> dict[str, Any]:
+def figures(fold: Accumulator, enabled: bool) -> dict[str, Any]:
     """timings, metrics and speculation, for the last chunk or the answer. enabled: what was asked for."""
     return {
         "timings": _timings([end.stats for end in fold.ends]),

@@ -12,10 +12,20 @@ from typing import Any
 
 import specllama
 from specllama.errors import SpecllamaError
+from specllama.server.dialects.base import to_json
 from specllama.server.dialects.errors import error_body
-from specllama.server.dialects.figures import figures, usage
-from specllama.server.dialects.writer import to_json
-from specllama.server.events import Choice, End, Event, Fold, Reasoning, Round, Runs, Start, Text
+from specllama.server.dialects.openai.usage import figures, usage
+from specllama.server.events import (
+    AccumulatedChoice,
+    Accumulator,
+    End,
+    Event,
+    Reasoning,
+    RoundEvent,
+    Runs,
+    Start,
+    TextEvent,
+)
 
 FINGERPRINT = f"specllama-{specllama.__version__}"
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
@@ -30,7 +40,7 @@ def new_id(prefix: str) -> str:
 
 
 @dataclass(slots=True)
-class Shape:
+class ResponseOptions:
     """What the client asked of the form of its answer."""
 
     model: str
@@ -47,8 +57,8 @@ class OpenAIWriter:
     prefix, chunk_object, answer_object = "", "", ""
     media_type, ping = "text/event-stream", b": waiting\n\n"
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape, self.fold = shape, Fold()
+    def __init__(self, shape: ResponseOptions) -> None:
+        self.shape, self.fold = shape, Accumulator()
         self.id = new_id(self.prefix)
 
     def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
@@ -81,7 +91,7 @@ class OpenAIWriter:
         """See Writer."""
         return b"".join(_event(chunk) for chunk in self.chunks(events, n_choices))
 
-    def broken(self, error: SpecllamaError) -> bytes:
+    def error_event(self, error: SpecllamaError) -> bytes:
         """See Writer."""
         return _event(error_body("/v1", error, error.http_status))
 
@@ -93,7 +103,7 @@ class OpenAIWriter:
         chunk = self._head(self.chunk_object) | {"choices": list(choices)}
         if self.shape.usage_chunk:
             chunk["usage"] = None
-        if self.shape.trace and isinstance(event, (Text, Reasoning)):
+        if self.shape.trace and isinstance(event, (TextEvent, Reasoning)):
             chunk["speculation"] = _trace(event.runs, event.round)
         return chunk
 
@@ -109,7 +119,7 @@ class OpenAIWriter:
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
         raise NotImplementedError
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -132,7 +142,7 @@ def number(logprob: float | None) -> float:
     return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
 
 
-def _trace(runs: Runs, round_: Round | None) -> dict[str, Any]:
+def _trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens": [[n, _SHOWN.get(source, source)] for n, source in runs]}
     if round_ is not None:
         found["round"] = {

@@ -1,4 +1,4 @@
-"""What scripts/llama_rows.cmake changes in llama.cpp, and that it refuses a source it does not know."""
+"""What native/rows.cmake changes in llama.cpp, and that it refuses a source it does not know."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "llama_rows.cmake"
+from tests.support.paths import NATIVE
+
+SCRIPT = NATIVE / "rows.cmake"
 CMAKE = shutil.which("cmake")
 ATTENTION = """#include "vec.h"
     const bool use_ref = params->use_ref;

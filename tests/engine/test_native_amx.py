@@ -1,4 +1,4 @@
-"""What scripts/llama_amx.h changes about a tile configuration that lies on the stack."""
+"""What native/amx.h changes about a tile configuration that lies on the stack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-HEADER = Path(__file__).resolve().parents[2] / "scripts" / "llama_amx.h"
+from tests.support.paths import NATIVE
+
+HEADER = NATIVE / "amx.h"
 ROWS = 0x5A  # in the last of the 64 bytes
 SOURCE = f"""
 #include <immintrin.h>

@@ -1,0 +1,1 @@
+"""The engine process as its callers see it: protocol, child process, clients."""

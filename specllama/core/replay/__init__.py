@@ -1,0 +1,1 @@
+"""Replaying recorded texts in simulated time."""

@@ -1,0 +1,1 @@
+"""Reading and checking GGUF files without llama.cpp."""

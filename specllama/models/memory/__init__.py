@@ -1,0 +1,1 @@
+"""How much memory a load needs, and how much there is."""

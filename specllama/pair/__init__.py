@@ -1,0 +1,1 @@
+"""Whether a target and a draft model share a vocabulary."""

@@ -1,0 +1,1 @@
+"""HTTP beneath the dialects: access, bodies, connections, timeouts."""

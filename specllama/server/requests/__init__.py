@@ -1,1 +1,0 @@
-"""What clients may send: bodies read within limits, checked, as plain data for the engine."""

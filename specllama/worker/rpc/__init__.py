@@ -1,0 +1,1 @@
+"""RPC workers: attaching remote devices, and serving local ones."""

@@ -1,0 +1,1 @@
+"""`tune`: measuring threads, decode costs and draft models."""
