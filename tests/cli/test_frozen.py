@@ -1,0 +1,69 @@
+"""What others hold on to keeps every entry of frozen.json, recorded before the tree was reorganised.
+
+Entries may be added; where one has to go, the changelog says so and the record changes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+
+from specllama.cli.app import app
+from specllama.cli.typer_options import TABLES, options_of
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.support import interface
+from tests.support.command import Command
+from tests.support.serving import Server
+
+RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "frozen.json").read_text("utf-8"))
+
+
+def flags_of(group: Any, line: list[str]) -> set[str]:
+    """The flags of a command, as its --help shows them."""
+    context = typer.Context(group)
+    for name in line:
+        _, group, _ = group.resolve_command(context, [name])
+    return {flag for param in group.params for flag in param.opts if flag.startswith("-")}
+
+
+@pytest.mark.parametrize("command", RECORD["flags"])
+def test_flags(command: str) -> None:
+    found = flags_of(typer.main.get_command(app), command.split()) | {"--help"}
+    assert set(RECORD["flags"][command]) - found == set()
+
+
+def test_toml_keys() -> None:
+    found = {option.name for name in TABLES for option in options_of(name)() if option.stored}
+    assert set(RECORD["keys"]) - found == set()
+
+
+def missing(recorded: dict[str, list[str]], found: dict[str, list[str]]) -> dict[str, set[str]]:
+    """What is recorded and was not found, by name."""
+    return {name: gone for name, keys in recorded.items() if (gone := set(keys) - set(found.get(name, ())))}
+
+
+def test_python() -> None:
+    assert missing(RECORD["python"], interface.collect_python()) == {}
+
+
+def test_reports_and_what_is_stored(command: Command) -> None:
+    shutil.copyfile(EMBEDDED_TARGET, command.home / "target.gguf")
+    shutil.copyfile(EMBEDDED_DRAFT, command.home / "draft.gguf")
+    assert missing(RECORD["reports"], interface.collect_reports(command)) == {}
+
+
+def test_responses_and_metrics(tmp_path: Path) -> None:
+    with Server(tmp_path, "--draft-max", "4") as server:
+        assert missing(RECORD["responses"], interface.collect_responses(server)) == {}
+        assert set(RECORD["metrics"]) - set(interface.collect_metrics(server)) == set()
+
+
+def test_what_is_gone_would_be_seen() -> None:
+    assert missing({"run": ["a", "b"]}, {"run": ["a", "c"]}) == {"run": {"b"}}
+    assert interface.key_paths({"a": [{"b": 1}], "3": {"c": 0}}) == {"a", "a[].b", "#", "#.c"}
