@@ -36,7 +36,7 @@ from scripts.bench.measuring.ignorant import write_ignorant
 from scripts.demo_pair import cli
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
-from specllama.models.memory.cpu import physical_cores
+from specllama.models.memory.available import physical_cores
 
 IGNORANT = ("ignorant", "sure")
 CASES = (*IGNORANT, "switching", "dropping", "noise")

@@ -45,7 +45,8 @@ from specllama.core.sequence import Generation, Request
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama.library import LlamaContext, Model
+from specllama.llama.context import LlamaContext
+from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import margin_change
 from specllama.worker.engine_core import EngineCore
 
@@ -72,17 +73,17 @@ def load_prompts(path: str | None, per_workload: int) -> list[tuple[str, str]]:
 class Pair:
     """A loaded pair, engines over it are made per run; caches are emptied between runs."""
 
-    target: Model
+    target: LlamaModel
     context: LlamaContext
-    draft: Model
+    draft: LlamaModel
     drafting: LlamaContext
     ends: frozenset[int]
     own: LlamaContext | None = None
 
     @classmethod
     def load(cls, args: argparse.Namespace, n_ctx: int = 2048) -> Pair:
-        t = Model(ModelSettings(path=args.model, n_threads=args.threads, flash_attn=args.flash_attn))
-        d = Model(ModelSettings(path=args.draft, n_threads=args.threads, flash_attn=args.flash_attn))
+        t = LlamaModel(ModelSettings(path=args.model, n_threads=args.threads, flash_attn=args.flash_attn))
+        d = LlamaModel(ModelSettings(path=args.draft, n_threads=args.threads, flash_attn=args.flash_attn))
         return cls(t, LlamaContext(t, n_ctx), d, LlamaContext(d, n_ctx), t.end_ids)
 
     def generate(self, request: Request, kind: str, n_max: int) -> Generation:

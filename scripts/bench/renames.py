@@ -43,7 +43,7 @@ from scripts.bench.peers.points import Case, Measured, Point, literal, ngrams
 from scripts.demo_pair import cli
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
-from specllama.models.memory.cpu import physical_cores
+from specllama.models.memory.available import physical_cores
 
 OURS, OUR_PLAIN, THEIR_PLAIN = "specllama", "specllama plain", "plain"
 BARE = " without choosing"

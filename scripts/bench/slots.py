@@ -35,7 +35,8 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request, common_prefix
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
-from specllama.llama.library import LlamaContext, Model
+from specllama.llama.context import LlamaContext
+from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import margin_change
 
 Rows = NDArray[np.float32]
@@ -50,7 +51,7 @@ class Text(NamedTuple):
     rows: Rows
 
 
-def prompts(model: Model, n: int) -> list[list[int]]:
+def prompts(model: LlamaModel, n: int) -> list[list[int]]:
     """Prompts of many lengths: short questions, records, sources."""
     names = ("zip", "os.walk", "shutil.copytree", "json.dumps", "sorted", "re.sub", "pathlib.Path", "open")
     found = [f"What does {name} do?" for name in names]
@@ -122,7 +123,9 @@ def margin(row: Rows) -> float:
 
 def measure(args: argparse.Namespace) -> bool:
     """Print the figures; whether every divergence is a near-tie."""
-    model = Model(ModelSettings(path=str(args.model), n_threads=args.threads, flash_attn=args.flash_attn))
+    model = LlamaModel(
+        ModelSettings(path=str(args.model), n_threads=args.threads, flash_attn=args.flash_attn)
+    )
     context = LlamaContext(model, args.ctx, SLOTS)
     end_ids, params = sorted(model.end_ids), SamplingParams(temperature=0, max_tokens=args.n)
     requests = [Request(ids, params, 1) for ids in prompts(model, args.prompts)]

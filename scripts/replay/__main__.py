@@ -270,11 +270,12 @@ def record_traces(arguments: argparse.Namespace, asked: Mapping[str, Sequence[st
     position.
     """
     from specllama.config.load import ModelSettings
-    from specllama.llama.library import LlamaContext, Model
+    from specllama.llama.context import LlamaContext
+    from specllama.llama.model import LlamaModel
 
     n_threads, n_ctx = 1, arguments.ctx
-    target = Model(ModelSettings(path=arguments.model, n_threads=n_threads))
-    draft = Model(ModelSettings(path=arguments.draft, n_threads=n_threads))
+    target = LlamaModel(ModelSettings(path=arguments.model, n_threads=n_threads))
+    draft = LlamaModel(ModelSettings(path=arguments.draft, n_threads=n_threads))
     writing, drafting = LlamaContext(target, n_ctx), LlamaContext(draft, n_ctx)
     found: dict[str, list[dict[str, Any]]] = {}
     for workload, prompts in asked.items():

@@ -7,7 +7,7 @@ import platform
 from typing import Any
 
 import specllama
-from specllama.models.memory.cpu import physical_cores
+from specllama.models.memory.available import physical_cores
 
 
 def provenance(n_threads: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The part of the seam that is about RPC: workers added as devices, and this machine served as one.
+"""ggml's RPC backend: workers added as devices of this process, and devices of this machine served.
 
-Takes ggml's functions from llama.py. Nothing here may be called for a worker that was not probed: ggml ends
-the process where it finds another thing.
+Probe an address before adding it: ggml aborts the process where it finds anything but a worker.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specllama.errors import EngineError, NetworkError
-from specllama.llama.library import Device, ggml
+from specllama.llama.devices import Device
+from specllama.llama.library import ggml
 
 _ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _MEMORY = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
 )
-_GET_MEMORY = 2  # its place in ggml_backend_device_i
-_kept: list[object] = []  # what the C side points to
+_GET_MEMORY = 2  # index of get_memory in ggml_backend_device_i
+_kept: list[object] = []  # objects that ggml keeps pointers to
 
 for _name, _result, _args in (
     ("ggml_backend_reg_by_name", ctypes.c_void_p, [ctypes.c_char_p]),
@@ -46,39 +46,39 @@ def _procedure(name: str, result: type[Any] | None, *args: type[Any]) -> Callabl
 
 
 def add_worker(address: str) -> None:
-    """Make the devices of a worker (IPv4:port) devices of this process and keep a connection to it, so that
-    it serves nobody else from here on. Raises NetworkError where it has none, EngineError without RPC.
+    """Add the devices of a worker (IPv4:port) to this process and hold a connection to it, so that it serves
+    nobody else. Raises NetworkError for a worker without devices, EngineError for a build without RPC.
     """
     add = _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     reg = add(address.encode())
     if not reg:
         raise NetworkError(f"the RPC worker {address} has no devices")
-    ggml.ggml_backend_dev_init(ggml.ggml_backend_reg_dev_get(reg, 0), None)  # what keeps the connection
+    ggml.ggml_backend_dev_init(ggml.ggml_backend_reg_dev_get(reg, 0), None)  # this holds the connection
     ggml.ggml_backend_register(reg)
 
 
-def on_abort(tell: Callable[[str], None]) -> None:
-    """Have a function called with ggml's last words before it ends the process; they go to stderr, too.
+def on_abort(report: Callable[[str], None]) -> None:
+    """Call `report` with ggml's message before it aborts the process; the message also goes to stderr.
 
-    It is called in whichever thread ggml is in, while the others go on.
+    It runs in the thread that ggml aborts in, while other threads continue.
     """
 
-    def last_words(text: bytes) -> None:
+    def aborting(text: bytes) -> None:
         message = text.decode("utf-8", "replace")
         sys.stderr.write(message + "\n")
         sys.stderr.flush()
-        tell(message)
+        report(message)
 
-    callback = _ABORT(last_words)
+    callback = _ABORT(aborting)
     _kept.append(callback)
     ggml.ggml_set_abort_callback(callback)
 
 
 def bound_memory(device: Device, limit: int, available: Callable[[], int] | None) -> None:
-    """Let a device report no more free memory than `available` says, and than `limit` bytes (0: no limit).
+    """Make a device report no more free memory than `available()`, and than `limit` bytes (0: no limit).
 
-    ggml says of the CPU that all of the machine's memory is free, and has no setting for a limit. It holds
-    for what is reported, from which clients plan; ggml gives them what they ask for.
+    ggml reports all of the machine's memory as free for the CPU and has no setting for a limit. Clients plan
+    with the reported number; ggml does not enforce it when they allocate.
     """
     functions = ctypes.cast(device.handle, ctypes.POINTER(ctypes.c_void_p))
     original = _MEMORY(functions[_GET_MEMORY] or 0)
@@ -95,8 +95,8 @@ def bound_memory(device: Device, limit: int, available: Callable[[], int] | None
 
 
 def serve_devices(address: str, served: Sequence[Device], n_threads: int, cache: str | None) -> None:
-    """Serve devices at IPv4:port, one client at a time, for ever. cache: a directory for tensors that clients
-    have sent. Returns where it cannot listen or take clients. Raises EngineError without RPC.
+    """Serve devices at IPv4:port, one client at a time, without end. cache: a directory for tensors that
+    clients have sent. Returns where it cannot listen or accept. Raises EngineError for a build without RPC.
     """
     start = _procedure(
         "ggml_backend_rpc_start_server",

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,6 @@ from specllama.errors import UsageError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-    from specllama.llama.library import Model
 
 MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of a schema or grammar as it is given
 _KEPT = 16  # compiled grammars
@@ -38,10 +36,28 @@ _JSON_STYLE: Any = {
 }
 
 
+class GrammarVocabulary(Protocol):
+    """The vocabulary of a model that llama.cpp has loaded; end_ids: the tokens that end a text."""
+
+    @property
+    def vocab(self) -> Any:
+        """Pointer to the llama_vocab."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def eos_id(self) -> int:
+        """-1 without one."""
+
+
 class Grammars:
     """The grammars of one model. The first mask builds llguidance's tokenizer, 0.5 s at 128k tokens."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: GrammarVocabulary) -> None:
         self._model = model
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()

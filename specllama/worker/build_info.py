@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from specllama.llama.library import build_info, devices
+from specllama.llama.devices import devices
+from specllama.llama.library import build_info
 
 
 def inspect_build() -> dict[str, Any]:

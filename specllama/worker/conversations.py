@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol as m
-from specllama.llama.library import Model
+from specllama.llama.model import LlamaModel
 from specllama.text import chat_template as chat
 from specllama.text.chat_template import ChatTemplate
 
@@ -38,7 +38,7 @@ class ConversationCache:
         while len(self._turns) > _KEPT:
             self._turns.popitem(last=False)
 
-    def ids(self, template: ChatTemplate, model: Model, message: m.Generate) -> list[int]:
+    def ids(self, template: ChatTemplate, model: LlamaModel, message: m.Generate) -> list[int]:
         """Ids of the prompt for these messages; those of the turn that they follow where the text allows.
 
         Raises TemplateError, UsageError.
@@ -55,7 +55,7 @@ class ConversationCache:
 
 def _continued(
     template: ChatTemplate,
-    model: Model,
+    model: LlamaModel,
     earlier: _Turn,
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],

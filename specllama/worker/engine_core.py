@@ -22,7 +22,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
-from specllama.llama.library import show_log
+from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
 from specllama.text import chat_template as chat
 from specllama.text.detokenizer import TokenWriter

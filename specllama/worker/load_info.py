@@ -14,8 +14,11 @@ from specllama.core.interfaces import Drafter
 from specllama.core.policy.pair_state import MEMORY
 from specllama.core.sampling.params import SamplingParams
 from specllama.gguf.header import Header
-from specllama.llama.library import LlamaContext, Model, compiled, devices
-from specllama.models.memory.cpu import gpus_present, physical_cores
+from specllama.llama.context import LlamaContext
+from specllama.llama.devices import devices
+from specllama.llama.library import compiled
+from specllama.llama.model import LlamaModel
+from specllama.models.memory.available import gpus_present, physical_cores
 from specllama.pair.vocab import PairVerdict
 
 _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
@@ -39,7 +42,7 @@ def about(path: str, header: Header, n_gpu_layers: int) -> dict[str, Any]:
     }
 
 
-def for_api(settings: LoadSettings, header: Header, model: Model) -> dict[str, Any]:
+def for_api(settings: LoadSettings, header: Header, model: LlamaModel) -> dict[str, Any]:
     """What clients of the server ask beside that: the defaults of sampling, the template, the vocabulary."""
     return {
         "n_slots": settings.n_slots,
@@ -128,7 +131,7 @@ def _identity(header: Header, s: ModelSettings, context: LlamaContext) -> dict[s
     }
 
 
-def sampling_defaults(model: Model) -> dict[str, Any]:
+def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
     """What the file says of sampling (general.sampling.*); what is no number there is left out."""
     found = {}
     for name, key, kind in _GGUF_SAMPLING:

@@ -24,7 +24,9 @@ from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter, RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError
 from specllama.gguf.header import Header, check_model, read_model
-from specllama.llama.library import LlamaContext, Model, devices
+from specllama.llama.context import LlamaContext
+from specllama.llama.devices import devices
+from specllama.llama.model import LlamaModel
 from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
 from specllama.pair.vocab import check_pair
 from specllama.text.grammar import Grammars
@@ -46,13 +48,13 @@ class Loaded:
 
     settings: LoadSettings
     header: Header
-    model: Model
+    model: LlamaModel
     context: LlamaContext
     drafters: list[Drafter]
     grammars: Grammars
     info: dict[str, Any]
     learning: ModelProfile
-    draft_model: Model | None = None
+    draft_model: LlamaModel | None = None
     draft_context: LlamaContext | None = None
     memory: RequestHistory | None = None
 
@@ -70,7 +72,7 @@ class Loaded:
         self.draft_context = self.draft_model = None
 
 
-def close(context: LlamaContext | None, model: Model | None) -> None:
+def close(context: LlamaContext | None, model: LlamaModel | None) -> None:
     """Free a context and then its model, as far as there are such."""
     for one in (context, model):
         if one is not None:
@@ -100,14 +102,14 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     settings = workers.attach(settings, send)
     plan = _plan(settings, target_header, draft_header, n_outputs, n_rs_seq)
     target_settings = _fitted(settings.target, plan.target.n_gpu_layers)
-    model = Model(target_settings, _reporter("target", send))
+    model = LlamaModel(target_settings, _reporter("target", send))
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
     drafters: list[Drafter] = []
     draft_model = draft_context = draft_settings = None
     problem = ""
     if settings.draft is not None and draft_header is not None and plan.draft is not None:
         draft_settings = _fitted(settings.draft, plan.draft.n_gpu_layers)
-        draft_model = Model(draft_settings, _reporter("draft", send))
+        draft_model = LlamaModel(draft_settings, _reporter("draft", send))
         try:
             draft_context = LlamaContext(
                 draft_model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8)
@@ -180,7 +182,7 @@ class LoadedDraft:
 
     settings: ModelSettings
     header: Header
-    model: Model
+    model: LlamaModel
     context: LlamaContext
 
     def close(self) -> None:
@@ -197,7 +199,7 @@ def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
     header = _checked_header(settings)
     plan = _plan(LoadSettings(target=settings), header, None, n_outputs, 0)
     fitted = _fitted(settings, plan.target.n_gpu_layers)
-    model = Model(fitted)
+    model = LlamaModel(fitted)
     try:
         context = LlamaContext(model, plan.n_ctx, 1, n_outputs)
         _warm_up(context)

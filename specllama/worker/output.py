@@ -8,7 +8,7 @@ from typing import Any
 
 from specllama.client import protocol as m
 from specllama.core.sequence import Generation, TokenLogprobs
-from specllama.llama.library import Model
+from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
 
 
@@ -24,7 +24,7 @@ class SequenceOutput:
     n_drafted: int = 0
     n_accept: int = 0
 
-    def delta(self, model: Model) -> m.SequenceDelta | None:
+    def delta(self, model: LlamaModel) -> m.SequenceDelta | None:
         """What came since the last call; None where nothing did."""
         g = self.generation
         text, runs = self.writer.take_runs()
@@ -39,18 +39,18 @@ class SequenceOutput:
         return m.SequenceDelta(self.id, text, ids, runs, drafted, accepted, logprobs or None)
 
 
-def forced_ids(model: Model, message: m.Generate) -> list[int] | None:
+def forced_ids(model: LlamaModel, message: m.Generate) -> list[int] | None:
     """Ids that the request is forced to write; a text is tokenised by itself, without control tokens."""
     forced = message.forced
     return model.tokenize(forced, False, False) if isinstance(forced, str) else forced
 
 
-def _logprobs(model: Model, token: int, found: TokenLogprobs) -> dict[str, Any]:
+def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs) -> dict[str, Any]:
     top = [_entry(model, i, logprob) for i, logprob in found.top]
     return {**_entry(model, token, found.logprob), "top_logprobs": top}
 
 
-def _entry(model: Model, token: int, logprob: float) -> dict[str, Any]:
+def _entry(model: LlamaModel, token: int, logprob: float) -> dict[str, Any]:
     """A token with its logprob, null where that is minus infinity, which JSON does not have."""
     piece = model.piece(token) or model.token_text(token).encode()
     value = logprob if logprob > -math.inf else None

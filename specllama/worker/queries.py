@@ -8,7 +8,7 @@ from typing import Any
 from specllama.client import protocol as m
 from specllama.core.engine import Engine
 from specllama.errors import UsageError
-from specllama.llama.library import Model
+from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
 from specllama.text.reasoning import TAGS
 from specllama.worker.output import SequenceOutput
@@ -18,7 +18,7 @@ _TAIL = 32  # tokens at the end of a prompt in which an opening tag is looked fo
 
 def answer_query(
     question: m.Question,
-    model: Model,
+    model: LlamaModel,
     template: ChatTemplate | None,
     engine: Engine,
     running: Sequence[SequenceOutput],
@@ -32,7 +32,7 @@ def answer_query(
     return _in_tokens(model, question)
 
 
-def _in_tokens(model: Model, question: m.Tokenize | m.Detokenize) -> dict[str, Any]:
+def _in_tokens(model: LlamaModel, question: m.Tokenize | m.Detokenize) -> dict[str, Any]:
     """Ids and the bytes of each, or the text of ids. Raises UsageError."""
     if isinstance(question, m.Tokenize):
         ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
@@ -78,11 +78,11 @@ def _slots(engine: Engine, running: Sequence[SequenceOutput]) -> dict[str, Any]:
     }
 
 
-def open_reasoning_tag(model: Model, ids: Sequence[int]) -> str:
+def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
     """The tag that ends the reasoning which a prompt has begun with its last words; "" where it has not."""
     tail = b"".join(_bytes(model, i) for i in ids[-_TAIL:]).decode("utf-8", "replace").rstrip()
     return next((end for tag, end in TAGS.items() if tail.endswith(tag)), "")
 
 
-def _bytes(model: Model, token: int) -> bytes:
+def _bytes(model: LlamaModel, token: int) -> bytes:
     return model.piece(token) or model.token_text(token).encode()

@@ -16,7 +16,7 @@ import pytest
 
 from specllama import LLM, SamplingParams
 from specllama.errors import NetworkError, UsageError
-from specllama.llama.library import Device
+from specllama.llama.devices import Device
 from specllama.worker.rpc.serve import chosen
 from tests.support import tinygguf
 from tests.support.command import Command
@@ -365,7 +365,7 @@ class TestDevices:
     def test_there_is_one_list_of_devices(self) -> None:
         """A second copy of the library has devices of its own, which no model is ever loaded on."""
         code = (
-            "import re, specllama.llama.library; "
+            "import re, specllama.llama.model; "
             r"print(len(set(re.findall(r'\S+/libggml\.so\S*', open('/proc/self/maps').read()))))"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -11,7 +11,8 @@ import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.llama.library import LlamaContext, Model
+from specllama.llama.context import LlamaContext
+from specllama.llama.model import LlamaModel
 from tests.support import tinygguf
 from tests.support.front import Front
 
@@ -25,15 +26,15 @@ TINY = {
 
 
 @pytest.fixture(scope="session")
-def target() -> Iterator[Model]:
-    model = Model(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1))
+def target() -> Iterator[LlamaModel]:
+    model = LlamaModel(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1))
     yield model
     model.close()
 
 
 @pytest.fixture(scope="session")
-def draft() -> Iterator[Model]:
-    model = Model(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1))
+def draft() -> Iterator[LlamaModel]:
+    model = LlamaModel(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1))
     yield model
     model.close()
 
@@ -43,7 +44,7 @@ def context() -> Iterator[Callable[..., LlamaContext]]:
     """Makes contexts and closes them."""
     made: list[LlamaContext] = []
 
-    def make(model: Model, n_ctx: int = 512, n_seq_max: int = 1, n_rs_seq: int = 0) -> LlamaContext:
+    def make(model: LlamaModel, n_ctx: int = 512, n_seq_max: int = 1, n_rs_seq: int = 0) -> LlamaContext:
         made.append(LlamaContext(model, n_ctx, n_seq_max, n_rs_seq=n_rs_seq))
         return made[-1]
 
@@ -53,17 +54,17 @@ def context() -> Iterator[Callable[..., LlamaContext]]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Model]]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LlamaModel]]:
     """A tiny random model by kind; noise: how far it is from the noiseless one. Single precision."""
     directory, models = tmp_path_factory.mktemp("tiny"), {}
 
-    def load(kind: str, noise: float = 0.0, **settings: object) -> Model:
+    def load(kind: str, noise: float = 0.0, **settings: object) -> LlamaModel:
         key = (kind, noise, *sorted(settings.items()))
         if key not in models:
             path = directory / f"{kind}-{noise}.gguf"
             TINY[kind](path, noise=noise)
             exact = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
-            models[key] = Model(ModelSettings(path=str(path), **(exact | settings)))
+            models[key] = LlamaModel(ModelSettings(path=str(path), **(exact | settings)))
         return models[key]
 
     yield load

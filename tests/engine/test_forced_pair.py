@@ -14,7 +14,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama.library import Model
+from specllama.llama.model import LlamaModel
 from tests.engine.test_pair import CODE, PROMPTS, Make, chat_ids, engine_for, run
 from tests.support.front import Front
 
@@ -23,7 +23,7 @@ RENAMED = f"```python\n{CODE.replace('result', 'payload')}```"
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_given_text_comes_out_whatever_drafts(
-    target: Model, draft: Model, context: Make, temperature: float
+    target: LlamaModel, draft: LlamaModel, context: Make, temperature: float
 ) -> None:
     forced = target.tokenize(RENAMED, False, False)
     params = SamplingParams(temperature=temperature)
@@ -48,7 +48,7 @@ def test_the_given_text_comes_out_whatever_drafts(
     assert min(accepted[1:4]) > len(forced) / 4  # it is a copy with changes
 
 
-def test_the_models_own_text_is_accepted_whole_from_itself(target: Model, context: Make) -> None:
+def test_the_models_own_text_is_accepted_whole_from_itself(target: LlamaModel, context: Make) -> None:
     params = SamplingParams(temperature=0, max_tokens=41, ignore_eos=True)
     ids = chat_ids(target, PROMPTS["explain"])
     main = context(target)

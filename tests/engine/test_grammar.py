@@ -17,7 +17,7 @@ from specllama.client import protocol as m
 from specllama.core.interfaces import BatchRow, MaskError
 from specllama.core.sampling.sampler import log_softmax
 from specllama.errors import UsageError
-from specllama.llama.library import Model
+from specllama.llama.model import LlamaModel
 from specllama.text.grammar import GrammarMask, Grammars
 from tests.support.front import Front
 
@@ -42,7 +42,7 @@ def grammars(front: Front) -> Grammars:
     return front.host.loaded.grammars
 
 
-def model_of(front: Front) -> Model:
+def model_of(front: Front) -> LlamaModel:
     assert front.host.loaded is not None
     return front.host.loaded.model
 
@@ -271,7 +271,7 @@ def test_no_logprobs_unless_asked_for(front: Front) -> None:
     assert all(entry["top_logprobs"] == [] for item in only for entry in item.logprobs or [{}])
 
 
-def spelled(model: Model, ids: list[int]) -> bytes:
+def spelled(model: LlamaModel, ids: list[int]) -> bytes:
     return b"".join(model.piece(i) or model.token_text(i).encode() for i in ids)
 
 

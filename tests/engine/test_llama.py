@@ -13,20 +13,22 @@ import pytest
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_DRAFT
-from specllama.llama import library as llama
-from specllama.llama.library import LlamaContext, Model, compiled
+from specllama.llama import library
+from specllama.llama.context import LlamaContext
+from specllama.llama.library import compiled
+from specllama.llama.model import LlamaModel
 from tests.support import tinygguf
 
 
 @pytest.fixture
-def draft() -> Iterator[Model]:
-    model = Model(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_gpu_layers=0))
+def draft() -> Iterator[LlamaModel]:
+    model = LlamaModel(ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_gpu_layers=0))
     yield model
     model.close()
 
 
 def info(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
-    monkeypatch.setattr(llama.llama, "llama_print_system_info", lambda: text)
+    monkeypatch.setattr(library.llama, "llama_print_system_info", lambda: text)
 
 
 @dataclass
@@ -51,25 +53,25 @@ def test_compilations_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     found = []
     for one, other in (("a", "x"), ("b", "x"), ("a", "y")):
         files = [recorded("llama_cpp/lib/libggml-cpu.so", one), recorded("llama_cpp/llama.py", other)]
-        monkeypatch.setattr(llama.metadata, "distribution", lambda _, files=files: Installed(files))
+        monkeypatch.setattr(library.metadata, "distribution", lambda _, files=files: Installed(files))
         found.append(compiled())
     assert found[0] != found[1]
     assert found[0] == found[2], "what is no library does not count"
-    monkeypatch.setattr(llama, "_lib", ctypes.CDLL(None))
+    monkeypatch.setattr(library, "_lib", ctypes.CDLL(None))
     for files in (None, [recorded("llama_cpp/lib/libggml-cpu.so", None)]):
-        monkeypatch.setattr(llama.metadata, "distribution", lambda _, files=files: Installed(files))
-        monkeypatch.setattr(llama._lib, "_name", str(tmp_path / "libllama.so"), raising=False)
+        monkeypatch.setattr(library.metadata, "distribution", lambda _, files=files: Installed(files))
+        monkeypatch.setattr(library._lib, "_name", str(tmp_path / "libllama.so"), raising=False)
         empty = compiled()
         (tmp_path / "libggml-cpu.so").write_bytes(b"1")
         first = compiled()
         (tmp_path / "libggml-cpu.so").write_bytes(b"22")
         assert len({empty, first, compiled()}) == 3
         (tmp_path / "libggml-cpu.so").unlink()
-    monkeypatch.setattr(llama._lib, "_name", str(tmp_path / "nowhere" / "libllama.so"), raising=False)
+    monkeypatch.setattr(library._lib, "_name", str(tmp_path / "nowhere" / "libllama.so"), raising=False)
     assert compiled(), "a library that is nowhere is no error"
 
 
-def test_logits_are_reserved_up_to_a_cache_line(draft: Model) -> None:
+def test_logits_are_reserved_up_to_a_cache_line(draft: LlamaModel) -> None:
     draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_batch=16)
     context = LlamaContext(draft, 512, 1, 65)
     assert context.n_batch == 80
@@ -78,7 +80,7 @@ def test_logits_are_reserved_up_to_a_cache_line(draft: Model) -> None:
     context.close()
 
 
-def test_rows_beside_others_are_dear_on_amx_alone(draft: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beside_others_are_dear_on_amx_alone(draft: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     info(monkeypatch, b"AVX2 = 1 | AMX_INT8 = 1 | ")
     context = LlamaContext(draft, 512)
     assert context.row_multiple == 32
@@ -87,11 +89,13 @@ def test_rows_beside_others_are_dear_on_amx_alone(draft: Model, monkeypatch: pyt
     assert not draft.uses_amx
 
 
-def test_nor_on_a_gpu_or_with_floats(draft: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nor_on_a_gpu_or_with_floats(
+    draft: LlamaModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     info(monkeypatch, b"AMX_INT8 = 1")
     draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=99)
     assert not draft.uses_amx
     path = tinygguf.llama(tmp_path / "floats.gguf")
-    floats = Model(ModelSettings(path=str(path), n_gpu_layers=0))
+    floats = LlamaModel(ModelSettings(path=str(path), n_gpu_layers=0))
     assert not floats.uses_amx
     floats.close()

@@ -20,7 +20,8 @@ from specllama.core.sequence import Request
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama.library import LlamaContext, Model
+from specllama.llama.context import LlamaContext
+from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import ENOUGH_ROWS, Calibration, measure
 from specllama.worker.profile import length_class
 
@@ -30,14 +31,14 @@ LENGTHS = (200, 300, 600, 900)
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    loaded = Model(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=2))
+def model() -> Iterator[LlamaModel]:
+    loaded = LlamaModel(ModelSettings(path=str(EMBEDDED_TARGET), n_threads=2))
     yield loaded
     loaded.close()
 
 
 @pytest.fixture(scope="module")
-def compared(model: Model) -> dict[int, Calibration]:
+def compared(model: LlamaModel) -> dict[int, Calibration]:
     """Batched and single rows of texts by their length."""
     found, context = {}, LlamaContext(model, N_CTX)
     ids = model.tokenize(PROMPT * 60, model.adds_bos, False)[: max(LENGTHS)]
@@ -71,8 +72,8 @@ def test_rows_of_a_verification_are_single_rows_behind_texts_of_every_length(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_long_speculative_text_is_plain_text(
-    model: Model,
-    draft: Model,
+    model: LlamaModel,
+    draft: LlamaModel,
     context: Callable[..., LlamaContext],
     compared: dict[int, Calibration],
     temperature: float,

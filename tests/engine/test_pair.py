@@ -22,7 +22,8 @@ from specllama.core.sequence import Generation, Request
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.llama.library import LlamaContext, Model
+from specllama.llama.context import LlamaContext
+from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
 from tests.support import tinygguf
 from tests.support.front import Front
@@ -36,13 +37,13 @@ PROMPTS = {
 }
 
 
-def chat_ids(model: Model, text: str) -> list[int]:
+def chat_ids(model: LlamaModel, text: str) -> list[int]:
     return model.tokenize(
         f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", model.adds_bos, parse_special=True
     )
 
 
-def engine_for(model: Model, context: LlamaContext, policy: Policy, **more: object) -> Engine:
+def engine_for(model: LlamaModel, context: LlamaContext, policy: Policy, **more: object) -> Engine:
     return Engine(context, policy, end_ids=model.end_ids, clock=time.perf_counter, **more)  # type: ignore[arg-type]
 
 
@@ -75,13 +76,13 @@ def check(engine: Engine) -> None:
                     assert drafter.cells[g.seq_id][: state.good] == g.history[skipped:][: state.good]
 
 
-def request(model: Model, name: str, n: int = 60, temperature: float = 0.8, seed: int = 7) -> Request:
+def request(model: LlamaModel, name: str, n: int = 60, temperature: float = 0.8, seed: int = 7) -> Request:
     params = SamplingParams(temperature=temperature, max_tokens=n, ignore_eos=True)
     return Request(chat_ids(model, PROMPTS[name]), params, seed)
 
 
 @pytest.fixture(scope="module")
-def plain(target: Model) -> Iterator[Callable[[Request], list[int]]]:
+def plain(target: LlamaModel) -> Iterator[Callable[[Request], list[int]]]:
     """The ids of a request decoded without drafts, each worked out once."""
     context, known = LlamaContext(target, 1024), {}
 
@@ -99,8 +100,8 @@ def plain(target: Model) -> Iterator[Callable[[Request], list[int]]]:
 @pytest.mark.parametrize("name", sorted(PROMPTS))
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.2])
 def test_speculative_text_is_plain_text(
-    target: Model,
-    draft: Model,
+    target: LlamaModel,
+    draft: LlamaModel,
     context: Make,
     plain: Callable[[Request], list[int]],
     name: str,
@@ -126,7 +127,7 @@ def test_speculative_text_is_plain_text(
 
 
 def test_the_guard_changes_nothing_either(
-    target: Model, draft: Model, context: Make, plain: Callable[[Request], list[int]]
+    target: LlamaModel, draft: LlamaModel, context: Make, plain: Callable[[Request], list[int]]
 ) -> None:
     """Near-ties decided on rows decoded alone are what plain decoding decides."""
     wanted = request(target, "explain", 120)
@@ -138,7 +139,7 @@ def test_the_guard_changes_nothing_either(
 
 
 def test_adaptive_policy(
-    target: Model, draft: Model, context: Make, plain: Callable[[Request], list[int]]
+    target: LlamaModel, draft: LlamaModel, context: Make, plain: Callable[[Request], list[int]]
 ) -> None:
     for name in PROMPTS:
         wanted = request(target, name, 150)
@@ -148,7 +149,7 @@ def test_adaptive_policy(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_target_as_its_own_draft_is_accepted_whole(
-    target: Model, context: Make, temperature: float
+    target: LlamaModel, context: Make, temperature: float
 ) -> None:
     for n_max in (1, 4, 9):
         policy = Fixed([ModelDrafter(context(target), target.n_vocab)], n_max)
@@ -157,7 +158,9 @@ def test_the_target_as_its_own_draft_is_accepted_whole(
         assert got.stats.rounds == -(-80 // (n_max + 1))
 
 
-def test_end_tokens_and_stop_strings_inside_a_draft(target: Model, draft: Model, context: Make) -> None:
+def test_end_tokens_and_stop_strings_inside_a_draft(
+    target: LlamaModel, draft: LlamaModel, context: Make
+) -> None:
     ids = chat_ids(target, PROMPTS["json"])
     ends = []
     for policy in (Fixed([], 0), Fixed([CopyDrafter(), ModelDrafter(context(draft), target.n_vocab)], 8)):
@@ -173,7 +176,7 @@ def test_end_tokens_and_stop_strings_inside_a_draft(target: Model, draft: Model,
 
 
 def test_cancel_keeps_the_text_and_frees_the_slot(
-    target: Model, draft: Model, context: Make, plain: Callable[[Request], list[int]]
+    target: LlamaModel, draft: LlamaModel, context: Make, plain: Callable[[Request], list[int]]
 ) -> None:
     engine = engine_for(
         target, context(target), Fixed([CopyDrafter(), ModelDrafter(context(draft), target.n_vocab)], 5)
@@ -195,7 +198,9 @@ def test_cancel_keeps_the_text_and_frees_the_slot(
     assert not engine.busy
 
 
-def test_a_second_request_evaluates_only_what_is_new(target: Model, draft: Model, context: Make) -> None:
+def test_a_second_request_evaluates_only_what_is_new(
+    target: LlamaModel, draft: LlamaModel, context: Make
+) -> None:
     engine = engine_for(
         target, context(target, 1024), Fixed([ModelDrafter(context(draft, 1024), target.n_vocab)], 4)
     )
@@ -213,11 +218,11 @@ def test_a_second_request_evaluates_only_what_is_new(target: Model, draft: Model
     assert run(fresh, follow)[0].output == more.output
 
 
-def test_several_slots_are_each_what_they_are_alone(draft: Model, context: Make) -> None:
+def test_several_slots_are_each_what_they_are_alone(draft: LlamaModel, context: Make) -> None:
     """Beside others a sequence lies in other cells of the cache and is summed up in another order; in single
     precision that is too little to matter."""
     single = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
-    target = Model(ModelSettings(path=str(EMBEDDED_TARGET), **single))  # type: ignore[arg-type]
+    target = LlamaModel(ModelSettings(path=str(EMBEDDED_TARGET), **single))  # type: ignore[arg-type]
     cases = [
         ("explain", 0.8, 1),
         ("rename", 0.0, 2),
@@ -241,7 +246,9 @@ def test_several_slots_are_each_what_they_are_alone(draft: Model, context: Make)
         one.close()
 
 
-def test_context_full_is_said_and_nothing_is_shifted(target: Model, draft: Model, context: Make) -> None:
+def test_context_full_is_said_and_nothing_is_shifted(
+    target: LlamaModel, draft: LlamaModel, context: Make
+) -> None:
     params = SamplingParams(max_tokens=-2)
     wanted = Request(chat_ids(target, PROMPTS["explain"]), params, 1)
     outputs = []
@@ -258,7 +265,7 @@ def test_context_full_is_said_and_nothing_is_shifted(target: Model, draft: Model
 
 
 def test_a_draft_that_fails_is_dropped(
-    target: Model, draft: Model, context: Make, plain: Callable[[Request], list[int]],
+    target: LlamaModel, draft: LlamaModel, context: Make, plain: Callable[[Request], list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     small = context(draft)

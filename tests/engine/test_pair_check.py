@@ -156,18 +156,19 @@ def child(paths: Sequence[str]) -> dict[str, Any]:
     """What llama.cpp makes of each file, None if it refuses it, and which ordered pairs its rule allows."""
     from specllama.config.load import ModelSettings
     from specllama.errors import IntegrityError
-    from specllama.llama import library as seam
+    from specllama.llama.library import llama
+    from specllama.llama.model import LlamaModel
 
     found: list[dict[str, Any] | None] = []
     texts: list[list[bytes]] = []
     for path in paths:
         try:
-            model = seam.Model(ModelSettings(path=path), vocab_only=True)
+            model = LlamaModel(ModelSettings(path=path), vocab_only=True)
         except IntegrityError:
             found.append(None)
             texts.append([])
             continue
-        kind = seam.llama.llama_vocab_type(model.vocab)
+        kind = llama.llama_vocab_type(model.vocab)
         n = model.n_vocab if kind else 0  # it aborts when asked about tokens of no vocabulary
         found.append(
             {
@@ -176,11 +177,11 @@ def child(paths: Sequence[str]) -> dict[str, Any]:
                 "bos_id": model.bos_id,
                 "eos_id": model.eos_id,
                 "add_bos": model.adds_bos,
-                "add_eos": bool(seam.llama.llama_vocab_get_add_eos(model.vocab)),
-                "end_ids": sorted(i for i in range(n) if seam.llama.llama_vocab_is_eog(model.vocab, i)),
+                "add_eos": bool(llama.llama_vocab_get_add_eos(model.vocab)),
+                "end_ids": sorted(i for i in range(n) if llama.llama_vocab_is_eog(model.vocab, i)),
             }
         )
-        texts.append([seam.llama.llama_vocab_get_text(model.vocab, i) for i in range(n)])
+        texts.append([llama.llama_vocab_get_text(model.vocab, i) for i in range(n)])
         model.close()
     allowed = [
         [rule(a, b, x, y) for b, y in zip(found, texts, strict=True)]

@@ -18,7 +18,8 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.data import EMBEDDED_TARGET
-from specllama.llama.library import LlamaContext, Model
+from specllama.llama.context import LlamaContext
+from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import WIDTHS, measure
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -46,7 +47,7 @@ def quantized(kind: str, directory: Path) -> Path:
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_width_is_single_rows(kind: str, n_threads: int, tmp_path: Path) -> None:
-    model = Model(ModelSettings(path=str(quantized(kind, tmp_path)), n_threads=n_threads))
+    model = LlamaModel(ModelSettings(path=str(quantized(kind, tmp_path)), n_threads=n_threads))
     context = LlamaContext(model, 1024)
     try:
         engine = Engine(context, Fixed([], 0), end_ids=(), clock=time.perf_counter)

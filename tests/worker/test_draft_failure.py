@@ -11,7 +11,7 @@ import pytest
 from specllama.client import protocol as m
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.drafters.model import ModelDrafter
-from specllama.llama.library import LlamaContext
+from specllama.llama.context import LlamaContext
 from tests.support.front import Front
 
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"

@@ -16,14 +16,14 @@ from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.stats import RunStats
-from specllama.llama.library import Model
+from specllama.llama.model import LlamaModel
 
 
 class Vocab:
     """The target's vocabulary, without its weights."""
 
     def __init__(self, path: Path) -> None:
-        self._model = Model(ModelSettings(path=str(path)), vocab_only=True)
+        self._model = LlamaModel(ModelSettings(path=str(path)), vocab_only=True)
 
     def prompt(self, text: str) -> list[int]:
         """Ids of a prompt, control tokens in it taken for such."""

@@ -40,7 +40,7 @@ from scripts.bench.peers.raw import OtherSettings, Raw, replace
 from scripts.bench.peers.table import TITLE, line, markdown, summary, totals
 from scripts.demo_pair import cli
 from specllama.bench.workloads import WORKLOADS
-from specllama.models.memory.cpu import physical_cores
+from specllama.models.memory.available import physical_cores
 
 Prompts = Mapping[str, list[str]]
 FIRST = "What is a list comprehension?"

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import specllama
-from specllama.models.memory.cpu import physical_cores
+from specllama.models.memory.available import physical_cores
 
 ROOT = Path(__file__).resolve().parents[3]
 _WIDE = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "i8mm", "sve")  # what kernels are chosen by

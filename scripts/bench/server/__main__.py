@@ -47,7 +47,7 @@ from specllama.bench.serving.client import Server
 from specllama.bench.serving.figures import tps
 from specllama.bench.serving.sweep import ServingMeasurement, sweep, warm_up
 from specllama.errors import SpecllamaError
-from specllama.models.memory.cpu import physical_cores
+from specllama.models.memory.available import physical_cores
 
 SCHEMA, SECONDS = "specllama.bench-servers/1", 600.0
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import specllama
 from specllama.cli.doctor.words import Problem
-from specllama.models.memory.available import UNKNOWN, available_memory
-from specllama.models.memory.cpu import gpus_present, physical_cores
+from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 
 _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGML_VULKAN=ON"}
 _COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vulkan SDK")}

@@ -1,16 +1,20 @@
-"""How much memory this process may still take: the machine's, and what its control groups leave.
+"""What this machine has left for a model: memory and cores that this process may use, GPUs that are present.
 
-Knows nothing about models.
+Knows nothing about models, and not whether the build of llama.cpp can use those GPUs.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-UNKNOWN = 1 << 62  # bytes: where it cannot be told, nothing is refused
+UNKNOWN = 1 << 62  # bytes, so that nothing is refused where the memory cannot be determined
+NO_QUOTA = 1 << 16  # CPUs
+_FILE_PAGES = ("inactive_file", "active_file")  # the kernel drops them before it refuses memory
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -21,6 +25,30 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     if sys.platform == "darwin":
         return _macos()
     return min([_mem_available(proc), *_cgroup_rooms(proc, cgroup)])
+
+
+def physical_cores(root: Path = Path("/")) -> int:
+    """Physical cores that affinity and the cgroup's quota allow, at least 1."""
+    if platform.system() == "Darwin":
+        for key in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
+            done = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, check=False)
+            if done.stdout.strip().isdigit():
+                return int(done.stdout)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_siblings(root, cpu) for cpu in allowed}
+    return max(1, min(len(cores), _cpu_quota(root)))
+
+
+def gpus_present(root: Path = Path("/")) -> list[str]:
+    """GPUs that the system shows, each named by the backend for it: "cuda", "metal", "vulkan"."""
+    found = []
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        found.append("metal")
+    if (root / "dev/nvidia0").exists() or (root / "proc/driver/nvidia/gpus").is_dir():
+        found.append("cuda")
+    elif any((root / "dev/dri").glob("renderD*")):
+        found.append("vulkan")
+    return found
 
 
 def _mem_available(proc: Path) -> int:
@@ -59,9 +87,6 @@ def _room(group: Path, limit: str, usage: str) -> int:
     return max(int(allowed) - int(used) + cache, 0)
 
 
-_FILE_PAGES = ("inactive_file", "active_file")  # the kernel drops them before it refuses memory
-
-
 def _macos() -> int:
     names = ("free_count", "speculative_count", "purgeable_count", "pageable_external_count")
     keys = ["hw.pagesize", *(f"vm.page_{name}" for name in names)]
@@ -78,3 +103,30 @@ def _text(path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """An identifier of the physical core that a logical CPU belongs to."""
+    path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cpu_quota(root: Path) -> int:
+    """Whole CPUs that the cgroup lets this process use; NO_QUOTA without a limit."""
+    try:
+        limit, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        if limit != "max":
+            return max(1, int(limit) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    try:
+        limit = (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+        period = (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        if int(limit) > 0:
+            return max(1, int(limit) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    return NO_QUOTA

@@ -12,7 +12,7 @@ from specllama.client import protocol as m
 from specllama.client.rpc_probe import PROBE_SECONDS, Worker, find_workers
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, NetworkError, SpecllamaError, UsageError
-from specllama.llama.library import devices
+from specllama.llama.devices import devices
 from specllama.llama.rpc import add_worker, on_abort
 from specllama.worker.rpc import sockets
 

@@ -17,10 +17,10 @@ from typing import NoReturn
 from specllama.client import protocol as m
 from specllama.client.rpc_probe import PROTOCOL
 from specllama.errors import ResourceError, UsageError
-from specllama.llama.library import Device, devices, show_log
+from specllama.llama.devices import Device, devices
+from specllama.llama.log import show_log
 from specllama.llama.rpc import bound_memory, serve_devices
-from specllama.models.memory.available import available_memory
-from specllama.models.memory.cpu import physical_cores
+from specllama.models.memory.available import available_memory, physical_cores
 from specllama.worker.rpc import sockets
 from specllama.worker.rpc.cache import TensorCache
 

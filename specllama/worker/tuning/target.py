@@ -9,8 +9,8 @@ from typing import Any
 
 from specllama.config.load import MAX_THREADS
 from specllama.core.policy.cost_curve import FIRST, prior
-from specllama.llama.library import LlamaContext
-from specllama.models.memory.cpu import physical_cores
+from specllama.llama.context import LlamaContext
+from specllama.models.memory.available import physical_cores
 from specllama.worker.calibrate import TIMED
 from specllama.worker.profile import ModelProfile
 from specllama.worker.tuning.threads import WIDE, ThreadTimes, candidates, choice

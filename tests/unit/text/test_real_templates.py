@@ -24,7 +24,7 @@ from jinja2 import ext, meta, nodes, sandbox
 from specllama.config.load import ModelSettings
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import TemplateError
-from specllama.llama.library import Model
+from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate, TextPart, encode
 from tests.support.paths import SHARED
 
@@ -230,7 +230,7 @@ class Vocab:
     """A vocabulary, and every template with its control tokens."""
 
     def __init__(self, path: Path) -> None:
-        self.model = model = Model(ModelSettings(path=str(path)), vocab_only=True)
+        self.model = model = LlamaModel(ModelSettings(path=str(path)), vocab_only=True)
         self.bos, self.bos_id, self.adds_bos = model.token_text(model.bos_id), model.bos_id, model.adds_bos
         self.control = model.control_texts
         names = self.bos, model.token_text(model.eos_id)

@@ -8,8 +8,8 @@ import platform
 
 import pytest
 
-from specllama.models.memory import cpu as machine
-from specllama.models.memory.cpu import gpus_present, physical_cores
+from specllama.models.memory import available
+from specllama.models.memory.available import gpus_present, physical_cores
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_mac_asks_for_the_fast_cores(monkeypatch, tmp_path):
         stdout = "6\n"
 
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(machine.subprocess, "run", lambda command, **kwargs: Asked)
+    monkeypatch.setattr(available.subprocess, "run", lambda command, **kwargs: Asked)
     assert physical_cores(tmp_path) == 6
 
 

@@ -1,0 +1,296 @@
+"""A KV cache over a model, and decodes in it.
+
+Conditions on which llama.cpp would abort the process are checked here and raised instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.config.load import MAX_THREADS, ModelSettings, reserved_outputs
+from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
+from specllama.errors import ResourceError, UsageError
+from specllama.llama.library import ggml, llama
+from specllama.llama.log import log
+from specllama.llama.model import LlamaModel
+from specllama.models.memory.available import physical_cores
+
+_GGML_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+_ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}  # llama_rope_scaling_type
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_AMX_ROWS = 32  # two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
+_UNLIMITED = 1 << 30
+# Returns the bare address: llama-cpp-python's own binding makes an object for each call. Waits for the
+# decode, as llama_synchronize does.
+_get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", ggml))
+
+
+class LlamaContext:
+    """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
+    core.interfaces.Context, which documents the methods.
+
+    n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence to roll
+    back to; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint. Raises
+    ResourceError where memory runs out, UsageError for a model that does not generate text.
+    """
+
+    def __init__(
+        self, model: LlamaModel, n_ctx: int, n_seq_max: int = 1, n_outputs_max: int = 64, n_rs_seq: int = 0
+    ) -> None:
+        self.model, s = model, model.settings
+        params = self._params(s, n_ctx, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0)
+        log.clear()
+        self.handle = llama.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise ResourceError(
+                f"llama.cpp cannot make a context of {n_ctx} tokens for {s.path}: {log.reason()}",
+                f"try a smaller context, -c {max(512, n_ctx // 2)}",
+            )
+        self.memory = llama.llama_get_memory(self.handle)
+        if not self.memory:
+            raise UsageError(f"{s.path} has no memory for generation; it is not a text model")
+        model.apply_lora(self.handle)
+        self.n_ctx, self.n_seq_max = int(llama.llama_n_ctx(self.handle)), n_seq_max
+        self.n_batch, self.n_vocab = int(llama.llama_n_batch(self.handle)), model.n_vocab
+        self.n_outputs_max = min(n_outputs_max, self.n_batch)
+        self.row_multiple = _AMX_ROWS if model.uses_amx else 1
+        self.n_threads, self.n_threads_batch = params.n_threads, params.n_threads_batch
+        n_rs_seq = int(llama.llama_n_rs_seq(self.handle))
+        self.max_rollback = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED
+        self.cuts_need_checkpoint = model.has_state and not n_rs_seq
+        self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
+        self._n_swa = model.n_swa
+        self._last_rows = [0] * n_seq_max  # rows in the last decode, by sequence: states roll back no further
+        self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
+        self._address, self._logits = 0, np.zeros((0, self.n_vocab), np.float32)
+        self._make_batch()
+
+    def _params(
+        self, s: ModelSettings, n_ctx: int, n_seq_max: int, n_outputs_max: int, n_rs_seq: int
+    ) -> llama.llama_context_params:
+        p = llama.llama_context_default_params()
+        p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, min(s.n_batch, n_ctx), min(s.n_ubatch, s.n_batch)
+        outputs = reserved_outputs(n_outputs_max)
+        p.n_batch = max(p.n_batch, outputs)
+        p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, s.swa_full, n_rs_seq
+        p.n_outputs_max = p.n_outputs_max_per_seq = outputs
+        p.n_threads = s.n_threads or physical_cores()
+        p.n_threads_batch = s.n_threads_batch or p.n_threads
+        p.type_k, p.type_v = _GGML_TYPES[s.cache_type_k], _GGML_TYPES[s.cache_type_v]
+        p.flash_attn_type = _FLASH_ATTN[s.flash_attn]
+        if s.rope_scaling is not None:
+            p.rope_scaling_type = _ROPE_SCALING[s.rope_scaling]
+        if s.rope_scale is not None:
+            p.rope_freq_scale = 1.0 / s.rope_scale
+        for name in (
+            "rope_freq_base",
+            "rope_freq_scale",
+            "yarn_orig_ctx",
+            "yarn_ext_factor",
+            "yarn_attn_factor",
+            "yarn_beta_slow",
+            "yarn_beta_fast",
+        ):
+            value = getattr(s, name)
+            if value is not None:
+                setattr(p, name, value)
+        return p
+
+    def _make_batch(self) -> None:
+        """One batch over numpy arrays, which every decode fills."""
+        n = self.n_batch
+        self._token, self._pos = np.zeros(n, np.int32), np.zeros(n, np.int32)
+        self._n_seq, self._seq, self._output = (
+            np.ones(n, np.int32),
+            np.zeros(n, np.int32),
+            np.zeros(n, np.int8),
+        )
+        self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(n, dtype=np.uintp)
+        self._batch = llama.llama_batch(
+            n_tokens=0,
+            token=self._token.ctypes.data_as(ctypes.POINTER(llama.llama_token)),
+            embd=None,
+            pos=self._pos.ctypes.data_as(ctypes.POINTER(llama.llama_pos)),
+            n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=ctypes.cast(
+                self._seq_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(llama.llama_seq_id))
+            ),
+            logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
+        """Threads from the next decode on: for a single row, and for more. Raises ValueError out of range."""
+        for n in (n_threads, n_threads_batch):
+            if not 1 <= n <= MAX_THREADS:
+                raise ValueError(f"a context uses 1 to {MAX_THREADS} threads, not {n}")
+        llama.llama_set_n_threads(self.handle, n_threads, n_threads_batch)
+        self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
+
+    def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
+        n = len(batch)
+        if not 0 < n <= self.n_batch:
+            raise ValueError(f"a decode has 1 to {self.n_batch} tokens, not {n}")
+        if n == 1:  # the draft model decodes token by token; numpy operations would take longer
+            ((token, position, seq_id, output),) = batch
+            n_outputs, seq_ids = int(output), (seq_id,)
+            self._check(token, token, seq_id, seq_id, n_outputs)
+            self._token[0], self._pos[0], self._seq[0], self._output[0] = token, position, seq_id, output
+        else:
+            tokens, positions, seq_ids, outputs = zip(*batch, strict=True)
+            n_outputs = sum(outputs)
+            self._check(min(tokens), max(tokens), min(seq_ids), max(seq_ids), n_outputs)
+            self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = (
+                tokens, positions, seq_ids, outputs
+            )  # fmt: skip
+        self._batch.n_tokens = n
+        started = time.perf_counter()
+        result = llama.llama_decode(self.handle, self._batch)
+        if result == 1:
+            raise NoRoomError
+        if result != 0:
+            raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
+        address = _get_logits(self.handle) if n_outputs else llama.llama_synchronize(self.handle)
+        self.decode_seconds += time.perf_counter() - started
+        if self.model.has_state:
+            for seq_id in set(seq_ids):
+                self._last_rows[seq_id] = seq_ids.count(seq_id)
+        if not n_outputs:
+            return np.zeros((0, self.n_vocab), np.float32)
+        if not address:
+            raise DecodeError("llama.cpp gave no logits")
+        if address != self._address:  # llama.cpp has reallocated, perhaps for fewer rows than this view has
+            self._address, size = address, self.n_outputs_max * self.n_vocab
+            flat = (ctypes.c_float * size).from_address(address)
+            self._logits = np.ndarray((self.n_outputs_max, self.n_vocab), np.float32, flat)
+        return self._logits[:n_outputs]
+
+    def _check(self, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
+        """Refuse a batch that llama.cpp would abort the process or fail on. Raises ValueError.
+
+        low, high: smallest and largest token id. first, last: smallest and largest seq_id.
+        """
+        if n_outputs > self.n_outputs_max:
+            raise ValueError(f"a decode returns at most {self.n_outputs_max} rows of logits, not {n_outputs}")
+        if low < 0 or high >= self.n_vocab:
+            raise ValueError(f"a token id outside the vocabulary of {self.n_vocab}")
+        if first < 0 or last >= self.n_seq_max:
+            raise ValueError(f"a seq_id outside the {self.n_seq_max} sequences")
+
+    def n_past(self, seq_id: int) -> int:
+        return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
+
+    def checkpoint(self, seq_id: int) -> None:
+        size = llama.llama_state_seq_get_size_ext(self.handle, seq_id, _PARTIAL)
+        state = (ctypes.c_uint8 * size)()
+        if llama.llama_state_seq_get_data_ext(self.handle, state, size, seq_id, _PARTIAL) != size:
+            raise DecodeError("llama.cpp cannot save the state of the sequence")
+        self._checkpoints[seq_id] = (self.n_past(seq_id), state)
+
+    def truncate(self, seq_id: int, n_past: int) -> int:
+        have = self.n_past(seq_id)
+        if n_past >= have:
+            return have
+        if n_past <= 0:
+            self._clear(seq_id)
+            return 0
+        removable = self._can_remove(seq_id, have - n_past)
+        if removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
+            # With a sliding window removal always succeeds, but rows outside the window are gone.
+            first = llama.llama_memory_seq_pos_min(self.memory, seq_id)
+            if self.n_past(seq_id) == n_past and (
+                self.model.has_state or first <= max(0, n_past - self._n_swa)
+            ):
+                return n_past
+        return self._restore_checkpoint(seq_id, n_past)
+
+    def _can_remove(self, seq_id: int, n_back: int) -> bool:
+        """Whether the last `n_back` tokens can be removed: recurrent states only roll back within the last
+        decode.
+        """
+        if not self.model.has_state:
+            return True
+        possible = min(self.max_rollback, self._last_rows[seq_id] - 1)
+        self._last_rows[seq_id] = 0
+        return not self.cuts_need_checkpoint and n_back <= possible
+
+    def _restore_checkpoint(self, seq_id: int, n_past: int) -> int:
+        """Restore the checkpoint if it lies at or before n_past, else empty the sequence; its tokens."""
+        at, state = self._checkpoints.get(seq_id, (0, None))
+        if state is None or at > n_past:
+            self._clear(seq_id)
+            return 0
+        done = llama.llama_state_seq_set_data_ext(self.handle, state, len(state), seq_id, _PARTIAL)
+        if (
+            done == len(state)
+            and llama.llama_memory_seq_rm(self.memory, seq_id, at, -1)
+            and self.n_past(seq_id) == at
+        ):
+            return at
+        self._clear(seq_id)
+        return 0
+
+    def _clear(self, seq_id: int) -> None:
+        llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
+        self._checkpoints.pop(seq_id, None)
+
+    def copy(self, src: int, dst: int, n_past: int) -> int:
+        if self.model.has_state and n_past != self.n_past(src):
+            return 0
+        self._clear(dst)
+        self._last_rows[dst] = 0
+        llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if self.model.has_state else n_past)
+        first = llama.llama_memory_seq_pos_min(self.memory, dst)
+        if not self.model.has_state and first > max(0, n_past - self._n_swa):
+            self._clear(dst)  # some rows are outside the sliding window
+        return self.n_past(dst)
+
+    def size(self, seq_id: int) -> int:
+        if (
+            self.model.has_state or self._n_swa
+        ):  # rows outside a window, which truncation needs, would not be saved
+            return 0
+        return int(llama.llama_state_seq_get_size(self.handle, seq_id))
+
+    def save(self, seq_id: int) -> mmap.mmap | None:
+        size = self.size(seq_id)
+        try:
+            saved = mmap.mmap(-1, size)  # its own mapping, which returns to the system when freed
+        except (OSError, ValueError):
+            return None
+        written = llama.llama_state_seq_get_data(self.handle, _pointer_to(saved), size, seq_id)
+        return saved if written == size else None
+
+    def load(self, seq_id: int, saved: mmap.mmap) -> int:
+        self._clear(seq_id)
+        if not llama.llama_state_seq_set_data(self.handle, _pointer_to(saved), len(saved), seq_id):
+            self._clear(seq_id)
+        return self.n_past(seq_id)
+
+    def close(self) -> None:
+        """Free the cache."""
+        if self.handle:
+            llama.llama_free(self.handle)
+            self.handle = None
+
+
+def _pointer_to(memory: mmap.mmap) -> Any:
+    """A pointer to the first byte. (An array type would be a new ctypes class for every size.)"""
+    return ctypes.byref(ctypes.c_uint8.from_buffer(memory))

@@ -1,0 +1,278 @@
+"""The weights and the vocabulary of one GGUF file, loaded by llama.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from specllama.config.load import ALL_LAYERS, AUTO, ModelSettings
+from specllama.errors import IntegrityError, ResourceError, UsageError
+from specllama.llama.devices import buffer_type, devices
+from specllama.llama.library import llama
+from specllama.llama.log import log
+
+_SPLIT = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # llama_split_mode
+_LOAD_MODE = {  # llama_load_mode, by (use_mmap, use_mlock)
+    (False, False): 0,
+    (True, False): 1,
+    (False, True): 2,
+    (True, True): 3,
+}
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # what parse_special parses
+_FLOAT_TYPES = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
+
+
+class _TensorOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override, which llama-cpp-python does not declare."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+class LlamaModel:
+    """Weights and vocabulary of one GGUF file.
+
+    progress: called with the fraction loaded, 0 to 1. vocab_only: load no weights. Raises UsageError for
+    settings that this build or model does not support, IntegrityError where llama.cpp refuses the file,
+    ResourceError where memory runs out.
+    """
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        progress: Callable[[float], None] | None = None,
+        vocab_only: bool = False,
+    ) -> None:
+        self.settings = settings
+        self._kept: list[object] = []  # objects that llama.cpp keeps pointers to
+        params = self._params(settings, progress, vocab_only)
+        log.clear()
+        self.handle = llama.llama_model_load_from_file(os.fsencode(settings.path), params)
+        if not self.handle:
+            raise _load_error(settings.path)
+        self.vocab = llama.llama_model_get_vocab(self.handle)
+        self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
+        self._pieces: list[bytes | None] = [None] * self.n_vocab
+        if not vocab_only:
+            self._refuse_unsupported()
+            self._lora = [self._load_lora(path, scale) for path, scale in settings.lora]
+
+    def _params(
+        self, s: ModelSettings, progress: Callable[[float], None] | None, vocab_only: bool
+    ) -> llama.llama_model_params:
+        params = llama.llama_model_default_params()
+        params.vocab_only = vocab_only
+        params.load_mode = _LOAD_MODE[s.use_mmap, s.use_mlock]
+        params.n_gpu_layers = -1 if s.n_gpu_layers in (AUTO, ALL_LAYERS) else s.n_gpu_layers
+        if s.split_mode == "tensor" and not any(d.gpu for d in devices()):
+            raise UsageError("-sm tensor needs a GPU that this build of llama.cpp can use")
+        params.split_mode, params.main_gpu = _SPLIT[s.split_mode], s.main_gpu
+        if s.devices:
+            params.devices = self._keep(self._device_list(s.devices))
+        if s.tensor_split:
+            n = llama.llama_max_devices()
+            if len(s.tensor_split) > n:
+                raise UsageError(
+                    f"tensor_split has {len(s.tensor_split)} parts, llama.cpp accepts at most {n}"
+                )
+            params.tensor_split = (ctypes.c_float * n)(*s.tensor_split)
+            self._kept.append(params.tensor_split)
+        overrides = [*s.override_tensor, *_experts_on_cpu(s.n_cpu_moe)]
+        if overrides:
+            params.tensor_buft_overrides = self._keep(self._override_list(overrides))
+        if progress is not None:
+            report = progress
+            callback = llama.llama_progress_callback(lambda share, _user: report(share) or True)
+            params.progress_callback = callback
+            self._kept.append(callback)
+        return params
+
+    def _keep(self, array: ctypes.Array[Any]) -> int:
+        self._kept.append(array)
+        return ctypes.addressof(array)
+
+    def _device_list(self, names: Sequence[str]) -> ctypes.Array[ctypes.c_void_p]:
+        known = {d.name: d.handle for d in devices()}
+        wanted = [] if tuple(names) == ("none",) else list(names)
+        for name in wanted:
+            if name not in known:
+                raise UsageError(
+                    f"no device {name!r} in this build of llama.cpp", f"there are: {', '.join(known)}"
+                )
+        return (ctypes.c_void_p * (len(wanted) + 1))(*[known[n] for n in wanted], None)
+
+    def _override_list(self, overrides: Sequence[tuple[str, str]]) -> ctypes.Array[Any]:
+        array = (_TensorOverride * (len(overrides) + 1))()
+        for i, (pattern, buft) in enumerate(overrides):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(
+                    f"--override-tensor pattern {pattern!r} is not a regular expression: {error}"
+                ) from None
+            array[i].pattern, array[i].buft = pattern.encode(), buffer_type(buft)
+        return array
+
+    def _refuse_unsupported(self) -> None:
+        if llama.llama_model_has_encoder(self.handle) or not llama.llama_model_has_decoder(self.handle):
+            raise UsageError(f"{self.settings.path} is an encoder model; specllama runs decoder-only models")
+        if llama.llama_model_is_diffusion(self.handle):
+            raise UsageError(
+                f"{self.settings.path} is a diffusion model; specllama runs left-to-right models"
+            )
+
+    def _load_lora(self, path: str, scale: float) -> tuple[object, float]:
+        adapter = llama.llama_adapter_lora_init(self.handle, os.fsencode(path))
+        if not adapter:
+            raise IntegrityError(f"the LoRA adapter {path} does not fit {self.settings.path}: {log.reason()}")
+        return adapter, scale
+
+    def apply_lora(self, ctx: object) -> None:
+        """Enable the LoRA adapters of the settings in a context (llama_context pointer)."""
+        if self._lora:
+            adapters = (llama.llama_adapter_lora_p_ctypes * len(self._lora))(*[a for a, _ in self._lora])
+            scales = (ctypes.c_float * len(self._lora))(*[s for _, s in self._lora])
+            llama.llama_set_adapters_lora(ctx, adapters, len(self._lora), scales)
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(llama.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def n_params(self) -> int:
+        return int(llama.llama_model_n_params(self.handle))
+
+    @property
+    def n_layer(self) -> int:
+        return int(llama.llama_model_n_layer(self.handle))
+
+    @property
+    def n_swa(self) -> int:
+        return int(llama.llama_model_n_swa(self.handle))
+
+    @functools.cached_property
+    def has_state(self) -> bool:
+        """Whether some layers keep a recurrent state, which cannot be truncated token by token."""
+        return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
+
+    @property
+    def bos_id(self) -> int:
+        """The beginning-of-sequence token, -1 without one."""
+        return int(llama.llama_vocab_bos(self.vocab))
+
+    @property
+    def eos_id(self) -> int:
+        return int(llama.llama_vocab_eos(self.vocab))
+
+    @property
+    def adds_bos(self) -> bool:
+        return bool(llama.llama_vocab_get_add_bos(self.vocab))
+
+    @functools.cached_property
+    def end_ids(self) -> frozenset[int]:
+        """All tokens that end a generation."""
+        return frozenset(i for i in range(self.n_vocab) if llama.llama_vocab_is_eog(self.vocab, i))
+
+    @property
+    def control_texts(self) -> list[str]:
+        """The texts of all control tokens and of the unknown token."""
+        texts = (
+            llama.llama_vocab_get_text(self.vocab, i)
+            for i in range(self.n_vocab)
+            if llama.llama_vocab_get_attr(self.vocab, i) & _CONTROL
+        )
+        return [t.decode("utf-8", "replace") for t in texts if t]
+
+    @property
+    def suppressed(self) -> list[int]:
+        """Tokens that the file says are never to be generated (tokenizer.ggml.suppress_tokens)."""
+        n = ctypes.c_int32(0)
+        found = llama.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(n))
+        return [int(found[i]) for i in range(n.value)] if found else []
+
+    def token_text(self, token: int) -> str:
+        """The text of a token as the vocabulary spells it; "" for -1."""
+        return (
+            (llama.llama_vocab_get_text(self.vocab, token) or b"").decode("utf-8", "replace")
+            if token >= 0
+            else ""
+        )
+
+    @property
+    def uses_amx(self) -> bool:
+        """Whether its matrices are multiplied with AMX's integer tiles."""
+        on_amx = b"AMX_INT8 = 1" in llama.llama_print_system_info() and self.settings.n_gpu_layers == 0
+        return on_amx and self.metadata("general.file_type") not in _FLOAT_TYPES
+
+    def metadata(self, key: str) -> str | None:
+        """A value of the file's metadata as text, None where it has no such key."""
+        buffer = ctypes.create_string_buffer(1 << 10)
+        n = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if n >= 0 else None
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """The token ids of a text; unpaired surrogates become U+FFFD.
+
+        add_special: add BOS and EOS as the vocabulary says. parse_special: control tokens written in the text
+        become their ids. Raises UsageError where llama.cpp cannot tokenise the text.
+        """
+        data = text.encode("utf-8", "replace" if _has_surrogates(text) else "strict")
+        if not data and not add_special:
+            return []
+        room = len(data) + 16
+        for _ in range(2):
+            ids = (llama.llama_token * room)()
+            n = llama.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, parse_special)
+            if n >= 0:
+                return list(ids[:n])
+            room = -n
+        raise UsageError(f"llama.cpp cannot tokenise this text of {len(data)} bytes")
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token, empty for a control token."""
+        known = self._pieces[token]
+        if known is None:
+            known = self._pieces[token] = self._piece(token)
+        return known
+
+    def _piece(self, token: int) -> bytes:
+        room = 64
+        for _ in range(2):
+            buffer = ctypes.create_string_buffer(room)
+            n = llama.llama_token_to_piece(self.vocab, token, buffer, room, 0, False)
+            if n >= 0:
+                return buffer.raw[:n]
+            room = -n
+        return b""
+
+    def close(self) -> None:
+        """Free the weights. Close all contexts of the model first."""
+        if self.handle:
+            llama.llama_model_free(self.handle)
+            self.handle = None
+
+
+def _has_surrogates(text: str) -> bool:
+    return any(0xD800 <= ord(c) <= 0xDFFF for c in text) if not text.isascii() else False
+
+
+def _experts_on_cpu(n: int) -> Iterator[tuple[str, str]]:
+    if n == -1:
+        yield _EXPERTS, "CPU"
+    for layer in range(max(n, 0)):
+        yield rf"blk\.{layer}" + _EXPERTS, "CPU"
+
+
+def _load_error(path: str) -> Exception:
+    reason = log.reason()
+    if re.search(r"alloc|out of memory|not enough", reason, re.IGNORECASE):
+        return ResourceError(
+            f"not enough memory to load {path}: {reason}", "use a smaller quant, or fewer -ngl layers"
+        )
+    return IntegrityError(
+        f"llama.cpp cannot load {path}: {reason}", "get the file again, or another quant of it"
+    )
