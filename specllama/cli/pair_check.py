@@ -13,11 +13,11 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.download import library
 from specllama.errors import IncompatiblePairError
-from specllama.gguf.check import check_tokenizer
-from specllama.gguf.header import Header, check_model
+from specllama.gguf.check import check_model, check_tokenizer
+from specllama.gguf.header import Header
 from specllama.models.resolve import Library
-from specllama.pair.notes import end_ids, shown
-from specllama.pair.vocab import PairVerdict, Vocab, check_pair
+from specllama.pair.check import PairVerdict, check_pair
+from specllama.pair.vocab import Vocab, end_ids, shown
 
 MAX_SHOWN = 20  # differing ids of a compatible pair
 MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands

@@ -1,26 +1,17 @@
-"""What a GGUF header must say so that llama.cpp loads the model instead of throwing or aborting.
-
-Knows the keys and their types; reads nothing itself.
-"""
+"""Whether llama.cpp could load a model with this header instead of throwing or aborting. Reads no file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specllama.errors import GGUFError
 from specllama.gguf.architectures import ARCHITECTURES, NOT_CAUSAL, RECURRENT
-from specllama.gguf.parse import MetadataEntry
+from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.strings import StringArray
 
-if TYPE_CHECKING:
-    from specllama.gguf.header import Header
-
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: above it llama.cpp aborts
-MAX_WIDTH = 1 << 20  # of embeddings and heads: more is damage, and would only fail later as memory
+MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage that would fail later, as out of memory
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS: above it llama.cpp aborts
 
 # Tokenizers that llama.cpp knows by `tokenizer.ggml.model`, and the type that it makes of each.
@@ -38,63 +29,11 @@ TOKENIZERS = {
 }
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
-_LIST_OR_NUMBER = ("u32", "arr[u32]", "arr[i32]")
-_SPECIAL = (
-    "bos eos eot eom unknown padding seperator mask prefix suffix middle "
-    "fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep"
-)
-_KINDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("general.architecture", "general.name", "tokenizer.chat_template"), ("str",)),
-    **dict.fromkeys(("general.alignment", "general.file_type"), ("u32",)),
-    **dict.fromkeys(("split.no", "split.count"), ("u16",)),
-    "split.tensors.count": ("i32",),
-    **dict.fromkeys(("tokenizer.ggml.model", "tokenizer.ggml.pre"), ("str",)),
-    **dict.fromkeys(("tokenizer.ggml.tokens", "tokenizer.ggml.merges"), ("arr[str]",)),
-    "tokenizer.ggml.scores": ("arr[f32]", "arr[i32]"),
-    "tokenizer.ggml.token_type": ("arr[i32]",),
-    **{f"tokenizer.ggml.{t}_token_id": ("u32",) for t in _SPECIAL.split()},
-    "tokenizer.ggml.suppress_tokens": ("arr[i32]",),
-    **{f"tokenizer.ggml.add_{t}_token": ("bool",) for t in ("bos", "eos", "sep")},
-}
-_ARCH_KINDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("context_length", "embedding_length", "block_count", "vocab_size", "expert_count"), ("u32",)
-    ),
-    **dict.fromkeys(
-        ("feed_forward_length", "attention.head_count", "attention.head_count_kv"), _LIST_OR_NUMBER
-    ),
-    "expert_used_count": _LIST_OR_NUMBER,
-    **{f"attention.{n}_length{tail}": ("u32",) for n in ("key", "value") for tail in ("", "_swa", "_mla")},
-    **{
-        f"ssm.{n}": ("u32",)
-        for n in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
-    },
-    **dict.fromkeys(("nextn_predict_layers", "attention.shared_kv_layers", "wkv.head_size"), ("u32",)),
-    **dict.fromkeys(
-        ("token_shift_count", "shortconv.l_cache", "kda.head_dim", "full_attention_interval"), ("u32",)
-    ),
-}
-
-
-def check_kinds(name: str, entries: Mapping[str, MetadataEntry]) -> None:
-    """Refuse keys that we use, or llama.cpp requires, with another type than it expects. Raises GGUFError."""
-    architecture = entries.get("general.architecture")
-    prefix = f"{architecture.value}." if architecture and isinstance(architecture.value, str) else None
-    for i, (key, entry) in enumerate(entries.items()):
-        allowed = _KINDS.get(key)
-        if allowed is None and prefix and key.startswith(prefix):
-            allowed = _ARCH_KINDS.get(key.removeprefix(prefix))
-        if allowed and entry.kind not in allowed:
-            message = f"{name}: metadata[{i}] {key!r} at byte {entry.offset}: its type is {entry.kind}, not "
-            raise GGUFError(
-                message + " or ".join(allowed), "Get another file of the model, or convert it again."
-            )
-
 
 def check_model(header: Header) -> None:
-    """Refuse a header that cannot become a running model: GGUFError with the key at fault.
+    """Refuse a header that cannot become a running model. Raises GGUFError naming the key at fault.
 
-    Vocabulary-only files, projectors and adapters fail here with what they are.
+    Vocabulary-only files, projectors and adapters are refused by name.
     """
     _check_architecture(header)
     if not header.tensors:
@@ -156,7 +95,7 @@ def _check_shape(header: Header) -> None:
 
 
 def check_tokenizer(header: Header) -> None:
-    """Refuse a header whose tokenizer llama.cpp cannot load: absent, unknown, incomplete (GGUFError)."""
+    """Refuse a tokenizer that llama.cpp cannot load: absent, unknown or incomplete. Raises GGUFError."""
     key = "tokenizer.ggml.model"
     model = header.text(key)
     if not model or model in NO_TOKENIZER:
@@ -180,15 +119,12 @@ def check_tokenizer(header: Header) -> None:
 
 
 def _check_unique(header: Header) -> None:
-    # llama.cpp asserts that texts are unique, which ends the process: of each what lies before a NUL, and
-    # where that is nothing a name that it makes itself.
-    raws = header.tokens.raws()
-    if not all(raws) or b"\0" in b"".join(raws):
-        raws = [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
-    if len(set(raws)) == len(raws):
+    """llama.cpp asserts that token texts are unique, which aborts the process."""
+    texts = header.token_texts
+    if len(set(texts)) == len(texts):
         return
     seen: dict[bytes, int] = {}
-    for i, raw in enumerate(raws):
+    for i, raw in enumerate(texts):
         if raw in seen:
             text = raw.decode(errors="replace")
             header.fail("tokenizer.ggml.tokens", f"tokens {seen[raw]} and {i} have the same text {text!r}")

@@ -1,7 +1,7 @@
-"""GGUF headers: what a model file says about itself, read without llama.cpp, from disk or any other `Source`.
+"""GGUF headers: metadata and tensor infos of a model, from disk or any other `GGUFSource`, without llama.cpp.
 
-Reads metadata and tensor infos, never tensor data. `read_header` refuses what is damaged, `check_model`
-(gguf_check.py) what could not be run. Knows the meaning of the common keys; the bytes are gguf_parse.py's.
+Knows the meaning of the common keys; parse.py knows the bytes. Reading refuses damaged headers; check.py
+refuses those that could not be run. Never reads tensor data.
 """
 
 from __future__ import annotations
@@ -16,29 +16,15 @@ from types import MappingProxyType
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError
-from specllama.gguf.check import MAX_LAYERS, check_kinds, check_model
+from specllama.gguf.key_types import check_types
 from specllama.gguf.parse import TensorInfo, Value, parse
 from specllama.gguf.source import DOWNLOAD_AGAIN, FileSource, GGUFSource
 from specllama.gguf.strings import StringArray
 from specllama.gguf.types import FILE_TYPE_GUESSED, FILE_TYPES
 
-__all__ = [
-    "FileSource",
-    "GGUFSource",
-    "Header",
-    "StringArray",
-    "TensorInfo",
-    "Value",
-    "check_model",
-    "read_header",
-    "read_model",
-    "read_source",
-]
-
-
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: above it llama.cpp aborts
 MAX_PARTS = 1000
 
 _SPLIT_NAME = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -46,14 +32,13 @@ _SPLIT_NAME = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """A GGUF header. Properties answer 0, "" or None where the file says nothing; `check_model` refuses that.
+    """A GGUF header. Properties are 0, "" or None where the key is absent, which `check_model` refuses.
 
-    `path` is what messages call it; `file_bytes` sums all `parts`; `offsets` are those of the metadata keys.
+    path: how messages name the file. tensors: of all parts. file_bytes: size of all parts. parts: their
+    paths. offsets: byte at which each metadata key begins.
     """
 
     path: str
-    version: int
-    alignment: int
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
     file_bytes: int
@@ -81,15 +66,15 @@ class Header:
         return value if isinstance(value, bool) else None
 
     def arch_integer(self, suffix: str, default: int = 0) -> int:
-        """The number `{architecture}.{suffix}`; of a per-layer array the largest."""
+        """The number `{architecture}.{suffix}`; the largest value of a per-layer array."""
         return max(self.per_layer(suffix), default=default) or self.integer(
             f"{self.architecture}.{suffix}", default
         )
 
     def per_layer(self, suffix: str, default: int | None = None) -> tuple[int, ...]:
-        """`{architecture}.{suffix}` for each layer, a scalar repeated; () if absent and there is no default.
+        """`{architecture}.{suffix}` for each layer, a scalar repeated; () if absent without a default.
 
-        Raises GGUFError for an array of another length, or more layers than llama.cpp has room for.
+        Raises GGUFError for an array of another length and for more than MAX_LAYERS layers.
         """
         key = f"{self.architecture}.{suffix}"
         value = self.metadata.get(key, default)
@@ -124,7 +109,9 @@ class Header:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of weights read to decode one token: without embeddings only looked up, and idle experts."""
+        """Bytes of weights read to decode one token: without embeddings that are only looked up, and with the
+        fraction of experts that a token uses.
+        """
         tied = not any(t.name == "output.weight" for t in self.tensors)
         n_expert = self.integer(f"{self.architecture}.expert_count")
         n_used = self.arch_integer("expert_used_count") if n_expert else 0
@@ -137,7 +124,7 @@ class Header:
 
     @property
     def quant(self) -> str:
-        """The quantisation by its usual name, "Q4_K_M"; else the type with the most bytes."""
+        """The quantisation's usual name, such as "Q4_K_M"; else the tensor type with the most bytes."""
         code = self.metadata.get("general.file_type")
         if isinstance(code, int) and code & ~FILE_TYPE_GUESSED in FILE_TYPES:
             return FILE_TYPES[code & ~FILE_TYPE_GUESSED]
@@ -183,19 +170,21 @@ class Header:
         return value if isinstance(value, StringArray) else StringArray.empty()
 
     @property
-    def token_types(self) -> NDArray[np.generic] | None:
-        """llama_token_type of every id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte."""
-        value = self.metadata.get("tokenizer.ggml.token_type")
-        return value if isinstance(value, np.ndarray) else None
+    def token_texts(self) -> list[bytes]:
+        """The texts as llama.cpp keeps them: each up to a NUL, and an empty one named by its id."""
+        raws = self.tokens.raws()
+        if all(raws) and b"\0" not in b"".join(raws):
+            return raws
+        return [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
 
     @property
     def bos_id(self) -> int | None:
-        """As the file says; llama.cpp's defaults are in vocab.py."""
+        """None where the file does not say; pair/vocab.py knows llama.cpp's defaults."""
         return self.integer("tokenizer.ggml.bos_token_id", -1) if self._has("bos_token_id") else None
 
     @property
     def eos_id(self) -> int | None:
-        """As the file says; llama.cpp's defaults are in vocab.py."""
+        """None where the file does not say; pair/vocab.py knows llama.cpp's defaults."""
         return self.integer("tokenizer.ggml.eos_token_id", -1) if self._has("eos_token_id") else None
 
     def _has(self, name: str) -> bool:
@@ -203,13 +192,11 @@ class Header:
 
 
 def read_source(source: GGUFSource) -> Header:
-    """The header that `source` begins with. Raises GGUFError, and what the source raises."""
+    """The header at the start of `source`. Raises GGUFError, and what `source.read` raises."""
     parsed = parse(source)
-    check_kinds(source.name, parsed.entries)
+    check_types(source.name, parsed.entries)
     return Header(
         path=source.name,
-        version=parsed.version,
-        alignment=parsed.alignment,
         metadata=MappingProxyType({key: entry.value for key, entry in parsed.entries.items()}),
         tensors=parsed.tensors,
         file_bytes=source.size,
@@ -248,7 +235,7 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
     expected = first.integer("split.tensors.count", len(tensors))
     if expected != len(tensors):
         found = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
-        raise IntegrityError(f"{first.path}: {found}: a part is foreign", DOWNLOAD_AGAIN)
+        raise IntegrityError(f"{first.path}: {found}: a part belongs to another model", DOWNLOAD_AGAIN)
     total = sum(part.file_bytes for part in parts)
     return replace(first, tensors=tuple(tensors), file_bytes=total, parts=tuple(names))
 
@@ -278,6 +265,6 @@ def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:
         raise IntegrityError(f"{name}: part {number + 1} of {n_parts} is missing", DOWNLOAD_AGAIN) from None
     ours = part.integer("split.no", -1) == number and part.integer("split.count", n_parts) == n_parts
     if not ours or part.architecture not in ("", first.architecture):
-        said = f"it says part {part.integer('split.no', -1) + 1} of {part.integer('split.count')}"
-        raise IntegrityError(f"{name}: not part {number + 1} of this model ({said})", DOWNLOAD_AGAIN)
+        claim = f"it says part {part.integer('split.no', -1) + 1} of {part.integer('split.count')}"
+        raise IntegrityError(f"{name}: not part {number + 1} of this model ({claim})", DOWNLOAD_AGAIN)
     return part

@@ -103,8 +103,8 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
 
     Raises GGUFError, IncompatiblePairError; with `force` that is a warning.
     """
-    from specllama.gguf.header import check_model
-    from specllama.pair.vocab import check_pair
+    from specllama.gguf.check import check_model
+    from specllama.pair.check import check_pair
 
     headers = []
     try:
@@ -151,7 +151,7 @@ def _known_draft(library: Library, target: ResolvedModel, argument: str) -> Reso
             name = known[0].aliases[0] if known[0].aliases else known[0].name
             library.listener.note(f"a draft is known and not on disk: {argument} {name} downloads it")
         return None
-    from specllama.pair.vocab import check_pair
+    from specllama.pair.check import check_pair
 
     verdict = check_pair(library.header(target), library.header(found))
     if not verdict.ok:

@@ -1,1 +1,1 @@
-"""Whether a target and a draft model share a vocabulary."""
+"""Whether a draft can propose tokens for a target: vocabularies, the pair check, notes on a pair."""

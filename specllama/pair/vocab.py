@@ -1,25 +1,19 @@
-"""Whether a draft can propose tokens for a target: the pair check, from two headers alone.
+"""A vocabulary as llama.cpp's loader (src/llama-vocab.cpp) makes it of the header's keys, defaults included.
 
-The rule is llama.cpp's `common_speculative_are_compatible` (common/speculative.cpp) on what its vocabulary
-loader (src/llama-vocab.cpp) makes of the keys, defaults included. Reads no model file; what the rule leaves
-out is vocab_notes.py's.
+Reads no model file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
 from specllama.gguf.check import NO_TOKENIZER, TOKENIZERS
 from specllama.gguf.header import Header
-from specllama.pair.notes import notes, shown
 
-MAX_SIZE_DIFFERENCE = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE
-FIRST_CHECKED_ID = 5  # SPEC_VOCAB_CHECK_START_TOKEN_ID: below are special tokens, which often differ
-MAX_LISTED = MAX_SIZE_DIFFERENCE + FIRST_CHECKED_ID  # all that can differ in a compatible pair
+_LONGEST = 60  # characters of a text that are shown
 
-# (bos_id, eos_id, add_bos, add_eos) before the keys of the file; None is LLAMA_TOKEN_NULL.
+# (bos_id, eos_id, add_bos, add_eos) unless the file says otherwise; None is LLAMA_TOKEN_NULL.
 _DEFAULTS: dict[str, tuple[int | None, int | None, bool, bool]] = {
     "spm": (1, 2, True, False),
     "wpm": (101, None, True, False),
@@ -31,7 +25,7 @@ _DEFAULTS: dict[str, tuple[int | None, int | None, bool, bool]] = {
     "none": (None, None, False, False),
 }
 
-# The names that `tokenizer.ggml.pre` may have where the tokenizer is "bpe": those that split alike, the rest.
+# Names of `tokenizer.ggml.pre` for a "bpe" tokenizer: groups that split text in the same way, and the others.
 _PRE_ALIKE = (
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en "
@@ -55,15 +49,29 @@ PRE_TYPES |= {name: line.split()[0] for line in _PRE_ALIKE for name in line.spli
 _ADD_BOS = frozenset(("llama3", "tekken", "chameleon"))  # by default
 _FORCE_BOS = "gemma4"  # whatever the key says
 
+# Tokens with these texts end a generation, whatever the keys say.
+_END_TEXTS = """
+<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s>
+<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response>
+<｜end▁of▁sentence｜> [e~[
+""".encode().split()
+# So do these: the key that names each token, and texts to look for where the key is absent.
+_FILL_TEXTS = {
+    "fim_pad": (b"<|fim_pad|>", b"<fim-pad>", b"<fim_pad>", b"<PAD>", b"[PAD]"),
+    "fim_rep": (b"<|fim_repo|>", b"<|repo_name|>", b"<fim-repo>", b"<REPO>", b"<reponame>"),
+    "fim_sep": (b"<|file_sep|>",),
+}
+_WANTED = frozenset((*_END_TEXTS, *(text for texts in _FILL_TEXTS.values() for text in texts)))
+
 _KMER_MARK = "\ue000".encode()
 
 
 @dataclass(frozen=True)
 class Vocab:
-    """A vocabulary as llama.cpp would load it; None is no such token.
+    """A vocabulary as llama.cpp would load it; a token id of None: there is no such token.
 
-    kind: a value of TOKENIZERS, or "none". pre: the pre-tokenizer's name, "" without one. texts: of each id,
-    as llama.cpp compares them.
+    kind: a value of TOKENIZERS, or "none". pre: the pre-tokenizer's name, "" without one. texts: the text of
+    every id, as llama.cpp compares them.
     """
 
     kind: str
@@ -81,49 +89,23 @@ class Vocab:
         return PRE_TYPES.get(self.pre)
 
     def text(self, token: int) -> str | None:
-        """The text of an id, bytes that are no UTF-8 as \\xNN; None for an id that there is not."""
+        """The text of an id, bytes that are not UTF-8 as \\xNN; None for an id outside the vocabulary."""
         return self.texts[token].decode(errors="backslashreplace") if token < len(self.texts) else None
 
     def named(self, token: int | None) -> str:
-        """An id and its text for people, "none" for no token."""
+        """An id and its text for messages; "none" for None."""
         return "none" if token is None else f"{token} {shown(self.text(token))}"
 
 
-class TokenDifference(NamedTuple):
-    """A token id that does not mean the same; the text is None on the side that lacks the id."""
-
-    id: int
-    target: str | None
-    draft: str | None
-
-
-@dataclass(frozen=True)
-class PairVerdict:
-    """The answer about a pair.
-
-    differing: ids whose text differs or that one side lacks, the first MAX_LISTED of `n_differing`.
-    first_difference: of an incompatible pair the one that decides, where texts do. notes: what else should be
-    known of a pair that can be used; those that begin with "warning:" should be acted on. Texts of the files
-    are fit for a terminal in `reason` and `notes`, and only there.
-    """
-
-    verdict: Literal["identical", "compatible", "incompatible"]
-    reason: str
-    target: Vocab
-    draft: Vocab
-    differing: tuple[TokenDifference, ...] = ()
-    n_differing: int = 0
-    first_difference: TokenDifference | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether the pair can be used."""
-        return self.verdict != "incompatible"
+def shown(text: str | None) -> str:
+    """A text for messages: quoted, without control characters, shortened to 60 characters."""
+    if text is None:
+        return "none"
+    return repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r}…"
 
 
 def read_vocab(header: Header) -> Vocab:
-    """What llama.cpp makes of the tokenizer keys: defaults by tokenizer, ids out of range ignored."""
+    """The vocabulary that the tokenizer keys describe: defaults by tokenizer, ids out of range ignored."""
     model = _c_string(header, "tokenizer.ggml.model")
     kind = "none" if model in NO_TOKENIZER else TOKENIZERS.get(model, "none")
     bos_id, eos_id, add_bos, add_eos = _DEFAULTS[kind]
@@ -137,7 +119,7 @@ def read_vocab(header: Header) -> Vocab:
         add_bos = pre_type in _ADD_BOS
         bos_id = None if pre_type == "chatglm-bpe" or model == "gemma4" else bos_id
         eos_id = None if model == "gemma4" else eos_id
-    texts = _texts(header)
+    texts = header.token_texts
     n_tokens = len(texts)
     return Vocab(
         kind=kind,
@@ -151,76 +133,36 @@ def read_vocab(header: Header) -> Vocab:
     )
 
 
-def check_pair(target: Header, draft: Header) -> PairVerdict:
-    """Whether the draft's tokens mean the same to the target by llama.cpp's rule, with notes on the rest.
+def end_ids(header: Header, vocab: Vocab) -> frozenset[int]:
+    """The tokens that end a generation, as llama.cpp finds them: named by a key, or known by their text.
 
-    Two headers without a tokenizer, and pre-tokenizers that llama.cpp does not know, are incompatible here:
-    it would not run them.
+    Where several texts serve one fill-in-the-middle key, llama.cpp uses any of them; here it is the first.
     """
-    ours, theirs = read_vocab(target), read_vocab(draft)
-    a, b = ours.texts, theirs.texts
-    differing = [] if a == b else [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
-    deciding = next((i for i in differing if i >= FIRST_CHECKED_ID), None)
-    differing += range(min(len(a), len(b)), max(len(a), len(b)))
-    refusal = _refusal(ours, theirs)
-    if refusal is None and deciding is not None:
-        x, y = shown(ours.text(deciding)), shown(theirs.text(deciding))
-        refusal = f"token {deciding} is {x} in the target and {y} in the draft"
-    verdict: Literal["identical", "compatible", "incompatible"] = "identical"
-    reason = f"the same {ours.n_tokens} tokens"
-    if refusal is not None:
-        verdict, reason = "incompatible", refusal
-    elif differing:
-        verdict, reason = "compatible", f"{len(differing)} of {max(len(a), len(b))} token ids differ"
-    first = deciding if deciding is not None else next(iter(differing), None)
-    return PairVerdict(
-        verdict=verdict,
-        reason=reason,
-        target=ours,
-        draft=theirs,
-        differing=tuple(TokenDifference(i, ours.text(i), theirs.text(i)) for i in differing[:MAX_LISTED]),
-        n_differing=len(differing),
-        first_difference=None
-        if first is None
-        else TokenDifference(first, ours.text(first), theirs.text(first)),
-        notes=notes(target, draft, ours, theirs) if refusal is None else (),
-    )
+    if vocab.kind == "none":
+        return frozenset()
+    found = {text: i for i, text in enumerate(vocab.texts) if text in _WANTED}
+    ids = {found[text] for text in _END_TEXTS if text in found}
+    named = [vocab.eos_id, _named(header, vocab, "eot"), _named(header, vocab, "eom")]
+    for key, texts in _FILL_TEXTS.items():
+        by_key = _named(header, vocab, key)
+        named.append(next((found[t] for t in texts if t in found), None) if by_key is None else by_key)
+    ids.update(i for i in named if i is not None)
+    texts_of = {vocab.texts[i] for i in ids}
+    # Next to these, <|end|> only closes a part of the answer; next to those, </s> is ordinary text.
+    if texts_of & {b"<|call|>", b"<|calls|>"} and texts_of & {b"<|return|>", b"<|flush|>"}:
+        ids.discard(found.get(b"<|end|>", -1))
+    if texts_of & {b"<|tool_response>", b"<|plamo:eos|>"}:
+        ids.discard(found.get(b"</s>", -1))
+    return frozenset(ids)
 
 
-def _refusal(ours: Vocab, theirs: Vocab) -> str | None:
-    """llama.cpp's conditions on everything but the texts, in its order."""
-    for who, vocab in (("target", ours), ("draft", theirs)):
-        if vocab.kind == "none":
-            return f"the {who} has no tokenizer"
-        if vocab.pre_type is None:
-            return f"the {who}'s pre-tokenizer {shown(vocab.pre)} is unknown to llama.cpp here"
-    if ours.kind != theirs.kind:
-        return f"tokenizer types differ: target {ours.kind}, draft {theirs.kind}"
-    for name in ("bos", "eos"):
-        adds = [getattr(v, f"add_{name}") for v in (ours, theirs)]
-        ids = [getattr(v, f"{name}_id") for v in (ours, theirs)]
-        if adds[0] != adds[1]:
-            which = ["does not add", "adds"]
-            return f"the target {which[adds[0]]} a {name} token, the draft {which[adds[1]]} one"
-        if adds[0] and ids[0] != ids[1]:
-            return f"{name} tokens differ: target {ours.named(ids[0])}, draft {theirs.named(ids[1])}"
-    difference = abs(ours.n_tokens - theirs.n_tokens)
-    if difference > MAX_SIZE_DIFFERENCE:
-        sizes = f"target {ours.n_tokens} tokens, draft {theirs.n_tokens}"
-        return f"vocabulary sizes differ by {difference}, more than {MAX_SIZE_DIFFERENCE}: {sizes}"
-    return None
-
-
-def _texts(header: Header) -> list[bytes]:
-    """Token texts as C strings: each up to a NUL, empty ones named by their id."""
-    raws = header.tokens.raws()
-    if all(raws) and b"\0" not in b"".join(raws):
-        return raws
-    return [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
+def _named(header: Header, vocab: Vocab, key: str) -> int | None:
+    token = header.integer(f"tokenizer.ggml.{key}_token_id", -1)
+    return token if 0 <= token < vocab.n_tokens else None
 
 
 def _bare_kmers(texts: list[bytes]) -> list[bytes]:
-    """A "hybriddna" tokenizer's texts without the mark that its DNA tokens, those behind <oov>, end with."""
+    """The texts of a "hybriddna" tokenizer without the mark that ends its DNA tokens, those after <oov>."""
     if b"<oov>" not in texts:
         return texts
     first = texts.index(b"<oov>") + 1

@@ -19,7 +19,7 @@ from specllama.llama.devices import devices
 from specllama.llama.library import compiled
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import gpus_present, physical_cores
-from specllama.pair.vocab import PairVerdict
+from specllama.pair.check import PairVerdict
 
 _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("temperature", "temp", float),

@@ -23,12 +23,13 @@ from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter, RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError
-from specllama.gguf.header import Header, check_model, read_model
+from specllama.gguf.check import check_model
+from specllama.gguf.header import Header, read_model
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
-from specllama.pair.vocab import check_pair
+from specllama.pair.check import check_pair
 from specllama.text.grammar import Grammars
 from specllama.worker import load_info as describe
 from specllama.worker.profile import ModelProfile

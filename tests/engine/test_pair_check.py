@@ -18,8 +18,8 @@ import pytest
 from specllama.errors import GGUFError
 from specllama.gguf.check import check_tokenizer
 from specllama.gguf.header import Header, read_header
-from specllama.pair.notes import end_ids
-from specllama.pair.vocab import PRE_TYPES, check_pair, read_vocab
+from specllama.pair.check import check_pair
+from specllama.pair.vocab import PRE_TYPES, end_ids, read_vocab
 from tests.support.ggufbytes import Typed, vocabulary, words
 from tests.support.paths import ROOT
 

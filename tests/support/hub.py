@@ -34,7 +34,7 @@ class Faults:
     sends content itself.
     """
 
-    truncate: list[int] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
     rate: float = 0.0
     no_range: bool = False
     etag: str = ""
@@ -315,7 +315,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def pour(self, data: memoryview) -> None:
         faults, began, done = self.server.hub.faults, time.monotonic(), 0
-        most = faults.truncate.pop(0) if faults.truncate else len(data) + 1
+        most = faults.cut.pop(0) if faults.cut else len(data) + 1
         chunk = _CHUNK if faults.rate else 1 << 20
         while done < len(data):
             if done >= most:

@@ -42,7 +42,8 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
 
 def embedded_pair(problems: list[Problem]) -> dict[str, Any]:
     """Whether the models that come with specllama are whole and fit into memory."""
-    from specllama.gguf.header import check_model, read_model
+    from specllama.gguf.check import check_model
+    from specllama.gguf.header import read_model
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import FitSettings, plan_memory
 

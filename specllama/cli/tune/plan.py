@@ -11,8 +11,9 @@ from specllama.cli.bench import plan as bench_plan
 from specllama.config import build
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import IncompatiblePairError, UsageError
-from specllama.gguf.header import check_model, read_model
-from specllama.pair.vocab import check_pair
+from specllama.gguf.check import check_model
+from specllama.gguf.header import read_model
+from specllama.pair.check import check_pair
 
 # tune measures what these would have it do without, and drafts with everybody.
 _DECIDES = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from specllama.errors import NotFoundError
-from specllama.gguf.header import FileSource, GGUFSource, Header, read_model
+from specllama.gguf.header import Header, read_model
+from specllama.gguf.source import FileSource, GGUFSource
 from specllama.models.hub.api import Hub, Listing
 from specllama.models.hub.cache import RepoCache
 from specllama.models.hub.http import RangeError, Web

@@ -9,10 +9,14 @@ import time
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError, UsageError
-from specllama.gguf.header import check_model, read_header, read_model, read_source
+from specllama.gguf.check import check_model
+from specllama.gguf.header import read_header, read_model, read_source
+from specllama.gguf.parse import parse
+from specllama.gguf.source import FileSource
 from tests.support.ggufbytes import GGUF, Tensor, Typed, llama, string, u32, words
 
 
@@ -60,14 +64,18 @@ def test_reads_what_a_model_says(tmp_path: Path, version: int) -> None:
     path = write(tmp_path / "m.gguf", gguf)
     h = read_model(path)
     check_model(h)
-    assert (h.version, h.alignment, h.architecture, h.name, h.quant) == (version, 32, "llama", "tiny", "F16")
+    with FileSource(path) as source:
+        parsed = parse(source)
+    assert (parsed.version, parsed.alignment) == (version, 32)
+    assert (h.architecture, h.name, h.quant) == ("llama", "tiny", "F16")
     assert (h.n_layer, h.n_embd, h.n_ctx_train, h.n_vocab) == (2, 64, 2048, 32)
     assert (h.n_head, h.n_head_kv) == ((4, 4), (2, 2))
     assert (h.bos_id, h.eos_id, h.chat_template) == (3, None, "{{ messages }}")
     assert list(h.tokens) == words(32)
     assert h.tokens.raw(31) == b"t31"
-    assert h.token_types is not None
-    assert h.token_types.tolist() == [1] * 32
+    types = h.metadata["tokenizer.ggml.token_type"]
+    assert isinstance(types, np.ndarray)
+    assert types.tolist() == [1] * 32
     assert h.file_bytes == path.stat().st_size
     assert h.weight_bytes == sum(t.n_bytes for t in h.tensors)
     embedding = h.tensors[0]
@@ -284,7 +292,7 @@ def test_offsets_in_messages_are_where_the_field_is() -> None:
 
 def test_truncated_data_says_how_much_is_missing() -> None:
     gguf = llama()
-    gguf.cut = 1000
+    gguf.truncate = 1000
     message = refusal(gguf)
     assert "1000 bytes are missing" in message
     assert "data at byte" in message
@@ -292,7 +300,7 @@ def test_truncated_data_says_how_much_is_missing() -> None:
 
 def test_padding_of_the_last_tensor_may_be_missing() -> None:
     gguf = GGUF({}, [Tensor("a", (1,))])
-    gguf.cut = 28
+    gguf.truncate = 28
     assert read_source(BytesSource(gguf.build())).tensors[0].n_bytes == 4
 
 
@@ -455,7 +463,7 @@ def survives(data: bytes) -> bool:
             "n_params",
             "bytes_per_token",
             "n_vocab",
-            "token_types",
+            "token_texts",
             "chat_template",
         ):
             getattr(header, name)

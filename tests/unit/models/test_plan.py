@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from specllama.errors import ResourceError, UsageError
-from specllama.gguf.header import Header, TensorInfo, check_model, read_header, read_source
+from specllama.gguf.check import check_model
+from specllama.gguf.header import Header, read_header, read_source
+from specllama.gguf.parse import TensorInfo
 from specllama.models.memory.cost import CostSettings, MemoryCosts
 from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
 from tests.support.ggufbytes import Typed, llama, words
@@ -66,7 +68,7 @@ def model(
     shapes = {"token_embd.weight": (n_embd, n_vocab)} | ({} if tied else {"output.weight": (n_embd, n_vocab)})
     shapes |= {f"blk.{i}.all.weight": (n_embd, block // n_embd) for i in range(n_layer)}
     tensors = tuple(TensorInfo(k, s, "F16", int(s[0] * s[1] * bits / 8), 0) for k, s in shapes.items())
-    return Header(name, 3, 32, meta, tensors, sum(t.n_bytes for t in tensors))
+    return Header(name, meta, tensors, sum(t.n_bytes for t in tensors))
 
 
 TARGET = model("Big-8B")

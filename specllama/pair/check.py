@@ -1,0 +1,111 @@
+"""The pair check: whether a draft can propose tokens for a target, from two headers alone.
+
+The rule is llama.cpp's `common_speculative_are_compatible` (common/speculative.cpp); notes.py covers what it
+leaves out. Reads no model file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from specllama.gguf.header import Header
+from specllama.pair.notes import notes
+from specllama.pair.vocab import Vocab, read_vocab, shown
+
+MAX_SIZE_DIFFERENCE = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE
+FIRST_CHECKED_ID = 5  # SPEC_VOCAB_CHECK_START_TOKEN_ID: lower ids are special tokens, which often differ
+MAX_LISTED = MAX_SIZE_DIFFERENCE + FIRST_CHECKED_ID  # the most that can differ in a compatible pair
+
+
+class TokenDifference(NamedTuple):
+    """A token id whose texts differ; the text is None on a side that lacks the id."""
+
+    id: int
+    target: str | None
+    draft: str | None
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """The result of the check.
+
+    differing: the first MAX_LISTED of the `n_differing` ids whose text differs or that one side lacks.
+    first_difference: the first of them; for a pair that is incompatible because of a text, that text.
+    notes: about a usable pair; those that begin with "warning:" call for action. Only `reason` and `notes`
+    are safe to print: other fields hold texts as the files have them.
+    """
+
+    verdict: Literal["identical", "compatible", "incompatible"]
+    reason: str
+    target: Vocab
+    draft: Vocab
+    differing: tuple[TokenDifference, ...] = ()
+    n_differing: int = 0
+    first_difference: TokenDifference | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the pair can be used."""
+        return self.verdict != "incompatible"
+
+
+def check_pair(target: Header, draft: Header) -> PairVerdict:
+    """Whether the draft's token ids mean the same to the target by llama.cpp's rule, with notes on the rest.
+
+    Unlike there, headers without a tokenizer and pre-tokenizers that llama.cpp does not know are
+    incompatible: it would not load them.
+    """
+    ours, theirs = read_vocab(target), read_vocab(draft)
+    a, b = ours.texts, theirs.texts
+    differing = [] if a == b else [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    deciding = next((i for i in differing if i >= FIRST_CHECKED_ID), None)
+    differing += range(min(len(a), len(b)), max(len(a), len(b)))
+    refusal = _refusal(ours, theirs)
+    if refusal is None and deciding is not None:
+        x, y = shown(ours.text(deciding)), shown(theirs.text(deciding))
+        refusal = f"token {deciding} is {x} in the target and {y} in the draft"
+    verdict: Literal["identical", "compatible", "incompatible"] = "identical"
+    reason = f"the same {ours.n_tokens} tokens"
+    if refusal is not None:
+        verdict, reason = "incompatible", refusal
+    elif differing:
+        verdict, reason = "compatible", f"{len(differing)} of {max(len(a), len(b))} token ids differ"
+    first = deciding if deciding is not None else next(iter(differing), None)
+    return PairVerdict(
+        verdict=verdict,
+        reason=reason,
+        target=ours,
+        draft=theirs,
+        differing=tuple(TokenDifference(i, ours.text(i), theirs.text(i)) for i in differing[:MAX_LISTED]),
+        n_differing=len(differing),
+        first_difference=None
+        if first is None
+        else TokenDifference(first, ours.text(first), theirs.text(first)),
+        notes=notes(target, draft, ours, theirs) if refusal is None else (),
+    )
+
+
+def _refusal(ours: Vocab, theirs: Vocab) -> str | None:
+    """The first of llama.cpp's conditions that fails, apart from those on texts; None if none does."""
+    for who, vocab in (("target", ours), ("draft", theirs)):
+        if vocab.kind == "none":
+            return f"the {who} has no tokenizer"
+        if vocab.pre_type is None:
+            return f"the {who}'s pre-tokenizer {shown(vocab.pre)} is unknown to llama.cpp here"
+    if ours.kind != theirs.kind:
+        return f"tokenizer types differ: target {ours.kind}, draft {theirs.kind}"
+    for name in ("bos", "eos"):
+        adds = [getattr(v, f"add_{name}") for v in (ours, theirs)]
+        ids = [getattr(v, f"{name}_id") for v in (ours, theirs)]
+        if adds[0] != adds[1]:
+            which = ["does not add", "adds"]
+            return f"the target {which[adds[0]]} a {name} token, the draft {which[adds[1]]} one"
+        if adds[0] and ids[0] != ids[1]:
+            return f"{name} tokens differ: target {ours.named(ids[0])}, draft {theirs.named(ids[1])}"
+    difference = abs(ours.n_tokens - theirs.n_tokens)
+    if difference > MAX_SIZE_DIFFERENCE:
+        sizes = f"target {ours.n_tokens} tokens, draft {theirs.n_tokens}"
+        return f"vocabulary sizes differ by {difference}, more than {MAX_SIZE_DIFFERENCE}: {sizes}"
+    return None
