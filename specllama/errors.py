@@ -18,40 +18,107 @@ SpecllamaError                      1   500   anything unexpected that still has
     └── DeadlineError               9   504   a request took longer than it may
 
 The first number is the exit code of the command, the second the HTTP status of the server. Foreign exceptions
-are mapped onto this tree where they arise (llama.py, gguf.py, models/hub.py), never in commands or routes.
+are mapped onto this tree where they arise (llama/, gguf/, models/hub/), never in commands or routes.
+
+Messages refer to options by `option("n_ctx")`, the name in config/options.py. A front spells such references
+its own way with `spelled`: `-c` on the command line, `max_model_len` in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters
+_REFERENCE = re.compile(f"{_OPEN}([a-z0-9_]+)(?:=([^{_CLOSE}]*))?{_CLOSE}")
+Spelling = Callable[[str, str | None], str]
+"""From an option's name and a value, None for no value, to how a front writes them."""
+
+
+def option(name: str, value: object = None) -> str:
+    """A reference to an option inside a message, with a value where one is recommended or named."""
+    return f"{_OPEN}{name}{'' if value is None else f'={value}'}{_CLOSE}"
+
+
+_reference = option  # where a parameter has this name
+
+
+def spelled(text: str, spelling: Spelling) -> str:
+    """The text with each reference to an option as `spelling` writes it."""
+    return _REFERENCE.sub(lambda found: spelling(found[1], found[2]), text) if _OPEN in text else text
+
+
+def by_name(name: str, value: str | None) -> str:
+    """The spelling where no front has one: the option's own name, as in a TOML file."""
+    return name if value is None else f"{name}={value}"
 
 
 class SpecllamaError(Exception):
-    """What happened and why (`message`), what to do next (`hint`), and figures for programs (`details`)."""
+    """What happened and why (`message`), what to do next (`hint`), and figures for programs (`details`).
+
+    option: the option at fault, if it is one; the message begins with it. Both texts may refer to options.
+    """
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+    def __init__(
+        self, message: str, hint: str = "", details: Mapping[str, Any] | None = None, *, option: str = ""
+    ) -> None:
+        if option:
+            message = f"{_reference(option)}{'' if message.startswith(':') else ' '}{message}"
+        super().__init__(spelled(message, by_name))
+        self._message, self._hint = message, hint
+        self.option = option
         self.details = dict(details or {})
+
+    @property
+    def message(self) -> str:
+        """What happened and why, options by their own names."""
+        return spelled(self._message, by_name)
+
+    @property
+    def hint(self) -> str:
+        """What to do next, options by their own names; may be empty."""
+        return spelled(self._hint, by_name)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
+    def spelled(self, spelling: Spelling) -> Self:
+        """The same error with its options as a front spells them."""
+        return self._changed(spelled(self._message, spelling), spelled(self._hint, spelling))
+
+    def renamed(self, option: str) -> Self:
+        """The same error of another option: the draft's instead of the target's."""
+        changed = self.spelled(lambda name, value: _reference(option if name == self.option else name, value))
+        changed.option = option
+        return changed
+
+    def prefixed(self, prefix: str) -> Self:
+        """The same error with a text before its message: the file and line, the number of the prompt."""
+        return self._changed(prefix + self._message, self._hint)
+
     def to_dict(self) -> dict[str, Any]:
         """The error as plain data, to cross the pipe between the engine process and its client."""
-        found = {"kind": type(self).__name__, "message": self.message, "hint": self.hint}
-        return {**found, "details": self.details} if self.details else found
+        found: dict[str, Any] = {"kind": type(self).__name__, "message": self._message, "hint": self._hint}
+        more = {"option": self.option, "details": self.details}
+        return found | {name: value for name, value in more.items() if value}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> SpecllamaError:
         """The inverse of `to_dict`; an unknown kind becomes the base class."""
         kind = _by_name().get(str(data.get("kind")), SpecllamaError)
-        return kind(data["message"], data.get("hint", ""), data.get("details"))
+        found = kind(data["message"], data.get("hint", ""), data.get("details"))
+        found.option = data.get("option", "")
+        return found
+
+    def _changed(self, message: str, hint: str) -> Self:
+        new = type(self).__new__(type(self), spelled(message, by_name))
+        new.__dict__ |= self.__dict__
+        new._message, new._hint = message, hint
+        return new
 
 
 class UsageError(SpecllamaError):

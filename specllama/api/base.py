@@ -16,7 +16,7 @@ from specllama.api.prompts import Params, PromptSource, choices, sampling
 from specllama.api.session import EngineSession, Progress
 from specllama.api.words import translated
 from specllama.client import protocol as m
-from specllama.config.load import DRAFTERS
+from specllama.config.defaults import DRAFTERS
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.seeds import nth_seed
 from specllama.errors import SpecllamaError, UsageError

@@ -68,7 +68,7 @@ def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     if name.startswith("devices"):
         return texts(name, value)
     if name == "rpc":
-        return endpoints(value if isinstance(value, str) else texts(name, value), name)
+        return endpoints(value if isinstance(value, str) else texts(name, value))
     try:
         if name == "tensor_split":
             return tuple(float(share) for share in value)

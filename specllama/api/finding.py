@@ -13,7 +13,6 @@ from specllama.models.prepare import Paths, here, ready
 from specllama.models.progress import State
 from specllama.models.resolve import Library
 
-_ARGUMENTS = ("model", "speculative_model")
 _log = logging.getLogger("specllama")
 Progress = Callable[[str, float], None]
 
@@ -31,13 +30,13 @@ class ModelRequest:
         Raises UsageError, NotFoundError, ConfigError.
         """
         library = Library(Logged(None))
-        found = here(library, self.target, self.draft, _ARGUMENTS)
+        found = here(library, self.target, self.draft)
         return None if found is None else with_paths(settings, found)
 
     def downloaded(self, settings: LoadSettings, progress: Progress | None) -> LoadSettings:
         """With paths for the names, once everything is on disk. Raises what models/ready.py raises."""
         library = Library(Logged(progress))
-        return with_paths(settings, ready(library, self.target, self.draft, arguments=_ARGUMENTS))
+        return with_paths(settings, ready(library, self.target, self.draft))
 
 
 def with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from specllama.config.options import as_argument
 from specllama.errors import SpecllamaError
 
 _ARGUMENTS = {
@@ -38,7 +39,8 @@ def in_python(text: str) -> str:
 
 def translated(error: SpecllamaError, where: str = "") -> SpecllamaError:
     """The error with arguments for flags, and before it what it is about."""
-    return type(error)(where + in_python(error.message), in_python(error.hint))
+    told = error.spelled(as_argument)
+    return type(error)(where + in_python(told.message), in_python(told.hint))
 
 
 def _argument(found: re.Match[str]) -> str:

@@ -260,7 +260,10 @@ def run_app(arguments: Sequence[str]) -> int:
     except SpecllamaError as error:
         if debug:
             raise
-        console.error(error.message, error.hint)
+        from specllama.config.options import as_flag
+
+        shown = error.spelled(as_flag)
+        console.error(shown.message, shown.hint)
         return error.exit_code
     except typer.TyperException as error:
         console.error(error.format_message(), "see specllama --help, or specllama COMMAND --help")

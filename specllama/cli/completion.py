@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 
-GGUF, LIST = "*.gguf", ","  # in an option's `completes`: such files, and words joined by commas
 _MOST_ENTRIES = 20_000  # of one directory, or of the hub's cache
 _DEPTH = 8
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
@@ -21,6 +20,7 @@ _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
     """What Typer asks for the values of an option, from its `completes`."""
+    from specllama.config.options import GGUF, LIST
 
     def complete(incomplete: str) -> list[str]:
         words = [word for word in completes if word not in (GGUF, LIST)]

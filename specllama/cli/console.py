@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TextIO
 
-from specllama.errors import ResourceError
+from specllama.errors import ResourceError, spelled
 
 
 class ReaderGoneError(Exception):
@@ -47,17 +47,29 @@ def data(text: str) -> None:
 
 def note(text: str) -> None:
     """A line to stderr."""
-    write(sys.stderr, text + "\n")
+    write(sys.stderr, with_flags(text) + "\n")
 
 
 def warning(text: str) -> None:
     """A line to stderr that the user should act on."""
-    write(sys.stderr, _styled("warning: ", "33") + text + "\n")
+    write(sys.stderr, _styled("warning: ", "33") + with_flags(text) + "\n")
 
 
 def error(message: str, hint: str = "") -> None:
     """What happened and why; what to do next."""
-    write(sys.stderr, _styled("error: ", "31") + message + "\n" + (f"{hint}\n" if hint else ""))
+    text = message + "\n" + (f"{hint}\n" if hint else "")
+    write(sys.stderr, _styled("error: ", "31") + with_flags(text))
+
+
+def with_flags(text: str) -> str:
+    """The text with options spelled as flags."""
+    return spelled(text, _as_flag)
+
+
+def _as_flag(name: str, value: str | None) -> str:
+    from specllama.config.options import as_flag
+
+    return as_flag(name, value)
 
 
 def leave() -> None:

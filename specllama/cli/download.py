@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from specllama.cli import console
 from specllama.cli.progress import Progress
+from specllama.config.load import LoadSettings
+from specllama.models import prepare
 from specllama.models.progress import State
 from specllama.models.resolve import Library
 
@@ -37,6 +39,11 @@ class DownloadProgress:
 def library() -> Library:
     """All models that can be named, with what happens to them shown on stderr."""
     return Library(DownloadProgress())
+
+
+def prepared(settings: LoadSettings, force: bool = False) -> LoadSettings:
+    """The settings with paths instead of names, once both models are on disk. Raises what prepare raises."""
+    return prepare.prepared(library(), settings, force)
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, RunAnswer, calibrate, generate, log_file, template_variables
+from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
@@ -24,7 +25,7 @@ def run(given: Mapping[str, Any]) -> int:
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
     request = _request(values, params)
     values["no_memory"] = True  # of earlier requests: there are none
-    settings = build.load_settings(values)  # last: it may download
+    settings = prepared(build.load_settings(values), values.get("force", False))  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(log or (sys.stderr if verbose else None)) as client:
@@ -71,7 +72,7 @@ def _prompt(values: Mapping[str, Any]) -> str:
     if "prompt" in values:
         return str(values["prompt"])
     if "file" in values:
-        return build.read_text(values["file"], "-f")
+        return build.read_text(values["file"], "file")
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError(
             "there is no prompt", 'give one: specllama run -p "..." (or -f FILE, or on standard input)'

@@ -8,12 +8,12 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import log_file, template_variables
+from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
-from specllama.config import build
+from specllama.config import build, defaults
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
 
-SLOTS = 4
 _MAX_KEY = 4096  # characters
 
 
@@ -59,11 +59,9 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         "client_seconds": v.get("client_timeout"),
         "log_prompts": v.get("log_prompts"),
     }
-    n_slots = v.get("n_slots", SLOTS)
-    if n_slots < 1:
-        raise UsageError(f"-np must be 1 or more, not {n_slots}")
+    n_slots = v.get("n_slots", defaults.SERVED_SLOTS)
     return ServerSettings(
-        load=build.load_settings(v, n_slots),
+        load=prepared(build.load_settings(v, n_slots), v.get("force", False)),
         names=_names(v.get("alias", [])),
         keys=keys(v),
         hosts=tuple(v.get("allowed_host", [])),
@@ -87,7 +85,7 @@ def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
     """
     given = [key.strip() for text in v.get("api_key", []) for key in text.split(",")]
     if "api_key_file" in v:
-        lines = build.read_text(v["api_key_file"], "--api-key-file").splitlines()
+        lines = build.read_text(v["api_key_file"], "api_key_file").splitlines()
         found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise UsageError("--api-key-file holds no key")

@@ -20,7 +20,7 @@ Command = Callable[[dict[str, Any]], None]
 TABLES = {
     "run": "options.RUN",
     "chat": "options.CHAT",
-    "serve": "options_server.SERVE",
+    "serve": "options.SERVE",
     "bench": "options_measuring.BENCH",
     "tune": "options_measuring.TUNE",
     "rpc-worker": "options_measuring.RPC_WORKER",

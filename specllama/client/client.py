@@ -11,13 +11,15 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import IO, Any, NoReturn, TypeVar
 
 from specllama.client import protocol as m
 from specllama.client.child import EngineProcess
 from specllama.config.load import LoadSettings
-from specllama.errors import SpecllamaError, UsageError
+from specllama.config.options import as_flag
+from specllama.errors import SpecllamaError, Spelling, UsageError, spelled
 
 Deliver = Callable[[m.Message | SpecllamaError], None]
 _Answer = TypeVar("_Answer", m.Ready, m.Calibrated, m.Configured, m.Inspected, m.Serving)
@@ -50,8 +52,8 @@ class EngineClient:
     delivered in it; else, and where it cannot watch pipes, a thread does. notice: gets the engine's notices,
     there; without it they are collected in `notices`. ended: called in a thread once the process has ended
     and everybody who waits knows; handed_out: whenever all that came in a message was delivered, and behind
-    `ended`. Threads may share a client. Raises EngineDiedError from any call once the process has
-    ended, EngineError in a forked child.
+    `ended`. spelling: of the options in what the engine says. Threads may share a client. Raises
+    EngineDiedError from any call once the process has ended, EngineError in a forked child.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class EngineClient:
         ended: Callable[[], None] | None = None,
         handed_out: Callable[[], None] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        spelling: Spelling = as_flag,
     ) -> None:
         self.notices: list[str] = []
+        self._spelling = spelling
         self._ended, self._handed_out = ended, handed_out
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
@@ -103,7 +107,9 @@ class EngineClient:
         """
         if settings.rpc:
             self._child.hang_hint = f"perhaps it waits for an RPC worker: {', '.join(settings.rpc)}"
-        return self._ask(m.Load(settings.to_dict(), verbose), m.Ready, progress).info
+        info = self._ask(m.Load(settings.to_dict(), verbose), m.Ready, progress).info
+        notes = [spelled(note, self._spelling) for note in info["notes"]]
+        return {**info, "notes": notes, "reason": spelled(info["reason"], self._spelling)}
 
     def calibrate(self, seconds: float = 1.0) -> dict[str, Any]:
         """Let the idle engine measure what it does not know yet; what it found."""
@@ -221,9 +227,12 @@ class EngineClient:
             for item in message.items:
                 self._deliver(item.id, m.Tokens([item]))
         elif isinstance(message, m.Notice):
-            self._notice(message.text)
+            self._notice(spelled(message.text, self._spelling))
+        elif isinstance(message, m.Done) and "reason" in message.extra:
+            reason = spelled(message.extra["reason"], self._spelling)
+            self._deliver(message.id, replace(message, extra={**message.extra, "reason": reason}))
         elif isinstance(message, m.Failed):
-            error = SpecllamaError.from_dict(message.error)
+            error = SpecllamaError.from_dict(message.error).spelled(self._spelling)
             if message.id is None and None not in self._waiting:  # its last word
                 self._child.blame(error)
             self._deliver(message.id, error)

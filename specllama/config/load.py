@@ -1,6 +1,6 @@
-"""What a load of models is made of, as plain data: it crosses the pipe to the engine process as JSON.
+"""How models are loaded and drafted with, as plain data that crosses the pipe to the engine process as JSON.
 
-One word per thing: these are the names of the flags, of the TOML keys and of the Python arguments.
+Knows ranges and nothing else: no files, no names of models, no command line. Errors name the option at fault.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from specllama.errors import UsageError
+from specllama.config.defaults import CACHE_TYPE, DRAFTERS, N_BATCH, N_UBATCH
+from specllama.errors import UsageError, option
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-DRAFTERS = ("model", "copy", "grammar")
-AUTO = -1  # n_gpu_layers: all that fit
-ALL_LAYERS = -2
+AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: beyond it ggml may end the process
 MAX_DRAFT = 512  # tokens of a draft
-_EVEN_OUTPUTS = 16  # what follows lies on cache lines then; else AMX takes 1.5 times as long (Q4_0, Q8_0)
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ
+_OUTPUT_MULTIPLE = (
+    16  # keeps the buffer after the logits on cache lines; else AMX is 1.5 times slower (Q4_0, Q8_0)
+)
 _HIGHEST = 2**31 - 1
 _ROPE_NUMBERS = (
     "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
@@ -28,19 +30,20 @@ _ROPE_NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """How one model is loaded and its context made.
+    """How one model is loaded and its context made. Raises UsageError.
 
+    path: a GGUF file; before models/prepare.py has found it, the model's name, "" for the default model.
     n_ctx: tokens, 0 chooses. n_threads, n_threads_batch: 0 means the physical cores. n_gpu_layers: -1 all
     that fit, -2 all. devices: names, () means all, ("none",) the CPU alone. n_cpu_moe: layers whose experts
-    stay on the CPU, -1 all. swa_full: keep whole rows where a model looks through a sliding window, so that
-    cuts work; False saves memory and replays after cuts. override_tensor: (pattern, buffer type). lora:
-    (path, scale). rope_*, yarn_*: None means the model's own.
+    stay on the CPU, -1 all. swa_full: keep all cells of layers with a sliding window, so that the cache can
+    be truncated; False saves memory and decodes again after a truncation. override_tensor: (pattern, buffer
+    type). lora: (path, scale). rope_*, yarn_*: None means the model's own.
     """
 
     path: str
     n_ctx: int = 0
-    n_batch: int = 2048
-    n_ubatch: int = 512
+    n_batch: int = N_BATCH
+    n_ubatch: int = N_UBATCH
     n_threads: int = 0
     n_threads_batch: int = 0
     n_gpu_layers: int = AUTO
@@ -50,8 +53,8 @@ class ModelSettings:
     main_gpu: int = 0
     override_tensor: tuple[tuple[str, str], ...] = ()
     n_cpu_moe: int = 0
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
+    cache_type_k: str = CACHE_TYPE
+    cache_type_v: str = CACHE_TYPE
     flash_attn: str = "auto"
     swa_full: bool = True
     use_mmap: bool = True
@@ -73,7 +76,7 @@ class ModelSettings:
         for name in ("n_threads", "n_threads_batch"):
             _at_least(name, getattr(self, name), 0)
             if getattr(self, name) > MAX_THREADS:
-                raise UsageError(f"{name} must be {MAX_THREADS} at most, not {getattr(self, name)}")
+                raise UsageError(f"must be {MAX_THREADS} at most, not {getattr(self, name)}", option=name)
         for name in ("n_batch", "n_ubatch"):
             _at_least(name, getattr(self, name), 1)
         _at_least("n_gpu_layers", self.n_gpu_layers, ALL_LAYERS)
@@ -83,38 +86,43 @@ class ModelSettings:
         _one_of("cache_type_k", self.cache_type_k, CACHE_TYPES)
         _one_of("cache_type_v", self.cache_type_v, CACHE_TYPES)
         if not all(math.isfinite(part) and part >= 0 for part in self.tensor_split):
-            raise UsageError(f"tensor_split must be shares from 0, not {list(self.tensor_split)}")
+            raise UsageError(f"must be shares from 0, not {list(self.tensor_split)}", option="tensor_split")
         for name in _ROPE_NUMBERS:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
-                raise UsageError(f"{name} must be a number, not {value!r}")
+                raise UsageError(f"must be a number, not {value!r}", option=name)
         for name in ("rope_scale", "rope_freq_base", "rope_freq_scale"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise UsageError(f"{name} must be above 0, not {value:g}")
+                raise UsageError(f"must be above 0, not {value:g}", option=name)
         if self.yarn_orig_ctx is not None:
             _at_least("yarn_orig_ctx", self.yarn_orig_ctx, 0)
         if self.rope_scaling is not None:
             _one_of("rope_scaling", self.rope_scaling, ("none", "linear", "yarn"))
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            raise UsageError(f"cache_type_v {self.cache_type_v} needs flash attention", "leave -fa off away")
+            raise UsageError(
+                f"{self.cache_type_v} needs flash attention",
+                f"leave {option('flash_attn', 'off')} away",
+                option="cache_type_v",
+            )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelSettings:
-        """From what `asdict` gave, JSON's lists taken for tuples; unknown names are left out."""
+        """From the dict of `asdict`, with tuples for JSON's lists; unknown names are left out."""
         known = {f.name for f in fields(cls)}
         return cls(**{k: _tupled(v) for k, v in data.items() if k in known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """A target, perhaps a draft, and how they draft. draft_max: None decides by measured cost; 0 switches
-    drafts off.
+    """A target, perhaps a draft, and how drafting goes. Raises UsageError.
 
-    n_slots: sequences at once. exact: decide near-ties on rows decoded alone. calibrate: measure after the
-    first answer what is not known yet, and store that and what was learnt. chat_template: overrides the
-    model's own. rpc: workers that hold the target, "host:port" each. memory: where "copy" drafts, draft from
-    earlier texts of the process too.
+    n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens of a round; None
+    decides by measured cost, 0 switches drafts off. draft_min, draft_p_min: the shortest draft that is
+    verified, and the confidence below which a draft ends. exact: decide near-ties on rows decoded alone.
+    calibrate: measure after the first answer what is not known yet, and store that and what was learnt.
+    chat_template: overrides the model's own. rpc: workers that hold the target, "host:port" each. memory: let
+    "copy" draft from earlier texts of the process too.
     """
 
     target: ModelSettings
@@ -131,24 +139,26 @@ class LoadSettings:
     memory: bool = True
 
     def __post_init__(self) -> None:
-        _at_least("n_slots", self.n_slots, 1)
+        _at_least("n_slots", self.n_slots, 1, MAX_SLOTS)
         for name in self.drafters:
             _one_of("drafters", name, DRAFTERS)
         if self.draft_max is not None:
             _at_least("draft_max", self.draft_max, 0, MAX_DRAFT)
         _at_least("draft_min", self.draft_min, 0, MAX_DRAFT)
         if self.draft_max and self.draft_min > self.draft_max:
-            raise UsageError(f"draft_min {self.draft_min} is more than draft_max {self.draft_max}")
+            more = f"{self.draft_min} is more than {option('draft_max')} {self.draft_max}"
+            raise UsageError(more, option="draft_min")
         p_min = self.draft_p_min
         if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min <= 1:
-            raise UsageError(f"draft_p_min must be a number from 0 to 1, not {p_min!r}")
+            raise UsageError(f"must be a number from 0 to 1, not {p_min!r}", option="draft_p_min")
 
     def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LoadSettings:
-        """The inverse of `to_dict`, JSON's lists taken for tuples."""
+        """The inverse of `to_dict`, with tuples for JSON's lists."""
         values = {k: _tupled(v) for k, v in data.items()}
         values["target"] = ModelSettings.from_dict(data["target"])
         values["draft"] = ModelSettings.from_dict(data["draft"]) if data.get("draft") else None
@@ -156,8 +166,8 @@ class LoadSettings:
 
 
 def reserved_outputs(n_outputs_max: int) -> int:
-    """The rows of logits that a context reserves where `n_outputs_max` are wanted."""
-    return -(-n_outputs_max // _EVEN_OUTPUTS) * _EVEN_OUTPUTS
+    """The rows of logits that a context reserves for `n_outputs_max` of them."""
+    return -(-n_outputs_max // _OUTPUT_MULTIPLE) * _OUTPUT_MULTIPLE
 
 
 def _tupled(value: Any) -> Any:
@@ -167,9 +177,9 @@ def _tupled(value: Any) -> Any:
 def _at_least(name: str, value: int, low: int, high: int = _HIGHEST) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         limit = "" if high == _HIGHEST else f" to {high}"
-        raise UsageError(f"{name} must be a whole number from {low}{limit}, not {value!r}")
+        raise UsageError(f"must be a whole number from {low}{limit}, not {value!r}", option=name)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        raise UsageError(f"must be one of {', '.join(allowed)}, not {value!r}", option=name)

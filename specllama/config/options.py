@@ -1,262 +1,426 @@
-"""The options of the commands: one table, from which flags, environment variables and TOML keys are made.
+"""The options of run, chat and serve: the table of flags, environment variables and TOML keys.
 
-Spellings are llama.cpp's. Every default is None: what nobody set is decided in settings.py and params.py
-alone.
+Spellings are llama.cpp's. No option has a default here: defaults are those of ModelSettings and LoadSettings
+in load.py, of SamplingParams in core/sampling/params.py and of the server's settings. The sampling options
+come from SamplingParams. Knows no command line: cli/typer_options.py makes flags of this. bench, tune and
+rpc-worker have their own in options_measuring.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from specllama.cli.completion import GGUF, LIST
-from specllama.config.load import CACHE_TYPES, DRAFTERS
+from specllama.config import defaults
+from specllama.config.defaults import DRAFTERS
+from specllama.config.load import CACHE_TYPES
+from specllama.core.sampling.params import PARAMETERS, Parameter
+
+GGUF, LIST = "*.gguf", ","  # in an option's `completes`: such files, and words joined by commas
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. kind: the type of its value; many: may be given several times; stored: allowed in files and
-    environment. completes: what a shell offers behind the flag: words, GGUF for such files, LIST in front of
-    words that are joined by commas; () leaves it to the shell, which offers files.
+    environment. completes: what a shell offers after the flag: words, GGUF for such files, LIST first for
+    words that are joined by commas; () leaves it to the shell, which offers files. argument: its name in
+    Python.
     """
 
     name: str
     flags: tuple[str, ...]
     kind: type
     help: str
-    panel: str
+    panel: str = ""
     metavar: str | None = None
     many: bool = False
     stored: bool = True
     completes: tuple[str, ...] = ()
+    argument: str = ""
 
 
-_COMPLETES: Mapping[str, tuple[str, ...]] = {
-    "model": (GGUF,),
-    "workloads": (LIST, "explain", "source", "json", "edit", "free"),
-    "lora": (GGUF,),
-    "lora_scaled": (GGUF,),
-    "draft_model": (GGUF, "auto", "none"),
-    "draft_models": (GGUF, "auto", "none"),
-    "devices": ("none",),
-    "devices_draft": ("none",),
-    "n_gpu_layers": ("auto", "all"),
-    "n_gpu_layers_draft": ("auto", "all"),
-    "split_mode": ("none", "layer", "row", "tensor"),
-    "cache_type_k": CACHE_TYPES,
-    "cache_type_v": CACHE_TYPES,
-    "cache_type_k_draft": CACHE_TYPES,
-    "cache_type_v_draft": CACHE_TYPES,
-    "flash_attn": ("on", "off", "auto"),
-    "rope_scaling": ("none", "linear", "yarn"),
-    "reasoning": ("on", "off", "auto"),
-    "drafters": (LIST, *DRAFTERS, "none"),
-    "draft_max": ("auto",),
-}
+def row(
+    name: str,
+    flags: str,
+    kind: type,
+    text: str,
+    metavar: str | None = None,
+    completes: tuple[str, ...] = (),
+    argument: str = "",
+) -> Option:
+    """One option of a table; the kind `list` is a text that may be given several times."""
+    many = kind is list
+    return Option(
+        name, tuple(flags.split()), str if many else kind, text, "", metavar, many, True, completes, argument
+    )
 
 
-def table(panel: str, *rows: tuple[Any, ...], stored: bool = True) -> list[Option]:
-    options = []
-    for name, flags, kind, text, *rest in rows:
-        metavar = rest[0] if rest else None
-        many = kind is list
-        completes = _COMPLETES.get(name, ())
-        kind = str if many else kind
-        options.append(
-            Option(name, tuple(flags.split()), kind, text, panel, metavar, many, stored, completes)
-        )
-    return options
+def table(panel: str, *rows: Option, stored: bool = True) -> list[Option]:
+    """Rows with their panel in --help."""
+    return [replace(option, panel=panel, stored=stored) for option in rows]
 
 
 PROMPT = table(
     "Prompt",
-    ("prompt", "-p --prompt", str, "the prompt; without -p and -f it is read from standard input", "TEXT"),
-    ("file", "-f --file", str, "read the prompt from a file", "FILE"),
-    ("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
-    ("raw", "--raw", bool, "no chat template; control tokens in the prompt are parsed"),
+    row("prompt", "-p --prompt", str, "the prompt; without -p and -f it is read from standard input", "TEXT"),
+    row("file", "-f --file", str, "read the prompt from a file", "FILE"),
+    row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
+    row(
+        "raw",
+        "--raw",
+        bool,
+        "no chat template; control tokens in the prompt are parsed",
+        argument="generate",  # a method
+    ),
     stored=False,
 )
 TEMPLATE = table(
     "Prompt",
-    ("chat_template", "--chat-template", str, "a Jinja template instead of the model's own", "TEXT"),
-    ("chat_template_file", "--chat-template-file", str, "the same from a file", "FILE"),
-    ("reasoning", "--reasoning", str, "on, off or auto: let the model think before it answers", "MODE"),
+    row("chat_template", "--chat-template", str, "a Jinja template instead of the model's own", "TEXT"),
+    row("chat_template_file", "--chat-template-file", str, "the same from a file", "FILE"),
+    row(
+        "reasoning",
+        "--reasoning",
+        str,
+        "on, off or auto: let the model think before it answers",
+        "MODE",
+        ("on", "off", "auto"),
+    ),
 )
-MODEL = table(
-    "Model",
-    (
+MODELS = table(
+    "Models",
+    row(
         "model",
         "-m --model",
         str,
         "the target: a GGUF file, a name (specllama models) or user/repo:QUANT (default: the embedded pair)",
         "MODEL",
+        (GGUF,),
     ),
-    ("hf_repo", "-hf -hfr --hf-repo", str, "the target from the hub: user/repo[:QUANT]", "REPO"),
-    (
-        "n_ctx",
-        "-c --ctx-size",
-        int,
-        "context in tokens (default: what the model has, 8192 at most, what fits)",
-        "N",
-    ),
-    ("n_batch", "-b --batch-size", int, "most tokens of one decode (default 2048)", "N"),
-    ("n_ubatch", "-ub --ubatch-size", int, "tokens computed at once (default 512)", "N"),
-    ("n_threads", "-t --threads", int, "threads (default: physical cores)", "N"),
-    ("n_threads_batch", "-tb --threads-batch", int, "threads for batches (default: -t)", "N"),
-    (
-        "n_gpu_layers",
-        "-ngl --gpu-layers --n-gpu-layers",
-        str,
-        "layers on the GPU: a number, auto or all",
-        "N",
-    ),
-    ("devices", "-dev --device", str, "devices, separated by commas; none for the CPU alone", "NAMES"),
-    ("tensor_split", "-ts --tensor-split", str, "share of each device, separated by commas", "A,B,..."),
-    ("split_mode", "-sm --split-mode", str, "how to split over devices: none, layer, row, tensor", "MODE"),
-    ("main_gpu", "-mg --main-gpu", int, "the device for -sm none", "N"),
-    ("rpc", "--rpc", str, "RPC workers for the target: host:port, separated by commas", "LIST"),
-    (
-        "override_tensor",
-        "-ot --override-tensor",
-        list,
-        "PATTERN=BUFFER: where tensors of this name go",
-        "P=B",
-    ),
-    ("cpu_moe", "-cmoe --cpu-moe", bool, "keep all experts on the CPU"),
-    ("n_cpu_moe", "-ncmoe --n-cpu-moe", int, "keep the experts of the first N layers on the CPU", "N"),
-    ("cache_type_k", "-ctk --cache-type-k", str, "type of the K cache: f16, q8_0, ...", "TYPE"),
-    ("cache_type_v", "-ctv --cache-type-v", str, "type of the V cache", "TYPE"),
-    ("flash_attn", "-fa --flash-attn", str, "flash attention: on, off or auto", "MODE"),
-    ("no_mmap", "--no-mmap", bool, "read the file instead of mapping it"),
-    ("mlock", "--mlock", bool, "keep the model in memory"),
-    ("rope_scaling", "--rope-scaling", str, "none, linear or yarn", "KIND"),
-    ("rope_scale", "--rope-scale", float, "context scaling factor", "N"),
-    ("rope_freq_base", "--rope-freq-base", float, "RoPE base frequency", "N"),
-    ("rope_freq_scale", "--rope-freq-scale", float, "RoPE frequency scale", "N"),
-    ("yarn_orig_ctx", "--yarn-orig-ctx", int, "YaRN: the original context", "N"),
-    ("yarn_ext_factor", "--yarn-ext-factor", float, "YaRN: extrapolation mix", "N"),
-    ("yarn_attn_factor", "--yarn-attn-factor", float, "YaRN: attention factor", "N"),
-    ("yarn_beta_slow", "--yarn-beta-slow", float, "YaRN: high correction dimension", "N"),
-    ("yarn_beta_fast", "--yarn-beta-fast", float, "YaRN: low correction dimension", "N"),
-    ("lora", "--lora", list, "a LoRA adapter for the target", "FILE"),
-    ("lora_scaled", "--lora-scaled", list, "FILE:SCALE, a LoRA adapter with a scale", "FILE:N"),
-)
-DRAFT = table(
-    "Speculation",
-    (
+    row("hf_repo", "-hf -hfr --hf-repo", str, "the target from the hub: user/repo[:QUANT]", "REPO"),
+    row(
         "draft_model",
         "-md --model-draft --spec-draft-model",
         str,
         "the draft: as -m, auto (default: the known one if it is on disk) or none",
         "MODEL",
+        (GGUF, "auto", "none"),
+        "speculative_model",
     ),
-    ("hf_repo_draft", "-hfd -hfrd --hf-repo-draft", str, "the draft from the hub: user/repo[:QUANT]", "REPO"),
-    ("force", "--force", bool, "download a pair although the check of its headers is against it"),
-    ("drafters", "--drafters", str, "who drafts (default model,copy,grammar); none for nobody", "NAMES"),
-    (
-        "draft_max",
-        "--draft-max --draft --draft-n --spec-draft-n-max",
+    row(
+        "hf_repo_draft",
+        "-hfd -hfrd --hf-repo-draft",
         str,
-        "draft tokens of a round; auto (default) decides by measured cost, 0 switches drafts off",
-        "N",
+        "the draft from the hub: user/repo[:QUANT]",
+        "REPO",
     ),
-    (
-        "draft_min",
-        "--draft-min --draft-n-min --spec-draft-n-min",
+    row("force", "--force", bool, "download a pair although its headers do not fit together"),
+    row(
+        "n_ctx",
+        "-c --ctx-size",
         int,
-        "verify no draft shorter than this",
+        "context in tokens (default: what the model has, 8192 at most, what fits)",
         "N",
+        argument="max_model_len",
     ),
-    ("draft_p_min", "--draft-p-min --spec-draft-p-min", float, "stop a draft below this confidence", "P"),
-    (
+    row(
         "n_ctx_draft",
         "-cd --ctx-size-draft --spec-draft-ctx-size",
         int,
         "context of the draft (default: -c)",
         "N",
     ),
-    ("n_threads_draft", "-td --threads-draft", int, "threads of the draft (default: -t)", "N"),
-    ("n_threads_batch_draft", "-tbd --threads-batch-draft", int, "threads for the draft's batches", "N"),
-    (
+    row("lora", "--lora", list, "a LoRA adapter for the target", "FILE", (GGUF,)),
+    row("lora_scaled", "--lora-scaled", list, "FILE:SCALE, a LoRA adapter with a scale", "FILE:N", (GGUF,)),
+    row("rope_scaling", "--rope-scaling", str, "none, linear or yarn", "KIND", ("none", "linear", "yarn")),
+    row("rope_scale", "--rope-scale", float, "context scaling factor", "N"),
+    row("rope_freq_base", "--rope-freq-base", float, "RoPE base frequency", "N"),
+    row("rope_freq_scale", "--rope-freq-scale", float, "RoPE frequency scale", "N"),
+    row("yarn_orig_ctx", "--yarn-orig-ctx", int, "YaRN: the original context", "N"),
+    row("yarn_ext_factor", "--yarn-ext-factor", float, "YaRN: extrapolation mix", "N"),
+    row("yarn_attn_factor", "--yarn-attn-factor", float, "YaRN: attention factor", "N"),
+    row("yarn_beta_slow", "--yarn-beta-slow", float, "YaRN: high correction dimension", "N"),
+    row("yarn_beta_fast", "--yarn-beta-fast", float, "YaRN: low correction dimension", "N"),
+)
+DRAFTING = table(
+    "Drafting",
+    row(
+        "drafters",
+        "--drafters",
+        str,
+        f"what drafts (default {','.join(DRAFTERS)}); none for nothing",
+        "NAMES",
+        (LIST, *DRAFTERS, "none"),
+    ),
+    row(
+        "draft_max",
+        "--draft-max --draft --draft-n --spec-draft-n-max",
+        str,
+        "draft tokens of a round; auto (default) decides by measured cost, 0 switches drafts off",
+        "N",
+        ("auto",),
+        "num_speculative_tokens",
+    ),
+    row(
+        "draft_min",
+        "--draft-min --draft-n-min --spec-draft-n-min",
+        int,
+        "verify no draft shorter than this",
+        "N",
+    ),
+    row("draft_p_min", "--draft-p-min --spec-draft-p-min", float, "stop a draft below this confidence", "P"),
+    row("exact", "--exact", bool, "decide near-ties on rows decoded alone, always"),
+    row(
+        "no_calibrate",
+        "--no-calibrate",
+        bool,
+        "measure nothing after the answer, store nothing",
+        argument="calibrate=False",
+    ),
+    row(
+        "no_memory",
+        "--no-memory",
+        bool,
+        "draft from this request alone, not from earlier ones of the process",
+        argument="memory=False",
+    ),
+)
+HARDWARE = table(
+    "Hardware",
+    row("n_threads", "-t --threads", int, "threads (default: physical cores)", "N"),
+    row("n_threads_batch", "-tb --threads-batch", int, "threads for batches (default: -t)", "N"),
+    row("n_batch", "-b --batch-size", int, f"most tokens of one decode (default {defaults.N_BATCH})", "N"),
+    row("n_ubatch", "-ub --ubatch-size", int, f"tokens computed at once (default {defaults.N_UBATCH})", "N"),
+    row(
+        "n_gpu_layers",
+        "-ngl --gpu-layers --n-gpu-layers",
+        str,
+        "layers on the GPU: a number, auto or all",
+        "N",
+        ("auto", "all"),
+    ),
+    row(
+        "devices",
+        "-dev --device",
+        str,
+        "devices, separated by commas; none for the CPU alone",
+        "NAMES",
+        ("none",),
+    ),
+    row("tensor_split", "-ts --tensor-split", str, "share of each device, separated by commas", "A,B,..."),
+    row(
+        "split_mode",
+        "-sm --split-mode",
+        str,
+        "how to split over devices: none, layer, row, tensor",
+        "MODE",
+        ("none", "layer", "row", "tensor"),
+    ),
+    row("main_gpu", "-mg --main-gpu", int, "the device for -sm none", "N"),
+    row("rpc", "--rpc", str, "RPC workers for the target: host:port, separated by commas", "LIST"),
+    row(
+        "override_tensor",
+        "-ot --override-tensor",
+        list,
+        "PATTERN=BUFFER: where tensors of this name go",
+        "P=B",
+    ),
+    row("cpu_moe", "-cmoe --cpu-moe", bool, "keep all experts on the CPU", argument="n_cpu_moe"),
+    row("n_cpu_moe", "-ncmoe --n-cpu-moe", int, "keep the experts of the first N layers on the CPU", "N"),
+    row(
+        "cache_type_k", "-ctk --cache-type-k", str, "type of the K cache: f16, q8_0, ...", "TYPE", CACHE_TYPES
+    ),
+    row("cache_type_v", "-ctv --cache-type-v", str, "type of the V cache", "TYPE", CACHE_TYPES),
+    row(
+        "flash_attn",
+        "-fa --flash-attn",
+        str,
+        "flash attention: on, off or auto",
+        "MODE",
+        ("on", "off", "auto"),
+    ),
+    row("no_mmap", "--no-mmap", bool, "read the file instead of mapping it", argument="use_mmap=False"),
+    row("mlock", "--mlock", bool, "keep the model in memory", argument="use_mlock"),
+    row("n_threads_draft", "-td --threads-draft", int, "threads of the draft (default: -t)", "N"),
+    row("n_threads_batch_draft", "-tbd --threads-batch-draft", int, "threads for the draft's batches", "N"),
+    row(
         "n_gpu_layers_draft",
         "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
         str,
         "layers of the draft on the GPU",
         "N",
+        ("auto", "all"),
     ),
-    ("devices_draft", "-devd --device-draft --spec-draft-device", str, "devices of the draft", "NAMES"),
-    ("override_tensor_draft", "-otd --override-tensor-draft", list, "PATTERN=BUFFER for the draft", "P=B"),
-    ("cpu_moe_draft", "-cmoed --cpu-moe-draft", bool, "keep all experts of the draft on the CPU"),
-    ("n_cpu_moe_draft", "-ncmoed --n-cpu-moe-draft", int, "keep experts of the draft on the CPU", "N"),
-    ("cache_type_k_draft", "-ctkd --cache-type-k-draft", str, "type of the draft's K cache", "TYPE"),
-    ("cache_type_v_draft", "-ctvd --cache-type-v-draft", str, "type of the draft's V cache", "TYPE"),
-    ("exact", "--exact", bool, "decide near-ties on rows decoded alone, always"),
-    ("no_calibrate", "--no-calibrate", bool, "measure nothing after the answer, store nothing"),
-    ("no_memory", "--no-memory", bool, "draft from this request alone, not from earlier ones of the process"),
+    row(
+        "devices_draft",
+        "-devd --device-draft --spec-draft-device",
+        str,
+        "devices of the draft",
+        "NAMES",
+        ("none",),
+    ),
+    row("override_tensor_draft", "-otd --override-tensor-draft", list, "PATTERN=BUFFER for the draft", "P=B"),
+    row(
+        "cpu_moe_draft",
+        "-cmoed --cpu-moe-draft",
+        bool,
+        "keep all experts of the draft on the CPU",
+        argument="n_cpu_moe_draft",
+    ),
+    row("n_cpu_moe_draft", "-ncmoed --n-cpu-moe-draft", int, "keep experts of the draft on the CPU", "N"),
+    row(
+        "cache_type_k_draft",
+        "-ctkd --cache-type-k-draft",
+        str,
+        "type of the draft's K cache",
+        "TYPE",
+        CACHE_TYPES,
+    ),
+    row(
+        "cache_type_v_draft",
+        "-ctvd --cache-type-v-draft",
+        str,
+        "type of the draft's V cache",
+        "TYPE",
+        CACHE_TYPES,
+    ),
 )
-SAMPLING = table(
-    "Sampling",
-    (
-        "max_tokens",
-        "-n --predict --n-predict",
-        int,
-        "tokens; -1 until it stops, -2 until the context is full",
-        "N",
+
+
+def _sampling(parameter: Parameter) -> Option:
+    default = parameter.default
+    shown = f"{default:g}" if isinstance(default, (int, float)) else ""
+    text = parameter.help.replace("{default}", shown)
+    named = (parameter.name, parameter.flags, parameter.kind, text, "Sampling", parameter.metavar)
+    return Option(*named, many=parameter.many, stored=parameter.stored)
+
+
+SAMPLING = [
+    *map(_sampling, PARAMETERS.values()),
+    *table(
+        "Sampling",
+        row("json_schema_file", "-jf --json-schema-file", str, "the schema of -j from a file", "FILE"),
+        row("grammar_file", "--grammar-file", str, "the grammar from a file", "FILE"),
+        stored=False,
     ),
-    ("seed", "-s --seed", int, "seed (default, or -1: a random one, reported)", "N"),
-    ("temperature", "--temp --temperature", float, "0 takes the likeliest token (default 0.8)", "T"),
-    ("top_k", "--top-k", int, "likeliest tokens kept (default 40, 0 off)", "N"),
-    ("top_p", "--top-p", float, "share of probability kept (default 0.95, 1 off)", "P"),
-    ("min_p", "--min-p", float, "least probability, relative to the best (default 0.05, 0 off)", "P"),
-    (
-        "repeat_penalty",
-        "--repeat-penalty",
-        float,
-        "divides the logits of recent tokens (default 1, off)",
-        "N",
+    *table(
+        "Sampling",
+        row(
+            "sampling_seq",
+            "--sampling-seq --sampler-seq",
+            str,
+            "steps used, of ekpmt (default ekpmt)",
+            "LETTERS",
+        ),
     ),
-    ("repeat_last_n", "--repeat-last-n", int, "tokens that penalties look back (default 64, -1 all)", "N"),
-    (
-        "presence_penalty",
-        "--presence-penalty",
-        float,
-        "taken from the logits of recent tokens (default 0)",
-        "N",
-    ),
-    ("frequency_penalty", "--frequency-penalty", float, "the same for each occurrence (default 0)", "N"),
-    ("logit_bias", "-l --logit-bias", list, "ID+BIAS or ID-BIAS", "ID+B"),
-    ("ignore_eos", "--ignore-eos", bool, "never choose an end token"),
-    ("sampling_seq", "--sampling-seq --sampler-seq", str, "steps used, of ekpmt (default ekpmt)", "LETTERS"),
-    ("stop", "-r --reverse-prompt --stop", list, "a text that ends the answer", "TEXT"),
-)
-STRUCTURE = table(
-    "Structured output",
-    ("json_schema", "-j --json-schema", str, "only JSON of this schema", "SCHEMA"),
-    ("json_schema_file", "-jf --json-schema-file", str, "the same, the schema from a file", "FILE"),
-    ("grammar", "--grammar", str, "only text of this GBNF (or Lark) grammar", "TEXT"),
-    ("grammar_file", "--grammar-file", str, "the same, the grammar from a file", "FILE"),
-    ("logprobs", "--logprobs", int, "log probabilities with the N likeliest tokens (with --json)", "N"),
-    stored=False,
-)
-OUTPUT = table(
+]
+LOG = table(
     "Output",
-    ("json", "--json", bool, "one JSON object on stdout instead of the text"),
-    ("compare", "--compare", bool, "decode again without drafts and compare"),
-    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
-    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
-    ("debug", "--debug", bool, "show tracebacks"),
+    row("verbose", "-v --verbose", bool, "show llama.cpp's log"),
+    row("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
+    row("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
+OUTPUT = [
+    *table(
+        "Output",
+        row("json", "--json", bool, "one JSON object on stdout instead of the text"),
+        row("compare", "--compare", bool, "decode again without drafts and compare"),
+        stored=False,
+    ),
+    *LOG,
+]
 CHATTING = table(
     "Chat",
-    ("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
-    ("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
-    ("load", "--load", str, "go on with a conversation that /save wrote", "FILE"),
-    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
-    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
-    ("debug", "--debug", bool, "show tracebacks"),
+    row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
+    row("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
+    row("load", "--load", str, "go on with a conversation that /save wrote", "FILE"),
     stored=False,
 )
-RUN = [*PROMPT, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE, *OUTPUT]
-CHAT = [*CHATTING, *TEMPLATE, *MODEL, *DRAFT, *SAMPLING, *STRUCTURE]
+SERVING = table(
+    "Server",
+    row(
+        "host",
+        "--host",
+        str,
+        f"the address to listen at (default {defaults.HOST}); others need a key",
+        "ADDRESS",
+    ),
+    row("port", "--port", int, f"the port (default {defaults.PORT}), 0 for any that is free", "N"),
+    row(
+        "n_slots",
+        "-np --parallel",
+        int,
+        f"texts written at once (default {defaults.SERVED_SLOTS})",
+        "N",
+        argument="max_num_seqs",
+    ),
+    row(
+        "queue", "--queue", int, f"texts that may wait for a slot (default {defaults.QUEUE}); 429 beyond", "N"
+    ),
+    row("alias", "-a --alias", list, "a name for the model; * lets clients call it anything", "NAME"),
+    row("api_key", "--api-key", list, "a key that clients have to send", "KEY"),
+    row("api_key_file", "--api-key-file", str, "a file with one such key a line", "FILE"),
+    row(
+        "timeout",
+        "--timeout",
+        float,
+        f"seconds that a request may take (default {defaults.TIMEOUT_SECONDS:g}, 0 for no limit)",
+        "S",
+    ),
+    row(
+        "drain",
+        "--drain",
+        float,
+        f"seconds that running requests have to end after SIGTERM (default {defaults.DRAIN_SECONDS:g})",
+        "S",
+    ),
+    row(
+        "client_timeout",
+        "--client-timeout",
+        float,
+        f"seconds for a client to send or to read (default {defaults.CLIENT_SECONDS:g})",
+        "S",
+    ),
+    row(
+        "allowed_host",
+        "--allowed-host",
+        list,
+        "a name that the Host header may have, next to this machine's own",
+        "NAME",
+    ),
+    row("allowed_origin", "--allowed-origin", list, "web pages from this origin may send requests", "URL"),
+    row("log_prompts", "--log-prompts", bool, "write the requests' prompts to the log"),
+)
+LOAD = [*MODELS, *DRAFTING, *HARDWARE]
+_VLLM = {"draft_model": "--speculative-model", "draft_max": "--num-speculative-tokens"}
+
+
+def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
+    """vLLM's spellings too, for servers."""
+    return [replace(o, flags=(*o.flags, _VLLM[o.name])) if o.name in _VLLM else o for o in options]
+
+
+_BARE = [o for o in SAMPLING if o.stored]  # of a server: what must be obeyed is for its clients to say
+RUN = [*PROMPT, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
+CHAT = [*CHATTING, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
+SERVE = [*SERVING, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
+STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}
+"""Options that files and the environment may set, by name."""
+_BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}
+
+
+def as_flag(name: str, value: str | None) -> str:
+    """How a command line spells an option (errors.Spelling): `-c 512`."""
+    known = _BY_NAME.get(name)
+    flag = known.flags[0] if known is not None else f"--{name.replace('_', '-')}"
+    return flag if value is None else f"{flag} {value}"
+
+
+def as_argument(name: str, value: str | None) -> str:
+    """How Python spells an option (errors.Spelling): `max_model_len=512`."""
+    known = _BY_NAME.get(name)
+    argument = (known.argument if known is not None else "") or name
+    if value is None:
+        return argument
+    return f"{argument}={value if value.isdigit() else None if value == 'none' else repr(value)}"

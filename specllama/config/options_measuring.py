@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from specllama.config.options import DRAFT, MODEL, TEMPLATE, Option, table
+from specllama.config.options import DRAFTING, GGUF, HARDWARE, LIST, LOG, MODELS, TEMPLATE, Option, row, table
 
+_WORKLOADS = (LIST, "explain", "source", "json", "edit", "free")
 BENCHING = table(
     "Bench",
-    ("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
-    (
+    row("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
+    row(
         "text",
         "--text",
         str,
@@ -17,113 +19,134 @@ BENCHING = table(
         "prompt, or *.json, workload to list of {prompt, text}",
         "FILE",
     ),
-    ("workloads", "--workloads", str, "those of the workloads, separated by commas (default: all)", "NAMES"),
-    ("n_tokens", "-n --predict --n-predict", int, "most tokens of an answer (default 64; a text: all)", "N"),
-    ("runs", "--runs", int, "how often each answer is measured (default 3)", "N"),
-    ("lengths", "--k", str, "fixed draft lengths to measure (default 1,2,3,5,7,11,15)", "LIST"),
-    (
+    row(
+        "workloads",
+        "--workloads",
+        str,
+        "those of the workloads, separated by commas (default: all)",
+        "NAMES",
+        _WORKLOADS,
+    ),
+    row(
+        "n_tokens", "-n --predict --n-predict", int, "most tokens of an answer (default 64; a text: all)", "N"
+    ),
+    row("runs", "--runs", int, "how often each answer is measured (default 3)", "N"),
+    row("lengths", "--k", str, "fixed draft lengths to measure (default 1,2,3,5,7,11,15)", "LIST"),
+    row(
         "temperatures",
         "--temp --temperature",
         str,
         "temperatures (default 0,0.8; 0 with --text; --server takes one, 0)",
         "LIST",
     ),
-    ("report", "--report", str, "also write an HTML page with charts", "FILE"),
-    ("json", "--json", bool, "one JSON object on stdout instead of the tables"),
-    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
-    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
-    ("debug", "--debug", bool, "show tracebacks"),
+    row("report", "--report", str, "also write an HTML page with charts", "FILE"),
+    row("json", "--json", bool, "one JSON object on stdout instead of the tables"),
     stored=False,
 )
 ASKING = table(
     "A server instead of a model",
-    (
+    row(
         "server",
         "--server",
         str,
         "measure this OpenAI-compatible server, with more and more requests at once",
         "URL",
     ),
-    ("concurrency", "--concurrency", str, "so many requests at once (default 1,2,4,8,16)", "LIST"),
-    (
+    row("concurrency", "--concurrency", str, "numbers of requests at once (default 1,2,4,8,16)", "LIST"),
+    row(
         "requests",
         "--requests",
         int,
-        "requests at every concurrency (default: all prompts, and enough that all clients have as many)",
+        "requests at every concurrency (default: all prompts, and as many for each client)",
         "N",
     ),
-    (
+    row(
         "timeout",
         "--timeout",
         float,
-        "seconds that an answer may take (default 600); one that takes longer ends the bench",
+        "seconds that an answer may take (default 600); a longer one ends the bench",
         "S",
     ),
-    ("api_key", "--api-key", list, "the server's key; SPECLLAMA_API_KEY shows it to nobody", "KEY"),
-    ("api_key_file", "--api-key-file", str, "a file with the key", "FILE"),
-    ("raw", "--raw", bool, "ask /v1/completions, without a chat template"),
-    ("ignore_eos", "--ignore-eos", bool, "ask for -n tokens in any case, where the server knows how"),
+    row("api_key", "--api-key", list, "the server's key; as SPECLLAMA_API_KEY nobody sees it", "KEY"),
+    row("api_key_file", "--api-key-file", str, "a file with the key", "FILE"),
+    row("raw", "--raw", bool, "ask /v1/completions, without a chat template"),
+    row("ignore_eos", "--ignore-eos", bool, "have all -n tokens written, where the server can"),
     stored=False,
 )
 RPC_WORKER = table(
     "Worker",
-    ("host", "-H --host", str, "address to listen at (default 127.0.0.1, this machine alone)", "ADDRESS"),
-    ("port", "-p --port", int, "port (default 50052; 0 picks a free one)", "N"),
-    ("n_threads", "-t --threads", int, "threads of the CPU (default: physical cores)", "N"),
-    ("devices", "-d -dev --device", str, "devices to offer (default: all GPUs, or else the CPU)", "NAMES"),
-    ("memory", "--memory", float, "most memory that clients are told of, of each device, in GB", "GB"),
-    ("cache", "-c --cache", bool, "keep large tensors on disk, so that they are sent once"),
-    ("json", "--json", bool, "say what is served as one JSON object on stdout"),
-    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
-    ("debug", "--debug", bool, "show tracebacks"),
+    row("host", "-H --host", str, "address to listen at (default 127.0.0.1, this machine alone)", "ADDRESS"),
+    row("port", "-p --port", int, "port (default 50052; 0 picks a free one)", "N"),
+    row("n_threads", "-t --threads", int, "threads of the CPU (default: physical cores)", "N"),
+    row(
+        "devices",
+        "-d -dev --device",
+        str,
+        "devices to offer (default: all GPUs, or else the CPU)",
+        "NAMES",
+        ("none",),
+    ),
+    row("memory", "--memory", float, "most memory of each device that clients may use, in GB", "GB"),
+    row("cache", "-c --cache", bool, "keep large tensors on disk, so that they are sent once"),
+    row("json", "--json", bool, "what is served as one JSON object on stdout"),
+    row("verbose", "-v --verbose", bool, "show llama.cpp's log"),
+    row("debug", "--debug", bool, "show tracebacks"),
     stored=False,
 )
 TUNING = table(
     "Tune",
-    (
+    row(
         "draft_models",
         "-md --model-draft --spec-draft-model",
         list,
         "a draft to compare: a GGUF file, auto or none; may be given several times",
         "FILE",
+        (GGUF, "auto", "none"),
     ),
-    ("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
-    ("workloads", "--workloads", str, "those of the workloads, separated by commas (default: all)", "NAMES"),
-    (
+    row("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
+    row(
+        "workloads",
+        "--workloads",
+        str,
+        "those of the workloads, separated by commas (default: all)",
+        "NAMES",
+        _WORKLOADS,
+    ),
+    row(
         "n_tokens",
         "-n --predict --n-predict",
         int,
         "tokens of a text (default 64, or what there is time for)",
         "N",
     ),
-    ("no_store", "--no-store", bool, "show what was measured, store nothing"),
-    ("json", "--json", bool, "one JSON object on stdout instead of the tables"),
-    ("verbose", "-v --verbose", bool, "show llama.cpp's log"),
-    ("log_file", "--log-file", str, "write llama.cpp's log to a file", "FILE"),
-    ("debug", "--debug", bool, "show tracebacks"),
+    row("no_store", "--no-store", bool, "show what was measured, store nothing"),
+    row("json", "--json", bool, "one JSON object on stdout instead of the tables"),
     stored=False,
 )
 _BENCH_DECIDES = ("draft_max", "draft_min", "draft_p_min", "no_calibrate", "no_memory")
 _TUNE_DECIDES = (*_BENCH_DECIDES, "draft_model", "exact")
 
 
-def _bench_model() -> list[Option]:
-    """-m and --model apart: with --server the one has no meaning, the other is the model's name there."""
-    model = next(o for o in MODEL if o.name == "model")
-    named = replace(
-        model,
-        name="model_name",
-        flags=("--model",),
-        help="as -m; with --server the server's name for its model",
-    )
-    return [replace(model, flags=("-m",)), named, *(o for o in MODEL if o is not model)]
+def _model_of_bench(model: Option) -> list[Option]:
+    """-m and --model apart: with --server there is no -m, and --model is the server's name for its model."""
+    if model.name != "model":
+        return [model]
+    help_ = "as -m; with --server the server's name for its model"
+    return [
+        replace(model, flags=("-m",)),
+        replace(model, name="model_name", flags=("--model",), help=help_),
+    ]
+
+
+def _without(names: Sequence[str]) -> list[Option]:
+    return [o for o in (*MODELS, *DRAFTING, *HARDWARE) if o.name not in names]
 
 
 BENCH = [
     *BENCHING,
     *ASKING,
     *TEMPLATE,
-    *_bench_model(),
-    *(o for o in DRAFT if o.name not in _BENCH_DECIDES),
+    *(o for option in _without(_BENCH_DECIDES) for o in _model_of_bench(option)),
+    *LOG,
 ]
-TUNE = [*TUNING, *TEMPLATE, *MODEL, *(o for o in DRAFT if o.name not in _TUNE_DECIDES)]
+TUNE = [*TUNING, *TEMPLATE, *_without(_TUNE_DECIDES), *LOG]

@@ -1,6 +1,6 @@
-"""Where RPC workers are: their names in lists, and addresses to listen at. ggml's RPC knows IPv4 alone.
+"""Where RPC workers are: their names in lists, and addresses to listen at. ggml's RPC knows IPv4 only.
 
-Knows nothing of the protocol (rpc_probe.py) and nothing of llama.cpp.
+Knows nothing of the protocol (client/rpc_probe.py) and nothing of llama.cpp.
 """
 
 from __future__ import annotations
@@ -10,40 +10,43 @@ import re
 import socket
 from collections.abc import Sequence
 
-from specllama.errors import NetworkError, ResourceError, UsageError
+from specllama.errors import NetworkError, ResourceError, UsageError, option
 
 PORT = 50052
 MAX_WORKERS = 16  # llama_max_devices
 _HOST = r"[A-Za-z0-9._-]{1,253}"
 
 
-def endpoints(given: str | Sequence[str], name: str = "--rpc") -> tuple[str, ...]:
-    """Workers as "host:port", from such a list separated by commas, or a list of them. The port may be left
-    out. Raises UsageError, which calls the list by `name`.
+def endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Workers as "host:port", from a list separated by commas or a list of them; the port may be left out.
+
+    Raises UsageError.
     """
     parts = given.split(",") if isinstance(given, str) else given
-    found = [_endpoint(part, name) for part in parts]
+    found = [_endpoint(part) for part in parts]
     if len(found) > MAX_WORKERS:
-        raise UsageError(f"{name} takes {MAX_WORKERS} workers at most, not {len(found)}")
+        raise UsageError(f"takes {MAX_WORKERS} workers at most, not {len(found)}", option="rpc")
     for i, one in enumerate(found):
         if one in found[:i]:
-            raise UsageError(f"{name} names the worker {one} twice")
+            raise UsageError(f"names the worker {one} twice", option="rpc")
     return tuple(found)
 
 
-def _endpoint(text: str, name: str) -> str:
+def _endpoint(text: str) -> str:
     text = text.strip()
     if text.count(":") > 1:
-        raise UsageError(f"{name}: {text!r} is no host:port; ggml's RPC knows IPv4 addresses and names only")
+        known = "ggml's RPC knows IPv4 addresses and names only"
+        raise UsageError(f": {text!r} is not host:port; {known}", option="rpc")
     found = re.fullmatch(rf"({_HOST})(?::([0-9]{{1,5}}))?", text)
     port = int(found[2] or PORT) if found else 0
     if not found or not 0 < port < 1 << 16:
-        raise UsageError(f"{name} must be host:port (or several, separated by commas), not {text[:80]!r}")
+        form = "host:port (or several, separated by commas)"
+        raise UsageError(f"must be {form}, not {text[:80]!r}", option="rpc")
     return f"{found[1].lower()}:{port}"
 
 
 def find_worker(endpoint: str) -> tuple[str, int]:
-    """The IPv4 address and port behind "host:port". Raises NetworkError where the name is unknown."""
+    """The IPv4 address and port of "host:port". Raises NetworkError where the name is unknown."""
     host, _, port = endpoint.rpartition(":")
     try:
         found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
@@ -60,16 +63,18 @@ def listen_address(host: str, port: int) -> tuple[str, int]:
     no address of this machine, ResourceError where the port is taken or needs more rights.
     """
     if not 0 <= port < 1 << 16:
-        raise UsageError(f"--port must be from 0 to 65535, not {port}")
+        raise UsageError(f"must be from 0 to 65535, not {port}", option="port")
     if ":" in host:
-        raise UsageError(f"--host {host}: ggml's RPC knows IPv4 only", "give an IPv4 address, as 127.0.0.1")
+        raise UsageError(
+            f"{host}: ggml's RPC knows IPv4 only", "give an IPv4 address, as 127.0.0.1", option="host"
+        )
     try:
         if not re.fullmatch(_HOST, host):
             raise OSError
         address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
     except (OSError, UnicodeError):
         raise UsageError(
-            f"--host {host[:80]!r} is no address", "give an IPv4 address, as 127.0.0.1"
+            f"{host[:80]!r} is not an address", "give an IPv4 address, as 127.0.0.1", option="host"
         ) from None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,6 +83,7 @@ def listen_address(host: str, port: int) -> tuple[str, int]:
             return str(address), int(sock.getsockname()[1])
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise UsageError(f"--host {host} is no address of this machine") from None
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
-            raise ResourceError(f"port {port} of {address} {reason}", "choose another --port") from None
+                raise UsageError(f"{host} is not an address of this machine", option="host") from None
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            hint = f"choose another {option('port')}"
+            raise ResourceError(f"port {port} of {address} {reason}", hint) from None

@@ -19,28 +19,48 @@ from specllama.errors import ConfigError
 PREFIX = "SPECLLAMA_"
 NOT_OPTIONS = frozenset(
     f"{PREFIX}{name}" for name in ("BACKEND", "CACHE", "CONFIG", "MODELS", "PYTHON")
-)  # what other parts read
+)  # read elsewhere
 Kinds = Mapping[str, tuple[type, bool]]  # option name to (type of a value, whether it is a list)
+
+
+class Values(dict[str, Any]):
+    """Option values by name. origins: for those of a file or the environment where they were set, in words
+    that a message can begin with.
+    """
+
+    def __init__(self, values: Mapping[str, Any] = {}, origins: Mapping[str, str] = {}) -> None:
+        super().__init__(values)
+        self.origins = dict(origins)
+
+    def without(self, *names: str) -> Values:
+        """All but these."""
+        return Values({name: v for name, v in self.items() if name not in names}, self.origins)
+
+    def overlaid(self, nearer: Mapping[str, Any]) -> Values:
+        """With the values of a source that wins over this one."""
+        kept = {name: where for name, where in self.origins.items() if name not in nearer}
+        more = nearer.origins if isinstance(nearer, Values) else {}
+        return Values({**self, **nearer}, {**kept, **more})
 
 
 def resolve(
     flags: Mapping[str, Any], kinds: Kinds, environ: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> dict[str, Any]:
-    """All values that somebody set, the nearest source winning. Raises ConfigError."""
+) -> Values:
+    """All values that are set, the nearest source winning. Raises ConfigError."""
     environ = os.environ if environ is None else environ
     layers = [user_file(environ), project_file(cwd or Path.cwd())]
-    values: dict[str, Any] = {}
+    values = Values()
     for path in layers:
         if path is not None:
-            values |= read_file(path, kinds)
-    return {**values, **read_environment(environ, kinds), **flags}
+            values = values.overlaid(read_file(path, kinds))
+    return values.overlaid(read_environment(environ, kinds)).overlaid(flags)
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
     """The user's config file if there is one; SPECLLAMA_CONFIG names another one, which must exist."""
     if given := environ.get("SPECLLAMA_CONFIG"):
         if not Path(given).is_file():
-            raise ConfigError(f"SPECLLAMA_CONFIG names {given}, which is no file")
+            raise ConfigError(f"SPECLLAMA_CONFIG names {given}, which is not a file")
         return Path(given)
     path = Path(platformdirs.user_config_dir("specllama", appauthor=False)) / "config.toml"
     return path if path.is_file() else None
@@ -56,8 +76,8 @@ def project_file(cwd: Path) -> Path | None:
     return None
 
 
-def read_file(path: Path, kinds: Kinds) -> dict[str, Any]:
-    """The options of a TOML file."""
+def read_file(path: Path, kinds: Kinds) -> Values:
+    """The options of a TOML file. Raises ConfigError for unknown keys and wrong types, with file and line."""
     try:
         text = path.read_text("utf-8")
         data = tomllib.loads(text)
@@ -66,7 +86,7 @@ def read_file(path: Path, kinds: Kinds) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}".replace("at end of document", end)) from None
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    values: dict[str, Any] = {}
+    values = Values()
     for key, value in data.items():
         name = key.replace("-", "_")
         where = f"{path}, line {_line_of(text, key)}"
@@ -75,12 +95,13 @@ def read_file(path: Path, kinds: Kinds) -> dict[str, Any]:
         if name in values:
             raise ConfigError(f"{where}: {key} is there twice, in two spellings")
         values[name] = _checked(value, *kinds[name], where=f"{where}: {key}")
+        values.origins[name] = f"{where}: {key}"
     return values
 
 
-def read_environment(environ: Mapping[str, str], kinds: Kinds) -> dict[str, Any]:
-    """The options among the environment variables."""
-    values: dict[str, Any] = {}
+def read_environment(environ: Mapping[str, str], kinds: Kinds) -> Values:
+    """The options among the environment variables. Raises ConfigError, naming the variable."""
+    values = Values()
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in NOT_OPTIONS:
             continue
@@ -92,6 +113,7 @@ def read_environment(environ: Mapping[str, str], kinds: Kinds) -> dict[str, Any]
             values[name] = [_parsed(part.strip(), kind, variable) for part in text.split(",") if part.strip()]
         else:
             values[name] = _parsed(text, kind, variable)
+        values.origins[name] = variable
     return values
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specllama.errors import IncompatiblePairError, IntegrityError, ResourceError
+from specllama.config.load import LoadSettings
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.errors import IncompatiblePairError, IntegrityError, ResourceError, option
 from specllama.models.resolve import Library, ResolvedModel
 
 if TYPE_CHECKING:
     from specllama.gguf.header import Header
 
-ARGUMENTS = ("-m", "-md")
+TARGET, DRAFT = option("model"), option("draft_model")  # what messages call the two
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +25,51 @@ class Paths:
     draft: str | None
 
 
-def here(
-    library: Library, target: str, draft: str | None, arguments: tuple[str, str] = ARGUMENTS
-) -> Paths | None:
-    """The paths of a pair whose names are given, None where one of them is not on disk. Asks nobody.
+def prepared(library: Library, settings: LoadSettings, force: bool = False) -> LoadSettings:
+    """The settings with paths instead of names, once both models are on disk. Raises what `ready` raises."""
+    target, draft = _names(settings)
+    if not target and draft in ("auto", "none"):
+        return _with_paths(settings, Paths(str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)))
+    return _with_paths(settings, ready(library, target or str(EMBEDDED_TARGET), draft, force))
 
-    draft: "auto" takes the first that is known and on disk, "none" or None is none. arguments: what messages
-    call the two. Raises UsageError, NotFoundError, ConfigError.
+
+def prepared_here(library: Library, settings: LoadSettings) -> LoadSettings | None:
+    """As `prepared`, but None where a model has to be downloaded. Raises what `here` raises."""
+    target, draft = _names(settings)
+    if not target and draft in ("auto", "none"):
+        return _with_paths(settings, Paths(str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)))
+    found = here(library, target or str(EMBEDDED_TARGET), draft)
+    return None if found is None else _with_paths(settings, found)
+
+
+def _names(settings: LoadSettings) -> tuple[str, str]:
+    return settings.target.path, "none" if settings.draft is None else settings.draft.path
+
+
+def _with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:
+    """No draft where there is no path for it."""
+    draft = None
+    if settings.draft is not None and paths.draft is not None:
+        draft = replace(settings.draft, path=paths.draft)
+    return replace(settings, target=replace(settings.target, path=paths.target), draft=draft)
+
+
+def here(library: Library, target: str, draft: str | None) -> Paths | None:
+    """The paths of a pair whose names are given, None where one of them is not on disk. No network.
+
+    draft: "auto" takes the first that is known and on disk, "none" or None is none. Raises UsageError,
+    NotFoundError, ConfigError.
     """
-    ours = library.on_disk(library.meaning(target, arguments[0]), arguments[0])
+    ours = library.on_disk(library.meaning(target, TARGET), TARGET)
     wanted = draft not in (None, "none", "auto")
     theirs = None
     if wanted:
         assert draft is not None
-        theirs = library.on_disk(library.meaning(draft, arguments[1]), arguments[1])
+        theirs = library.on_disk(library.meaning(draft, DRAFT), DRAFT)
     if ours is None or (wanted and theirs is None):
         return None
     if draft == "auto":
-        theirs = _known_draft(library, ours, arguments[1])
+        theirs = _known_draft(library, ours)
     return Paths(ours.path, theirs.path if theirs is not None else None)
 
 
@@ -49,24 +78,23 @@ def ready(
     target: str,
     draft: str | None,
     force: bool = False,
-    arguments: tuple[str, str] = ARGUMENTS,
 ) -> Paths:
     """As `here`, but what is not on disk is downloaded.
 
     force: download what the headers speak against. Raises what `here`, Library.find and `download` raise,
     GGUFError, and IncompatiblePairError before anything big is downloaded.
     """
-    found = here(library, target, draft, arguments)
+    found = here(library, target, draft)
     if found is not None:
         return found
-    ours = library.find(target, arguments[0])
+    ours = library.find(target, TARGET)
     if draft in (None, "none"):
         theirs = None
     elif draft == "auto":
-        theirs = _known_draft(library, ours, arguments[1])
+        theirs = _known_draft(library, ours)
     else:
         assert draft is not None
-        theirs = library.find(draft, arguments[1])
+        theirs = library.find(draft, DRAFT)
     paths = fetched(library, [ours] if theirs is None else [ours, theirs], pair=True, force=force)
     return Paths(paths[0], paths[1] if theirs is not None else None)
 
@@ -114,7 +142,8 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
         if pair and len(headers) > 1:
             verdict = check_pair(headers[0], headers[1])
             if not verdict.ok:
-                hint = "choose another draft (specllama models), or download all the same with --force"
+                force_it = f"download all the same with {option('force')}"
+                hint = f"choose another draft (specllama models), or {force_it}"
                 raise IncompatiblePairError(f"target and draft do not fit together: {verdict.reason}", hint)
             library.listener.note(f"the vocabularies are {verdict.verdict}: {verdict.reason}")
             for note in verdict.notes:
@@ -143,13 +172,15 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     library.listener.note(f"it will take about {about}, {size(found.available)} are there")
 
 
-def _known_draft(library: Library, target: ResolvedModel, argument: str) -> ResolvedModel | None:
+def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
     """The draft that models.toml knows for a target, if it is on disk and does fit."""
     found, known = library.draft_for(target)
     if found is None:
         if known:
             name = known[0].aliases[0] if known[0].aliases else known[0].name
-            library.listener.note(f"a draft is known and not on disk: {argument} {name} downloads it")
+            library.listener.note(
+                f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
+            )
         return None
     from specllama.pair.check import check_pair
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from specllama.config import defaults
 from specllama.config.load import LoadSettings
 from specllama.errors import UsageError
 
 ANY_NAME = "*"
-MAX_SLOTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,14 @@ class ServerSettings:
     """
 
     load: LoadSettings
-    host: str = "127.0.0.1"
-    port: int = 8080
+    host: str = defaults.HOST
+    port: int = defaults.PORT
     names: tuple[str, ...] = ()
     keys: tuple[str, ...] = field(default=(), repr=False)
-    queue: int = 64
-    seconds: float = 3600.0
-    drain_seconds: float = 30.0
-    client_seconds: float = 30.0
+    queue: int = defaults.QUEUE
+    seconds: float = defaults.TIMEOUT_SECONDS
+    drain_seconds: float = defaults.DRAIN_SECONDS
+    client_seconds: float = defaults.CLIENT_SECONDS
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     log_prompts: bool = False
@@ -43,8 +43,6 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise UsageError(f"--port must be from 0 to 65535, not {self.port}")
-        if not 1 <= self.load.n_slots <= MAX_SLOTS:
-            raise UsageError(f"-np must be from 1 to {MAX_SLOTS}, not {self.load.n_slots}")
         if not 0 <= self.queue <= 100_000:
             raise UsageError(f"--queue must be from 0 to 100000, not {self.queue}")
         for flag, seconds in (("--timeout", self.seconds), ("--drain", self.drain_seconds)):

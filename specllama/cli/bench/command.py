@@ -22,6 +22,7 @@ from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, log_file, template_variables
 from specllama.cli.bench import text as bench_text
 from specllama.cli.bench.plan import BenchPlan, plan
+from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
 from specllama.cli.provenance import provenance
 from specllama.cli.report_file import replaced
@@ -60,10 +61,9 @@ def bench(given: Mapping[str, Any]) -> int:
     # What was measured and learnt before it, the default begins with, as in a run; what the same few prompts
     # teach is not stored.
     decided = {"draft_max", "draft_min", "draft_p_min"}
-    values = {k: v for k, v in build.resolved(given).items() if k not in decided}
-    values |= {"no_memory": True, "no_calibrate": True}
+    values = build.resolved(given).without(*decided).overlaid({"no_memory": True, "no_calibrate": True})
     wanted = plan(given, values)
-    settings = build.load_settings(values)
+    settings = prepared(build.load_settings(values), values.get("force", False))
     variables, log = template_variables(values), log_file(values)
     measured = _Measured()
     with log or contextlib.nullcontext():

@@ -13,6 +13,7 @@ from specllama.bench import texts, workloads
 from specllama.bench.samples import Given, Unit
 from specllama.cli.report_file import place
 from specllama.config import build
+from specllama.config.sources import Values
 from specllama.core.sampling.params import UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
 
@@ -41,7 +42,7 @@ class BenchPlan:
         return workloads.units(self.workloads, self.temperatures)
 
 
-def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> BenchPlan:
+def plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
     """given: the command line; values: with what files and environment say.
 
     Raises UsageError, NotFoundError.
@@ -63,7 +64,7 @@ def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> BenchPlan:
         if "prompts" in given
         else workloads.WORKLOADS
     )
-    shared = {k: v for k, v in values.items() if k not in ("temperature", "seed", "max_tokens")}
+    shared = values.without("temperature", "seed", "max_tokens")
     return BenchPlan(
         workloads=workloads.chosen(found, given.get("workloads")),
         temperatures=temperatures,

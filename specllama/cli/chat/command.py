@@ -21,6 +21,7 @@ from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.thinking import TemplateTag
 from specllama.cli.chat.words import visible
+from specllama.cli.download import prepared
 from specllama.config import build
 from specllama.config.store import cache_dir
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -35,7 +36,7 @@ def chat(given: Mapping[str, Any]) -> int:
     refuse_logprobs(params)
     variables = template_variables(values)
     saved = read(values["load"]) if "load" in values else None
-    settings = build.load_settings(values)
+    settings = prepared(build.load_settings(values), values.get("force", False))
     log = log_file(values)
     with contextlib.ExitStack() as stack:
         if log is not None:

@@ -61,7 +61,7 @@ def refuse_logprobs(params: Mapping[str, Any]) -> None:
 def _value(name: str, text: str) -> Any:
     """JSON where it is JSON, else the text itself; @FILE is the text of a file."""
     if name in ("json_schema", "grammar") and text.startswith("@"):
-        return build.read_text(text[1:], f"/set {name}")
+        return build.read_text(text[1:], name)
     if name == "logit_bias" and not text.startswith("{"):
         return build.sampling({"logit_bias": text.split()})["logit_bias"]
     try:

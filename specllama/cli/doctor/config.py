@@ -8,7 +8,7 @@ from typing import Any
 
 from specllama.cli.doctor.words import Problem
 from specllama.config import sources as configuration
-from specllama.config.options_server import STORED
+from specllama.config.options import STORED
 from specllama.errors import ConfigError
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.cli.bench import plan as bench_plan
+from specllama.cli.download import prepared
 from specllama.config import build
 from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.sources import Values
 from specllama.errors import IncompatiblePairError, UsageError
 from specllama.gguf.check import check_model
 from specllama.gguf.header import read_model
@@ -32,18 +34,17 @@ class TunePlan:
     n_tokens: int | None
 
 
-def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> TunePlan:
+def plan(given: Mapping[str, Any], values: Values) -> TunePlan:
     """given: the command line; values: with what files and environment say.
 
     Raises UsageError, NotFoundError, what reading a header raises, IncompatiblePairError where drafts were
     named and none fits.
     """
     shared = {name: given[name] for name in ("prompts", "workloads", "n_tokens") if name in given}
-    texts = bench_plan.plan({**shared, "temperatures": "0"}, {})
+    texts = bench_plan.plan({**shared, "temperatures": "0"}, Values())
     names = given.get("draft_models", [values.get("draft_model", "auto")])
-    values = {k: v for k, v in values.items() if k not in _DECIDES}
-    values |= {"no_calibrate": given.get("no_store", False)}
-    settings = build.load_settings({**values, "draft_model": "none"})
+    values = values.without(*_DECIDES).overlaid({"no_calibrate": given.get("no_store", False)})
+    settings = _prepared(values, "none")
     drafts = _drafts(names, values, settings.target.path)
     unusable = _unusable(settings.target.path, [d.path for d in drafts])
     if drafts and len(unusable) == len(drafts):
@@ -59,11 +60,16 @@ def plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> TunePlan:
     )
 
 
-def _drafts(names: Sequence[str], values: Mapping[str, Any], target: str) -> list[ModelSettings]:
+def _prepared(values: Values, draft: str) -> LoadSettings:
+    named = values.overlaid({"draft_model": draft})
+    return prepared(build.load_settings(named), values.get("force", False))
+
+
+def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSettings]:
     """The drafts of these names, "none" left out."""
     found: list[ModelSettings] = []
     for name in names:
-        settings = build.load_settings({**values, "draft_model": name})
+        settings = _prepared(values, name)
         if "model" not in settings.drafters and name not in ("auto", "none"):
             raise UsageError(f"--drafters leaves the draft model out, and -md gives one: {name}")
         draft = settings.draft

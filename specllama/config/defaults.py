@@ -1,0 +1,21 @@
+"""What holds where nobody sets an option: the one table, for the commands, Python and the server.
+
+Sampling parameters have their defaults in core/sampling/params.py. The context's length, threads and layers
+of the GPU are chosen when models are loaded, from the model and the machine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DRAFTERS = ("model", "copy", "grammar")
+DRAFT_MODEL = "auto"  # the draft that is known for the target, if it is on disk
+DRAFT_MAX: Literal["auto"] = "auto"  # by measured cost
+LAYERS: Literal["auto"] = "auto"  # all that fit, the target's first
+N_BATCH, N_UBATCH = 2048, 512
+CACHE_TYPE = "f16"
+
+SERVED_SLOTS = 4  # of a server and of an LLM in Python; a command that writes one text has one
+HOST, PORT = "127.0.0.1", 8080
+QUEUE = 64
+TIMEOUT_SECONDS, DRAIN_SECONDS, CLIENT_SECONDS = 3600.0, 30.0, 30.0
