@@ -30,14 +30,15 @@ Show = Callable[[str, Sequence[tuple[int, str]]], None]
 
 @dataclass(slots=True)
 class RunAnswer:
-    """A generation as it arrived. params: SamplingParams as used, empty before the engine has begun; reason:
-    empty before it has ended.
+    """A generation as it arrived. params: SamplingParams as used, empty before the engine has begun;
+    closing_tag: closes the reasoning that the prompt has opened, or ""; reason: empty before it has ended.
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     params: dict[str, Any] = field(default_factory=dict)
+    closing_tag: str = ""
     reason: str = ""
     stats: RunStats = field(default_factory=RunStats)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +84,7 @@ def generate(
 def _take(answer: RunAnswer, event: m.Message, progress: Progress, show: Show | None) -> None:
     text, runs = "", []
     if isinstance(event, m.Started):
-        answer.params = event.params
+        answer.params, answer.closing_tag = event.params, event.thinking
     elif isinstance(event, m.Prefilled):
         progress.show("reading the prompt", event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
     elif isinstance(event, m.Tokens):

@@ -10,7 +10,7 @@ from specllama.core.speedup import plain_rate
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError
 from specllama.server.events import End, Event, Reasoning, RoundEvent, Start, TextEvent
-from specllama.server.reasoning_split import ReasoningPiece, Splitter
+from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 
 class EventAssembler:
@@ -30,7 +30,7 @@ class EventAssembler:
         self._end_ids = end_ids
         self.index, self.prompt = index, prompt
         self._splits, self._begun = splits, begun
-        self._splitter = Splitter(off=True)
+        self._splitter = ReasoningSplitter(off=True)
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
         self._round: RoundEvent | None = None
         self._last = 0.0
@@ -44,7 +44,7 @@ class EventAssembler:
         if isinstance(message, m.Started):
             self._last = now
             off = not self._splits or (self._begun and not message.thinking)
-            self._splitter = Splitter(message.thinking if self._splits else "", off)
+            self._splitter = ReasoningSplitter(message.thinking if self._splits else "", off)
             return [Start(self.index, self.prompt, message.n_prompt, message.params["seed"])]
         if isinstance(message, m.Tokens):
             return self._tokens(message.items[0], now)

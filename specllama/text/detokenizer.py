@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
+Runs = Sequence[tuple[int, str]]  # (characters, source) of the stretches of a text, in order
+
 
 class TokenWriter:
     """Collects the text of one generation.

@@ -10,7 +10,7 @@ from specllama.core.engine import Engine
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
-from specllama.text.reasoning import TAGS
+from specllama.text.reasoning import closing_tag
 from specllama.worker.output import SequenceOutput
 
 _TAIL = 32  # tokens at the end of a prompt in which an opening tag is looked for
@@ -79,9 +79,8 @@ def _slots(engine: Engine, running: Sequence[SequenceOutput]) -> dict[str, Any]:
 
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
-    """The tag that ends the reasoning which a prompt has begun with its last words; "" where it has not."""
-    tail = b"".join(_bytes(model, i) for i in ids[-_TAIL:]).decode("utf-8", "replace").rstrip()
-    return next((end for tag, end in TAGS.items() if tail.endswith(tag)), "")
+    """The tag that will close the reasoning which the prompt's last ids open; "" where they open none."""
+    return closing_tag(b"".join(_bytes(model, i) for i in ids[-_TAIL:]).decode("utf-8", "replace"))
 
 
 def _bytes(model: LlamaModel, token: int) -> bytes:

@@ -25,7 +25,6 @@ from specllama.cli.chat.file import Saved, read, write
 from specllama.cli.chat.history import MOST, HistoryFile
 from specllama.cli.chat.input import is_open, typed
 from specllama.cli.chat.settings import NAMES
-from specllama.cli.chat.thinking import TAGS, Thinking
 from specllama.cli.chat.words import visible
 from specllama.errors import NotFoundError, UsageError
 from tests.support import ggufbytes as g
@@ -651,36 +650,7 @@ class TestTerminal:
         Path(path).unlink()
 
 
-TEXT = st.text(st.sampled_from("<>/thinkseed: []THINK\nab◁▷"), max_size=30)
-
-
 class TestParts:
-    @given(st.sampled_from(["", *TAGS]), TEXT, st.sampled_from(["", *TAGS.values()]), TEXT, st.data())
-    def test_reasoning_is_found_however_the_text_is_cut(
-        self, begin: str, inner: str, end: str, rest: str, data: st.DataObject
-    ) -> None:
-        text = begin + inner + end + rest
-        cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-        def marked(pieces: list[str]) -> str:
-            thinking, parts = Thinking(), []
-            for piece in pieces:
-                parts += thinking.push(piece, "target")
-            parts += thinking.finish()
-            assert "".join(part for part, _, _ in parts) == text
-            return "".join("T" * len(part) if dim else "-" * len(part) for part, _, dim in parts)
-
-        assert marked(pieces) == marked([text])
-
-    def test_reasoning_ends_behind_its_own_tag(self) -> None:
-        for begin, end in TAGS.items():
-            parts = Thinking().push(f" \n{begin}a{'</x>'}{end}b{end}", "copy")
-            assert parts == [(f" \n{begin}a</x>{end}", "copy", True), (f"b{end}", "copy", False)]
-            opened = Thinking(end)
-            assert opened.push(f"a{end[:3]}", "target") == [(f"a{end[:3]}", "target", True)]
-            assert opened.push(f"{end[3:]}b", "copy") == [(end[3:], "copy", True), ("b", "copy", False)]
-
     @given(st.text())
     def test_what_is_shown_has_no_control_characters(self, text: str) -> None:
         shown = visible(text)

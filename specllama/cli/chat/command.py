@@ -19,7 +19,6 @@ from specllama.cli.chat.input import InputReader, LineReader, Typed
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
-from specllama.cli.chat.thinking import TemplateTag
 from specllama.cli.chat.words import visible
 from specllama.cli.download import prepared
 from specllama.config import build
@@ -45,9 +44,7 @@ def chat(given: Mapping[str, Any]) -> int:
         reader = _reader()  # while the engine process starts
         screen = Screen(not reader.interactive, values.get("show_draft", False))
         engine.load("json_schema" in params or "grammar" in params)
-        tag = TemplateTag(settings, variables) if screen.styles else None
-        closing = (lambda: tag.closing) if tag is not None else str
-        session = ChatSession(engine, screen, Conversation(), params, variables, closing, reader.interactive)
+        session = ChatSession(engine, screen, Conversation(), params, variables, reader.interactive)
         if saved is not None:
             session.take_over(saved, values["load"], params)
         if "system_prompt" in values:

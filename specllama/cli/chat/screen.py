@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from specllama.cli import console
-from specllama.cli.chat.thinking import Thinking
+from specllama.cli.answer import RunAnswer
 from specllama.cli.chat.words import visible
+from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 COLOURS = {
     "model": ("green", "32"),
@@ -33,29 +34,29 @@ class Screen:
         self._dims = not plain and coloured(sys.stderr)
         self.show_draft = show_draft and self.styles
         self._terminal = sys.stdout.isatty()
-        self._thinking: Thinking | None = None
+        self._answer = RunAnswer()
+        self._splitter: ReasoningSplitter | None = None
         self._at_start = True
 
-    def begin(self, closing: str = "") -> None:
-        """An answer begins. closing: the tag that will end its reasoning, "" where it begins with none."""
-        self._thinking = Thinking(closing) if self.styles else None
+    def begin(self, answer: RunAnswer) -> None:
+        """An answer begins, whose text `show` is called with."""
+        self._answer, self._splitter = answer, None
         self._at_start = True
 
     def show(self, text: str, runs: Sequence[tuple[int, str]]) -> None:
         """A stretch of the answer; runs: (characters, source)."""
-        if self._thinking is None:
+        if not self.styles:
             self._write(text)
             return
-        at = 0
-        for n, source in runs:
-            self._parts(self._thinking.push(text[at : at + n], source))
-            at += n
+        if self._splitter is None:
+            self._splitter = ReasoningSplitter(self._answer.closing_tag, keep_tags=True)
+        self._pieces(self._splitter.push(text, runs))
 
     def end(self) -> None:
         """The answer is complete: its line, too."""
-        if self._thinking is not None:
-            self._parts(self._thinking.finish())
-            self._thinking = None
+        if self._splitter is not None:
+            self._pieces(self._splitter.finish())
+            self._splitter = None
         if not self._at_start:
             self._write("\n")
 
@@ -67,11 +68,14 @@ class Screen:
         """Which colour is whose."""
         return ", ".join(f"{_styled(name, code)} {colour}" for name, (colour, code) in COLOURS.items())
 
-    def _parts(self, parts: Sequence[tuple[str, str, bool]]) -> None:
-        for text, source, reasoning in parts:
-            code = COLOURS.get(source, ("", ""))[1] if self.show_draft else ""
-            codes = ";".join(c for c in (_DIM if reasoning else "", code) if c)
-            self._write(text, codes)
+    def _pieces(self, pieces: Sequence[ReasoningPiece]) -> None:
+        for piece in pieces:
+            at = 0
+            for n, source in piece.runs:
+                code = COLOURS.get(source, ("", ""))[1] if self.show_draft else ""
+                codes = ";".join(c for c in (_DIM if piece.reasoning else "", code) if c)
+                self._write(piece.text[at : at + n], codes)
+                at += n
 
     def _write(self, text: str, codes: str = "") -> None:
         if text:

@@ -5,7 +5,7 @@ answer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,7 @@ class ChatSession:
     """What the commands of a chat act on.
 
     params: what was set of SamplingParams; used: what the engine took where nothing was set. variables: for
-    the chat template. file: the last one saved to or loaded from. closing: the tag that ends reasoning which
-    the template has begun.
+    the chat template. file: the last one saved to or loaded from.
     """
 
     engine: ChatEngine
@@ -37,7 +36,6 @@ class ChatSession:
     conversation: Conversation
     params: dict[str, Any]
     variables: dict[str, Any]
-    closing: Callable[[], str]
     interactive: bool
     speculate: bool = True
     file: str = ""
@@ -116,7 +114,7 @@ class ChatSession:
         Ctrl-C came before that.
         """
         answer, id_, written = RunAnswer(), None, False
-        self.screen.begin(self.closing() if self.screen.styles else "")
+        self.screen.begin(answer)
         try:
             id_ = self.engine.ask(
                 self.conversation, params, self.speculate, self.variables, answer, self.screen.show

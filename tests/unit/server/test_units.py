@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.requests import Request
 
 from specllama.config.load import LoadSettings, ModelSettings
@@ -26,53 +23,9 @@ from specllama.server.dialects.openai.usage import figures, usage
 from specllama.server.events import Accumulator, End, Start, TextEvent
 from specllama.server.http import body as reading
 from specllama.server.http.access import Keys, unexpected
-from specllama.server.reasoning_split import Splitter
 from specllama.server.settings import ServerSettings
 
 LOAD = LoadSettings(target=ModelSettings(path="a/model.gguf"), n_slots=2)
-
-
-def split(pieces, closing="", off=False):
-    """(reasoning, text) of a text that comes in pieces, whose runs are one a piece."""
-    splitter, found = Splitter(closing, off), ["", ""]
-    taken = [p for i, piece in enumerate(pieces) for p in splitter.push(piece, [(len(piece), str(i))])]
-    for piece in [*taken, *splitter.finish()]:
-        assert sum(n for n, _ in piece.runs) == len(piece.text) > 0
-        found[not piece.reasoning] += piece.text
-    return found[0], found[1]
-
-
-class TestReasoning:
-    @pytest.mark.parametrize(
-        ("text", "closing", "found"),
-        [
-            ("hello", "", ("", "hello")),
-            ("", "", ("", "")),
-            ("  hello ", "", ("", "  hello ")),
-            ("<think>a</think>b", "", ("a", "b")),
-            ("\n<think>\n a \n</think>\n\n b ", "", ("a", "b ")),
-            ("a\n</think>\n\nb", "</think>", ("a", "b")),
-            ("\n</think>\n\nb</think>", "</think>", ("", "b</think>")),
-            ("a < b </thin", "</think>", ("a < b </thin", "")),
-            ("<think>cut", "", ("cut", "")),
-            ("<thi", "", ("", "<thi")),
-            ("[THINK]x[/THINK]y", "", ("x", "y")),
-            ("b <think>c</think>", "", ("", "b <think>c</think>")),
-        ],
-    )
-    def test_both_parts(self, text, closing, found) -> None:
-        assert split([text], closing) == found
-        assert split(list(text), closing) == found
-
-    @given(st.text(alphabet="<>/think \nab", max_size=40), st.booleans(), st.data())
-    def test_however_it_is_cut(self, text, begun, data) -> None:
-        cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-        pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
-        closing = "</think>" if begun else ""
-        assert split(pieces, closing) == split([text], closing)
-
-    def test_off(self) -> None:
-        assert split(["<think>", "a</think>b"], off=True) == ("", "<think>a</think>b")
 
 
 def generation(turn: int = 0) -> Generation:
