@@ -20,14 +20,15 @@ _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
     """What Typer asks for the values of an option, from its `completes`."""
-    from specllama.config.options import GGUF, LIST
+    from specllama.config.options import DOWNLOADED, GGUF, LIST
 
     def complete(incomplete: str) -> list[str]:
-        words = [word for word in completes if word not in (GGUF, LIST)]
+        words = [word for word in completes if word not in (GGUF, DOWNLOADED, LIST)]
         if LIST in completes:
             return _next_in_list(words, incomplete)
         found = [word for word in words if word.startswith(incomplete)]
-        return [*found, *(model_names(incomplete) if GGUF in completes else ())]
+        found += model_names(incomplete) if GGUF in completes else []
+        return found + (downloaded_names(incomplete) if DOWNLOADED in completes else [])
 
     return complete
 

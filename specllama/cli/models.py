@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
@@ -18,13 +18,23 @@ from specllama.models.manifest import ManifestEntry
 from specllama.models.progress import State
 from specllama.models.resolve import Library
 
+EXAMPLES = """
+Examples:
+  specllama models
+  specllama models verify
+  specllama models rm 8B:Q8_0 user/repo
 
-def list_models(as_json: bool) -> int:
+`rm` without a quantisation removes all of a repository, unfinished downloads too. `verify` ends with exit
+code 6 where a file is not what the hub says it is.
+"""
+
+
+def models(given: Mapping[str, Any]) -> int:
     """Print what there is; 0. Raises ConfigError."""
     known = library()
     there = [(model, _header(model)) for model in on_disk(known)]
     begun = list(unfinished(known))
-    if as_json:
+    if given.get("json"):
         report = {
             "schema": "specllama.models/1",
             "cache": str(known.root),
@@ -43,9 +53,9 @@ def list_models(as_json: bool) -> int:
     return 0
 
 
-def remove(names: Sequence[str], as_json: bool) -> int:
+def remove(given: Mapping[str, Any]) -> int:
     """Remove models from the cache; 0. Raises NotFoundError before anything is removed, ResourceError."""
-    known = library()
+    known, names = library(), given["names"]
     todo = {model.files: model for name in names for model in chosen(known, name)}
     repos = {where.repo for name in names if (where := known.meaning(name, "NAME").where) and not where.tag}
     removed: list[dict[str, Any]] = []
@@ -54,7 +64,7 @@ def remove(names: Sequence[str], as_json: bool) -> int:
     for repo in sorted(repos):
         if freed := remove_unfinished(known, repo):
             removed.append({"name": f"{repo}, unfinished", "bytes": freed})
-    if as_json:
+    if given.get("json"):
         console.data(json.dumps({"schema": "specllama.models-rm/1", "removed": removed}) + "\n")
         return 0
     for one in removed:
@@ -62,16 +72,16 @@ def remove(names: Sequence[str], as_json: bool) -> int:
     return 0
 
 
-def verify(names: Sequence[str], as_json: bool) -> int:
+def verify(given: Mapping[str, Any]) -> int:
     """Hash what is in the cache again and print what is whole; the exit code.
 
     Raises NotFoundError, and IntegrityError for the first file that is damaged, after all were looked at.
     """
-    known = library()
+    known, names = library(), given.get("names", ())
     todo = [m for name in names for m in chosen(known, name)] if names else list(on_disk(known))
     damaged: list[IntegrityError] = []
     results = list(_verified(todo, damaged))
-    if as_json:
+    if given.get("json"):
         console.data(json.dumps({"schema": "specllama.models-verify/1", "files": results}) + "\n")
         return IntegrityError.exit_code if damaged else 0
     words = {True: "whole  ", False: "DAMAGED", None: "unknown"}

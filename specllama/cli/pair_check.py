@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
@@ -19,22 +19,30 @@ from specllama.models.resolve import Library
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.vocab import Vocab, end_ids, shown
 
+EXAMPLES = """
+Examples:
+  specllama pair-check main.gguf draft.gguf
+  specllama pair-check 8B 1B
+  specllama pair-check user/repo:Q4_K_M hf:user/other-repo --json
+
+Reads the headers only, on the hub too. The exit code is 0 where the draft can be used, 7 where it cannot.
+"""
 MAX_SHOWN = 20  # differing ids of a compatible pair
 MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
 _WITHOUT_TERMINAL = (1 << 20, 24)
 
 
-def pair_check(target: str, draft: str, as_json: bool) -> int:
+def pair_check(given: Mapping[str, Any]) -> int:
     """Print whether the draft can propose tokens for the target; the exit code.
 
-    target, draft: models by path or name; files may be vocabularies without weights. Of what is on the hub
-    and not on disk the header is read, and nothing is kept. Raises NotFoundError, UsageError, GGUFError,
-    IntegrityError, AccessError, NetworkError for what cannot be read or run.
+    given: target and draft by path or name; files may be vocabularies without weights. For a model that is
+    on the hub and not on disk, only the header is read, and nothing is kept. Raises NotFoundError,
+    UsageError, GGUFError, IntegrityError, AccessError, NetworkError for what cannot be read or run.
     """
     known = library()
-    headers = _header(known, target, "MAIN"), _header(known, draft, "DRAFT")
+    headers = _header(known, given["target"], "MAIN"), _header(known, given["draft"], "DRAFT")
     verdict = check_pair(*headers)
-    if as_json:
+    if given.get("json"):
         # Not in UTF-8, since that would pass control characters of the files on.
         console.data(json.dumps(_object(*headers, verdict)) + "\n")
     else:

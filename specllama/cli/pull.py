@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
@@ -13,19 +13,28 @@ from specllama.models.hub.pull import PullPlan, plan, size
 from specllama.models.prepare import fetched
 from specllama.models.resolve import Library, ResolvedModel
 
+EXAMPLES = """
+Examples:
+  specllama pull 8B 1B
+  specllama pull user/repo:Q4_K_M --dry-run
 
-def pull(names: Sequence[str], dry_run: bool, force: bool, as_json: bool) -> int:
+Two names are a target and its draft: their headers are compared before anything big is downloaded.
+A download that was interrupted goes on where it stopped.
+"""
+
+
+def pull(given: Mapping[str, Any]) -> int:
     """Download models; two are a target and its draft. Prints their paths; the exit code.
 
     Raises what models/ready.py raises, UsageError for a name that is no model of the hub.
     """
-    known = library()
-    found = [_found(known, name) for name in dict.fromkeys(names)]
+    known, as_json = library(), given.get("json", False)
+    found = [_found(known, name) for name in dict.fromkeys(given["names"])]
     todo = plan(known, found)
-    if dry_run:
+    if given.get("dry_run"):
         _show_plan(found, todo, as_json)
         return 0
-    paths = fetched(known, found, pair=len(found) == 2, force=force)
+    paths = fetched(known, found, pair=len(found) == 2, force=given.get("force", False))
     if as_json:
         models = [{"name": f.name, "path": path} for f, path in zip(found, paths, strict=True)]
         console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")

@@ -16,6 +16,14 @@ from specllama.client.client import EngineClient
 from specllama.config import build
 from specllama.errors import UsageError
 
+EXAMPLES = """
+Examples:
+  specllama run -p 'What does shutil.copytree do?'
+  specllama run -m 8B -md 1B -p 'Who was the first prime minister of Britain?'
+  specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt
+  git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json
+"""
+
 
 def run(given: Mapping[str, Any]) -> int:
     """Generate and print; the exit code. Raises SpecllamaError."""

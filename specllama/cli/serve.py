@@ -14,6 +14,13 @@ from specllama.config import build, defaults
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
 
+EXAMPLES = """
+Examples:
+  specllama serve -m main.gguf -md draft.gguf -c 8192 --alias local
+  specllama serve --model main.gguf --speculative-model draft.gguf --num-speculative-tokens 8
+  specllama serve -m main.gguf --host 0.0.0.0 --port 8087 --api-key-file keys.txt
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+"""
 _MAX_KEY = 4096  # characters
 
 

@@ -1,102 +1,229 @@
-"""From the table of options to Typer commands."""
+"""From tables of options to Typer commands. Knows Typer; what a command does is in the command's own file.
+
+A command's file is imported when it runs, or when its examples are shown. Its table of options is read when
+it is called, so that `specllama --help` and a shell's completion stay quick.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 import typer.main
 
-from specllama.cli.completion import completer
-
 if TYPE_CHECKING:
     from specllama.config.options import Option
 
-Command = Callable[[dict[str, Any]], None]
-TABLES = {
-    "run": "options.RUN",
-    "chat": "options.CHAT",
-    "serve": "options.SERVE",
-    "bench": "options_measuring.BENCH",
-    "tune": "options_measuring.TUNE",
-    "rpc-worker": "options_measuring.RPC_WORKER",
-}
+PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+_NARROW = 60  # columns; in fewer, the description of an option goes below its flags
 
 
-class Group(typer.core.TyperGroup):
-    """Commands that get their options when they are called: a list of commands shows none of the hundreds."""
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command of the program.
+
+    code: "module:function" within specllama.cli; the function takes the given options, name to value, and
+    returns the exit code; EXAMPLES of the module end the help. options: "module:TABLE" within specllama.
+    """
+
+    code: str
+    options: str
+    help: str
+    commands: Mapping[str, CommandEntry] = field(default_factory=dict)
+
+    def table(self) -> Sequence[Option]:
+        """The options and arguments of this command."""
+        module, _, name = self.options.partition(":")
+        found: Sequence[Option] = getattr(importlib.import_module(f"specllama.{module}"), name)
+        return found
+
+    def function(self) -> Callable[[Mapping[str, Any]], int | None]:
+        """What runs it."""
+        module, _, name = self.code.partition(":")
+        found: Callable[[Mapping[str, Any]], int | None] = getattr(
+            importlib.import_module(f"specllama.cli.{module}"), name
+        )
+        return found
+
+    def examples(self) -> str:
+        """Command lines to learn from, "" without any."""
+        module = importlib.import_module(f"specllama.cli.{self.code.partition(':')[0]}")
+        return str(getattr(module, "EXAMPLES", ""))
+
+
+class CommandGroup(typer.core.TyperGroup):
+    """Commands from a table; a command gets its options when it is resolved."""
+
+    entries: Mapping[str, CommandEntry]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        complete = getattr(command and command.callback, "complete", None)
-        if complete is None or command is None:
-            return name, command, rest
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-        alone.command(name, epilog=command.epilog)(complete())
-        return name, typer.main.get_command(alone), rest
+        return name, command and build(str(name), self.entries[str(name)]), rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.width = help_width()
+        super().format_help(ctx, formatter)
 
 
-def options_of(command: str) -> Callable[[], list[Option]]:
-    """How to come by the options of a command: they are made when it is called."""
-    module, _, name = TABLES[command].partition(".")
-    return lambda: getattr(importlib.import_module(f"specllama.config.{module}"), name)
+class OptionCommand(typer.core.TyperCommand):
+    """A command whose help shows its options in groups, and its examples."""
+
+    entry: CommandEntry
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Typer's signature
+        return usage(self.entry)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.width = help_width()
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        format_groups(self, ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
+        format_examples(self.entry, formatter)
 
 
-def with_options(options: Callable[[], Iterable[Option]]) -> Callable[[Command], Callable[[], None]]:
-    """Make a Typer command of a function from what was given on the command line: option name to value.
+class OptionGroup(CommandGroup):
+    """A command of that kind which has commands of its own."""
 
-    options: gives the table; called when the command is (Group).
-    """
+    entry: CommandEntry
 
-    def wrap(function: Command) -> Callable[[], None]:
-        def command() -> None:
-            raise AssertionError("a command without its options: is its group a Group?")
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        format_groups(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
 
-        command.__doc__, command.__name__ = function.__doc__, function.__name__
-        command.complete = lambda: _with_options(function, options())  # type: ignore[attr-defined]
-        return command
-
-    return wrap
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
+        format_examples(self.entry, formatter)
 
 
-def _with_options(function: Command, options: Iterable[Option]) -> Callable[..., None]:
-    def command(**values: Any) -> None:
-        function({name: v for name, v in values.items() if v is not None and v != []})
-
-    annotations = {o.name: _annotation(o) for o in options}
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in annotations.items()
-        ]
+def application(entries: Mapping[str, CommandEntry], **settings: Any) -> typer.Typer:
+    """A Typer app with a stand-in for each command. settings: of typer.Typer."""
+    app = typer.Typer(
+        cls=type("RootGroup", (CommandGroup,), {"entries": entries}),
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **{**PLAIN, **settings},
     )
-    command.__annotations__ = annotations
-    command.__doc__, command.__name__ = function.__doc__, function.__name__
+    for name, entry in entries.items():
+        app.command(name, help=entry.help)(_stand_in)
+    return app
+
+
+def build(name: str, entry: CommandEntry) -> Any:
+    """The Typer command of an entry, with all of its options."""
+    settings: Any = {"help": entry.help, "context_settings": {"help_option_names": ["-h", "--help"]}}
+    if not entry.commands:
+        alone = typer.Typer(add_completion=False, **PLAIN)
+        cls = type("Command", (OptionCommand,), {"entry": entry})
+        alone.command(name, cls=cls, **settings)(_callback(entry))
+        return typer.main.get_command(alone)
+    group = application(entry.commands, name=name, add_completion=False)
+    cls = type("Group", (OptionGroup,), {"entry": entry, "entries": entry.commands})
+    group.callback(cls=cls, invoke_without_command=True, **settings)(_callback(entry))
+    return typer.main.get_command(group)
+
+
+def _stand_in() -> None:
+    raise AssertionError("a stand-in was not replaced by the command")
+
+
+def _callback(entry: CommandEntry) -> Callable[..., None]:
+    """A function with the signature that Typer reads options from."""
+
+    def command(context: typer.Context, **values: Any) -> None:
+        if context.invoked_subcommand is None:
+            given = {name: value for name, value in values.items() if value is not None and value != []}
+            raise typer.Exit(entry.function()(given) or 0)
+
+    annotations = {o.name: _annotation(o) for o in entry.table()}
+    keyword, required = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+    parameters += [
+        inspect.Parameter(
+            o.name, keyword, default=required if o.required else None, annotation=annotations[o.name]
+        )
+        for o in entry.table()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {"context": typer.Context, **annotations}
     return command
 
 
 def _annotation(o: Option) -> Any:
     kind: Any = list[o.kind] if o.many else o.kind  # type: ignore[name-defined]
-    info = typer.Option(
-        *o.flags,
-        help=o.help,
-        metavar=o.metavar,
-        rich_help_panel=o.panel,
-        show_default=False,
-        autocompletion=completer(o.completes) if o.completes else None,
-    )
-    return Annotated[kind | None, info]
+    shared: dict[str, Any] = {"help": o.help, "metavar": o.metavar, "rich_help_panel": o.panel}
+    shared["show_default"] = False
+    if o.completes:
+        from specllama.cli.completion import completer
+
+        shared["autocompletion"] = completer(o.completes)
+    if o.flags:
+        return Annotated[kind | None, typer.Option(*o.flags, **shared)]
+    return Annotated[kind if o.required else kind | None, typer.Argument(**shared)]
+
+
+def usage(entry: CommandEntry) -> list[str]:
+    """What follows the name of a command."""
+    arguments = [o for o in entry.table() if not o.flags]
+    return ["[OPTIONS]", *(str(o.metavar) if o.required else f"[{o.metavar}]" for o in arguments)]
+
+
+def help_width() -> int:
+    """Columns of a help page."""
+    return max(18, min(shutil.get_terminal_size().columns, 100) - 2)
+
+
+def format_groups(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write the options of a command, each under the title of its group."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        if (record := parameter.get_help_record(ctx)) is not None:
+            if isinstance(parameter, typer.core.TyperArgument):
+                record = str(parameter.metavar), str(parameter.help)
+            groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+    groups["Options"] = groups.pop("Options", [])  # --help: last
+    for title, records in groups.items():
+        if records:
+            with formatter.section(title):
+                _write_definitions(formatter, records)
+
+
+def _write_definitions(formatter: Any, records: Iterable[tuple[str, str]]) -> None:
+    if formatter.width >= _NARROW:
+        formatter.write_dl(records)
+        return
+    for flags, text in records:
+        formatter.write_text(flags)
+        with formatter.indentation():
+            formatter.write_text(text)
+
+
+def format_examples(entry: CommandEntry, formatter: Any) -> None:
+    """Write the examples of a command: lines that begin with a blank as they are, so that they can be copied,
+    others as paragraphs.
+    """
+    lines = entry.examples().strip("\n").splitlines()
+    if lines:
+        formatter.write_paragraph()
+    for verbatim, group in itertools.groupby(lines, lambda line: line[:1] in ("", " ")):
+        part = list(group)
+        found = part if verbatim else textwrap.wrap(" ".join(part), formatter.width)
+        formatter.write("".join(f"{line}\n" for line in found))
 
 
 def unknown_short_flag(arguments: Sequence[str], options: Iterable[Option]) -> str | None:
-    """The first argument that looks like one of llama.cpp's short flags and is none of ours, None without
-    one.
+    """The first argument that looks like one of llama.cpp's short flags and is none of `options`; None
+    without one.
 
-    Typer would take `-pps` for `-p ps`, and so drop a flag silently.
+    Typer reads `-pps` as `-p ps`, which silently drops a flag.
     """
     takes_value = {flag: o.kind is not bool for o in options for flag in o.flags} | {"-h": False}
     rest = iter(arguments)

@@ -16,15 +16,17 @@ from specllama.config.defaults import DRAFTERS
 from specllama.config.load import CACHE_TYPES
 from specllama.core.sampling.params import PARAMETERS, Parameter
 
-GGUF, LIST = "*.gguf", ","  # in an option's `completes`: such files, and words joined by commas
+GGUF, DOWNLOADED, LIST = "*.gguf", "downloaded", ","  # in `completes`
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. kind: the type of its value; many: may be given several times; stored: allowed in files and
-    environment. completes: what a shell offers after the flag: words, GGUF for such files, LIST first for
-    words that are joined by commas; () leaves it to the shell, which offers files. argument: its name in
-    Python.
+    """One option of a command.
+
+    flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may
+    be given several times. stored: allowed in files and environment. completes: what a shell offers as its
+    value: words, GGUF for files and names of models, DOWNLOADED for names of downloaded models, LIST first
+    for words joined by commas; () leaves it to the shell, which offers files. argument: its name in Python.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Option:
     stored: bool = True
     completes: tuple[str, ...] = ()
     argument: str = ""
+    required: bool = False
 
 
 def row(

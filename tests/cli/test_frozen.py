@@ -14,8 +14,7 @@ import pytest
 import typer
 import typer.main
 
-from specllama.cli.app import app
-from specllama.cli.typer_options import TABLES, options_of
+from specllama.cli.app import COMMANDS, app
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import interface
 from tests.support.command import Command
@@ -39,7 +38,7 @@ def test_flags(command: str) -> None:
 
 
 def test_toml_keys() -> None:
-    found = {option.name for name in TABLES for option in options_of(name)() if option.stored}
+    found = {option.name for entry in COMMANDS.values() for option in entry.table() if option.stored}
     assert set(RECORD["keys"]) - found == set()
 
 

@@ -32,6 +32,16 @@ from specllama.config.load import LoadSettings
 from specllama.config.options_measuring import ASKING
 from specllama.errors import SpecllamaError, UsageError
 
+EXAMPLES = """
+Examples:
+  specllama bench --runs 1
+  specllama bench -m main.gguf -md draft.gguf --workloads edit,json --report bench.html
+  specllama bench -m main.gguf -md draft.gguf --prompts mine.json -n 128 --json > bench.json
+  specllama bench -m main.gguf -md none --text edited.py -n 500
+  specllama bench --server http://127.0.0.1:8080 --concurrency 1,4,8 --report serving.html
+
+Ctrl-C shows what has been measured by then.
+"""
 _LONG = 60.0  # seconds of measuring that are announced before
 
 

@@ -25,6 +25,11 @@ from specllama.config import build
 from specllama.config.store import cache_dir
 from specllama.errors import EngineDiedError, SpecllamaError
 
+EXAMPLES = """
+Examples:
+  specllama chat
+  specllama chat -m main.gguf -md draft.gguf --show-draft
+"""
 HUNG_UP = 129
 
 

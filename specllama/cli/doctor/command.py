@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.doctor.text import lines, width
 from specllama.cli.doctor.words import Problem
 
+EXAMPLES = """
+Examples:
+  specllama doctor
+  specllama doctor --rpc 192.168.1.20:50052 --json
+"""
 SCHEMA = "specllama.doctor/1"
 
 
-def doctor(as_json: bool, workers: str | None = None) -> int:
-    """Print the report on stdout; 0 unless something makes `run` impossible. workers: RPC workers to ask, as
-    --rpc takes them.
-    """
-    report, problems = examine(workers)
-    if as_json:
+def doctor(given: Mapping[str, Any]) -> int:
+    """Print the report on stdout; 0 unless something makes `run` impossible."""
+    report, problems = examine(given.get("rpc"))
+    if given.get("json"):
         console.data(json.dumps(report) + "\n")
     else:
         console.data("\n".join(lines(report, width())) + "\n")

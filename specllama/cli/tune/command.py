@@ -25,6 +25,14 @@ from specllama.client.client import EngineClient
 from specllama.config import build
 from specllama.errors import SpecllamaError
 
+EXAMPLES = """
+Examples:
+  specllama tune
+  specllama tune -m main.gguf -md small.gguf -md smaller.gguf
+  specllama tune -m main.gguf -md draft.gguf --prompts mine.json --json > tune.json
+
+Ctrl-C stores and shows what has been measured by then.
+"""
 SCHEMA = "specllama.tune/1"
 _LONG = 60.0  # seconds; how to make it shorter is said then
 

@@ -1,0 +1,59 @@
+"""The options and arguments of the commands that load no model: pair-check, pull, models, doctor."""
+
+from __future__ import annotations
+
+from specllama.config.options import DOWNLOADED, GGUF, Option, row, table
+
+
+def _argument(
+    name: str, metavar: str, text: str, completes: str, many: bool = False, required: bool = True
+) -> Option:
+    return Option(
+        name,
+        (),
+        str,
+        text,
+        "Arguments",
+        metavar,
+        many=many,
+        stored=False,
+        completes=(completes,),
+        required=required,
+    )
+
+
+_OUTPUT = table(
+    "Output",
+    row("json", "--json", bool, "one JSON object on stdout"),
+    row("debug", "--debug", bool, "show tracebacks"),
+    stored=False,
+)
+PAIR_CHECK = [
+    _argument("target", "MAIN", "the target: a file or a name", GGUF),
+    _argument("draft", "DRAFT", "the draft: a file or a name", GGUF),
+    *_OUTPUT,
+]
+PULL = [
+    _argument("names", "NAME...", "a name (see specllama models) or user/repo:QUANT", GGUF, many=True),
+    *table(
+        "Download",
+        row("dry_run", "--dry-run", bool, "show what would be downloaded, and download nothing"),
+        row("force", "--force", bool, "download a pair although the check of its headers fails"),
+        stored=False,
+    ),
+    *_OUTPUT,
+]
+MODELS = _OUTPUT
+MODELS_RM = [_argument("names", "NAME...", "what to remove", DOWNLOADED, many=True), *_OUTPUT]
+MODELS_VERIFY = [
+    _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, many=True, required=False),
+    *_OUTPUT,
+]
+DOCTOR = [
+    *table(
+        "Hardware",
+        row("rpc", "--rpc", str, "also ask these RPC workers: host:port,...", "LIST"),
+        stored=False,
+    ),
+    *_OUTPUT,
+]
