@@ -317,7 +317,7 @@ def main() -> None:
         if not arguments.prompts:
             parser.error("--record needs --prompts")
         try:
-            asked = workloads.load(arguments.prompts)
+            asked = workloads.load_prompts(arguments.prompts)
         except SpecllamaError as error:
             parser.error(str(error))
         record_traces(arguments, asked)

@@ -1,1 +1,1 @@
-"""Measuring plain against speculative decoding on this machine with this pair; nothing here prints."""
+"""`specllama bench`: measures plain against speculative decoding with a model pair. Prints nothing."""

@@ -1,4 +1,4 @@
-"""What things took: t(n), the seconds of a decode of n rows, and a draft token. Pure."""
+"""Measured costs: t(n), the seconds of a decode of n rows, and the seconds of a draft token. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specllama.bench.samples import Sample
+from specllama.bench.plan import BenchSample
 from specllama.core.policy.break_even import acceptance_needed
 
-_LEAST_ROUNDS = 3  # of a width, to be shown
+_MIN_ROUNDS = 3  # of a width, for it to be shown
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """Decodes of `rows` rows took `seconds` each; rounds: how many there were."""
+class DecodeCost:
+    """Seconds of a decode of `rows` rows, over so many rounds."""
 
     rows: float
     seconds: float
@@ -23,13 +23,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class BenchCosts:
-    """points: t(n), by rows. exact: whether rows are those of single decodes; else each point is a
-    configuration, mean rows and mean seconds. draft_token: seconds of a token of the draft model, catching up
-    with the prompt included; None without one. first_accepted: share of accepted first draft tokens; drafted:
-    share of rounds with a draft, both over the fixed lengths, None without.
+    """Costs of decodes and of drafts.
+
+    points: t(n), by rows. exact: whether the rows are those of single decodes; else each point is a
+    configuration, with mean rows and mean seconds. draft_token: seconds of a token of the draft model,
+    reading the prompt included; None without a draft model. first_accepted: share of first draft tokens that
+    were accepted; drafted: share of rounds with a draft; both over the fixed lengths, None without any.
     """
 
-    points: Sequence[Point]
+    points: Sequence[DecodeCost]
     exact: bool
     draft_token: float | None
     first_accepted: float | None
@@ -39,20 +41,20 @@ class BenchCosts:
     def t1(self) -> float | None:
         return next((p.seconds for p in self.points if p.rows == 1), None)
 
-    def relative(self, point: Point) -> float | None:
-        """The point's time in t(1)."""
+    def relative(self, point: DecodeCost) -> float | None:
+        """The point's time over t(1)."""
         return point.seconds / self.t1 if self.t1 else None
 
     @property
-    def second(self) -> Point | None:
-        """The point nearest to two rows that stands for drafts."""
+    def second(self) -> DecodeCost | None:
+        """The point nearest to two rows, among those with drafts."""
         near = [p for p in self.points if p.rows >= 1.25]
         return min(near, key=lambda p: abs(p.rows - 2), default=None)
 
     @property
     def break_even(self) -> float | None:
-        """Acceptance from which a draft of as many tokens as `second` has pays, were each as likely; 1 where
-        it never does.
+        """The acceptance from which drafts of the length of `second` pay, if each token is equally likely;
+        1 if they never pay.
         """
         second = self.second
         if second is None or not self.t1:
@@ -61,12 +63,12 @@ class BenchCosts:
         return acceptance_needed(k, (second.seconds + k * (self.draft_token or 0.0)) / self.t1)
 
 
-def costs_of(samples: Sequence[Sample]) -> BenchCosts:
-    """The costs that the samples show."""
+def costs_of(samples: Sequence[BenchSample]) -> BenchCosts:
+    """The costs measured by the samples."""
     by_rows: dict[int, list[tuple[int, float]]] = {}
     for sample in samples:
-        for n, took in sample.round_seconds.items():
-            by_rows.setdefault(n, []).append(took)
+        for n, timing in sample.round_seconds.items():
+            by_rows.setdefault(n, []).append(timing)
     exact = 1 in by_rows
     points = _measured(by_rows) if exact else _means(samples)
     fixed = [s for s in samples if s.step.config.draft_max]
@@ -85,26 +87,28 @@ def costs_of(samples: Sequence[Sample]) -> BenchCosts:
     )
 
 
-def _measured(by_rows: Mapping[int, Iterable[tuple[int, float]]]) -> list[Point]:
-    """Per width the median of the answers' means, so that an answer that was disturbed counts little."""
+def _measured(by_rows: Mapping[int, Iterable[tuple[int, float]]]) -> list[DecodeCost]:
+    """For each width the median of the answers' means, so that a disturbed answer counts little."""
     points = []
     for n, times in sorted(by_rows.items()):
         times = [(c, s) for c, s in times if c > 0]
         rounds = sum(c for c, _ in times)
-        if rounds >= _LEAST_ROUNDS or (n == 1 and rounds):
-            points.append(Point(n, median(s / c for c, s in times), rounds))
+        if rounds >= _MIN_ROUNDS or (n == 1 and rounds):
+            points.append(DecodeCost(n, median(s / c for c, s in times), rounds))
     return points
 
 
-def _means(samples: Iterable[Sample]) -> list[Point]:
-    """Per configuration its mean rows and mean seconds of a decode."""
+def _means(samples: Iterable[BenchSample]) -> list[DecodeCost]:
+    """For each configuration the mean rows and mean seconds of a decode."""
     sums: dict[str, list[float]] = {}
     for sample in samples:
         stats = sample.stats
         if stats.rounds and sample.step.config.draft_max is not None:
-            mine = sums.setdefault(sample.config, [0, 0, 0.0])
-            mine[0] += stats.rounds
-            mine[1] += stats.n_drafted + stats.n_forced
-            mine[2] += stats.verify_seconds
-    found = [Point(1 + n / rounds, seconds / rounds, int(rounds)) for rounds, n, seconds in sums.values()]
+            total = sums.setdefault(sample.config, [0, 0, 0.0])
+            total[0] += stats.rounds
+            total[1] += stats.n_drafted + stats.n_forced
+            total[2] += stats.verify_seconds
+    found = [
+        DecodeCost(1 + n / rounds, seconds / rounds, int(rounds)) for rounds, n, seconds in sums.values()
+    ]
     return sorted(found, key=lambda p: p.rows)

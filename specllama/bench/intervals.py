@@ -1,4 +1,4 @@
-"""Medians and how sure of them one can be. Numbers in, numbers out."""
+"""Medians and their bootstrap intervals. Numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_DRAWS, LEAST_DRAWS = 2000, 100
-_ENOUGH = 500_000  # numbers drawn for an interval; with many values, which vary little, fewer draws do
-_AT_ONCE = 1 << 20  # numbers that are drawn together
+MAX_DRAWS, MIN_DRAWS = 2000, 100
+_MAX_NUMBERS = 500_000  # drawn for an interval; medians of many values vary little and need fewer draws
+_BATCH = 1 << 20  # numbers drawn at once
 Units = Sequence[Sequence[float]]  # values of each unit, at least one
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure of n values and its 95 % interval, None where fewer than 3 say nothing of it."""
+    """A figure from n values and its 95 % interval, None for fewer than 3 values."""
 
     value: float
     low: float | None
@@ -27,9 +27,10 @@ class Estimate:
 def estimate(groups: Sequence[Units]) -> Estimate | None:
     """The typical value of positive numbers that come in groups (workloads) of units (prompts).
 
-    Of a unit the median counts, of a group the median of its units, of all the geometric mean of the groups:
-    no workload counts more for having more prompts. The interval is the bootstrap's (Efron 1979,
-    percentiles): units are drawn anew in each group, and values in each unit. None without any value.
+    The geometric mean over groups of the median over units of the median over values: a workload does not
+    count more for having more prompts. The interval is the percentile bootstrap (Efron, "Bootstrap methods",
+    Annals of Statistics 1979): units are resampled in each group, and values in each unit. None without
+    any value.
     """
     kept = [[list(unit) for unit in units if unit] for units in groups]
     kept = [units for units in kept if units]
@@ -39,19 +40,19 @@ def estimate(groups: Sequence[Units]) -> Estimate | None:
     n = sum(len(unit) for units in kept for unit in units)
     if n < 3:
         return Estimate(value, None, None, n)
-    rng, draws = np.random.default_rng(0), max(LEAST_DRAWS, min(MOST_DRAWS, _ENOUGH // n))
-    logs = sum(np.log(_drawn(units, draws, rng)) for units in kept) / len(kept)
+    rng, draws = np.random.default_rng(0), max(MIN_DRAWS, min(MAX_DRAWS, _MAX_NUMBERS // n))
+    logs = sum(np.log(_resampled_medians(units, draws, rng)) for units in kept) / len(kept)
     low, high = np.exp(np.quantile(logs, (0.025, 0.975)))
     return Estimate(value, float(low), float(high), n)
 
 
-def _drawn(units: Units, draws: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """The median of a group as it comes out when it is drawn anew, (draws,)."""
+def _resampled_medians(units: Units, draws: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Medians of resampled groups, shape (draws,)."""
     counts = np.array([len(unit) for unit in units])
     starts = np.cumsum(counts) - counts
     flat = np.concatenate([np.asarray(unit, dtype=np.float64) for unit in units])
     most, found = int(counts.max()), np.empty(draws)
-    step = max(1, _AT_ONCE // (len(units) * most))
+    step = max(1, _BATCH // (len(units) * most))
     for begin in range(0, draws, step):
         n = min(step, draws - begin)
         chosen = rng.integers(0, len(units), (n, len(units), 1))

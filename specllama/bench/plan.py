@@ -1,42 +1,118 @@
-"""In which order is measured, so that drift and load of the machine fall on all configurations alike."""
+"""What a bench measures and in which order: configurations, prompts, answers. Plain data, no engine."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import NamedTuple
 
-from specllama.bench.samples import Config, Step, Unit
+from specllama.core.stats import RunStats
 
+PLAIN, AUTO = "plain", "auto"
 BLOCK = 4  # prompts that a configuration answers in a row
 
 
-def order(units: Sequence[Unit], configs: Sequence[Config], runs: int, seed: int = 0) -> Iterator[Step]:
-    """Every unit under every configuration, `runs` times, shuffled by a seed.
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """A draft length, as in LoadSettings.draft_max: 0 plain decoding, None auto, else a fixed length."""
 
-    A few units, of different workloads where there are several, are answered by all configurations in a
-    random order before others follow: what is compared is measured close together, no prompt follows on
-    itself (its cache would be there already), and what there is after an interruption covers all workloads.
+    draft_max: int | None
+
+    @property
+    def name(self) -> str:
+        if self.draft_max is None:
+            return AUTO
+        return str(self.draft_max) if self.draft_max else PLAIN
+
+
+class ForcedText(NamedTuple):
+    """A prompt and the text that is written after it whatever the model would write.
+
+    raw: the prompt goes in without the chat template.
+    """
+
+    prompt: str
+    text: str
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCase:
+    """A prompt at a temperature. number: of the prompt in its workload, from 1. forced: the text that is
+    written; None where the model writes its own.
+    """
+
+    workload: str
+    number: int
+    prompt: str = field(repr=False)
+    temperature: float
+    forced: ForcedText | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchStep:
+    """One answer to measure. run: from 1; answers of the same case and run share a seed."""
+
+    run: int
+    case: BenchCase
+    config: BenchConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSample:
+    """One measured answer. tokens: its ids. round_seconds: rows of a decode → (rounds, seconds of their
+    decodes), empty if the engine does not report them. ties_known: whether the engine looked for near-ties.
+    """
+
+    step: BenchStep
+    tokens: tuple[int, ...]
+    stats: RunStats
+    round_seconds: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    ties_known: bool = False
+
+    @property
+    def config(self) -> str:
+        return self.step.config.name
+
+
+def configs(lengths: Iterable[int], speculation: bool = True) -> list[BenchConfig]:
+    """Plain decoding, each fixed length, auto; plain decoding alone if nothing can be drafted."""
+    if not speculation:
+        return [BenchConfig(0)]
+    return [BenchConfig(0), *(BenchConfig(k) for k in sorted(set(lengths))), BenchConfig(None)]
+
+
+def order(
+    cases: Sequence[BenchCase], configs: Sequence[BenchConfig], runs: int, seed: int = 0
+) -> Iterator[BenchStep]:
+    """Every case under every configuration, `runs` times, shuffled by the seed.
+
+    All configurations answer a few cases, of different workloads if there are several, in random order before
+    the next cases follow. So compared answers are measured close together and drift of the machine affects
+    them alike, no prompt directly follows itself (its cache would still be there), and an interrupted bench
+    covers all workloads.
     """
     rng = random.Random(seed)
     for run in range(1, runs + 1):
-        temperatures = list(dict.fromkeys(unit.temperature for unit in units))
+        temperatures = list(dict.fromkeys(case.temperature for case in cases))
         rng.shuffle(temperatures)
-        for turn in zip_longest(*(_blocks(units, t, rng) for t in temperatures), fillvalue=[]):
+        for turn in zip_longest(*(_blocks(cases, t, rng) for t in temperatures), fillvalue=[]):
             for block in turn:
                 for config in rng.sample(configs, len(configs)):
-                    yield from (Step(run, unit, config) for unit in block)
+                    yield from (BenchStep(run, case, config) for case in block)
 
 
-def _blocks(units: Sequence[Unit], temperature: float, rng: random.Random) -> list[list[Unit]]:
-    """The units of a temperature in blocks of different prompts, one of each workload in turn."""
-    workloads: dict[str, list[Unit]] = {}
-    for unit in units:
-        if unit.temperature == temperature:
-            workloads.setdefault(unit.workload, []).append(unit)
+def _blocks(cases: Sequence[BenchCase], temperature: float, rng: random.Random) -> list[list[BenchCase]]:
+    """The cases of a temperature in blocks of different prompts, one of each workload in turn."""
+    workloads: dict[str, list[BenchCase]] = {}
+    for case in cases:
+        if case.temperature == temperature:
+            workloads.setdefault(case.workload, []).append(case)
     shuffled = [rng.sample(prompts, len(prompts)) for prompts in workloads.values()]
     rng.shuffle(shuffled)
-    mixed = [unit for turn in zip_longest(*shuffled) for unit in turn if unit is not None]
+    mixed = [case for turn in zip_longest(*shuffled) for case in turn if case is not None]
     blocks = [mixed[i : i + BLOCK] for i in range(0, len(mixed), BLOCK)]
     if len(blocks) > 1 and len(blocks[-1]) == 1:
         single = blocks.pop()

@@ -1,5 +1,5 @@
-"""The object of `bench --json`: schema specllama.bench/1. Times in seconds unless named ms; what is not known
-is null.
+"""The object of `bench --json`, schema specllama.bench/1. Times are in seconds unless the key ends in ms;
+null means unknown.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.bench.intervals import Estimate
-from specllama.bench.samples import PLAIN, Sample
+from specllama.bench.plan import PLAIN, BenchSample
 from specllama.bench.summary import BenchSummary, SummaryCell, SummaryRow
 
 SCHEMA = "specllama.bench/1"
 
 
 def record(
-    summary: BenchSummary, samples: Sequence[Sample], about: Mapping[str, Any], verdict: str
+    summary: BenchSummary, samples: Sequence[BenchSample], about: Mapping[str, Any], verdict: str
 ) -> dict[str, Any]:
-    """Everything that was found. about: models, machine and settings, as they are to stand there."""
+    """The whole object. about: models, machine and settings under their keys in the object."""
     costs = summary.costs
     return {
         "schema": SCHEMA,
@@ -39,9 +39,9 @@ def record(
         "texts_compared": summary.compared,
         "texts_different": [
             {
-                "workload": d.unit.workload,
-                "prompt": d.unit.number,
-                "temperature": d.unit.temperature,
+                "workload": d.case.workload,
+                "prompt": d.case.number,
+                "temperature": d.case.temperature,
                 "run": d.run,
                 "configuration": d.config,
                 "token": d.token,
@@ -91,12 +91,12 @@ def _estimate(e: Estimate | None, factor: float = 1) -> dict[str, Any] | None:
     return {"value": e.value * factor, "low": low, "high": high, "n": e.n}
 
 
-def _sample(s: Sample) -> dict[str, Any]:
-    unit, stats = s.step.unit, s.stats
+def _sample(s: BenchSample) -> dict[str, Any]:
+    case, stats = s.step.case, s.stats
     return {
-        "workload": unit.workload,
-        "prompt": unit.number,
-        "temperature": unit.temperature,
+        "workload": case.workload,
+        "prompt": case.number,
+        "temperature": case.temperature,
         "run": s.step.run,
         "configuration": s.config,
         "n_prompt": stats.n_prompt,

@@ -1,4 +1,4 @@
-"""The page of `bench --report`: what its sections say. Knows figures; how a page looks is page.py's."""
+"""The page of `bench --report`: its sections. page.py draws and styles them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from specllama.bench import charts
-from specllama.bench.notes import extent, notes
-from specllama.bench.page import entry, page, table
-from specllama.bench.samples import AUTO, PLAIN
+from specllama.bench.page import bars, entry, lines, page, table, whiskers
+from specllama.bench.plan import AUTO, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
-from specllama.bench.verdict import label, times
+from specllama.bench.verdict import extent, label, notes, times
 
-_MOST_LINES = 8  # of a chart
+_MAX_LINES = 8  # of a chart
 
 
 def report(s: BenchSummary, about: Mapping[str, Any], verdict: str) -> str:
-    """The page. about: as in `record`; every text of it may hold anything."""
+    """The page as HTML. about: as in `record`; its texts may hold anything and are escaped."""
     target, draft = about["target"], about["draft"]
     names = f"{target['name']} {target['quant']}" + (
         f" with {draft['name']} {draft['quant']}" if draft else ""
@@ -37,13 +35,13 @@ def report(s: BenchSummary, about: Mapping[str, Any], verdict: str) -> str:
 
 
 def _settings(s: BenchSummary, about: Mapping[str, Any]) -> str:
-    wanted, machine = about["settings"], about["machine"]
+    settings, machine = about["settings"], about["machine"]
     return (
         f"specllama {about['version']}, {about['date']}; {machine['system']} {machine['machine']}, "
         f"{machine['cores']} cores, {machine['n_threads']} threads; "
         f"{', '.join(about['drafters']) or 'no drafter'}; {s.answers} of {about['planned']} answers, "
-        f"{extent(wanted)}, {wanted['runs']} runs, interleaved. "
-        "Figures are medians, in brackets 95 % intervals."
+        f"{extent(settings)}, {settings['runs']} runs, interleaved. "
+        "Figures are medians, with 95 % intervals in brackets."
     )
 
 
@@ -52,7 +50,7 @@ def _total(s: BenchSummary) -> Iterator[str]:
     found = {name: e for name, cell in s.total.cells.items() if (e := cell.speedup) is not None}
     if found:
         labels = [name if name == AUTO else f"k = {name}" for name in found]
-        yield charts.whiskers(labels, list(found.values()), "speed over plain decoding by draft length")
+        yield whiskers(labels, list(found.values()), "speed over plain decoding by draft length")
     rows = []
     for name, cell in s.total.cells.items():
         accept = cell.total.acceptance_rate
@@ -81,8 +79,8 @@ def _workloads(s: BenchSummary) -> Iterator[str]:
         rows.append([entry(label(row)), *cells, entry(row.best or "-"), entry(regret)])
     yield table(["", *lengths, "best fixed", "regret of auto"], rows)
     yield (
-        '<p class="dim">Regret: the share of the best fixed length\'s speed, known in hindsight, '
-        "that auto left. Point at a figure to see its interval.</p>"
+        '<p class="dim">Regret: the share of the speed of the best fixed length in hindsight that auto '
+        "misses. Point at a figure to see its interval.</p>"
     )
 
 
@@ -100,13 +98,13 @@ def _acceptance(s: BenchSummary) -> Iterator[str]:
     found = {n: c.total.accept_by_position for n, c in s.total.cells.items() if c.total.accept_by_position}
     if not found:
         return
-    names = list(found)[-_MOST_LINES:]  # auto and the longest
+    names = list(found)[-_MAX_LINES:]  # auto and the longest
     series = {
         name if name == AUTO else f"k = {name}": [(float(j), p) for j, p in enumerate(found[name], 1)]
         for name in names
     }
     yield "<h2>Accepted by position in the draft</h2>"
-    yield charts.lines(series, "share of accepted draft tokens by position", "position", percent=True)
+    yield lines(series, "share of accepted draft tokens by position", "position", percent=True)
 
 
 def _times(s: BenchSummary) -> Iterator[str]:
@@ -118,16 +116,16 @@ def _times(s: BenchSummary) -> Iterator[str]:
             rows[name] = {part: seconds / whole for part, seconds in shares.items()}
     if rows:
         yield "<h2>Where the time goes</h2>"
-        yield charts.bars(rows, "shares of the decoding time by draft length")
+        yield bars(rows, "shares of the decoding time by draft length")
 
 
 def _curve(s: BenchSummary) -> Iterator[str]:
     points = s.costs.points
     if len(points) < 2:
         return
-    yield "<h2>What a decode of n rows takes</h2>"
+    yield "<h2>Time of a decode by its rows</h2>"
     series = {"ms": [(p.rows, 1000 * p.seconds) for p in points]}
-    yield charts.lines(series, "milliseconds of a decode by its rows", "rows")
+    yield lines(series, "milliseconds of a decode by its rows", "rows")
     rows = []
     for p in points:
         x = s.costs.relative(p)

@@ -1,4 +1,4 @@
-"""Measuring: sends the requests of a plan to a loaded engine and hands out what came back. Prints nothing."""
+"""Sends the requests of a bench to a loaded engine, one by one, and yields the samples. Prints nothing."""
 
 from __future__ import annotations
 
@@ -6,75 +6,78 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.bench.samples import Config, Given, Sample, Step, Unit
+from specllama.bench.plan import BenchCase, BenchConfig, BenchSample, BenchStep, ForcedText
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.core.stats import RunStats
 from specllama.errors import ContextLengthError
 
-_BETWEEN = "Hello"  # asked where a prompt would follow on itself and find its own cache
+_FILLER = "Hello"  # generated between two equal prompts, so that the second does not find its own cache
 
 
 @dataclass(slots=True)
-class Runner:
-    """A loaded engine with one slot. params: SamplingParams that all answers share. raw: no chat template.
+class BenchRunner:
+    """A loaded engine with one slot.
 
-    skipped: units whose prompt does not fit the context, and why.
+    params: sampling parameters that all answers share; variables: of the chat template; raw: prompts go in
+    without the chat template; skipped: cases whose prompt does not fit the context, and why.
     """
 
     client: EngineClient
     params: Mapping[str, Any]
     variables: Mapping[str, Any] = field(default_factory=dict)
     raw: bool = False
-    skipped: dict[Unit, str] = field(default_factory=dict)
-    _config: Config | None = None
+    skipped: dict[BenchCase, str] = field(default_factory=dict)
+    _config: BenchConfig | None = None
     _last_prompt: str = ""
 
-    def warm_up(self, configs: Sequence[Config], units: Iterable[Unit]) -> Iterator[Config]:
-        """One answer of each configuration that does not count; each configuration once it has answered.
+    def warm_up(self, configs: Sequence[BenchConfig], cases: Iterable[BenchCase]) -> Iterator[BenchConfig]:
+        """Generates one unmeasured answer under each configuration and yields the configuration after it.
 
-        Raises ContextLengthError where no prompt fits.
+        Raises ContextLengthError if no prompt fits.
         """
-        fitting = iter(units)
-        unit = next(fitting)
+        fitting = iter(cases)
+        case = next(fitting)
         for config in configs:
-            while self.answer(Step(0, unit, config)) is None:
+            while self.answer(BenchStep(0, case, config)) is None:
                 following = next(fitting, None)
                 if following is None:
-                    part = " or a shorter text, or -n for a part of it" if unit.given else ""
+                    part = " or a shorter text, or -n for a part of it" if case.forced else ""
                     raise ContextLengthError(
-                        f"no prompt fits the context: {self.skipped[unit]}", f"use a larger -c{part}"
+                        f"no prompt fits the context: {self.skipped[case]}", f"use a larger -c{part}"
                     )
-                unit = following
+                case = following
             yield config
 
-    def measure(self, steps: Iterable[Step]) -> Iterator[Sample | None]:
-        """The samples of the steps as they come; None where the unit was skipped."""
+    def measure(self, steps: Iterable[BenchStep]) -> Iterator[BenchSample | None]:
+        """A sample for each step; None if its case is skipped."""
         for step in steps:
-            yield None if step.unit in self.skipped else self.answer(step)
+            yield None if step.case in self.skipped else self.answer(step)
 
-    def answer(self, step: Step) -> Sample | None:
-        """One answer, None where its prompt does not fit the context."""
+    def answer(self, step: BenchStep) -> BenchSample | None:
+        """The answer of a step; None if its prompt does not fit the context."""
         if step.config != self._config:
             self.client.configure(step.config.draft_max)
             self._config = step.config
-        if step.unit.prompt == self._last_prompt:
-            self._ask(_BETWEEN, {"max_tokens": 1, "temperature": 0}, None)
-        self._last_prompt = step.unit.prompt
-        params = {**self.params, "temperature": step.unit.temperature, "seed": step.run}
+        if step.case.prompt == self._last_prompt:
+            self._generate(_FILLER, {"max_tokens": 1, "temperature": 0}, None)
+        self._last_prompt = step.case.prompt
+        params = {**self.params, "temperature": step.case.temperature, "seed": step.run}
         try:
-            tokens, done = self._ask(step.unit.prompt, params, step.unit.given)
+            tokens, done = self._generate(step.case.prompt, params, step.case.forced)
         except ContextLengthError as error:
-            self.skipped[step.unit] = error.message
+            self.skipped[step.case] = error.message
             return None
         rounds = {int(n): (int(c), float(s)) for n, (c, s) in done.stats.get("round_seconds", {}).items()}
         ties_known = done.extra.get("epsilon") is not None
-        return Sample(step, tuple(tokens), RunStats.from_dict(done.stats), rounds, ties_known)
+        return BenchSample(step, tuple(tokens), RunStats.from_dict(done.stats), rounds, ties_known)
 
-    def _ask(self, prompt: str, params: dict[str, Any], given: Given | None) -> tuple[list[int], m.Done]:
+    def _generate(
+        self, prompt: str, params: dict[str, Any], text: ForcedText | None
+    ) -> tuple[list[int], m.Done]:
         id_ = self.client.next_id()
-        forced = given.text if given else None
-        if self.raw or (given and given.raw):
+        forced = text.text if text else None
+        if self.raw or (text and text.raw):
             request = m.Generate(id_, prompt=prompt, params=params, forced=forced)
         else:
             messages, variables = [{"role": "user", "content": prompt}], dict(self.variables)

@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 from specllama.bench.costs import BenchCosts, costs_of
 from specllama.bench.intervals import Estimate, estimate
-from specllama.bench.samples import AUTO, PLAIN, Sample, Unit
+from specllama.bench.plan import AUTO, PLAIN, BenchCase, BenchSample
 from specllama.core.stats import RunStats
 
-Key = tuple[Unit, int]  # what is compared: an answer of a unit in a run
+Key = tuple[BenchCase, int]  # a case and a run: answers with the same key are compared
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryCell:
-    """A configuration in a row. rate: tokens/s behind the first; speedup: over plain decoding of the same
-    answer, None for plain itself; ttft: seconds to the first token. total: counters of all answers together.
+    """A configuration in a row. rate: tokens/s after the first token; speedup: over plain decoding of the
+    same answer, None for plain decoding itself; ttft: seconds to the first token. total: the sums of the
+    counters of all answers.
     """
 
     answers: int
@@ -32,11 +33,11 @@ class SummaryCell:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """A workload at a temperature; None stands for all of them.
+    """A workload at a temperature; None stands for all workloads or all temperatures.
 
-    best: the best fixed length in hindsight, plain decoding among them. auto_against_best: rate of auto over
-    that one's, answer by answer; None where there is no auto. The best of several noisy figures looks better
-    than it is, so that this errs against auto.
+    best: the best fixed length in hindsight, plain decoding included. auto_against_best: auto's rate over
+    that length's, answer by answer; None without auto. The best of several noisy figures looks better than it
+    is, so this errs against auto.
     """
 
     workload: str | None
@@ -47,15 +48,15 @@ class SummaryRow:
 
     @property
     def regret(self) -> float | None:
-        """The share of the best fixed length's speed that auto leaves; 0 where auto is the faster one."""
+        """The share of the best fixed length's speed that auto misses; 0 if auto is faster."""
         against = self.auto_against_best
         return None if against is None else max(0.0, 1 - against.value)
 
 
-class RateDifference(NamedTuple):
-    """An answer whose text is not plain decoding's. token: the first other one, from 0."""
+class TextDifference(NamedTuple):
+    """An answer whose text differs from plain decoding's. token: the first that differs, from 0."""
 
-    unit: Unit
+    case: BenchCase
     run: int
     config: str
     token: int
@@ -63,26 +64,26 @@ class RateDifference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BenchSummary:
-    """All figures of a bench. compared: answers that were compared with plain decoding's; too_short: answers
-    of one token, which have no speed; near_ties: None where they were not looked for.
+    """All figures of a bench. compared: answers compared with plain decoding's; too_short: answers of one
+    token, which have no speed; near_ties: None if the engine did not look for them.
     """
 
     configs: Sequence[str]
     rows: Sequence[SummaryRow]
     total: SummaryRow
     costs: BenchCosts
-    differences: Sequence[RateDifference]
+    differences: Sequence[TextDifference]
     compared: int
     too_short: int
     near_ties: int | None
     answers: int
 
 
-def summarise(samples: Sequence[Sample], configs: Sequence[str]) -> BenchSummary:
-    """The figures of what was measured, which may have been interrupted anywhere. configs: in their order."""
-    by_config: dict[str, dict[Key, Sample]] = {name: {} for name in configs}
+def summarise(samples: Sequence[BenchSample], configs: Sequence[str]) -> BenchSummary:
+    """The figures of a bench that may have been interrupted. configs: the names, in the order to show."""
+    by_config: dict[str, dict[Key, BenchSample]] = {name: {} for name in configs}
     for sample in samples:
-        by_config[sample.config][sample.step.unit, sample.step.run] = sample
+        by_config[sample.config][sample.step.case, sample.step.run] = sample
     present = [name for name in configs if by_config[name]]
     groups = _groups(samples)
     temperatures = sorted({t for _, t in groups})
@@ -105,84 +106,86 @@ def summarise(samples: Sequence[Sample], configs: Sequence[str]) -> BenchSummary
     )
 
 
-def _groups(samples: Iterable[Sample]) -> dict[tuple[str, float], list[Unit]]:
-    """The units of each workload at each temperature, sorted."""
-    units = dict.fromkeys(s.step.unit for s in samples)
-    found: dict[tuple[str, float], list[Unit]] = {}
-    for unit in sorted(units, key=lambda u: (u.workload, u.temperature, u.number)):
-        found.setdefault((unit.workload, unit.temperature), []).append(unit)
+def _groups(samples: Iterable[BenchSample]) -> dict[tuple[str, float], list[BenchCase]]:
+    """The cases of each workload at each temperature, sorted."""
+    cases = dict.fromkeys(s.step.case for s in samples)
+    found: dict[tuple[str, float], list[BenchCase]] = {}
+    for case in sorted(cases, key=lambda u: (u.workload, u.temperature, u.number)):
+        found.setdefault((case.workload, case.temperature), []).append(case)
     return found
 
 
 def _row(
-    by_config: Mapping[str, Mapping[Key, Sample]],
+    by_config: Mapping[str, Mapping[Key, BenchSample]],
     configs: Sequence[str],
-    groups: Sequence[Sequence[Unit]],
+    groups: Sequence[Sequence[BenchCase]],
     workload: str | None,
     temperature: float | None,
 ) -> SummaryRow:
-    def figure(of: Mapping[Key, Sample], value: Callable[[Key, Sample], float | None]) -> Estimate | None:
-        runs = sorted({run for _, run in of})
+    def figure(
+        samples: Mapping[Key, BenchSample], value: Callable[[Key, BenchSample], float | None]
+    ) -> Estimate | None:
+        runs = sorted({run for _, run in samples})
         return estimate(
             [
                 [
-                    [v for run in runs if (s := of.get((unit, run))) and (v := value((unit, run), s))]
-                    for unit in units
+                    [v for run in runs if (s := samples.get((case, run))) and (v := value((case, run), s))]
+                    for case in cases
                 ]
-                for units in groups
+                for cases in groups
             ]
         )
 
-    def against(other: str) -> Callable[[Key, Sample], float | None]:
-        def ratio(key: Key, sample: Sample) -> float | None:
-            base = by_config.get(other, {}).get(key)
-            mine, theirs = sample.stats.decode_tps, base.stats.decode_tps if base else None
-            return mine / theirs if mine and theirs else None
+    def rate_over(base_name: str) -> Callable[[Key, BenchSample], float | None]:
+        def ratio(key: Key, sample: BenchSample) -> float | None:
+            base = by_config.get(base_name, {}).get(key)
+            rate, base_rate = sample.stats.decode_tps, base.stats.decode_tps if base else None
+            return rate / base_rate if rate and base_rate else None
 
         return ratio
 
-    inside = {unit for units in groups for unit in units}
+    included = {case for cases in groups for case in cases}
     cells = {}
     for name in configs:
-        of = by_config[name]
-        mine = [s.stats for (unit, _), s in of.items() if unit in inside]
+        samples = by_config[name]
+        stats = [s.stats for (case, _), s in samples.items() if case in included]
         cells[name] = SummaryCell(
-            answers=len(mine),
-            rate=figure(of, lambda _, s: s.stats.decode_tps),
-            speedup=None if name == PLAIN else figure(of, against(PLAIN)),
-            ttft=figure(of, lambda _, s: s.stats.ttft_seconds),
-            total=with_sums(mine),
+            answers=len(stats),
+            rate=figure(samples, lambda _, s: s.stats.decode_tps),
+            speedup=None if name == PLAIN else figure(samples, rate_over(PLAIN)),
+            ttft=figure(samples, lambda _, s: s.stats.ttft_seconds),
+            total=with_sums(stats),
         )
     best = best_fixed(cells)
-    regret = figure(by_config[AUTO], against(best)) if best is not None and AUTO in cells else None
+    regret = figure(by_config[AUTO], rate_over(best)) if best is not None and AUTO in cells else None
     return SummaryRow(workload, temperature, cells, best, regret)
 
 
 def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:
-    """The fixed length, plain decoding among them, with the highest speed; None without plain answers."""
+    """The fixed length with the highest speed, plain decoding included; None without plain answers."""
     if PLAIN not in cells or cells[PLAIN].rate is None:
         return None
     speeds = {name: c.speedup.value for name, c in cells.items() if name != AUTO and c.speedup is not None}
     return max([PLAIN, *speeds], key=lambda name: speeds.get(name, 1.0))
 
 
-def with_sums(many: Iterable[RunStats]) -> RunStats:
-    """The counters and times of several answers together."""
+def with_sums(stats: Iterable[RunStats]) -> RunStats:
+    """The sums of the counters and times of several answers."""
     total = RunStats()
-    for one in many:
+    for one in stats:
         for name in RunStats.__slots__:
             value = getattr(one, name)
             if isinstance(value, (int, float)):
                 setattr(total, name, getattr(total, name) + value)
         total.drafted_by.update(one.drafted_by)
-        for mine, theirs in ((total.reached, one.reached), (total.accepted_at, one.accepted_at)):
-            mine += [0] * (len(theirs) - len(mine))
-            for j, n in enumerate(theirs):
-                mine[j] += n
+        for sums, counts in ((total.reached, one.reached), (total.accepted_at, one.accepted_at)):
+            sums += [0] * (len(counts) - len(sums))
+            for j, n in enumerate(counts):
+                sums[j] += n
     return total
 
 
-def _differences(by_config: Mapping[str, Mapping[Key, Sample]]) -> tuple[list[RateDifference], int]:
+def _differences(by_config: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[list[TextDifference], int]:
     plain, found, compared = by_config.get(PLAIN, {}), [], 0
     for name, samples in by_config.items():
         for key, sample in samples.items():
@@ -194,5 +197,5 @@ def _differences(by_config: Mapping[str, Mapping[Key, Sample]]) -> tuple[list[Ra
                 same = zip(base.tokens, sample.tokens, strict=False)
                 shorter = min(len(base.tokens), len(sample.tokens))
                 token = next((i for i, (a, b) in enumerate(same) if a != b), shorter)
-                found.append(RateDifference(*key, name, token))
-    return sorted(found, key=lambda d: (d.unit.workload, d.unit.temperature, d.unit.number, d.run)), compared
+                found.append(TextDifference(*key, name, token))
+    return sorted(found, key=lambda d: (d.case.workload, d.case.temperature, d.case.number, d.run)), compared

@@ -1,17 +1,26 @@
-"""What the figures come to, in words: what auto gained, where it loses, and why, where nothing can pay."""
+"""The figures of a bench in sentences: what auto gains, where it loses, why drafting does not pay, and the
+notes that the figures have to be read with. Prints nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from specllama.bench.intervals import Estimate
-from specllama.bench.samples import AUTO, PLAIN
+from specllama.bench.plan import AUTO, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 
-_CLEAR = 0.02  # a loss below this is not worth a word
-_MOST_NAMED = 4
+_MIN_LOSS = 0.02  # smaller losses are not mentioned
+_MAX_ROWS, _MAX_NOTES = 4, 5  # that are listed by name
+_FORCED = (
+    "The text was given: every configuration wrote the same text, and a draft was accepted where it agrees "
+    "with the text, whatever the model would have written."
+)
 
 
 def verdict(s: BenchSummary, off: str = "") -> str:
-    """A sentence or a few. off: why nothing could be drafted at all."""
+    """One to three sentences. off: why nothing could be drafted at all, "" if something could."""
     if off:
         return f"Only plain decoding was measured: {off}."
     total = s.total
@@ -19,7 +28,7 @@ def verdict(s: BenchSummary, off: str = "") -> str:
     speedup = auto.speedup if auto else None
     if speedup is None or total.best is None:
         return "Too little was measured to compare drafting with plain decoding."
-    parts = [f"auto decoded at {times(speedup)} plain decoding's speed"]
+    parts = [f"auto decoded at {times(speedup)} the speed of plain decoding"]
     if (against := total.auto_against_best) is not None and total.best != PLAIN:
         best = total.cells[total.best].speedup
         assert best is not None
@@ -29,25 +38,83 @@ def verdict(s: BenchSummary, off: str = "") -> str:
         parts.append("no fixed length was faster than plain decoding")
     text = " and ".join(parts)
     if losing := [row for row in s.rows if row.workload and _loses(row)]:
-        text += f"; it loses on {_named(losing)}"
-    if missing := [row for row in s.rows if row.workload and _leaves(row) and row not in losing]:
-        text += f"; more was to be had on {_named(missing, best=True)}"
+        text += f"; it loses on {_listed(losing)}"
+    if better := [row for row in s.rows if row.workload and _fixed_is_faster(row) and row not in losing]:
+        text += f"; a fixed length is faster on {_listed(better, best=True)}"
     text = text[0].upper() + text[1:] + "."
     if nothing_pays(s):
         text += f" {why(s)}"
     elif not _certain(s):
-        text += " None is faster than plain decoding for sure: more --runs or prompts narrow the intervals."
+        text += " No gain is certain yet: more --runs or prompts narrow the intervals."
     return text
 
 
 def nothing_pays(s: BenchSummary) -> bool:
-    """Whether no way of drafting was faster than plain decoding, over all workloads."""
+    """Whether no configuration was faster than plain decoding, over all workloads."""
     speedups = _speedups(s)
     return bool(speedups) and all(e.value <= 1 for e in speedups)
 
 
+def why(s: BenchSummary) -> str:
+    """Why drafting does not pay: the cost of verifying, the cost of drafting, the acceptance."""
+    costs, head = s.costs, "Speculation does not pay here over all workloads"
+    second, t1 = costs.second, costs.t1
+    if second is None or not t1 or costs.first_accepted is None:
+        return f"{head}: hardly anything was drafted."
+    text = f"{head}: a decode of {second.rows:.3g} rows takes {second.seconds / t1:.2f} x the time of one row"
+    if costs.draft_token is not None:
+        text += f", a draft token {costs.draft_token / t1:.2f} x"
+    need, got = costs.break_even, costs.first_accepted
+    assert need is not None
+    accepted = f"{_percent(got)} of first draft tokens were accepted"
+    if need >= 1:
+        return f"{text}, so such drafts cannot pay even if all of them are accepted; {accepted}."
+    text += f", so such a draft pays from an acceptance of {_percent(need)}; {accepted}"
+    if costs.drafted is not None and costs.drafted < 0.5:
+        text += f", but only {_percent(costs.drafted)} of rounds had a draft"
+    elif got > need:
+        text += ", but later ones less often, and a round takes more time than its decode"
+    return f"{text}."
+
+
+def notes(s: BenchSummary, about: Mapping[str, Any]) -> list[str]:
+    """What is missing, and whether drafts changed a text. about: as in `record`."""
+    found = []
+    if about["interrupted"]:
+        found.append(f"Interrupted: {s.answers} of {about['planned']} answers were measured.")
+    for name, reason in list(about["skipped"].items())[:_MAX_NOTES]:
+        found.append(f"Left out: prompt {name}: {reason}.")
+    if len(about["skipped"]) > _MAX_NOTES:
+        found.append(f"Left out: {len(about['skipped']) - _MAX_NOTES} more prompts.")
+    if s.too_short:
+        found.append(f"{s.too_short} answers ended with their first token and have no speed.")
+    if about["settings"]["text"] is not None:
+        return [*found, _FORCED]
+    return found + ([_text_note(s, about["exact"])] if s.compared else [])
+
+
+def extent(settings: Mapping[str, Any]) -> str:
+    """How much of an answer is measured: `up to 64 tokens each`."""
+    n = settings["n_tokens"]
+    if settings["text"] is None:
+        return f"up to {n} tokens each"
+    return "each a given text" + ("" if n is None else f", up to {n} tokens of it")
+
+
+def times(e: Estimate) -> str:
+    """`1.42 x (1.35 - 1.50)`; without the brackets if there is no interval."""
+    interval = "" if e.low is None or e.high is None else f" ({e.low:.2f} - {e.high:.2f})"
+    return f"{e.value:.2f} x{interval}"
+
+
+def label(row: SummaryRow) -> str:
+    """`edit at temperature 0.8`, `all`."""
+    name = row.workload or "all"
+    return name if row.temperature is None else f"{name} at temperature {row.temperature:g}"
+
+
 def _certain(s: BenchSummary) -> bool:
-    """Whether some way of drafting is faster, its interval says."""
+    """Whether some configuration is faster than plain decoding with its whole interval."""
     return any(e.low is not None and e.low > 1 for e in _speedups(s))
 
 
@@ -55,63 +122,50 @@ def _speedups(s: BenchSummary) -> list[Estimate]:
     return [c.speedup for name, c in s.total.cells.items() if name != PLAIN and c.speedup is not None]
 
 
-def why(s: BenchSummary) -> str:
-    """Why drafting does not pay here: what verifying costs, what drafting costs, what was accepted."""
-    costs, head = s.costs, "Speculation does not pay here over all workloads"
-    second, t1 = costs.second, costs.t1
-    if second is None or not t1 or costs.first_accepted is None:
-        return f"{head}: hardly anything was drafted."
-    text = f"{head}: a decode of {second.rows:.3g} rows takes {second.seconds / t1:.2f} x one row's time"
-    if costs.draft_token is not None:
-        text += f", a draft token {costs.draft_token / t1:.2f} x"
-    need, got = costs.break_even, costs.first_accepted
-    assert need is not None
-    accepted = f"{_percent(got)} of first draft tokens were accepted"
-    if need >= 1:
-        return f"{text}, so that such drafts cannot pay even where all of them are accepted; {accepted}."
-    text += f", so that such a draft pays from an acceptance of {_percent(need)}; {accepted}"
-    if costs.drafted is not None and costs.drafted < 0.5:
-        text += f", but only {_percent(costs.drafted)} of rounds had a draft"
-    elif got > need:
-        text += ", but later ones less often, and a round takes time beside its decode"
-    return f"{text}."
-
-
-def times(e: Estimate) -> str:
-    """`1.42 x (1.35 - 1.50)`, the interval where there is one."""
-    interval = "" if e.low is None or e.high is None else f" ({e.low:.2f} - {e.high:.2f})"
-    return f"{e.value:.2f} x{interval}"
-
-
-def label(row: SummaryRow) -> str:
-    """The row's name."""
-    where = row.workload or "all"
-    return where if row.temperature is None else f"{where} at temperature {row.temperature:g}"
-
-
 def _loses(row: SummaryRow) -> bool:
-    """Whether auto is slower than plain decoding for sure, as far as the interval says."""
+    """Whether auto is slower than plain decoding with its whole interval."""
     auto = row.cells.get(AUTO)
     e = auto.speedup if auto else None
-    return e is not None and e.value < 1 - _CLEAR and e.high is not None and e.high < 1
+    return e is not None and e.value < 1 - _MIN_LOSS and e.high is not None and e.high < 1
 
 
-def _leaves(row: SummaryRow) -> bool:
-    """Whether a fixed length is faster than auto for sure."""
+def _fixed_is_faster(row: SummaryRow) -> bool:
+    """Whether a fixed length is faster than auto with its whole interval."""
     e = row.auto_against_best
-    return row.best != PLAIN and e is not None and e.value < 1 - _CLEAR and e.high is not None and e.high < 1
+    return (
+        row.best != PLAIN and e is not None and e.value < 1 - _MIN_LOSS and e.high is not None and e.high < 1
+    )
 
 
-def _named(rows: list[SummaryRow], best: bool = False) -> str:
+def _listed(rows: list[SummaryRow], best: bool = False) -> str:
     shown = []
-    for row in rows[:_MOST_NAMED]:
+    for row in rows[:_MAX_ROWS]:
         cell = row.cells[row.best if best and row.best else AUTO]
         e = cell.speedup
         assert e is not None
         shown.append(f"{label(row)} ({f'length {row.best}: ' if best else ''}{e.value:.2f} x)")
-    if len(rows) > _MOST_NAMED:
-        shown.append(f"{len(rows) - _MOST_NAMED} more")
+    if len(rows) > _MAX_ROWS:
+        shown.append(f"{len(rows) - _MAX_ROWS} more")
     return ", ".join(shown)
+
+
+def _text_note(s: BenchSummary, exact: bool) -> str:
+    n = len(s.differences)
+    if not n:
+        return f"Texts: all {s.compared} equal plain decoding's, token for token."
+    shown = "; ".join(
+        f"{d.case.workload} {d.case.number} at {d.case.temperature:g}, length {d.config}, token {d.token + 1}"
+        for d in s.differences[:_MAX_NOTES]
+    )
+    more = f"; {n - _MAX_NOTES} more" if n > _MAX_NOTES else ""
+    reason = (
+        "although --exact was given: please report it."
+        if exact
+        else "Rows of a batch are rounded differently, and a near-tie can fall the other way; --exact "
+        "decides those on rows decoded alone."
+    )
+    differ = f"{n} of {s.compared} differ from plain decoding's from some token on"
+    return f"Texts: {differ} ({shown}{more}). {reason}"
 
 
 def _percent(share: float) -> str:

@@ -101,7 +101,7 @@ def test_the_tables(tables: Result) -> None:
     ]  # fmt: skip
     for head in ("Auto against plain decoding", "All workloads together", "Accepted by position", "Texts: "):
         assert any(line.startswith(head) for line in lines), head
-    assert " plain decoding's speed" in " ".join(lines[-8:])
+    assert " the speed of plain decoding" in " ".join(lines[-8:])
     start = "speculation on: draft pydoc-draft Q4_0 (vocabulary identical) + copy"
     assert start in tables.lines  # a busy machine shows before it how far the loading is
 

@@ -129,12 +129,12 @@ class TestOwn:
         assert found == ["1", "plain", "3", "plain"]
         text = " ".join(lines)
         assert "The server answers 2 requests at once" in text
-        assert "with speculation over without, by concurrency: " in text
+        assert "with speculation over without it, by concurrency: " in text
 
     def test_the_key_is_needed_and_told_to_nobody(self, shared: Command, served: Server) -> None:
         result = shared("bench", "--server", served.url, *ONE)
         assert (result.code, result.raw) == (4, b"")
-        assert "wants another key (401): the API key is missing or wrong" in error_of(result)
+        assert "rejects the key (401): the API key is missing or wrong" in error_of(result)
         wrong = shared("bench", "--server", served.url, *ONE, "--api-key", "wröng")
         assert wrong.code == 4
         assert "wröng" not in wrong.err
@@ -194,7 +194,7 @@ class TestOthers:
         plain.faults = Faults(uncounted=True)
         result = shared("bench", "--server", plain.url, *FEW)
         assert result.code == 0, result.err
-        assert "the chunks of its streams are taken for tokens" in " ".join(result.out.split())
+        assert "each chunk of its streams counts as one" in " ".join(result.out.split())
 
     @pytest.mark.parametrize("form", ["{root}", "{root}/", "{root}/v1", "{root}/v1/", "{root}/v1/models"])
     def test_forms_of_the_address(self, shared: Command, plain: OpenAIServer, form: str) -> None:
@@ -223,7 +223,7 @@ class TestOthers:
         plain.faults = Faults(statuses=[(429, "0")] * 9)
         result = shared("bench", "--server", plain.url, *ONE)
         assert (result.code, result.raw) == (8, b"")
-        assert "has no room (429): not now" in error_of(result)
+        assert "is busy (429): not now" in error_of(result)
         assert len(plain.asked) == 5
 
     @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ class TestOthers:
         [
             ("error", "the stream ends in an error: the engine died"),
             ("cut", "peer closed connection"),
-            ("foreign", "is no JSON object"),
+            ("foreign", "is not a JSON object"),
         ],
     )
     def test_streams_that_break(self, shared: Command, plain: OpenAIServer, ending: str, why: str) -> None:
@@ -250,7 +250,7 @@ class TestOthers:
         plain.faults = Faults(healthy=7, statuses=[500] * 99)
         result = shared("bench", "--server", plain.url, *FEW, "--report", "half.html")
         assert result.code == 5
-        assert "has a problem (500): not now" in error_of(result)
+        assert "failed (500): not now" in error_of(result)
         assert "Interrupted: 6 of 12 answers" in result.out
         assert "Ended by: " in (shared.home / "half.html").read_text("utf-8")
 
@@ -270,8 +270,8 @@ class TestOthers:
             (Faults(ending="page"), 3, "text/html instead of a stream"),
             (Faults(statuses=[404]), 3, "(404): not now"),
             (Faults(statuses=[400]), 2, "refuses the request (400): not now"),
-            (Faults(statuses=[403]), 4, "another key (403)"),
-            (Faults(statuses=[503]), 5, "has a problem (503): not now"),
+            (Faults(statuses=[403]), 4, "rejects the key (403)"),
+            (Faults(statuses=[503]), 5, "failed (503): not now"),
             (Faults(redirect="http://127.0.0.1:1"), 5, "redirects to http://127.0.0.1:1"),
         ],
     )
@@ -363,10 +363,10 @@ def test_settings_of_the_network_that_cannot_be_used(shared: Command, env: dict[
         (("--server", ""), 2, "--server"),
         (("--server", "ftp://host"), 2, "http:// or https://"),
         (("--server", "http://"), 2, "no host"),
-        (("--server", "http://host:99999"), 2, "--server is no URL"),
-        (("--server", "http://[::1"), 2, "--server is no URL"),
+        (("--server", "http://host:99999"), 2, "--server is not a URL"),
+        (("--server", "http://[::1"), 2, "--server is not a URL"),
         (("--server", "http://a b"), 2, "blanks"),
-        (("--server", "http://host/v1?key=5"), 2, "behind ? or #"),
+        (("--server", "http://host/v1?key=5"), 2, "after ? or #"),
         (("--server", "http://me:sesame@host/v1"), 2, "user or password"),
         (("--server", "x", "-m", "main.gguf"), 2, "-m has no meaning"),
         (("--server", "x", "-md", "none"), 2, "-md has no meaning"),

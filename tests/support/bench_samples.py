@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from specllama.bench.samples import Config, Sample, Step, Unit
+from specllama.bench.plan import BenchCase, BenchConfig, BenchSample, BenchStep
 from specllama.core.stats import RunStats
 
 SECONDS = 2.0
 
 
-def config(name: str) -> Config:
-    return Config({"plain": 0, "auto": None}.get(name, int(name) if name.isdigit() else None))
+def config(name: str) -> BenchConfig:
+    return BenchConfig({"plain": 0, "auto": None}.get(name, int(name) if name.isdigit() else None))
 
 
 def sample(
@@ -25,10 +25,10 @@ def sample(
     tokens: tuple[int, ...] = (1, 2, 3),
     round_seconds: dict[int, tuple[int, float]] | None = None,
     **stats: Any,
-) -> Sample:
+) -> BenchSample:
     """An answer that a configuration wrote at `tps` tokens a second, for SECONDS."""
-    unit = Unit(workload, number, f"{workload} {number}", temperature)
+    case = BenchCase(workload, number, f"{workload} {number}", temperature)
     counted = RunStats(n_predict=round(tps * SECONDS) + 1, decode_seconds=SECONDS, ttft_seconds=0.5)
     for key, value in stats.items():
         setattr(counted, key, Counter(value) if key == "drafted_by" else value)
-    return Sample(Step(run, unit, config(name)), tokens, counted, round_seconds or {})
+    return BenchSample(BenchStep(run, case, config(name)), tokens, counted, round_seconds or {})

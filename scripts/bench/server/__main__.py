@@ -41,11 +41,18 @@ from scripts.bench.server.programs import OURS, PEER_DRAFT, PEER_PLAIN, Files, W
 from scripts.bench.server.table import healths, label, lines, medians, ratios
 from scripts.demo_pair import cli
 from specllama.bench import workloads
-from specllama.bench.serving.address import address
-from specllama.bench.serving.asks import PLAIN, SERVED, SPECULATIVE, ServingRequest, prompts
-from specllama.bench.serving.client import Server
-from specllama.bench.serving.figures import tps
-from specllama.bench.serving.sweep import ServingMeasurement, sweep, warm_up
+from specllama.bench.serving.client import ServerClient, address
+from specllama.bench.serving.summary import tps
+from specllama.bench.serving.sweep import (
+    PLAIN,
+    SERVED,
+    SPECULATIVE,
+    ServingMeasurement,
+    SweepSettings,
+    prompts,
+    sweep,
+    warm_up,
+)
 from specllama.errors import SpecllamaError
 from specllama.models.memory.available import physical_cores
 
@@ -57,8 +64,8 @@ def main() -> None:
     files = Files(args.model, args.draft, args.slots, args.threads, args.ctx, tools(args.tools))
     if args.peer and not (files.tools / "llama-server").exists():
         raise cli.BadInput(f"{files.tools} has no llama-server")
-    found = workloads.load(str(args.prompts)) if args.prompts else workloads.WORKLOADS
-    wanted = ServingRequest(
+    found = workloads.load_prompts(str(args.prompts)) if args.prompts else workloads.WORKLOADS
+    wanted = SweepSettings(
         prompts=prompts(found, max(args.concurrency), args.requests),
         concurrencies=args.concurrency,
         runs=1,
@@ -91,12 +98,12 @@ def main() -> None:
 
 
 async def swept(
-    way: Way, files: Files, wanted: ServingRequest
+    way: Way, files: Files, wanted: SweepSettings
 ) -> tuple[list[ServingMeasurement], list[float]]:
     """The cells of a server that is started for them, and the latencies of its /health, ms."""
     port, cells = free_port(), list[ServingMeasurement]()
     with running(way.command(files, port), port) as url:
-        async with Server(address(url), "", "bench_server", SECONDS) as server:
+        async with ServerClient(address(url), "", "bench_server", SECONDS) as server:
             found = await server.about()
             series = [SPECULATIVE, PLAIN] if way == OURS and found.speculation else [SERVED]
             await warm_up(server, series, wanted, found.model)
@@ -108,7 +115,7 @@ async def swept(
     return cells, health.found
 
 
-def compared(files: Files, wanted: ServingRequest) -> dict[str, Any]:
+def compared(files: Files, wanted: SweepSettings) -> dict[str, Any]:
     """What HTTP adds to the time between tokens."""
     port = free_port()
     with running([*OURS.command(files, port), "--no-calibrate"], port), engine(files) as client:

@@ -11,9 +11,15 @@ from http.client import HTTPConnection, HTTPException
 from statistics import median
 from typing import Any
 
-from specllama.bench.serving.answers import TOGETHER, BrokenStreamError, Reading, ServedAnswer, ServedPiece
-from specllama.bench.serving.asks import PLAIN, Cell, ServingRequest, body
-from specllama.bench.serving.figures import percentile
+from specllama.bench.serving.answer import (
+    TOGETHER,
+    BrokenStreamError,
+    ServedAnswer,
+    ServedPiece,
+    StreamReader,
+)
+from specllama.bench.serving.summary import percentile
+from specllama.bench.serving.sweep import PLAIN, ServingCell, SweepSettings, body
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
@@ -36,7 +42,7 @@ def engine(files: Files) -> EngineClient:
     return client
 
 
-def overhead(port: int, client: EngineClient, wanted: ServingRequest, model: str) -> dict[str, Any]:
+def overhead(port: int, client: EngineClient, wanted: SweepSettings, model: str) -> dict[str, Any]:
     """Milliseconds between tokens at p50, through HTTP and of the engine, and what HTTP adds: the median over
     the requests of the difference of their p50s. Other work on the machine disturbs that difference, but not
     the second one: the mean through HTTP against what the server's engine says of the same answer.
@@ -47,7 +53,7 @@ def overhead(port: int, client: EngineClient, wanted: ServingRequest, model: str
     rng, gaps = random.Random(0), dict[str, list[tuple[float, float]]](http=[], engine=[])
     differences, within = list[float](), list[float]()
     for number in range(-1, len(wanted.prompts)):  # the first one warms up
-        request = body(wanted, Cell(PLAIN, 1, 0), max(0, number), model)
+        request = body(wanted, ServingCell(PLAIN, 1, 0), max(0, number), model)
         found: dict[str, ServedAnswer] = {}
         for way in rng.sample(["http", "engine"], 2):
             found[way] = _stream(connection, request) if way == "http" else _ask(client, request)
@@ -81,7 +87,7 @@ def _stream(connection: HTTPConnection, request: dict[str, Any]) -> ServedAnswer
     than the front does, and on a machine that has no core to spare the decodes wait for it.
     """
     answer, began = ServedAnswer(0), time.perf_counter()
-    reading = Reading(answer)
+    reading = StreamReader(answer)
     try:
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/chat/completions", json.dumps(request), headers)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from specllama.bench.serving.asks import PLAIN, SPECULATIVE
+from specllama.bench.serving.sweep import PLAIN, SPECULATIVE
 
 from .programs import OURS, PEER_DRAFT, PEER_PLAIN
 

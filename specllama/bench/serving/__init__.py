@@ -1,1 +1,1 @@
-"""Measuring a server over HTTP, whoever's it is, under many requests at once; nothing here prints."""
+"""`specllama bench --server`: measures an OpenAI-compatible server under concurrent requests."""

@@ -1,34 +1,87 @@
-"""Asks one server over httpx2: what it is, and requests whose answers are streamed and timed.
+"""A client of one OpenAI-compatible server: its address, what it is, and streamed requests with their times.
 
-Redirects are not followed, so that a key goes nowhere else. Knows nothing of what is compared.
+Redirects are not followed, so that a key goes nowhere else. Knows nothing of series and concurrency.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
-from specllama.bench.serving import refusals
-from specllama.bench.serving.address import Address
-from specllama.bench.serving.answers import BrokenStreamError, Reading, ServedAnswer
-from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError
+from specllama.bench.serving import http_errors
+from specllama.bench.serving.answer import BrokenStreamError, ServedAnswer, StreamReader
+from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError, UsageError
 
-_CONNECT_SECONDS, _LOOK_SECONDS = 10.0, 30.0
-_MOST_BYTES, _MOST_ERROR_BYTES = 4 << 20, 64 << 10
-_TRIES = 5  # of a request that is refused for want of room
-_OWNERS = ("specllama", "llamacpp")  # those that have /props
+_HINT = "for example http://127.0.0.1:8080 or https://host/v1"
+_ROUTES = ("/chat/completions", "/completions", "/models")
+_MAX_URL = 2048  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a server says it is. owner: who owns its models, as /v1/models has it; n_slots: requests that it
-    answers at once; speculation: what a specllama says of it. None, "" where it does not say.
+class ServerAddress:
+    """The URLs of a server. bases: where its API may be, in the order to try."""
+
+    bases: tuple[str, ...]
+    loopback: bool
+
+
+def parse_address(text: str) -> ServerAddress:
+    """Parses a URL with or without scheme, /v1 and route. Raises UsageError."""
+    text = text.strip()
+    if not text:
+        raise UsageError("--server needs the URL of a server", _HINT)
+    if len(text) > _MAX_URL or not text.isprintable() or any(c.isspace() for c in text):
+        raise UsageError("--server is not a URL: it has blanks or control characters, or is too long", _HINT)
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise UsageError(f"--server is not a URL: {error}", _HINT) from None
+    if "@" in parts.netloc:  # the message must not repeat the password
+        raise UsageError("--server has a user or password in it", "a key goes into SPECLLAMA_API_KEY")
+    if parts.scheme not in ("http", "https"):
+        raise UsageError(f"--server has to begin with http:// or https://, not {parts.scheme}://", _HINT)
+    if not host or port == 0:
+        raise UsageError(f"--server names no {'port' if host else 'host'}: {text}", _HINT)
+    if parts.query or parts.fragment:
+        raise UsageError("--server must not have a part after ? or #", _HINT)
+    path = parts.path.rstrip("/")
+    for route in _ROUTES:
+        path = path.removesuffix(route)
+    root = f"{parts.scheme}://{parts.netloc}"
+    ends = ("",) if path.endswith("/v1") else ("/v1", "") if path else ("/v1",)
+    return ServerAddress(tuple(f"{root}{path}{end}" for end in ends), _is_loopback(host))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+_CONNECT_SECONDS, _INFO_SECONDS = 10.0, 30.0
+_MAX_BYTES, _MAX_ERROR_BYTES = 4 << 20, 64 << 10
+_TRIES = 5  # of a request that gets 429
+_WITH_PROPS = ("specllama", "llamacpp")  # owners of models whose servers have /props
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server reports about itself; "" and None for what it leaves out.
+
+    owner: `owned_by` of its models; n_slots: requests that it answers at once; speculation: the object of
+    that name in /props of a specllama.
     """
 
     base: str
@@ -39,13 +92,14 @@ class About:
     speculation: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Server:
-    """A server; an asynchronous context manager. key: "" for none. seconds: that an answer may take.
+class ServerClient:
+    """A client of a server; an asynchronous context manager.
 
-    Raises NetworkError for proxies and certificates that cannot be used.
+    key: "" for none; agent: the User-Agent; seconds: the timeout of an answer. Raises NetworkError for proxy
+    and certificate settings that cannot be used.
     """
 
-    def __init__(self, address: Address, key: str, agent: str, seconds: float) -> None:
+    def __init__(self, address: ServerAddress, key: str, agent: str, seconds: float) -> None:
         headers = [(b"User-Agent", agent.encode()), (b"Accept-Encoding", b"identity")]
         if key:
             headers.append((b"Authorization", f"Bearer {key}".encode()))
@@ -64,22 +118,22 @@ class Server:
             hint = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
             raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> ServerClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def about(self, model: str = "", raw: bool = False) -> About:
-        """Look where the API is and what serves it; requests go there from now on. model: the name to ask
-        for, "" for the first that is listed.
+    async def info(self, model: str = "", raw: bool = False) -> ServerInfo:
+        """Finds the API, to which all requests go from now on, and what serves it. model: the model to use,
+        "" for the first that is listed; raw: requests are texts to continue, not chats.
 
         Raises NetworkError, AccessError, NotFoundError.
         """
         found, base = None, self._address.bases[0]
         for base in self._address.bases:
             try:
-                found = _listed(await self._get(f"{base}/models"), f"{base}/models")
+                found = _models(await self._get(f"{base}/models"), f"{base}/models")
                 break
             except NotFoundError:
                 if base == self._address.bases[-1] and not model:
@@ -89,20 +143,20 @@ class Server:
         elif not found and not model:
             raise NotFoundError(f"{base}/models lists no model", "load one there, or name one with --model")
         self._url = f"{base}/completions" if raw else f"{base}/chat/completions"
-        mine = next((m for m in found or () if m["id"] == model), found[0] if found else {})
-        about = About(base, model or mine["id"], str(mine.get("owned_by", "")))
-        return await self._with_props(about) if about.owner in _OWNERS else about
+        entry = next((m for m in found or () if m["id"] == model), found[0] if found else {})
+        info = ServerInfo(base, model or entry["id"], str(entry.get("owned_by", "")))
+        return await self._with_props(info) if info.owner in _WITH_PROPS else info
 
-    async def ask(self, number: int, body: Mapping[str, Any]) -> ServedAnswer:
-        """One request and its answer, whatever becomes of it: what goes wrong is the answer's `problem`."""
+    async def complete(self, number: int, request: Mapping[str, Any]) -> ServedAnswer:
+        """Sends a request and returns its answer. Never raises: an error is the answer's `problem`."""
         answer, began = ServedAnswer(number), time.perf_counter()
         try:
             async with asyncio.timeout(self._seconds):
-                await self._ask(json.dumps(body).encode(), answer, began)
+                await self._stream(json.dumps(request).encode(), answer, began)
         except TimeoutError:
-            answer.problem, answer.fatal = refusals.late(self._url, self._seconds), True
+            answer.problem, answer.fatal = http_errors.timed_out(self._url, self._seconds), True
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
-            answer.problem, answer.fatal = refusals.unreachable(error, self._url), True
+            answer.problem, answer.fatal = http_errors.unreachable(error, self._url), True
         except (httpx2.HTTPError, BrokenStreamError) as error:
             what = str(error) or "the connection broke"
             answer.problem = NetworkError(f"{self._url}: {what}", "see what the server's log says")
@@ -112,16 +166,16 @@ class Server:
         answer.seconds = time.perf_counter() - began
         return answer
 
-    async def _ask(self, body: bytes, answer: ServedAnswer, began: float) -> None:
+    async def _stream(self, request: bytes, answer: ServedAnswer, began: float) -> None:
         """Raises SpecllamaError, httpx2.HTTPError, BrokenStreamError."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         while True:
-            async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
+            async with self._http.stream("POST", self._url, content=request, headers=headers) as response:
                 if response.status_code == 200:
                     return await self._read(response, answer, began)
-                said = await _bounded(response, _MOST_ERROR_BYTES)
-                error = refusals.refusal(response.status_code, response.headers, said, self._url)
-                pause = refusals.wait(response.headers)
+                body = await _first_bytes(response, _MAX_ERROR_BYTES)
+                error = http_errors.status_error(response.status_code, response.headers, body, self._url)
+                pause = http_errors.retry_seconds(response.headers)
             answer.refused += isinstance(error, BusyError)
             if not isinstance(error, BusyError) or answer.refused >= _TRIES:
                 raise error
@@ -130,58 +184,56 @@ class Server:
     async def _read(self, response: httpx2.Response, answer: ServedAnswer, began: float) -> None:
         kind = response.headers.get("Content-Type", "no type").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
-            raise refusals.foreign(self._url, f"{kind[:60]} instead of a stream of events")
-        reading = Reading(answer)
+            raise http_errors.not_an_api(self._url, f"{kind[:60]} instead of a stream of events")
+        reader = StreamReader(answer)
         async for event in httpx2.EventSource(response):
-            if event.data and reading.take(event.data, time.perf_counter() - began, event.event):
+            if event.data and reader.read(event.data, time.perf_counter() - began, event.event):
                 break
-        reading.end()
+        reader.end()
 
     async def _get(self, url: str) -> Any:
-        """What a GET finds, of JSON. Raises SpecllamaError."""
+        """The parsed JSON of a GET. Raises SpecllamaError."""
         try:
-            async with asyncio.timeout(min(_LOOK_SECONDS, self._seconds)):
+            async with asyncio.timeout(min(_INFO_SECONDS, self._seconds)):
                 async with self._http.stream("GET", url) as response:
-                    said = await _bounded(response, _MOST_BYTES)
+                    body = await _first_bytes(response, _MAX_BYTES)
         except TimeoutError:
-            raise refusals.late(url, min(_LOOK_SECONDS, self._seconds)) from None
+            raise http_errors.timed_out(url, min(_INFO_SECONDS, self._seconds)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-            raise refusals.unreachable(error, url) from None
+            raise http_errors.unreachable(error, url) from None
         if response.status_code != 200:
-            raise refusals.refusal(response.status_code, response.headers, said, url)
+            raise http_errors.status_error(response.status_code, response.headers, body, url)
         try:
-            return json.loads(said)
+            return json.loads(body)
         except (ValueError, RecursionError):
-            raise refusals.foreign(url, "no JSON") from None
+            raise http_errors.not_an_api(url, "no JSON") from None
 
-    async def _with_props(self, about: About) -> About:
-        """What /props adds, where it is open."""
+    async def _with_props(self, info: ServerInfo) -> ServerInfo:
+        """The same with the fields of /props, if the server lets us read them."""
         try:
-            found = await self._get(f"{about.base.removesuffix('/v1')}/props")
+            found = await self._get(f"{info.base.removesuffix('/v1')}/props")
         except SpecllamaError:
-            return about
+            return info
         found = found if isinstance(found, dict) else {}
-        slots, how = found.get("total_slots"), found.get("speculation")
-        return About(
-            about.base,
-            about.model,
-            about.owner,
-            str(found.get("build_info", ""))[:80],
-            slots if isinstance(slots, int) and slots > 0 else None,
-            how if isinstance(how, dict) else {},
+        slots, speculation = found.get("total_slots"), found.get("speculation")
+        return replace(
+            info,
+            build=str(found.get("build_info", ""))[:80],
+            n_slots=slots if isinstance(slots, int) and slots > 0 else None,
+            speculation=speculation if isinstance(speculation, dict) else {},
         )
 
 
-def _listed(found: Any, url: str) -> list[dict[str, Any]]:
-    """The models that GET /v1/models lists. Raises NotFoundError."""
+def _models(found: Any, url: str) -> list[dict[str, Any]]:
+    """The models in the body of GET /v1/models. Raises NotFoundError."""
     data = found.get("data") if isinstance(found, dict) else None
     if not isinstance(data, list):
-        raise refusals.foreign(url, "no list of models")
+        raise http_errors.not_an_api(url, "no list of models")
     return [m for m in data if isinstance(m, dict) and isinstance(m.get("id"), str) and m["id"]]
 
 
-async def _bounded(response: httpx2.Response, most: int) -> bytes:
-    """The first bytes of a body."""
+async def _first_bytes(response: httpx2.Response, most: int) -> bytes:
+    """At most the first `most` bytes of a body."""
     found = b""
     async for part in response.aiter_bytes():
         found += part

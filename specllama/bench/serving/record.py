@@ -1,5 +1,5 @@
-"""The object of `bench --server --json`: schema specllama.bench-server/1. Times in seconds unless named ms;
-what is not known is null.
+"""The object of `bench --server --json`, schema specllama.bench-server/1. Times are in seconds unless the key
+ends in ms; null means unknown.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.bench.serving import figures
-from specllama.bench.serving.figures import Percentiles, ServingRow, ServingSummary
+from specllama.bench.serving import summary
+from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary
 from specllama.bench.serving.sweep import ServingMeasurement
 
 SCHEMA = "specllama.bench-server/1"
@@ -17,7 +17,7 @@ SCHEMA = "specllama.bench-server/1"
 def record(
     s: ServingSummary, measured: Sequence[ServingMeasurement], about: Mapping[str, Any], verdict: str
 ) -> dict[str, Any]:
-    """Everything that was found. about: server and settings, as they are to stand there."""
+    """The whole object. about: server and settings under their keys in the object."""
     return {
         "schema": SCHEMA,
         **about,
@@ -37,9 +37,9 @@ def _row(row: ServingRow) -> dict[str, Any]:
         "concurrency": row.concurrency,
         "runs": row.runs,
         "tps": row.tps,
-        "ttft_ms": _tails(row.ttft, 1000),
-        "inter_token_ms": _tails(row.gap, 1000),
-        "seconds": _tails(row.whole),
+        "ttft_ms": _percentiles(row.ttft, 1000),
+        "inter_token_ms": _percentiles(row.gap, 1000),
+        "seconds": _percentiles(row.total),
         "answers": row.answers,
         "failed": row.failed,
         "refused": row.refused,
@@ -58,15 +58,15 @@ def _cell(m: ServingMeasurement) -> dict[str, Any]:
         "run": m.cell.run,
         "complete": m.complete,
         "seconds": m.seconds,
-        "tps": figures.tps(m),
-        "ttft_ms": _tails(figures.ttft(m), 1000),
-        "inter_token_ms": _tails(figures.gap(m), 1000),
-        "answer_seconds": _tails(figures.whole(m)),
-        "answers": len(m.whole),
-        "n_predict": sum(a.n_tokens for a in m.whole),
+        "tps": summary.tps(m),
+        "ttft_ms": _percentiles(summary.ttft(m), 1000),
+        "inter_token_ms": _percentiles(summary.gap(m), 1000),
+        "answer_seconds": _percentiles(summary.total(m)),
+        "answers": len(m.succeeded),
+        "n_predict": sum(a.n_tokens for a in m.succeeded),
         "problems": [a.problem.message for a in m.answers if a.problem is not None],
     }
 
 
-def _tails(t: Percentiles | None, factor: float = 1) -> dict[str, float] | None:
+def _percentiles(t: Percentiles | None, factor: float = 1) -> dict[str, float] | None:
     return None if t is None else {"p50": t.p50 * factor, "p99": t.p99 * factor}

@@ -1,4 +1,4 @@
-"""The page of `bench --server --report`: throughput, generation time, first token over concurrency."""
+"""The page of `bench --server --report`: throughput, generation time and first token by concurrency."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any
 
-from specllama.bench import charts
-from specllama.bench.page import entry, page, table
-from specllama.bench.serving.figures import Percentiles, ServingRow, ServingSummary
-from specllama.bench.serving.words import extent, name, notes
+from specllama.bench.page import entry, lines, page, table
+from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary
+from specllama.bench.serving.verdict import extent, name, notes
 
-_X = "clients at once"
+_X = "concurrent clients"
 
 
 def report(s: ServingSummary, about: Mapping[str, Any], verdict: str) -> str:
-    """The page. about: as in `record`; every text of it may hold anything."""
+    """The page as HTML. about: as in `record`; its texts may hold anything and are escaped."""
     sections = [
         f"<h1>{escape(name(about))}</h1>",
         f'<p class="dim">{escape(_settings(about))}</p>',
         f'<p class="verdict">{escape(verdict)}</p>',
         *(f'<p class="dim">{escape(text)}</p>' for text in notes(s, about)),
         *_chart(s, "Throughput, tokens per second of all clients", lambda r: r.tps),
-        *_chart(s, "Generation time, seconds to the end of an answer", lambda r: _p50(r.whole)),
+        *_chart(s, "Generation time, seconds to the end of an answer", lambda r: _p50(r.total)),
         *_chart(s, "Time to first token, ms", lambda r: _p50(r.ttft, 1000)),
         "<h2>All figures</h2>",
         _table(s),
@@ -43,7 +42,7 @@ def _chart(s: ServingSummary, title: str, figure: Callable[[ServingRow], float |
             series.setdefault(row.series, []).append((float(row.concurrency), value))
     if series:
         yield f"<h2>{escape(title)}</h2>"
-        yield charts.lines(series, f"{title} over {_X}", _X)
+        yield lines(series, f"{title} by {_X}", _X)
 
 
 def _table(s: ServingSummary) -> str:
@@ -54,9 +53,9 @@ def _table(s: ServingSummary) -> str:
     rows = []
     for row in s.rows:
         figures = [
-            *(_value(row.ttft, 1000)),
-            *(_value(row.gap, 1000)),
-            *(_value(row.whole)),
+            *(_both(row.ttft, 1000)),
+            *(_both(row.gap, 1000)),
+            *(_both(row.total)),
             "-" if row.acceptance is None else f"{100 * row.acceptance:.0f} %",
         ]
         counts = [str(row.answers), str(row.failed), str(row.refused)]
@@ -69,5 +68,5 @@ def _p50(t: Percentiles | None, factor: float = 1) -> float | None:
     return None if t is None else t.p50 * factor
 
 
-def _value(t: Percentiles | None, factor: float = 1) -> tuple[str, str]:
+def _both(t: Percentiles | None, factor: float = 1) -> tuple[str, str]:
     return ("-", "-") if t is None else (f"{t.p50 * factor:.3g}", f"{t.p99 * factor:.3g}")

@@ -1,43 +1,116 @@
-"""The sweep: cell after cell, in each so many clients that ask one after the other. Keeps what it has got,
-whatever ends it.
+"""A sweep over concurrencies: which requests are sent, in which order, and their answers.
+
+A cell has a number of clients, each of which sends its next request once the last one is answered. All cells
+send the same prompts. Answers are kept whatever ends the sweep.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice, zip_longest
+from typing import Any
 
-from specllama.bench.serving.answers import ServedAnswer
-from specllama.bench.serving.asks import Cell, ServingRequest, body, order
-from specllama.bench.serving.client import Server
+from specllama.bench.serving.answer import ServedAnswer
+from specllama.bench.serving.client import ServerClient
 
-Watch = Callable[[Cell, int], None]  # called with each answer: its cell, and how many there are by then
+SPECULATIVE, PLAIN, SERVED = "speculative", "plain", "as served"
+Prompt = tuple[str, str]  # workload, text
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCell:
+    """A measurement: a series, a number of concurrent clients and a run, from 1."""
+
+    series: str
+    concurrency: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSettings:
+    """What a sweep sends. prompts: of the requests of a cell; raw: prompts are texts to continue, not chat
+    messages; first: number of the first run.
+    """
+
+    prompts: Sequence[Prompt]
+    concurrencies: Sequence[int]
+    runs: int
+    n_tokens: int
+    temperature: float
+    raw: bool = False
+    ignore_eos: bool = False
+    first: int = 1
+
+
+def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = None) -> list[Prompt]:
+    """n prompts, one of each workload in turn, repeated if there are fewer; without n all of them, repeated
+    up to a multiple of `least`.
+    """
+    named = [[(name, text) for text in texts] for name, texts in workloads.items()]
+    mixed = [prompt for turn in zip_longest(*named) for prompt in turn if prompt is not None]
+    n = n or -(-len(mixed) // least) * least
+    return list(islice(cycle(mixed), n))
+
+
+def order(series: Sequence[str], settings: SweepSettings, seed: int = 0) -> Iterator[ServingCell]:
+    """Every concurrency of every series, `runs` times. The series that are compared follow each other, in
+    alternating order; concurrencies are shuffled, so that drift of the machine affects all alike.
+    """
+    rng = random.Random(seed)
+    for run in range(settings.first, settings.first + settings.runs):
+        for i, concurrency in enumerate(rng.sample(settings.concurrencies, len(settings.concurrencies))):
+            ordered = series if (run + i) % 2 else list(reversed(series))
+            yield from (ServingCell(name, concurrency, run) for name in ordered)
+
+
+def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) -> dict[str, Any]:
+    """The JSON of the request `number` (from 0) of a cell.
+
+    The prompt starts with a number that differs by concurrency and run, so that it is not in the server's
+    prompt cache yet. The series share it, so that they write the same texts.
+    """
+    mark = 10_000 + (cell.run * 7919 + cell.concurrency * 613 + number * 31) % 90_000
+    text = f"({mark}) {settings.prompts[number][1]}"
+    request: dict[str, Any] = {"model": model} if model else {}
+    request |= {"prompt": text} if settings.raw else {"messages": [{"role": "user", "content": text}]}
+    request |= {"max_tokens": settings.n_tokens, "temperature": settings.temperature}
+    request |= {"seed": 1000 * cell.run + number, "stream": True, "stream_options": {"include_usage": True}}
+    if settings.ignore_eos:
+        request["ignore_eos"] = True
+    if cell.series != SERVED:  # request history would know each text the second time
+        request["speculation"] = {"enabled": cell.series == SPECULATIVE, "memory": False}
+    return request
+
+
+OnAnswer = Callable[[ServingCell, int], None]  # gets the cell and the number of answers so far
 
 
 @dataclass(slots=True)
 class ServingMeasurement:
-    """A cell's answers. seconds: from the first request to the last answer; complete: all are there."""
+    """A cell's answers. seconds: from the first request to the last answer; complete: none is missing."""
 
-    cell: Cell
+    cell: ServingCell
     answers: list[ServedAnswer] = field(default_factory=list)
     seconds: float = 0.0
     complete: bool = False
 
     @property
-    def whole(self) -> list[ServedAnswer]:
-        """The answers that nothing went wrong with."""
+    def succeeded(self) -> list[ServedAnswer]:
+        """The answers without a problem."""
         return [answer for answer in self.answers if answer.problem is None]
 
 
 async def warm_up(
-    server: Server, series: Sequence[str], wanted: ServingRequest, model: str
+    server: ServerClient, series: Sequence[str], settings: SweepSettings, model: str
 ) -> list[ServedAnswer]:
-    """One answer of each series that does not count; raises what goes wrong with it."""
+    """One unmeasured answer of each series. Raises its problem, if it has one."""
     found = []
     for name in series:
-        answer = await server.ask(0, body(wanted, Cell(name, 0, 0), 0, model))
+        answer = await server.complete(0, body(settings, ServingCell(name, 0, 0), 0, model))
         if answer.problem is not None:
             raise answer.problem
         found.append(answer)
@@ -45,54 +118,54 @@ async def warm_up(
 
 
 async def sweep(
-    server: Server,
+    server: ServerClient,
     series: Sequence[str],
-    wanted: ServingRequest,
+    settings: SweepSettings,
     model: str,
     into: list[ServingMeasurement],
-    watch: Watch,
+    on_answer: OnAnswer,
 ) -> None:
-    """Measure all cells, each added to `into` before it begins.
+    """Measures all cells; each is added to `into` before it begins.
 
-    Raises the problem that ends the sweep: a server that is gone or hangs, answers none of a cell's requests,
-    or wants another key by now.
+    Raises the problem that ends the sweep: the server is gone, hangs or rejects the key, or it answers none
+    of a cell's requests.
     """
     n = 0
-    for cell in order(series, wanted):
+    for cell in order(series, settings):
         measured = ServingMeasurement(cell)
         into.append(measured)
 
-        def tell(answer: ServedAnswer, measured: ServingMeasurement = measured) -> None:
+        def add(answer: ServedAnswer, measured: ServingMeasurement = measured) -> None:
             nonlocal n
             n += 1
             measured.answers.append(answer)
-            watch(measured.cell, n)
+            on_answer(measured.cell, n)
 
-        await _measure(server, wanted, model, measured, tell)
+        await _measure(server, settings, model, measured, add)
         problems = [answer for answer in measured.answers if answer.problem is not None]
-        ending = next((a for a in problems if a.fatal), None if measured.whole else problems[0])
+        ending = next((a for a in problems if a.fatal), None if measured.succeeded else problems[0])
         if ending is not None:
             assert ending.problem is not None
             raise ending.problem
 
 
 async def _measure(
-    server: Server,
-    wanted: ServingRequest,
+    server: ServerClient,
+    settings: SweepSettings,
     model: str,
     into: ServingMeasurement,
-    tell: Callable[[ServedAnswer], None],
+    add: Callable[[ServedAnswer], None],
 ) -> None:
-    numbers = iter(range(len(wanted.prompts)))
+    numbers = iter(range(len(settings.prompts)))
     began, fatal = time.perf_counter(), False
 
     async def client() -> None:
         nonlocal fatal
-        for number in numbers:  # shared: each takes the next one
-            answer = await server.ask(number, body(wanted, into.cell, number, model))
+        for number in numbers:  # shared by the clients
+            answer = await server.complete(number, body(settings, into.cell, number, model))
             into.seconds = time.perf_counter() - began
             fatal |= answer.fatal
-            tell(answer)
+            add(answer)
             if fatal:
                 return
 

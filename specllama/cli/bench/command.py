@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specllama.bench.plan import order
+from specllama.bench.plan import BenchSample, configs, order
 from specllama.bench.record import record
 from specllama.bench.report import report
-from specllama.bench.runner import Runner
-from specllama.bench.samples import Sample, configs
+from specllama.bench.runner import BenchRunner
 from specllama.bench.summary import summarise
 from specllama.bench.verdict import verdict
 from specllama.cli import console, readout
@@ -50,7 +49,7 @@ class _Measured:
     """What a bench has got so far."""
 
     info: Mapping[str, Any] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[BenchSample] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     planned: int = 0
     seconds: float = 0.0
@@ -124,18 +123,18 @@ def _measure(
     raw = not info["chat_template"]
     if raw:
         console.note("note: the model has no chat template, prompts go in as they are")
-    runner = Runner(client, wanted.params, variables, raw)
+    runner = BenchRunner(client, wanted.params, variables, raw)
     ways = configs(wanted.lengths, bool(_drafters(info)))
-    into.planned = len(wanted.units) * len(ways) * wanted.runs
+    into.planned = len(wanted.cases) * len(ways) * wanted.runs
     began = time.monotonic()
-    for n, config in enumerate(runner.warm_up(ways, wanted.units), 1):
+    for n, config in enumerate(runner.warm_up(ways, wanted.cases), 1):
         progress.show("warming up", n / len(ways), config.name)
     progress.clear()
     _announce(into.planned, (time.monotonic() - began) / len(ways) * into.planned)
     began = time.monotonic()
     progress = Progress(delay=1.0, every=15.0)
     try:
-        steps = order(wanted.units, ways, wanted.runs)
+        steps = order(wanted.cases, ways, wanted.runs)
         for n, sample in enumerate(runner.measure(steps), 1):
             if sample is not None:
                 into.samples.append(sample)
@@ -147,7 +146,7 @@ def _measure(
                 console.note(f"note: {client.notices.pop(0)}")
     finally:
         progress.clear()
-        into.skipped = {f"{u.workload} {u.number}": why for u, why in runner.skipped.items()}
+        into.skipped = {f"{case.workload} {case.number}": why for case, why in runner.skipped.items()}
 
 
 def _drafters(info: Mapping[str, Any]) -> list[str]:

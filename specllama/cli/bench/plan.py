@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama.bench import texts, workloads
-from specllama.bench.samples import Given, Unit
+from specllama.bench import workloads
+from specllama.bench.plan import BenchCase, ForcedText
 from specllama.cli.report_file import place
 from specllama.config import build
 from specllama.config.sources import Values
@@ -28,7 +28,7 @@ class BenchPlan:
     own. n_tokens: None for all of a given text. params: SamplingParams that all answers share.
     """
 
-    workloads: Mapping[str, tuple[str | Given, ...]]
+    workloads: Mapping[str, tuple[str | ForcedText, ...]]
     temperatures: tuple[float, ...]
     lengths: tuple[int, ...]
     runs: int
@@ -38,8 +38,8 @@ class BenchPlan:
     report: Path | None
 
     @property
-    def units(self) -> list[Unit]:
-        return workloads.units(self.workloads, self.temperatures)
+    def cases(self) -> list[BenchCase]:
+        return workloads.cases(self.workloads, self.temperatures)
 
 
 def plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
@@ -57,16 +57,16 @@ def plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
     if text is None or "n_tokens" in given:
         n_tokens = whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS)
     report = place(given["report"]) if "report" in given else None
-    found: Mapping[str, tuple[str | Given, ...]] = (
-        texts.load(text)
+    found: Mapping[str, tuple[str | ForcedText, ...]] = (
+        workloads.load_texts(text)
         if text is not None
-        else workloads.load(given["prompts"])
+        else workloads.load_prompts(given["prompts"])
         if "prompts" in given
         else workloads.WORKLOADS
     )
     shared = values.without("temperature", "seed", "max_tokens")
     return BenchPlan(
-        workloads=workloads.chosen(found, given.get("workloads")),
+        workloads=workloads.select(found, given.get("workloads")),
         temperatures=temperatures,
         lengths=tuple(sorted(set(lengths))),
         runs=runs,

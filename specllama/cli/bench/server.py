@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import specllama
-from specllama.bench.serving.asks import PLAIN, SERVED, SPECULATIVE, Cell
-from specllama.bench.serving.client import About, Server
-from specllama.bench.serving.figures import ServingSummary, summarise
+from specllama.bench.serving.client import ServerClient, ServerInfo
 from specllama.bench.serving.record import record
 from specllama.bench.serving.report import report
-from specllama.bench.serving.sweep import ServingMeasurement, sweep, warm_up
-from specllama.bench.serving.words import verdict
+from specllama.bench.serving.summary import ServingSummary, summarise
+from specllama.bench.serving.sweep import (
+    PLAIN,
+    SERVED,
+    SPECULATIVE,
+    ServingCell,
+    ServingMeasurement,
+    sweep,
+    warm_up,
+)
+from specllama.bench.serving.verdict import verdict
 from specllama.cli import console
 from specllama.cli.answer import INTERRUPTED
 from specllama.cli.bench import server_text as bench_server_text
@@ -36,7 +43,7 @@ _LONG = 60.0  # seconds of measuring that are announced before
 class _Found:
     """What a bench has got so far. why_one: why there is one series alone."""
 
-    about: About | None = None
+    about: ServerInfo | None = None
     series: Sequence[str] = ()
     why_one: str = ""
     cells: list[ServingMeasurement] = field(default_factory=list)
@@ -46,7 +53,7 @@ class _Found:
 
     @property
     def answers(self) -> int:
-        return sum(len(m.whole) for m in self.cells)
+        return sum(len(m.succeeded) for m in self.cells)
 
 
 def bench_server(given: Mapping[str, Any]) -> int:
@@ -73,8 +80,8 @@ def bench_server(given: Mapping[str, Any]) -> int:
 async def _measure(plan: ServerPlan, into: _Found) -> None:
     agent = f"specllama/{specllama.__version__}"
     progress = Progress(delay=1.0, every=15.0)
-    async with Server(plan.address, plan.key, agent, plan.seconds) as server:
-        into.about = await server.about(plan.model, plan.wanted.raw)
+    async with ServerClient(plan.address, plan.key, agent, plan.seconds) as server:
+        into.about = await server.info(plan.model, plan.wanted.raw)
         into.series, into.why_one = _series(into.about)
         console.note(_start_line(into.about))
         if into.why_one:
@@ -86,7 +93,7 @@ async def _measure(plan: ServerPlan, into: _Found) -> None:
         _announce(planned, planned * max(answer.seconds for answer in first))
         began = time.monotonic()
 
-        def watch(cell: Cell, n: int) -> None:
+        def watch(cell: ServingCell, n: int) -> None:
             into.seconds = time.monotonic() - began
             left = bench_text.duration(into.seconds / n * (planned - n))
             clients = f"{cell.concurrency} client{'s' if cell.concurrency > 1 else ''}"
@@ -98,7 +105,7 @@ async def _measure(plan: ServerPlan, into: _Found) -> None:
             progress.clear()
 
 
-def _series(about: About) -> tuple[Sequence[str], str]:
+def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
     """The series that can be compared, and why there is one alone. A request switches speculation off by a
     field of specllama's; nobody else is sent it.
     """
@@ -111,7 +118,7 @@ def _series(about: About) -> tuple[Sequence[str], str]:
     return [SPECULATIVE, PLAIN], ""
 
 
-def _start_line(about: About) -> str:
+def _start_line(about: ServerInfo) -> str:
     parts = [about.model or "no model named", about.build or about.owner]
     parts += [f"{about.n_slots} slots"] if about.n_slots else []
     return bench_text.printable(f"measuring {about.base}: {', '.join(filter(None, parts))}")

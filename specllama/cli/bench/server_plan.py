@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specllama.bench import workloads
-from specllama.bench.serving.address import Address, address
-from specllama.bench.serving.asks import ServingRequest, prompts
+from specllama.bench.serving.client import ServerAddress, parse_address
+from specllama.bench.serving.sweep import SweepSettings, prompts
 from specllama.cli.bench.plan import MOST_RUNS, MOST_TOKENS, N_TOKENS, RUNS, parts, temperatures_of, whole
 from specllama.cli.report_file import place
 from specllama.cli.serve import keys
@@ -43,11 +43,11 @@ class ServerPlan:
     may take.
     """
 
-    address: Address
+    address: ServerAddress
     key: str = field(repr=False)
     model: str
     seconds: float
-    wanted: ServingRequest
+    wanted: SweepSettings
     workloads: Mapping[str, int]
     report: Path | None
 
@@ -57,7 +57,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
 
     Raises UsageError, NotFoundError.
     """
-    where = address(given["server"])
+    where = parse_address(given["server"])
     for option in BENCH:
         if option.name in given and option.name not in _TAKES:
             hint = "its models and how they draft are the server's own; --model names one of them"
@@ -66,8 +66,8 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         whole("--concurrency", text, 1, MOST_CLIENTS)
         for text in parts("--concurrency", given.get("concurrency", CONCURRENCY))
     ]
-    found = workloads.load(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
-    chosen = workloads.chosen(found, given.get("workloads"))
+    found = workloads.load_prompts(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
+    chosen = workloads.select(found, given.get("workloads"))
     n = whole("--requests", given["requests"], 1, MOST_REQUESTS) if "requests" in given else None
     if n is not None and n < max(clients):
         raise UsageError(f"--requests {n} are fewer than the {max(clients)} clients of --concurrency")
@@ -86,7 +86,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         key=known[0] if known else "",
         model=model,
         seconds=seconds,
-        wanted=ServingRequest(
+        wanted=SweepSettings(
             prompts=prompts(chosen, max(clients), n),
             concurrencies=sorted(set(clients)),
             runs=whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS),

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from specllama.bench.serving.figures import Percentiles, ServingRow, ServingSummary
-from specllama.bench.serving.words import extent, name, notes
+from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary
+from specllama.bench.serving.verdict import extent, name, notes
 from specllama.cli.bench.text import printable
 
 _HEADER = ("clients", "series", "t/s", "first", "token", "p99", "answer", "p99", "accept")
@@ -59,7 +59,7 @@ def _cells(row: ServingRow, again: bool) -> list[str]:
         "-" if row.tps is None else f"{row.tps:.1f}",
         "-" if row.ttft is None else f"{1000 * row.ttft.p50:.0f}",
         *_both(row.gap, 1000, ".1f"),
-        *_both(row.whole, 1, ".2f"),
+        *_both(row.total, 1, ".2f"),
         "-" if accept is None else f"{100 * accept:.0f} %",
     ]
 

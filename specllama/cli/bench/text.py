@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.bench.intervals import Estimate
-from specllama.bench.notes import extent, notes
-from specllama.bench.samples import AUTO, PLAIN
+from specllama.bench.plan import AUTO, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
+from specllama.bench.verdict import extent, notes
 
 _POSITIONS, _LONGEST_NAME = 16, 16
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)

@@ -55,7 +55,7 @@ def plan(given: Mapping[str, Any], values: Values) -> TunePlan:
         settings,
         [d for d in drafts if d.path not in unusable],
         unusable,
-        [[unit.workload, unit.prompt] for unit in texts.units],
+        [[case.workload, case.prompt] for case in texts.cases],
         texts.n_tokens if "n_tokens" in given else None,
     )
 

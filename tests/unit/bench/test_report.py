@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specllama.bench.charts import lines, whiskers
 from specllama.bench.intervals import Estimate
+from specllama.bench.page import lines, whiskers
 from specllama.bench.report import report
 from specllama.bench.summary import summarise
 from tests.support.bench_samples import sample
@@ -74,7 +74,7 @@ def test_it_has_charts_tables_and_the_verdict() -> None:
     assert names.count("svg") == 4
     assert names.count("table") == 3
     assert "It pays." in tags.text
-    assert "Texts: all 9 are plain decoding's" in tags.text
+    assert "Texts: all 9 equal plain decoding's" in tags.text
     assert "1.30 x (1.30 - 1.30)" in tags.text  # auto against plain
     assert page().startswith("<!doctype html>")
 

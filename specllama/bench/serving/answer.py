@@ -1,4 +1,4 @@
-"""One streamed answer: when its text came, and what the server says of it. Knows no HTTP, no clock."""
+"""One streamed answer: the times of its text and the counters of its server. Knows no HTTP and no clock."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from specllama.errors import SpecllamaError
 
-TOGETHER = 0.001  # seconds within which what arrives is one piece
+ONE_PIECE = 0.001  # seconds within which chunks count as one piece
 
 
 class BrokenStreamError(Exception):
-    """The stream ends in an error, or in nothing; the message says what."""
+    """The stream is malformed, reports an error or ends too early; the message says which."""
 
 
 @dataclass(slots=True)
 class ServedPiece:
-    """Text that arrived together. at: seconds since the request; n: chunks of the stream that it came in."""
+    """Text that arrived at once. at: seconds since the request; n: its chunks of the stream."""
 
     at: float
     n: int = 1
@@ -26,11 +26,12 @@ class ServedPiece:
 
 @dataclass(slots=True)
 class ServedAnswer:
-    """What became of a request. number: of the request in its cell. seconds: until it had ended, what was
-    waited after refusals included. refused: how often the server had no room. n_predict, n_prompt, n_cached,
-    n_drafted, n_accept: tokens as the server counts them, decode_seconds: from the first to the last by
-    its clock, None where it does not tell. problem: why there is no
-    whole answer; fatal: others would fare no better.
+    """The outcome of a request.
+
+    number: of the request in its cell. seconds: to its end, waits after a 429 included. refused: number of
+    429s. n_predict, n_prompt, n_cached, n_drafted, n_accept: tokens by the server's count, decode_seconds:
+    from the first token to the last by its clock; None if it does not report them. digest: of the text, hex.
+    problem: why the answer is incomplete; fatal: further requests would fail too.
     """
 
     number: int
@@ -53,28 +54,28 @@ class ServedAnswer:
 
     @property
     def n_tokens(self) -> int:
-        """By the server's count, else by its chunks."""
+        """The server's count, else the number of chunks."""
         return self.n_chunks if self.n_predict is None else self.n_predict
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Seconds per token between pieces, each with the tokens that it stands for.
+        """(seconds per token, tokens) for each piece but the first.
 
-        A piece's tokens share the time since the piece before; a server that sends several tokens in a chunk
-        is taken to do so evenly.
+        A piece's tokens share the time since the piece before; tokens are assumed to be spread evenly over
+        the chunks.
         """
         each = self.n_tokens / self.n_chunks if self.n_chunks and self.n_tokens else 1.0
         pairs = zip(self.pieces, self.pieces[1:], strict=False)
         return [((b.at - a.at) / (b.n * each), b.n * each) for a, b in pairs]
 
 
-class Reading:
-    """Makes an Answer of the events of a stream, as OpenAI, llama-server and vLLM write them."""
+class StreamReader:
+    """Fills a ServedAnswer from the events of a stream in the formats of OpenAI, llama-server and vLLM."""
 
     def __init__(self, answer: ServedAnswer) -> None:
         self._answer, self._text, self._ended = answer, hashlib.sha256(), False
 
-    def take(self, data: str, at: float, event: str = "message") -> bool:
-        """An event that arrived `at` seconds after the request; whether it was the last.
+    def read(self, data: str, at: float, event: str = "message") -> bool:
+        """Reads an event that arrived `at` seconds after the request; returns whether it was the last.
 
         Raises BrokenStreamError.
         """
@@ -85,10 +86,10 @@ class Reading:
         except (ValueError, RecursionError):
             chunk = None
         if not isinstance(chunk, dict):
-            raise BrokenStreamError("an event of the stream is no JSON object")
+            raise BrokenStreamError("an event of the stream is not a JSON object")
         if event == "error" or chunk.get("error"):
-            raise BrokenStreamError(f"the stream ends in an error: {said(chunk)}")
-        self._figures(chunk)
+            raise BrokenStreamError(f"the stream ends in an error: {error_text(chunk)}")
+        self._counters(chunk)
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if isinstance(choice, dict):
@@ -96,32 +97,32 @@ class Reading:
             if text := _text(choice):
                 self._text.update(text.encode("utf-8", "surrogatepass"))
                 pieces = self._answer.pieces
-                if pieces and at - pieces[-1].at < TOGETHER:
+                if pieces and at - pieces[-1].at < ONE_PIECE:
                     pieces[-1].n += 1
                 else:
                     pieces.append(ServedPiece(at))
         return False
 
     def end(self) -> None:
-        """No more events. Raises BrokenStreamError where the answer had not ended."""
+        """Ends the answer. Raises BrokenStreamError if its last event is missing."""
         if not self._ended:
             raise BrokenStreamError("the stream ends in the middle of the answer")
         self._answer.digest = self._text.hexdigest()
 
-    def _figures(self, chunk: dict[str, Any]) -> None:
-        """Three dialects of the same counters; what a server leaves out stays None."""
+    def _counters(self, chunk: dict[str, Any]) -> None:
+        """The same counters in three dialects; what a server leaves out stays None."""
         a, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
-        found = _part(_part(chunk, "metrics"), "speculative_decoding")
+        speculative = _part(_part(chunk, "metrics"), "speculative_decoding")
         details = _part(usage, "completion_tokens_details")
         a.n_predict = _first(_count(usage, "completion_tokens"), a.n_predict)
         a.n_prompt = _first(_count(usage, "prompt_tokens"), a.n_prompt)
         a.n_cached = _first(_count(_part(usage, "prompt_tokens_details"), "cached_tokens"), a.n_cached)
-        took = timings.get("predicted_ms")
-        if isinstance(took, (int, float)) and took > 0:
-            a.decode_seconds = took / 1000
+        ms = timings.get("predicted_ms")
+        if isinstance(ms, (int, float)) and ms > 0:
+            a.decode_seconds = ms / 1000
         for drafted, accept in (
             (_count(timings, "draft_n"), _count(timings, "draft_n_accepted")),
-            (_count(found, "num_draft_tokens"), _count(found, "num_accepted_draft_tokens")),
+            (_count(speculative, "num_draft_tokens"), _count(speculative, "num_accepted_draft_tokens")),
             _predictions(details),
         ):
             if drafted is not None and accept is not None and accept <= drafted:
@@ -129,8 +130,8 @@ class Reading:
                 return
 
 
-def said(body: Any) -> str:
-    """What a server's error says, in one line that is fit for a terminal."""
+def error_text(body: Any) -> str:
+    """The message of a server's error, in one line of printable characters."""
     found = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(found, dict):
         found = found.get("message") or found.get("detail") or found.get("type") or found
@@ -139,7 +140,7 @@ def said(body: Any) -> str:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """The text of a chunk, reasoning and calls of tools too: the model has written them as well."""
+    """The text of a chunk. Reasoning and tool calls count too: the model writes them as well."""
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         text = choice.get("text")

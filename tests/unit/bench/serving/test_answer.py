@@ -1,0 +1,113 @@
+"""Streams of answers in their dialects, and streams that break."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.bench.serving.answer import BrokenStreamError, ServedAnswer, StreamReader, error_text
+
+
+def read(*chunks: Any) -> ServedAnswer:
+    answer = ServedAnswer(0)
+    reader = StreamReader(answer)
+    for i, chunk in enumerate(chunks):
+        reader.read(chunk if isinstance(chunk, str) else json.dumps(chunk), i / 10)
+    reader.end()
+    return answer
+
+
+def piece(text: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}, "finish_reason": None}], **more}
+
+
+END = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+
+
+USAGE: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    "figures_of",
+    [
+        {"usage": USAGE, "timings": {"draft_n": 6, "draft_n_accepted": 3}},
+        {
+            "usage": USAGE,
+            "metrics": {"speculative_decoding": {"num_draft_tokens": 6, "num_accepted_draft_tokens": 3}},
+        },
+        {
+            "usage": USAGE
+            | {
+                "completion_tokens_details": {
+                    "accepted_prediction_tokens": 3,
+                    "rejected_prediction_tokens": 3,
+                }
+            }
+        },
+    ],
+)
+def test_the_dialects_of_figures(figures_of: dict[str, Any]) -> None:
+    answer = read(piece("a"), piece("b"), END, {"choices": [], **figures_of}, "[DONE]")
+    assert (answer.n_tokens, answer.n_prompt, answer.n_drafted, answer.n_accept) == (4, 9, 6, 3)
+    assert [p.at for p in answer.pieces] == [0.0, 0.1]
+    assert answer.gaps() == [(pytest.approx(0.05), 2.0)]  # two tokens in each of two chunks
+
+
+def test_what_counts_as_text() -> None:
+    def choice(**of: Any) -> dict[str, Any]:
+        return {"choices": [of]}
+
+    chunks = [
+        choice(delta={"role": "assistant", "content": ""}),
+        choice(delta={"reasoning_content": "hm"}),
+        choice(delta={"content": None, "tool_calls": [{"index": 0}]}),
+        choice(text="raw"),
+        choice(delta=5),
+        {"choices": [7]},
+        {"choices": None, "usage": None, "timings": 3, "metrics": {"speculative_decoding": []}},
+        {"usage": {"completion_tokens": True, "prompt_tokens": -1}},
+        END,
+    ]
+    answer = read(*chunks)
+    assert (answer.n_chunks, answer.n_predict, answer.n_prompt, answer.n_drafted) == (3, None, None, None)
+
+
+NAMES = st.sampled_from(("choices", "delta", "content", "usage", "completion_tokens", "timings", "draft_n",
+                         "draft_n_accepted", "metrics", "speculative_decoding", "error", "text"))  # fmt: skip
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+
+
+SMALL = st.dictionaries(NAMES, SCALARS | st.dictionaries(NAMES, SCALARS, max_size=3), max_size=3)
+
+
+@given(SCALARS | st.dictionaries(NAMES, SCALARS | SMALL | st.lists(SCALARS | SMALL, max_size=2), max_size=4))
+def test_any_json_is_read_or_breaks_the_stream(found: Any) -> None:
+    answer = ServedAnswer(0)
+    with contextlib.suppress(BrokenStreamError):
+        StreamReader(answer).read(json.dumps(found), 0.0)
+    assert answer.n_tokens >= 0
+
+
+@pytest.mark.parametrize("chunk", ["[1]", "{", {"error": {"message": "no\nmore"}}, {"error": "gone"}])
+def test_streams_that_break(chunk: Any) -> None:
+    with pytest.raises(BrokenStreamError):
+        read(piece("a"), chunk)
+    with pytest.raises(BrokenStreamError, match="in the middle"):
+        read(piece("a"))
+    assert error_text({"error": {"message": "no\n\x1b[2Jmore"}}) == "no ?[2Jmore"
+
+
+def test_what_arrives_together_is_one_piece() -> None:
+    answer = ServedAnswer(0)
+    reader = StreamReader(answer)
+    for at in (0.1, 0.2, 0.2002, 0.2008, 0.2011, 0.4):
+        reader.read(json.dumps(piece("a")), at)
+    assert [(p.at, p.n) for p in answer.pieces] == [(0.1, 1), (0.2, 3), (0.2011, 1), (0.4, 1)]
+    assert answer.gaps()[0] == (pytest.approx(0.1 / 3), 3)

@@ -1,0 +1,72 @@
+"""What the verdict claims."""
+
+from __future__ import annotations
+
+from specllama.bench.summary import summarise
+from specllama.bench.verdict import nothing_pays, verdict
+from tests.support.bench_samples import sample
+
+NAMES = ["plain", "1", "4", "auto"]
+
+
+def test_the_verdict_says_what_was_gained_and_where_it_was_not() -> None:
+    def speeds(workload: str, ratios: tuple[float, ...]) -> list[tuple[str, float, str, int, int]]:
+        return [
+            (name, 100 * ratio, workload, number, run)
+            for name, ratio in zip(NAMES, ratios, strict=True)
+            for number in (1, 2)
+            for run in (1, 2)
+        ]
+
+    rows = [
+        *speeds("edit", (1, 1.2, 2, 1.9)),
+        *speeds("free", (1, 0.9, 0.5, 0.9)),
+        *speeds("json", (1, 1, 2, 1.5)),
+    ]
+    s = summarise([sample(name, tps, w, number, 0.0, run) for name, tps, w, number, run in rows], NAMES)
+    text = verdict(s)
+    assert text.startswith("Auto decoded at 1.37 x (1.37 - 1.37) the speed of plain decoding and at 1.09 x")
+    assert "the best fixed length in hindsight, 4 (1.26 x)" in text
+    assert "it loses on free at temperature 0 (0.90 x)" in text
+    assert (
+        "a fixed length is faster on edit at temperature 0 (length 4: 2.00 x), json at temperature 0" in text
+    )
+    assert not nothing_pays(s)
+
+
+def test_the_verdict_says_why_nothing_can_pay() -> None:
+    stats = {"reached": [6], "accepted_at": [3], "n_drafted": 6, "rounds": 6, "draft_seconds": 0.6}
+    samples = [
+        sample("plain", 10, round_seconds={1: (10, 1.0)}),
+        sample("1", 6, round_seconds={2: (6, 1.2)}, drafted_by={"model": 6}, **stats),
+        sample("auto", 9),
+    ]
+    s = summarise(samples, NAMES)
+    assert nothing_pays(s)
+    assert verdict(s) == (
+        "Auto decoded at 0.90 x the speed of plain decoding. Speculation does not pay here over all "
+        "workloads: a decode of 2 rows takes 2.00 x the time of one row, a draft token 1.00 x, so such drafts "
+        "cannot pay even if all of them are accepted; 50 % of first draft tokens were accepted."
+    )
+    cheap = [
+        sample("plain", 10, round_seconds={1: (10, 1.0)}),
+        sample("1", 9, round_seconds={2: (6, 0.66)}, **{**stats, "draft_seconds": 0.0}),
+        sample("auto", 9),
+    ]
+    text = verdict(summarise(cheap, NAMES))
+    assert "pays from an acceptance of 10 %; 50 % of first draft tokens were accepted" in text
+    assert text.endswith(", but later ones less often, and a round takes more time than its decode.")
+    for one in cheap[1:]:
+        one.stats.rounds = 60
+    assert verdict(summarise(cheap, NAMES)).endswith("but only 10 % of rounds had a draft.")
+    assert verdict(s, "no drafter") == "Only plain decoding was measured: no drafter."
+
+
+def test_the_verdict_claims_no_more_than_the_intervals_say() -> None:
+    speeds = {"plain": (10, 10, 10), "4": (10, 9, 8), "auto": (8, 14, 15)}
+    samples = [sample(name, tps, number=i) for name, row in speeds.items() for i, tps in enumerate(row)]
+    text = verdict(summarise(samples, NAMES))
+    assert text.startswith(
+        "Auto decoded at 1.40 x (0.80 - 1.50) the speed of plain decoding and no fixed length"
+    )
+    assert "No gain is certain yet" in text

@@ -1,0 +1,162 @@
+"""Prompts and texts from files, and those that are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.bench import workloads
+from specllama.bench.plan import BenchCase, ForcedText
+from specllama.errors import NotFoundError, UsageError
+
+
+def test_the_packages_own_workloads_pass_their_check() -> None:
+    assert list(workloads.WORKLOADS) == ["explain", "source", "json", "edit", "free"]
+    found = {name: list(prompts) for name, prompts in workloads.WORKLOADS.items()}
+    assert workloads.check_prompts(found, "here") == workloads.WORKLOADS
+    every = [p for prompts in workloads.WORKLOADS.values() for p in prompts]
+    assert len(set(every)) == len(every) == 20
+
+
+def test_a_prompts_file(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"chat": ["Grüße", "b"], "c": ["d"]}).encode())
+    found = workloads.load_prompts(str(path))
+    assert found == {"chat": ("Grüße", "b"), "c": ("d",)}
+    assert workloads.select(found, " c , chat") == {"c": ("d",), "chat": ("Grüße", "b")}
+    assert workloads.select(found, None) == found
+
+
+@pytest.mark.parametrize(
+    ("data", "needle"),
+    [
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "nested"),
+        (b"\xff", "UTF-8"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "no workloads"),
+        (b'{"a": "b"}', "list"),
+        (b'{"a": []}', "at least one prompt"),
+        (b'{"a": ["x", 1]}', "prompt 2 of a is not a text"),
+        (b'{"a": [" \\n"]}', "is empty"),
+        (b'{"a": ["\\ud800"]}', "half a character"),
+        (b'{"a": ["x"], "a": ["y"]}', "twice"),
+        (b'{"all": ["x"]}', "cannot name"),
+        (b'{" ": ["x"]}', "cannot name"),
+        (b'{"\\u001b[31m": ["x"]}', "cannot name"),
+        (json.dumps({"n" * 41: ["x"]}).encode(), "cannot name"),
+        (json.dumps({"a": ["x"] * 10_001}).encode(), "10001 prompts"),
+        (json.dumps({"a": ["x" * ((1 << 20) + 1)]}).encode(), "characters"),
+    ],
+)
+def test_prompts_that_cannot_be_used(tmp_path: Path, data: bytes, needle: str) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_bytes(data)
+    with pytest.raises(UsageError) as caught:
+        workloads.load_prompts(str(path))
+    assert needle in caught.value.message
+    assert "\x1b" not in str(caught.value)
+    assert len(caught.value.message) < 300
+
+
+def test_prompt_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        workloads.load_prompts(str(tmp_path / "absent.json"))
+    with pytest.raises(UsageError):
+        workloads.load_prompts(str(tmp_path))
+    with pytest.raises(UsageError, match="larger than"):
+        workloads.load_prompts("/dev/zero")
+    for names in ("nope", ",", ""):
+        with pytest.raises(UsageError):
+            workloads.select(workloads.WORKLOADS, names)
+
+
+@given(st.text(min_size=1))
+def test_a_cut_loses_nothing(text: str) -> None:
+    prompt, rest = workloads.split_text(text)
+    assert prompt + rest == text
+    assert prompt
+    assert len(prompt) <= max(1, len(text) // 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("one\ntwo\nthree\nfour\nfive\nsix\n", "one\ntwo\n"),  # at the end of a line
+        ("abc\nefgh\nijklmnop", "abc\n"),
+        ("aa bb cc dd ee ff gg", "aa bb"),  # in front of a word
+        ("abcdefghijkl", "abc"),
+        ("ab", "a"),
+    ],
+)
+def test_where_it_is_cut(text: str, prompt: str) -> None:
+    assert workloads.split_text(text)[0] == prompt
+
+
+def test_a_plain_text_is_one_raw_case(tmp_path: Path) -> None:
+    path = tmp_path / "edited.py"
+    path.write_bytes(b"\xef\xbb\xbf" + "é = 1\nb = 2\nc = 3\nd = 4\n".encode())
+    found = workloads.load_texts(str(path))
+    assert found == {"text": (ForcedText("é = 1\n", "b = 2\nc = 3\nd = 4\n", True),)}
+    (case,) = workloads.cases(found, (0.0,))
+    assert case == BenchCase("text", 1, "é = 1\n", 0.0, found["text"][0])
+
+
+def test_an_object_of_prompts_and_texts(tmp_path: Path) -> None:
+    path = tmp_path / "mine.JSON"
+    edit = [{"prompt": "p", "text": "t"}] * 2
+    path.write_text(json.dumps({"edit": edit, "b": [{"text": "u", "prompt": "q"}]}))
+    found = workloads.load_texts(str(path))
+    assert found == {"edit": (ForcedText("p", "t"), ForcedText("p", "t")), "b": (ForcedText("q", "u"),)}
+    assert [u.number for u in workloads.cases(workloads.select(found, "edit"), (0.0, 1.0))] == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "needle"),
+    [
+        ("a.txt", b"", "is empty"),
+        ("a.txt", b" \n", "is empty"),
+        ("a.txt", b"x", "too short"),
+        ("a.txt", b"x\n\n\n\n\n", "too short"),
+        ("a.txt", b"GGUF\0\0", "NUL"),
+        ("a.txt", b"caf\xe9", "UTF-8"),
+        ("a.txt", b"x" * ((1 << 20) + 1), "characters"),
+        ("a.json", b"", "not JSON"),
+        ("a.json", b"{", "not JSON"),
+        ("a.json", b"[]", "not a JSON object"),
+        ("a.json", b"{}", "no workloads"),
+        ("a.json", b'{"a": {}}', "list"),
+        ("a.json", b'{"a": []}', "at least one entry"),
+        ("a.json", b'{"a": ["x"]}', "entry 1 of a is not an object"),
+        ("a.json", b'{"a": [{"prompt": "x"}]}', "'prompt' and 'text', not 'prompt'"),
+        ("a.json", b'{"a": [{}]}', "not nothing"),
+        ("a.json", b'{"a": [{"prompt": "x", "text": "y", "texts": 1}]}', "'texts'"),
+        ("a.json", b'{"a": [{"prompt": "x", "text": 5}]}', "has a text that is not a text"),
+        ("a.json", b'{"a": [{"prompt": "", "text": "y"}]}', "has a prompt that is empty"),
+        ("a.json", b'{"a": [{"prompt": "x", "text": "\\ud800"}]}', "half a character"),
+        ("a.json", b'{"all": [{"prompt": "x", "text": "y"}]}', "cannot name"),
+        ("a.json", json.dumps({"a": [{k * 99: 1 for k in "abc"}]}).encode(), "'prompt' and 'text', not"),
+    ],
+)
+def test_what_cannot_be_used(tmp_path: Path, name: str, data: bytes, needle: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UsageError) as caught:
+        workloads.load_texts(str(path))
+    assert needle in caught.value.message
+    assert caught.value.message.startswith("--text: ")
+    assert len(caught.value.message) < 600
+
+
+def test_text_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        workloads.load_texts(str(tmp_path / "absent.txt"))
+    for path in (str(tmp_path), "", "a\0b"):
+        with pytest.raises(UsageError, match="--text"):
+            workloads.load_texts(path)
+    with pytest.raises(UsageError, match="larger than"):
+        workloads.load_texts("/dev/zero")
