@@ -59,7 +59,7 @@ def notes(s: ServingSummary, about: Mapping[str, Any]) -> list[str]:
         first = next(iter(about["problems"]), "")
         found.append(f"{failed} requests failed{f', the first one: {first}' if first else ''}.")
     if refused := sum(row.refused for row in s.rows):
-        found.append(f"The server was busy {refused} times (429); the times include the waits.")
+        found.append(f"{refused} times the server was busy (429); the times include the waits.")
     if not s.counted and any(row.answers for row in s.rows):
         found.append("The server does not count tokens: each chunk of its streams counts as one.")
     slots, most = about["server"]["n_slots"], max((row.concurrency for row in s.rows), default=0)

@@ -45,8 +45,8 @@ def test_the_verdict_says_why_nothing_can_pay() -> None:
     assert nothing_pays(s)
     assert verdict(s) == (
         "Auto decoded at 0.90 x the speed of plain decoding. Speculation does not pay here over all "
-        "workloads: a decode of 2 rows takes 2.00 x the time of one row, a draft token 1.00 x, so such drafts "
-        "cannot pay even if all of them are accepted; 50 % of first draft tokens were accepted."
+        "workloads: a decode of 2 rows takes 2.00 x the time of one row, a draft token 1.00 x, so such "
+        "drafts cannot pay even if all of them are accepted; 50 % of first draft tokens were accepted."
     )
     cheap = [
         sample("plain", 10, round_seconds={1: (10, 1.0)}),

@@ -69,7 +69,7 @@ def test_figures_of_a_sweep() -> None:
     text = verdict(s, "")
     assert "over without it, by concurrency: 3.00 x at 1. Most tokens per second: 15.0 at" in text
     found = notes(s, ABOUT)
-    assert [note.partition(" ")[0] for note in found] == ["Interrupted:", "Ended", "1", "The", "The", "Texts:"]
+    assert [note.partition(" ")[0] for note in found] == ["Interrupted:", "Ended", "1", "2", "The", "Texts:"]
     page = report(s, ABOUT, "<so>")
     assert page.count("<svg") == 3
     assert "&lt;so&gt;" in page
