@@ -290,7 +290,7 @@ def decode(client: Any, prompt: str, speculate: bool, args: argparse.Namespace) 
     params = {"max_tokens": args.n, "temperature": 0, "ignore_eos": True}
     request = m.Generate(client.next_id(), prompt=prompt, params=params, speculate=speculate)
     stats = [event.stats for event in client.generate(request) if isinstance(event, m.Done)][-1]
-    return (stats["n_predict"] - 1) / stats["decode_seconds"]
+    return (stats.n_predict - 1) / stats.decode_seconds
 
 
 def ttft(args: argparse.Namespace) -> None:
@@ -313,7 +313,7 @@ def ttft(args: argparse.Namespace) -> None:
                 )
                 for event in client.generate(request):
                     if isinstance(event, m.Done) and i:
-                        times[name].append(event.stats["ttft_seconds"])
+                        times[name].append(event.stats.ttft_seconds)
     ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
     a, b = (1000 * statistics.median(times[name]) for name in ("with", "without"))
     print(

@@ -118,9 +118,9 @@ def written(client: EngineClient, vocab: Vocab, asked: Asked) -> RunStats:
     prompt, forced = vocab.prompt(CHATML.format(asked.prompt)), vocab.ids(asked.text)
     request = m.Generate(client.next_id(), ids=prompt, params={"temperature": 0}, forced=forced)
     (done,) = (event for event in client.generate(request) if isinstance(event, m.Done))
-    if done.extra["missing"]:
+    if done.unmeasured:
         client.calibrate(1.0)
-    return RunStats.from_dict(done.stats)
+    return done.stats
 
 
 def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:

@@ -19,6 +19,7 @@ import jsonschema
 from scripts.bench.structured_schemas import SCHEMAS
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
+from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -39,15 +40,10 @@ def ask(client: EngineClient, name: str, temperature: float, seed: int, speculat
         "temperature": temperature, "seed": seed, "max_tokens": 400, "json_schema": json.dumps(SCHEMAS[name]),
     }  # fmt: skip
     messages = [{"role": "user", "content": f"Write one {name} about shutil.copytree as JSON."}]
-    text = ""
-    for event in client.generate(
-        m.Generate(client.next_id(), messages=messages, params=params, speculate=speculate)
-    ):
-        if isinstance(event, m.Tokens):
-            text += event.items[0].text
-        elif isinstance(event, m.Done):
-            return Answer(text + event.text, event.reason, RunStats.from_dict(event.stats))
-    raise RuntimeError("no answer")
+    result = fold(
+        client.generate(m.Generate(client.next_id(), messages=messages, params=params, speculate=speculate))
+    )
+    return Answer(result.text, result.finish_reason, result.stats)
 
 
 def valid(name: str, answer: Answer) -> bool:

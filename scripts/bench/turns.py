@@ -14,12 +14,13 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from specllama.client import protocol as m
+from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow
+from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_TARGET
 from specllama.worker.engine_core import EngineCore
 
@@ -36,7 +37,7 @@ class Front:
         self.host.handle(m.Load(LoadSettings(target=target, drafters=()).to_dict()))
         self.next_id = 0
 
-    def ask(self, messages: list[dict[str, str]], follows: int | None) -> tuple[int, str, dict[str, Any]]:
+    def ask(self, messages: list[dict[str, str]], follows: int | None) -> tuple[int, str, RunStats]:
         """The id of the request, its answer and its statistics."""
         self.next_id += 1
         self.said.clear()
@@ -47,8 +48,7 @@ class Front:
         done = self.said[-1]
         if not isinstance(done, m.Done):
             raise SystemExit(f"no answer: {done}")
-        text = "".join(s.items[0].text for s in self.said if isinstance(s, m.Tokens))
-        return self.next_id, text + done.text, done.stats
+        return self.next_id, fold(self.said).text, done.stats
 
     def decode_seconds(self, ids: list[int], n_past: int) -> float:
         """Seconds of a decode of what follows n_past ids in the cache, choice included."""
@@ -66,12 +66,12 @@ def second_turn(front: Front, n_words: int) -> tuple[float, float, int, int]:
     id_, text, _ = front.ask(first, None)
     second = [*first, {"role": "assistant", "content": text}, QUESTION]
     _, _, stats = front.ask(second, id_)
-    kept, n = stats["n_reused"], stats["n_prompt"]
+    kept, n = stats.n_reused, stats.n_prompt
     history = front.host._last
     alone = min(front.decode_seconds(history[kept:n], kept) for _ in range(3))
     front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
     front.host.loaded.context.truncate(0, 0)  # type: ignore[union-attr]
-    return stats["ttft_seconds"], alone, n - kept, kept
+    return stats.ttft_seconds, alone, n - kept, kept
 
 
 def main() -> None:

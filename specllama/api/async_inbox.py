@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from specllama.api.collect import PendingCompletion, PendingRequest, is_news
+from specllama.api.collect import PendingCompletion, PendingRequest
 from specllama.api.words import translated
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient, Submission
@@ -34,22 +34,21 @@ class AsyncInbox:
             choice.request = replace(choice.request, id=client.next_id())
             self._submitted.append(client.submit(choice.request, deliver))
 
-    async def take(self) -> list[m.Message]:
-        """Wait until there is something new; all that has arrived by then. Raises what the engine says."""
-        news: list[m.Message] = []
+    async def take(self) -> list[m.SequenceDelta]:
+        """Wait for something new; all of it that has arrived by then. Raises what the engine says."""
+        deltas: list[m.SequenceDelta] = []
         if not self._submitted:
             self.job.cancel()
-        while not news and not self.job.finished:
+        while not deltas and not self.job.finished:
             arrived = [await self._inbox.get()]
             while not self._inbox.empty():
                 arrived.append(self._inbox.get_nowait())
             for choice, message in arrived:
                 if isinstance(message, SpecllamaError):
                     raise translated(message)
-                choice.take(message)
-                if is_news(message):
-                    news.append(message)
-        return news
+                if (delta := choice.take(message)) is not None:
+                    deltas.append(delta)
+        return deltas
 
     def abort(self) -> None:
         """End the job; what it has written by then still arrives."""

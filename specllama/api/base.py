@@ -143,6 +143,4 @@ class BaseLLM(ABC):
         return PendingRequest(str(next(self._numbers)) if request_id is None else request_id, source, made)
 
     def _rest(self, job: PendingRequest) -> None:
-        done = job.choices[0].done
-        if done is not None:
-            self._engine.rest(bool(done.extra.get("missing")))
+        self._engine.rest(job.choices[0].result.unmeasured)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from specllama.api.outputs import (
 from specllama.api.prompts import PromptSource
 from specllama.api.words import in_python
 from specllama.client import protocol as m
-from specllama.core.speedup import plain_rate
+from specllama.client.stream import GenerationResult, join
 from specllama.core.stats import RunStats
 
 
@@ -29,65 +29,50 @@ class PendingCompletion:
 
     index: int
     request: m.Generate
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
+    result: GenerationResult = field(default_factory=GenerationResult)
     logprobs: list[dict[int, Logprob]] | None = None
     sum_logprobs: float = 0.0
-    n_prompt: int = 0
-    n_drafted: int = 0
-    n_accept: int = 0
-    seed: int = 0
-    done: m.Done | None = None
 
-    def take(self, message: m.Message) -> None:
-        """Go on by a message of this request."""
-        if isinstance(message, m.Started):
-            self.n_prompt, self.seed = message.n_prompt, message.params["seed"]
-        elif isinstance(message, m.Tokens):
-            item = message.items[0]
-            self.text += item.text
-            self.ids += item.ids
-            self.n_drafted += item.drafted
-            self.n_accept += item.accepted
-            if item.logprobs is not None:
-                self.logprobs = self.logprobs or []
-                self.logprobs += map(_logprobs, item.logprobs)
-                self.sum_logprobs += sum(map(_number, item.logprobs))
-        elif isinstance(message, m.Done):
-            self.text += message.text
-            self.done = message
+    def take(self, message: m.Message) -> m.SequenceDelta | None:
+        """Go on by a message of this request; what it added to the text, if that is what it is about."""
+        delta = self.result.add(message)
+        if delta is not None and delta.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += map(_logprobs, delta.logprobs)
+            self.sum_logprobs += sum(map(_number, delta.logprobs))
+        return delta
 
     def output(self) -> CompletionOutput:
         """What there is by now."""
-        reason: FinishReason | None = self.done.reason if self.done else None  # type: ignore[assignment]
+        done = self.result.done
+        reason: FinishReason | None = done.reason if done else None  # type: ignore[assignment]
         return CompletionOutput(
             index=self.index,
-            text=self.text,
-            token_ids=tuple(self.ids),
+            text=self.result.text,
+            token_ids=tuple(self.result.ids),
             cumulative_logprob=None if self.logprobs is None else self.sum_logprobs,
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
             finish_reason=reason,
-            stop_reason=self.done.extra.get("stop_string") if self.done else None,
+            stop_reason=done.stop_string if done else None,
             stats=self._stats(),
         )
 
     def _stats(self) -> CompletionStats:
-        if self.done is None or not self.done.stats:
+        result = self.result
+        if result.done is None:
             return CompletionStats(
-                seed=self.seed,
-                n_prompt=self.n_prompt,
-                n_predict=len(self.ids),
-                n_drafted=self.n_drafted,
-                n_accept=self.n_accept,
+                seed=result.seed,
+                n_prompt=result.n_prompt,
+                n_predict=len(result.ids),
+                n_drafted=result.n_drafted,
+                n_accept=result.n_accept,
             )
-        counters = {**self.done.stats, "drafted_by": Counter(self.done.stats["drafted_by"])}
-        extra = self.done.extra
         return CompletionStats(
-            **counters,
-            seed=self.seed,
-            plain=plain_rate(RunStats(**counters), extra.get("stored_t1")),
-            speculation=extra.get("speculation", "on"),
-            reason=in_python(extra.get("reason", "")),
+            **result.stats.to_dict() | {"drafted_by": Counter(result.stats.drafted_by)},
+            seed=result.seed,
+            plain=result.plain,
+            speculation="off" if result.off_reason else "on",
+            reason=in_python(result.off_reason),
         )
 
 
@@ -101,12 +86,12 @@ class PendingRequest:
 
     @property
     def finished(self) -> bool:
-        return all(choice.done is not None for choice in self.choices)
+        return all(choice.result.done is not None for choice in self.choices)
 
     def cancel(self) -> None:
         """End what never reached the engine."""
         for choice in self.choices:
-            choice.take(m.Done(choice.request.id, "", "cancel", {}, {}))
+            choice.take(m.Done(choice.request.id, "", "cancel", RunStats()))
 
     def output(self) -> RequestOutput:
         """What there is by now."""
@@ -118,28 +103,10 @@ class PendingRequest:
             finished=self.finished,
         )
 
-    def delta(self, messages: Sequence[m.Message]) -> Delta:
-        """What these messages, which were taken, brought to the first text."""
-        text, ids, runs = "", [], []
-        for message in messages:
-            if isinstance(message, m.Tokens):
-                text += message.items[0].text
-                ids += message.items[0].ids
-                runs += message.items[0].runs
-            elif isinstance(message, m.Done):
-                text += message.text
-                runs += message.runs
-        return Delta(
-            text=text,
-            token_ids=tuple(ids),
-            runs=tuple((n, source) for n, source in runs),
-            output=self.output(),
-        )
-
-
-def is_news(message: m.Message) -> bool:
-    """Whether it shows in an output."""
-    return isinstance(message, (m.Tokens, m.Done))
+    def delta(self, deltas: Iterable[m.SequenceDelta]) -> Delta:
+        """What `take` has returned for the first text since the last call, as one."""
+        text, ids, runs = join(deltas)
+        return Delta(text=text, token_ids=tuple(ids), runs=tuple(runs), output=self.output())
 
 
 def _logprobs(entry: Mapping[str, Any]) -> dict[int, Logprob]:

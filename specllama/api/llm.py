@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specllama.api.base import BaseLLM
-from specllama.api.collect import PendingCompletion, PendingRequest, is_news
+from specllama.api.collect import PendingCompletion, PendingRequest
 from specllama.api.outputs import Delta, RequestOutput
 from specllama.api.prompts import (
     Message,
@@ -130,9 +130,8 @@ class LLM(BaseLLM):
                 _, choice, message = inbox.get()
                 if isinstance(message, SpecllamaError):
                     raise translated(message)
-                choice.take(message)
-                if is_news(message):
-                    yield job.delta([message])
+                if (delta := choice.take(message)) is not None:
+                    yield job.delta([delta])
         finally:
             for submission in submitted:
                 submission.leave()

@@ -9,7 +9,7 @@ from typing import Any
 from specllama.bench.plan import BenchCase, BenchConfig, BenchSample, BenchStep, ForcedText
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
-from specllama.core.stats import RunStats
+from specllama.client.stream import GenerationResult, fold
 from specllama.errors import ContextLengthError
 
 _FILLER = "Hello"  # generated between two equal prompts, so that the second does not find its own cache
@@ -64,17 +64,14 @@ class BenchRunner:
         self._last_prompt = step.case.prompt
         params = {**self.params, "temperature": step.case.temperature, "seed": step.run}
         try:
-            tokens, done = self._generate(step.case.prompt, params, step.case.forced)
+            answer = self._generate(step.case.prompt, params, step.case.forced)
         except ContextLengthError as error:
             self.skipped[step.case] = error.message
             return None
-        rounds = {int(n): (int(c), float(s)) for n, (c, s) in done.stats.get("round_seconds", {}).items()}
-        ties_known = done.extra.get("epsilon") is not None
-        return BenchSample(step, tuple(tokens), RunStats.from_dict(done.stats), rounds, ties_known)
+        stats, ties_known = answer.stats, answer.epsilon is not None
+        return BenchSample(step, tuple(answer.ids), stats, stats.round_seconds, ties_known)
 
-    def _generate(
-        self, prompt: str, params: dict[str, Any], text: ForcedText | None
-    ) -> tuple[list[int], m.Done]:
+    def _generate(self, prompt: str, params: dict[str, Any], text: ForcedText | None) -> GenerationResult:
         id_ = self.client.next_id()
         forced = text.text if text else None
         if self.raw or (text and text.raw):
@@ -82,10 +79,4 @@ class BenchRunner:
         else:
             messages, variables = [{"role": "user", "content": prompt}], dict(self.variables)
             request = m.Generate(id_, messages, params=params, variables=variables, forced=forced)
-        tokens: list[int] = []
-        for event in self.client.generate(request):
-            if isinstance(event, m.Tokens):
-                tokens += event.items[0].ids
-            elif isinstance(event, m.Done):
-                return tokens, event
-        raise AssertionError("a generation ends with Done or an error")
+        return fold(self.client.generate(request))

@@ -10,7 +10,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -19,7 +18,7 @@ from specllama.cli import console
 from specllama.cli.progress import Progress
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
-from specllama.core.stats import RunStats
+from specllama.client.stream import GenerationResult
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED = 130
@@ -28,45 +27,20 @@ IDLE_SLICE_SECONDS = 0.25  # of measuring while somebody may want something any 
 Show = Callable[[str, Sequence[tuple[int, str]]], None]
 
 
-@dataclass(slots=True)
-class RunAnswer:
-    """A generation as it arrived. params: SamplingParams as used, empty before the engine has begun;
-    closing_tag: closes the reasoning that the prompt has opened, or ""; reason: empty before it has ended.
-    """
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    params: dict[str, Any] = field(default_factory=dict)
-    closing_tag: str = ""
-    reason: str = ""
-    stats: RunStats = field(default_factory=RunStats)
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def seed(self) -> int:
-        return int(self.params.get("seed", 0))
-
-    @property
-    def off(self) -> str:
-        """Why it was not drafted for, "" where it was."""
-        return str(self.extra.get("reason", ""))
-
-
 def generate(
     client: EngineClient,
     request: m.Generate,
     show: Show | None = None,
-    into: RunAnswer | None = None,
+    into: GenerationResult | None = None,
     hold_notices: bool = False,
-) -> RunAnswer:
+) -> GenerationResult:
     """Run one request; Ctrl-C ends it and keeps what there is, a second one raises KeyboardInterrupt.
 
     show: called with each stretch of text and its runs (characters, source). into: the answer to fill, for
     who wants what had arrived before an error. hold_notices: leave them in client.notices. Raises what
     client.generate raises.
     """
-    answer, progress = into if into is not None else RunAnswer(), Progress()
+    answer, progress = into if into is not None else GenerationResult(), Progress()
     events = client.generate(request)
 
     def take(event: m.Message) -> None:
@@ -81,25 +55,14 @@ def generate(
     return answer
 
 
-def _take(answer: RunAnswer, event: m.Message, progress: Progress, show: Show | None) -> None:
-    text, runs = "", []
-    if isinstance(event, m.Started):
-        answer.params, answer.closing_tag = event.params, event.thinking
-    elif isinstance(event, m.Prefilled):
+def _take(answer: GenerationResult, event: m.Message, progress: Progress, show: Show | None) -> None:
+    delta = answer.add(event)
+    if isinstance(event, m.Prefilled):
         progress.show("reading the prompt", event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
-    elif isinstance(event, m.Tokens):
+    if delta is not None:
         progress.clear()
-        item = event.items[0]
-        text, runs = item.text, item.runs
-        answer.tokens += item.ids
-        answer.logprobs += item.logprobs or []
-    elif isinstance(event, m.Done):
-        progress.clear()
-        text, runs, answer.reason, answer.extra = event.text, event.runs, event.reason, event.extra
-        answer.stats = RunStats.from_dict(event.stats)
-    answer.text += text
-    if show is not None and text:
-        show(text, runs)
+        if show is not None and delta.text:
+            show(delta.text, delta.runs)
 
 
 @contextlib.contextmanager

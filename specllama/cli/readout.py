@@ -69,10 +69,12 @@ def as_json(
     stats: RunStats,
     plain: PlainRate,
     info: Mapping[str, Any],
-    extra: Mapping[str, Any],
+    off_reason: str,
+    ties_known: bool,
 ) -> dict[str, Any]:
     """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
-    null. info: of the load; extra: of the answer.
+    null. info: of the load; off_reason: why nothing was drafted, "" where
+    something was. ties_known: whether near-ties could be told.
     """
     models = {
         name: {key: info[name][key] for key in ("path", "params", "quant", "n_gpu_layers")}
@@ -104,11 +106,11 @@ def as_json(
         "speedup": _rounded(speedup(stats, plain)),
         "time": {name: round(t, 6) for name, t in stats.time_shares.items()},
         "rounds": stats.rounds,
-        "near_ties": stats.near_ties if extra.get("epsilon") is not None else None,
+        "near_ties": stats.near_ties if ties_known else None,
         "redecided": stats.redecided,
         **models,
-        "speculation": extra.get("speculation", info["speculation"]),
-        "reason": extra.get("reason", info["reason"]),
+        "speculation": "off" if off_reason else "on",
+        "reason": off_reason,
     }
 
 

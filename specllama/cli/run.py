@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, RunAnswer, calibrate, generate, log_file, template_variables
+from specllama.cli.answer import INTERRUPTED, calibrate, generate, log_file, template_variables
 from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
+from specllama.client.stream import GenerationResult
 from specllama.config import build
 from specllama.errors import UsageError
 
@@ -45,15 +46,15 @@ def run(given: Mapping[str, Any]) -> int:
         for text in info["notes"]:
             console.note(text if text.startswith("warning:") else f"note: {text}")
         answer = generate(client, request, None if as_json else lambda text, _: console.data(text))
-        plain = readout.plain_rate(answer.stats, answer.extra.get("stored_t1"))
-        interrupted = answer.reason == "cancel"
+        plain = answer.plain
+        interrupted = answer.finish_reason == "cancel"
         compared = _compare(client, request, answer) if values.get("compare") and not interrupted else None
-        if compared is not None and compared.reason == "cancel":
+        if compared is not None and compared.finish_reason == "cancel":
             interrupted, compared = True, None
         if compared is not None:
             plain = readout.PlainRate(compared.stats.decode_tps, "run", compared.stats.rounds)
         _show(answer, compared, plain, info, as_json)
-        if settings.calibrate and not interrupted and answer.extra.get("missing"):
+        if settings.calibrate and not interrupted and answer.unmeasured:
             calibrate(client)
     if log is not None:
         log.close()
@@ -92,7 +93,7 @@ def _prompt(values: Mapping[str, Any]) -> str:
     return text
 
 
-def _compare(client: EngineClient, request: m.Generate, answer: RunAnswer) -> RunAnswer:
+def _compare(client: EngineClient, request: m.Generate, answer: GenerationResult) -> GenerationResult:
     """The same request without drafts."""
     params = {**request.params, "seed": answer.seed}
     plain = m.Generate(
@@ -107,31 +108,31 @@ def _compare(client: EngineClient, request: m.Generate, answer: RunAnswer) -> Ru
 
 
 def _show(
-    answer: RunAnswer,
-    compared: RunAnswer | None,
+    answer: GenerationResult,
+    compared: GenerationResult | None,
     plain: readout.PlainRate,
     info: Mapping[str, Any],
     as_json: bool,
 ) -> None:
     if as_json:
-        args = (answer.text, answer.tokens, answer.reason, answer.seed, answer.stats, plain, info)
-        result = readout.as_json(*args, answer.extra)
+        args = (answer.text, answer.ids, answer.finish_reason, answer.seed, answer.stats, plain, info)
+        result = readout.as_json(*args, answer.off_reason, answer.epsilon is not None)
         if answer.logprobs:
             result["logprobs"] = answer.logprobs
         if compared is not None:
             result["compare"] = {
                 "decode_tps": compared.stats.decode_tps,
-                "identical": compared.tokens == answer.tokens,
+                "identical": compared.ids == answer.ids,
             }
         ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         console.data(json.dumps(result, ensure_ascii=ascii_only) + "\n")
         return
     console.data("" if answer.text.endswith("\n") else "\n")
     console.note("")
-    for line in readout.lines(answer.stats, plain, answer.off if info["speculation"] == "on" else ""):
+    for line in readout.lines(answer.stats, plain, answer.off_reason if info["speculation"] == "on" else ""):
         console.note(line)
-    if answer.reason == "context":
+    if answer.finish_reason == "context":
         console.note(f"note: the context of {info['n_ctx']} tokens is full; -c makes it larger")
     if compared is not None:
-        same = "the same text" if compared.tokens == answer.tokens else "ANOTHER text (see --exact)"
+        same = "the same text" if compared.ids == answer.ids else "ANOTHER text (see --exact)"
         console.note(f"compare   = plain {compared.stats.decode_tps or 0:.1f} t/s, {same}")

@@ -228,9 +228,9 @@ class EngineClient:
                 self._deliver(item.id, m.Tokens([item]))
         elif isinstance(message, m.Notice):
             self._notice(spelled(message.text, self._spelling))
-        elif isinstance(message, m.Done) and "reason" in message.extra:
-            reason = spelled(message.extra["reason"], self._spelling)
-            self._deliver(message.id, replace(message, extra={**message.extra, "reason": reason}))
+        elif isinstance(message, m.Done) and message.off_reason:
+            reason = spelled(message.off_reason, self._spelling)
+            self._deliver(message.id, replace(message, off_reason=reason))
         elif isinstance(message, m.Failed):
             error = SpecllamaError.from_dict(message.error).spelled(self._spelling)
             if message.id is None and None not in self._waiting:  # its last word

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from specllama.client import wire
+from specllama.core.stats import RunStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +258,26 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """From the engine: a generation ended. text: what was still held back, runs as in Item. stats: RunStats
-    as a dict; extra: what else the read-out needs, stop_string among it (None: ended by an end token or a
-    limit) and queue_seconds (from the request to its slot; None: it never had one).
+    """From the engine: a generation ended.
+
+    text: what was still held back, runs as in SequenceDelta. reason: "stop", "length", "context", "cancel".
+    stop_string: the one that ended it, None where an end token or a limit did. queue_seconds: from the
+    request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where something
+    was. stored_t1, epsilon: seconds of a decode of one row, and logits (engine.md), None where they are not
+    measured. unmeasured: whether an idle engine could measure more.
     """
 
     id: int
     text: str
     reason: str
-    stats: dict[str, Any]
-    extra: dict[str, Any]
+    stats: RunStats
     runs: list[tuple[int, str]] = field(default_factory=list)
+    stop_string: str | None = None
+    queue_seconds: float | None = None
+    off_reason: str = ""
+    stored_t1: float | None = None
+    epsilon: float | None = None
+    unmeasured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,22 +359,18 @@ _KINDS: Mapping[str, type[Message]] = {
 }  # fmt: skip
 
 
-_JSON = json.JSONEncoder(separators=(",", ":"))
-
-
 def encode(message: Message) -> bytes:
-    """One line, without a newline inside."""
-    kind = type(message).__name__
-    body = {"items": message.items} if isinstance(message, Tokens) else asdict(message)
-    return _JSON.encode([kind, body]).encode() + b"\n"
+    """One line, without a newline inside. Raises TypeError, ValueError or RecursionError for a message that
+    holds what is no JSON.
+    """
+    return wire.to_json([type(message).__name__, message]).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The inverse of `encode`. Raises ValueError for what no end of the pipe wrote."""
+    """The inverse of `encode`. Raises ValueError for anything else, unknown keys included."""
     try:
         kind, body = json.loads(line)
-        if kind == "Tokens":
-            return Tokens([SequenceDelta(*item) for item in body["items"]])
-        return _KINDS[kind](**body)
+        message: Message = wire.from_plain(_KINDS[kind], body)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no message: {error}") from None
+    return message

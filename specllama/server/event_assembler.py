@@ -6,8 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from specllama.client import protocol as m
-from specllama.core.speedup import plain_rate
-from specllama.core.stats import RunStats
+from specllama.client.stream import GenerationResult
 from specllama.errors import EngineError
 from specllama.server.events import End, Event, Reasoning, RoundEvent, Start, TextEvent
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
@@ -35,43 +34,46 @@ class EventAssembler:
         self._round: RoundEvent | None = None
         self._last = 0.0
         self._answering, self._reasoned = False, False
-        self.n_tokens, self.n_reasoning = 0, 0
+        self._result = GenerationResult()
+        self.n_reasoning = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._result.ids)
 
     def take(self, message: m.Message, now: float) -> list[Event]:
         """The events of a message that arrived at `now` (seconds). Raises EngineError for a generation that
         ended for no reason of its own.
         """
+        delta = self._result.add(message)
         if isinstance(message, m.Started):
             self._last = now
             off = not self._splits or (self._begun and not message.thinking)
             self._splitter = ReasoningSplitter(message.thinking if self._splits else "", off)
-            return [Start(self.index, self.prompt, message.n_prompt, message.params["seed"])]
-        if isinstance(message, m.Tokens):
-            return self._tokens(message.items[0], now)
+            return [Start(self.index, self.prompt, message.n_prompt, self._result.seed)]
+        if delta is None:
+            return []
         if isinstance(message, m.Done):
-            return self._done(message)
-        return []
+            return self._done(message, delta)
+        return self._tokens(delta, now)
 
-    def _tokens(self, item: m.SequenceDelta, now: float) -> list[Event]:
-        self._round = RoundEvent(item.drafted, item.accepted, now - self._last)
+    def _tokens(self, delta: m.SequenceDelta, now: float) -> list[Event]:
+        self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last)
         self._last = now
-        self._logprobs += [entry for entry in item.logprobs or [] if entry["id"] not in self._end_ids]
-        self.n_tokens += len(item.ids)
-        events = self._events(self._splitter.push(item.text, item.runs))
+        self._logprobs += [entry for entry in delta.logprobs or [] if entry["id"] not in self._end_ids]
+        events = self._events(self._splitter.push(delta.text, delta.runs))
         if not self._answering:
             self.n_reasoning = self.n_tokens
         return events
 
-    def _done(self, done: m.Done) -> list[Event]:
+    def _done(self, done: m.Done, delta: m.SequenceDelta) -> list[Event]:
         if done.reason == "cancel":
             raise EngineError("the generation was ended before it was complete")
-        pieces = self._splitter.push(done.text, done.runs) + self._splitter.finish()
-        stats = RunStats.from_dict(done.stats)
-        plain = plain_rate(stats, done.extra.get("stored_t1"))
-        events = self._events(pieces)
+        events = self._events(self._splitter.push(delta.text, delta.runs) + self._splitter.finish())
         n_reasoning = self.n_reasoning if self._reasoned else 0
-        end = End(self.index, done.reason, done.extra.get("stop_string"), stats, plain, n_reasoning)
-        return [*events, end]
+        plain = self._result.plain
+        return [*events, End(self.index, done.reason, done.stop_string, done.stats, plain, n_reasoning)]
 
     def _events(self, pieces: list[ReasoningPiece]) -> list[Event]:
         events: list[Event] = []

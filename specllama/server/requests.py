@@ -10,7 +10,6 @@ from functools import partial
 from specllama.client import protocol as m
 from specllama.client.client import Submission
 from specllama.client.loop_client import LoopClient
-from specllama.core.stats import RunStats
 from specllama.errors import DeadlineError, SpecllamaError
 from specllama.server.event_assembler import EventAssembler
 from specllama.server.events import Event
@@ -117,11 +116,11 @@ class RequestStream:
             self._observe(reader, len(message.items[0].ids), now)
         over = isinstance(message, (m.Done, SpecllamaError))
         if isinstance(message, m.Done):
-            self.stored_t1 = message.extra.get("stored_t1")
-            if (queued := message.extra.get("queue_seconds")) is not None:
-                self._metrics.queued.observe(queued)
+            self.stored_t1 = message.stored_t1
+            if message.queue_seconds is not None:
+                self._metrics.queued.observe(message.queue_seconds)
             first_of_prompt = reader.index == 0 or self.wanted[reader.index - 1].prompt != reader.prompt
-            self._metrics.count(RunStats.from_dict(message.stats), first_of_prompt)
+            self._metrics.count(message.stats, first_of_prompt)
         if over:
             self.n_open -= 1
         if isinstance(message, SpecllamaError):

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 from specllama.client import protocol as m
 from specllama.config.load import LoadSettings
@@ -19,7 +18,7 @@ from specllama.core.interfaces import DecodeError, Drafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sequence import Generation, Request
+from specllama.core.sequence import Request
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama.log import show_log
@@ -31,7 +30,7 @@ from specllama.worker.conversations import ConversationCache
 from specllama.worker.idle import Idle
 from specllama.worker.load_info import for_api, sampling_defaults
 from specllama.worker.loader import Loaded, load
-from specllama.worker.no_draft_reason import speculation
+from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput, forced_ids
 from specllama.worker.queries import answer_query, open_reasoning_tag
 from specllama.worker.template import compile_template
@@ -269,23 +268,31 @@ class EngineCore:
             self.loaded.memory.keep(owner, g.history, g.n_prompt)
         if r.messages is not None:
             self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
-        extra = {**self._extra(g), "stop_string": r.writer.stopped_by}
-        self.send(m.Done(r.id, text, g.finish_reason or "cancel", g.stats.to_dict(), extra, runs))
+        self.send(self._done(r, text, runs))
         if self.loaded is not None:
             self.loaded.learning.save()
 
-    def _extra(self, g: Generation) -> dict[str, Any]:
-        """What the read-out needs beside the figures of a generation."""
+    def _done(self, r: SequenceOutput, text: str, runs: list[tuple[int, str]]) -> m.Done:
+        """The last message of a generation. text, runs: what was held back until now."""
         assert self.loaded is not None
         assert self.engine is not None
-        learning, said = self.loaded.learning, speculation(self.loaded.info, self.engine.policy, g)
-        if said.by_costs:
+        g, learning = r.generation, self.loaded.learning
+        verdict = drafting_verdict(self.loaded.info, self.engine.policy, g)
+        if verdict.by_costs:
             learning.distrust_stored_t2()
-        missing = bool(learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0))
-        epsilon = self.engine.epsilon if learning.covers(len(g.history)) else None
-        known = {"stored_t1": learning.t1, "epsilon": epsilon, "missing": missing}
-        known |= {"queue_seconds": g.admitted - g.submitted if g.admitted else None}
-        return known | said.to_dict()
+        return m.Done(
+            r.id,
+            text,
+            g.finish_reason or "cancel",
+            g.stats,
+            runs,
+            stop_string=r.writer.stopped_by,
+            queue_seconds=g.admitted - g.submitted if g.admitted else None,
+            off_reason=verdict.reason,
+            stored_t1=learning.t1,
+            epsilon=self.engine.epsilon if learning.covers(len(g.history)) else None,
+            unmeasured=bool(learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0)),
+        )
 
     def _fail(self, error: Exception) -> None:
         problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")

@@ -28,12 +28,8 @@ class DraftingVerdict:
     reason: str = ""
     by_costs: bool = False
 
-    def to_dict(self) -> dict[str, str]:
-        """As `--json` has it."""
-        return {"speculation": "off" if self.reason else "on", "reason": self.reason}
 
-
-def speculation(info: Mapping[str, Any], policy: Policy, g: Generation) -> DraftingVerdict:
+def drafting_verdict(info: Mapping[str, Any], policy: Policy, g: Generation) -> DraftingVerdict:
     """Whether the answer was drafted for. info: what the front was told of the load."""
     if info["speculation"] == "off":
         return DraftingVerdict(info["reason"])

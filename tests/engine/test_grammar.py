@@ -14,6 +14,7 @@ import pytest
 
 from scripts.bench.structured_schemas import SCHEMAS
 from specllama.client import protocol as m
+from specllama.client.stream import fold
 from specllama.core.interfaces import BatchRow, MaskError
 from specllama.core.sampling.sampler import log_softmax
 from specllama.errors import UsageError
@@ -74,8 +75,8 @@ def test_forced_tokens_are_counted_apart(front: Front) -> None:
     items = front.items(messages=ASK, params={"json_schema": schema, "seed": 1})
     done = front.said[-1]
     assert isinstance(done, m.Done)
-    assert done.stats["n_forced"] >= done.stats["n_forced_accept"] > 5
-    assert done.stats["drafted_by"]["grammar"] == done.stats["n_forced"]
+    assert done.stats.n_forced >= done.stats.n_forced_accept > 5
+    assert done.stats.drafted_by["grammar"] == done.stats.n_forced
     runs = [run for item in items for run in item.runs] + list(done.runs)
     assert sum(n for n, source in runs if source == "grammar") > 10
     assert sum(n for n, _ in runs) == len("".join(item.text for item in items) + done.text)
@@ -248,7 +249,7 @@ def test_logprobs_are_those_of_the_rows_decoded_alone(front: Front, structured: 
     assert [entry["id"] for entry in found] == ids
     loaded = front.host.loaded
     assert loaded is not None
-    assert front.said[-1].stats["n_accept"] + front.said[-1].stats["n_forced_accept"] > 0  # type: ignore[union-attr]
+    assert front.said[-1].stats.n_accept + front.said[-1].stats.n_forced_accept > 0  # type: ignore[union-attr]
     prompt = list(front.prompt_ids(messages=RENAME))
     loaded.context.truncate(0, 0)
     front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
@@ -292,18 +293,17 @@ class TestTurns:
             id_, messages=messages, params=self.PARAMS | params, follows=follows, variables={}
         )
         assert isinstance(done, m.Done), done
-        text = "".join(e.items[0].text for e in events if isinstance(e, m.Tokens)) + done.text
-        return text, done
+        return fold([*events, done]).text, done
 
     @pytest.mark.parametrize("max_tokens", [30, 400], ids=["cut off", "ended"])
     def test_a_second_turn_evaluates_only_what_is_new(self, front: Front, max_tokens: int) -> None:
         first = [{"role": "user", "content": "What does shutil.copytree do?"}]
         text, done = self.say(front, 11, first, max_tokens=max_tokens)
-        n_kept = done.stats["n_prompt"] + done.stats["n_predict"]
+        n_kept = done.stats.n_prompt + done.stats.n_predict
         second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "And zip?"}]
         _, done = self.say(front, 12, second, follows=11)
-        new = done.stats["n_prompt"] - done.stats["n_reused"]
-        assert done.stats["n_prompt"] - n_kept <= new <= done.stats["n_prompt"] - n_kept + 1
+        new = done.stats.n_prompt - done.stats.n_reused
+        assert done.stats.n_prompt - n_kept <= new <= done.stats.n_prompt - n_kept + 1
         assert new < 24
 
     def test_kept_ids_spell_the_same_prompt(self, front: Front) -> None:

@@ -308,10 +308,10 @@ class TestHost:
         assert started.params["seed"] == 5
         assert all(isinstance(message, m.Tokens) for message in middle)
         assert isinstance(done, m.Done)
-        assert (done.reason, done.stats["n_predict"]) == ("length", 12)
+        assert (done.reason, done.stats.n_predict) == ("length", 12)
         items = [message.items[0] for message in middle if isinstance(message, m.Tokens)]
-        assert sum(item.drafted for item in items) == done.stats["n_drafted"]
-        assert sum(item.accepted for item in items) == done.stats["n_accept"]
+        assert sum(item.drafted for item in items) == done.stats.n_drafted
+        assert sum(item.accepted for item in items) == done.stats.n_accept
 
     def test_text_of_control_tokens_in_a_message_stays_text(self, front: Front) -> None:
         assert front.host.loaded is not None
@@ -379,7 +379,7 @@ class TestHost:
         done = front.said[-1]
         assert isinstance(done, m.Done)
         assert done.reason == "cancel"
-        assert 0 < done.stats["n_predict"] < 400
+        assert 0 < done.stats.n_predict < 400
 
     def test_figures_are_measured_once_and_stored(self, front: Front) -> None:
         front.ids(messages=ZIP, params={**FEW, "max_tokens": 60})
@@ -406,7 +406,7 @@ class TestHost:
             assert front.ids(messages=ZIP, params=FEW) == expected
             done = front.said[-1]
             assert isinstance(done, m.Done)
-            drafted[n] = done.stats["reached"]
+            drafted[n] = done.stats.reached
         assert drafted[0] == []
         assert len(drafted[3]) == 3
         assert len(drafted[7]) == 7

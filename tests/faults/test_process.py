@@ -17,6 +17,7 @@ import pytest
 
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
+from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
@@ -163,7 +164,7 @@ class TestWorker:
         worker = self.start(stdin=subprocess.DEVNULL)
         out, _ = worker.communicate(timeout=SOON)
         assert worker.returncode == 0
-        assert all(json.loads(line)[0] == "Beat" for line in out.splitlines())
+        assert all(json.loads(line)[0] == "Heartbeat" for line in out.splitlines())
 
     def test_it_reports_that_it_lives(self) -> None:
         worker = self.start(stdin=subprocess.PIPE)
@@ -190,15 +191,9 @@ def ask(client: EngineClient, n: int = 20, **more: object) -> m.Generate:
 
 def finished(client: EngineClient, request: m.Generate) -> tuple[str, list[int], m.Done]:
     """All events of a request: its text, its ids, its end."""
-    text, ids, done = "", [], None
-    for event in client.generate(request):
-        if isinstance(event, m.Tokens):
-            ((_, piece, new, *_),) = event.items
-            text, ids = text + piece, ids + new
-        elif isinstance(event, m.Done):
-            text, done = text + event.text, event
-    assert done is not None
-    return text, ids, done
+    result = fold(client.generate(request))
+    assert result.done is not None
+    return result.text, result.ids, result.done
 
 
 class TestClient:
@@ -221,7 +216,7 @@ class TestClient:
         text, ids, done = finished(client, ask(client))
         assert (len(ids), done.reason) == (20, "length")
         assert finished(client, ask(client))[:2] == (text, ids)
-        assert finished(client, ask(client))[2].stats["n_reused"] > 0
+        assert finished(client, ask(client))[2].stats.n_reused > 0
 
     def test_leaving_the_iterator_cancels(self, client: EngineClient) -> None:
         events = client.generate(ask(client, 2000))
@@ -277,7 +272,7 @@ class TestClient:
         finished(client, ask(client, 40))
         found = client.calibrate(0.05)
         assert found["t1"] > 0
-        assert finished(client, ask(client, 5))[2].extra["stored_t1"] == found["t1"]
+        assert finished(client, ask(client, 5))[2].stored_t1 == found["t1"]
 
     def test_before_and_after_a_load(self, tmp_path: Path) -> None:
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")
@@ -349,7 +344,7 @@ def send(kind, **body):
 for line in sys.stdin:
     kind, body = json.loads(line)
     if kind == "Load":
-        send("Ready", info={{}})
+        send("Ready", info={{"notes": [], "reason": ""}})
     else:
         send("Started", id=body["id"], n_prompt=1, params={{}})
         {act}
@@ -371,7 +366,7 @@ class TestHangs:
     @pytest.mark.parametrize(
         ("act", "needle"),
         [
-            ('send("Beat", busy_for=31.5, allowed=31.0); time.sleep(60)', "hangs"),
+            ('send("Heartbeat", busy_for=31.5, allowed=31.0); time.sleep(60)', "hangs"),
             ('print("llama.cpp says hello", flush=True); time.sleep(60)', "no message"),
             ('send("Nonsense"); time.sleep(60)', "no message"),
             ('send("Done", wrong=1); time.sleep(60)', "no message"),
@@ -396,10 +391,8 @@ class TestHangs:
                 list(client.generate(ask(client)))
 
     def test_a_slow_decode_is_no_hang(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        act = (
-            'send("Beat", busy_for=30.9, allowed=31.0); send("Done", id=body["id"], text="", reason="stop", '
-        )
-        act += "stats={}, extra={})"
+        act = 'send("Heartbeat", busy_for=30.9, allowed=31.0); send("Done", id=body["id"], text="", reason="stop", '
+        act += "stats={})"
         with self.client(tmp_path, act, monkeypatch) as client:
             client.load(SETTINGS)
             assert isinstance(list(client.generate(ask(client)))[-1], m.Done)

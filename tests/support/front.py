@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.client import protocol as m
+from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -51,10 +52,8 @@ class Front:
         return [i for item in self.items(**request) for i in item.ids]
 
     def text(self, **request: object) -> str:
-        text = "".join(item.text for item in self.items(**request))
-        done = self.said[-1]
-        assert isinstance(done, m.Done)
-        return text + done.text
+        self.items(**request)
+        return fold(self.said).text
 
     def prompt_ids(self, **request: object) -> Sequence[int]:
         """The ids that a request is made of."""

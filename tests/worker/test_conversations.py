@@ -35,7 +35,7 @@ def ask(front: Front, **more: object) -> tuple[str, dict[str, int]]:
     text = front.text(**(ASKED | more))
     done = front.said[-1]
     assert isinstance(done, m.Done)
-    return text, done.stats["drafted_by"]
+    return text, done.stats.drafted_by
 
 
 def test_what_was_written_is_drafted_from(load: Callable[..., Front]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specllama.client import protocol as m
+from specllama.client.stream import fold
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.drafters.model import ModelDrafter
 from specllama.llama.context import LlamaContext
@@ -72,7 +73,7 @@ def answer(front: Front, id_: int, messages: Sequence[dict[str, str]], **more: o
     said = front.ask(id_, messages=list(messages), params=PARAMS, **more)
     done = said[-1]
     assert isinstance(done, m.Done), said
-    return "".join(i.text for t in said if isinstance(t, m.Tokens) for i in t.items) + done.text, done
+    return fold(said).text, done
 
 
 def notices(front: Front) -> list[str]:
@@ -95,8 +96,8 @@ def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
     # The next turn of the chat, with the ids of the one in which it failed.
     text, done = answer(front, 4, turn, follows=3)
     assert text == plain_turn
-    assert done.stats["n_reused"] > 0
-    assert "model" not in done.stats["drafted_by"]
+    assert done.stats.n_reused > 0
+    assert "model" not in done.stats.drafted_by
     # Nothing asks it again, whatever policy is chosen, and its memory is free.
     for draft_max in (7, None, 3):
         front.said.clear()
@@ -104,9 +105,9 @@ def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
         assert front.said == [m.Configured()]
         text, done = answer(front, 5, RENAME)
         assert text == plain
-        assert set(done.stats["drafted_by"]) <= {"copy"}
+        assert set(done.stats.drafted_by) <= {"copy"}
         assert notices(front) == []
-        assert done.stats["drafted_by"]["copy"] > 0
+        assert done.stats.drafted_by["copy"] > 0
     assert failing.n_asked == n + 1
     assert front.host.loaded.draft_context is None
     assert front.host.loaded.draft_model is None

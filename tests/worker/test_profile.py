@@ -33,7 +33,7 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
     expected = first.ids(messages=ZIP, params=LONGER)
     done = first.said[-1]
     assert isinstance(done, m.Done)
-    assert done.extra["missing"] is True
+    assert done.unmeasured is True
     missing, slices = True, 0
     while missing:
         first.said.clear()
@@ -45,7 +45,7 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
     assert first.ids(messages=ZIP, params=LONGER) == expected
     done = first.said[-1]
     assert isinstance(done, m.Done)
-    assert (done.extra["missing"], done.extra["stored_t1"]) == (False, found.found["t1"])
+    assert (done.unmeasured, done.stored_t1) == (False, found.found["t1"])
     first.close()
     second = Front(PAIR, Store(tmp_path))
     assert second.host.loaded is not None

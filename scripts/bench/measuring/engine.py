@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
+from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.stats import RunStats
 from specllama.llama.model import LlamaModel
@@ -94,13 +95,8 @@ class Timed:
         params = {"temperature": 0, "max_tokens": task.n, "ignore_eos": True}
         forced = None if task.text is None else list(task.text)
         request = m.Generate(self._client.next_id(), ids=list(task.prompt), params=params, forced=forced)
-        ids: list[int] = []
-        for event in self._client.generate(request):
-            if isinstance(event, m.Tokens):
-                ids += event.items[0].ids
-            elif isinstance(event, m.Done):
-                return ids, RunStats.from_dict(event.stats)
-        raise AssertionError("a generation ends with Done or an error")
+        result = fold(self._client.generate(request))
+        return result.ids, result.stats
 
     def both(self, task: Task, rng: random.Random) -> Times:
         """The task plain and by default, in an order drawn by `rng`."""

@@ -116,6 +116,6 @@ def _ask(client: EngineClient, request: dict[str, Any]) -> ServedAnswer:
             else:
                 answer.pieces.append(ServedPiece(at))
         elif isinstance(message, m.Done):
-            answer.n_predict = message.stats["n_predict"]
+            answer.n_predict = message.stats.n_predict
     answer.seconds = time.perf_counter() - began
     return answer

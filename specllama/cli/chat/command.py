@@ -91,7 +91,7 @@ def _guarded(session: ChatSession, reader: InputReader) -> int:
         session.rescue()
         raise
     last = session.totals.last
-    if not session.interactive and last is not None and last.extra.get("missing"):
+    if not session.interactive and last is not None and last.unmeasured:
         session.engine.calibrate()
     return code
 

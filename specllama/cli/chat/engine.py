@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import IO, Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import IDLE_SLICE_SECONDS, INTERRUPTED, RunAnswer, Show, calibrate, generate
+from specllama.cli.answer import IDLE_SLICE_SECONDS, INTERRUPTED, Show, calibrate, generate
 from specllama.cli.chat.conversation import Conversation
 from specllama.cli.progress import Progress
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
+from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
 
@@ -113,7 +114,7 @@ class ChatEngine:
         params: Mapping[str, Any],
         speculate: bool,
         variables: Mapping[str, Any],
-        into: RunAnswer,
+        into: GenerationResult,
         show: Show,
     ) -> int:
         """Answer the last message; the id of the generation. Raises what `generate` raises."""

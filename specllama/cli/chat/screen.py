@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from specllama.cli import console
-from specllama.cli.answer import RunAnswer
 from specllama.cli.chat.words import visible
+from specllama.client.stream import GenerationResult
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 COLOURS = {
@@ -34,11 +34,11 @@ class Screen:
         self._dims = not plain and coloured(sys.stderr)
         self.show_draft = show_draft and self.styles
         self._terminal = sys.stdout.isatty()
-        self._answer = RunAnswer()
+        self._answer = GenerationResult()
         self._splitter: ReasoningSplitter | None = None
         self._at_start = True
 
-    def begin(self, answer: RunAnswer) -> None:
+    def begin(self, answer: GenerationResult) -> None:
         """An answer begins, whose text `show` is called with."""
         self._answer, self._splitter = answer, None
         self._at_start = True

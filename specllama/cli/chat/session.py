@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import INTERRUPTED, RunAnswer
+from specllama.cli.answer import INTERRUPTED
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import Saved, rescue
@@ -18,6 +18,7 @@ from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.stats import Totals, turn_line
 from specllama.cli.chat.words import counted, visible
+from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 
 ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
@@ -113,7 +114,7 @@ class ChatSession:
         """Generate for the last turn; what was written becomes its answer, however it ended. False where
         Ctrl-C came before that.
         """
-        answer, id_, written = RunAnswer(), None, False
+        answer, id_, written = GenerationResult(), None, False
         self.screen.begin(answer)
         try:
             id_ = self.engine.ask(
@@ -125,36 +126,36 @@ class ChatSession:
         except ContextLengthError as error:
             raise ContextLengthError(error.message, f"it was not sent; {ROOM}") from None
         finally:
-            if answer.text or answer.reason not in ("", "cancel"):
+            if answer.text or answer.finish_reason not in ("", "cancel"):
                 turn.answer, turn.id, written = answer.text, id_, True
                 self.conversation.changed = True
             self.screen.end()
         self.used |= {name: value for name, value in answer.params.items() if name not in params}
         for text in self.engine.notices():
             console.note(f"note: {text}")
-        if answer.reason:
+        if answer.finish_reason:
             self._figures(answer)
         return written
 
-    def _figures(self, answer: RunAnswer) -> None:
+    def _figures(self, answer: GenerationResult) -> None:
         """What is to be said of an answer that has ended."""
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))
-        if answer.reason == "context":
+        if answer.finish_reason == "context":
             n_ctx = self.engine.info["n_ctx"]
             console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {ROOM}")
-        elif answer.reason == "length":
+        elif answer.finish_reason == "length":
             n = answer.params["max_tokens"]
             console.note(
                 f"note: the answer was cut at max_tokens = {n}; /set max_tokens -1 lets it end by itself"
             )
-        elif answer.reason == "cancel":
+        elif answer.finish_reason == "cancel":
             self.screen.dim("stopped; what was written is kept" if answer.text else "stopped")
             if not self.interactive:
                 raise LeaveError(INTERRUPTED)
         elif not answer.text:
             self.screen.dim("the answer is empty")
-        if self.interactive and answer.reason != "cancel" and answer.extra.get("missing"):
+        if self.interactive and answer.finish_reason != "cancel" and answer.unmeasured:
             self.engine.measure(self.conversation, self.variables)
 
     def rescue(self) -> None:

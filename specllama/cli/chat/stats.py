@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specllama.cli import readout
-from specllama.cli.answer import RunAnswer
 from specllama.cli.chat.words import counted
+from specllama.client.stream import GenerationResult
 from specllama.core.stats import RunStats
 
 
-def turn_line(answer: RunAnswer) -> str:
+def turn_line(answer: GenerationResult) -> str:
     """Rate, gain, acceptance, prompt tokens evaluated and reused, time to the first token, where measured."""
     stats = answer.stats
-    gain = readout.speedup(stats, _plain(answer))
+    gain = readout.speedup(stats, answer.plain)
     parts = [
         f"{stats.decode_tps:.1f} t/s" if stats.decode_tps else "",
         f"{gain:.2f}x plain" if gain is not None else "",
@@ -31,12 +31,12 @@ def turn_line(answer: RunAnswer) -> str:
 class Totals:
     """What the answers of a session were in sum."""
 
-    last: RunAnswer | None = None
+    last: GenerationResult | None = None
     answers: int = 0
     n_decoded: int = 0  # tokens behind the first of each answer
     sum: RunStats = field(default_factory=RunStats)
 
-    def add(self, answer: RunAnswer) -> None:
+    def add(self, answer: GenerationResult) -> None:
         """Count an answer that has ended."""
         self.last, self.answers = answer, self.answers + 1
         for name in ("n_prompt", "n_reused", "n_predict", "n_drafted", "n_accept"):
@@ -54,7 +54,7 @@ class Totals:
         if total.decode_seconds > 0:
             rate = f" at {self.n_decoded / total.decode_seconds:.1f} t/s"
         found = [
-            *readout.lines(stats, _plain(self.last), self.last.off),
+            *readout.lines(stats, self.last.plain, self.last.off_reason),
             f"seed      = {self.last.seed}",
             f"context   = {used} of {n_ctx} tokens after it",
             "",
@@ -65,7 +65,3 @@ class Totals:
             share = 100 * total.n_accept / total.n_drafted
             found.append(f"            {total.n_drafted} drafted, {total.n_accept} accepted ({share:.1f} %)")
         return found
-
-
-def _plain(answer: RunAnswer) -> readout.PlainRate:
-    return readout.plain_rate(answer.stats, answer.extra.get("stored_t1"))

@@ -10,6 +10,7 @@ import pytest
 
 from specllama.client import protocol as m
 from specllama.client.protocol import decode, encode
+from specllama.core.stats import RunStats
 
 EXAMPLES = [
     m.Load({"target": {"path": "a b\n.gguf"}, "draft": None}, verbose=True),
@@ -24,11 +25,11 @@ EXAMPLES = [
     m.Prefilled(3, 16, 17),
     m.Tokens(
         [
-            m.SequenceDelta(3, "é", [5, 6], [[1, "copy"]], 4, 1),
+            m.SequenceDelta(3, "é", [5, 6], [(1, "copy")], 4, 1),
             m.SequenceDelta(4, "", [7], [], 0, 0, [{"logprob": -0.5}]),
         ]
     ),
-    m.Done(3, "text", "stop", {"n_predict": 3}, {}, [[4, "target"]]),
+    m.Done(3, "text", "stop", RunStats(n_predict=3, round_seconds={2: (1, 0.5)}), [(4, "target")]),
     m.Failed({"kind": "UsageError", "message": "no", "hint": ""}, 3),
     m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
     m.Notice("slow"),
@@ -89,6 +90,10 @@ def test_lone_surrogates_cross_the_pipe(text):
         b'["Explode",{}]\n',
         b'["Message",{}]\n',
         b'["Cancel",{"id":1,"more":2}]\n',
+        b'["Cancel",{"id":"1"}]\n',
+        b'["Cancel",{"id":true}]\n',
+        b'["Loading",{"model":"draft","share":null}]\n',
+        b'["Tokens",{"items":[[1,"a",[2]]]}]\n',
         b'["Cancel",{}]\n',
         b'["Cancel",[1]]\n',
         b'[["Cancel"],{"id":1}]\n',

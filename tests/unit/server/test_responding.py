@@ -18,7 +18,7 @@ from specllama.server.events import End, Start, TextEvent
 from specllama.server.metrics import Metrics
 from specllama.server.requests import CompletionSpec, RequestStream
 
-DONE = m.Done(0, "", "stop", RunStats().to_dict(), {})
+DONE = m.Done(0, "", "stop", RunStats())
 
 
 class Engine:

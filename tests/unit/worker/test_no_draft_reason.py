@@ -17,7 +17,7 @@ from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.testing import ScriptedDrafter, TableContext
-from specllama.worker.no_draft_reason import speculation
+from specllama.worker.no_draft_reason import drafting_verdict
 
 ON = {"speculation": "on", "reason": ""}
 
@@ -71,7 +71,8 @@ class _Timed(TableContext):
 
 
 def said(policy: Policy, generation: Generation, **info: str) -> dict[str, str]:
-    return speculation({"speculation": "on", "reason": "", **info}, policy, generation).to_dict()
+    reason = drafting_verdict({"speculation": "on", "reason": "", **info}, policy, generation).reason
+    return {"speculation": "off" if reason else "on", "reason": reason}
 
 
 def why(world: World, policy: Policy, n: int = 400) -> str:

@@ -1,0 +1,110 @@
+"""What the engine's messages about one generation add up to: the one place that folds them.
+
+Knows neither processes nor threads, and nothing of what is shown of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.client import protocol
+from specllama.core.speedup import PlainRate, plain_rate
+from specllama.core.stats import RunStats
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """A generation as far as it has come.
+
+    params: SamplingParams as used, empty before the engine has begun. closing_tag: the tag that will end
+    the reasoning which the prompt has begun, "" where it has not. ids: of the tokens, the end token
+    included; logprobs: an entry for each, empty where nobody asked for them. n_drafted, n_accept: draft
+    tokens verified and emitted. done: the last message, None before the end.
+    """
+
+    n_prompt: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
+    closing_tag: str = ""
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    n_drafted: int = 0
+    n_accept: int = 0
+    done: protocol.Done | None = None
+
+    def add(self, message: protocol.Message) -> protocol.SequenceDelta | None:
+        """Go on by a message of this generation. What it added, None where it is about something else than
+        text and tokens; that of Done, which is what was held back, may be empty.
+        """
+        if isinstance(message, protocol.Started):
+            self.n_prompt, self.params = message.n_prompt, message.params
+            self.closing_tag = message.thinking
+            return None
+        if isinstance(message, protocol.Done):
+            self.done = message
+            delta = protocol.SequenceDelta(message.id, message.text, [], message.runs, 0, 0)
+        elif isinstance(message, protocol.Tokens):
+            (delta,) = message.items
+        else:
+            return None
+        self.text += delta.text
+        self.ids += delta.ids
+        self.logprobs += delta.logprobs or []
+        self.n_drafted += delta.drafted
+        self.n_accept += delta.accepted
+        return delta
+
+    @property
+    def seed(self) -> int:
+        """The seed in use, 0 before the engine has begun."""
+        return int(self.params.get("seed", 0))
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended, "" before that."""
+        return self.done.reason if self.done is not None else ""
+
+    @property
+    def stats(self) -> RunStats:
+        """The figures of the whole generation, all 0 before its end."""
+        return self.done.stats if self.done is not None else RunStats()
+
+    @property
+    def plain(self) -> PlainRate:
+        """Tokens per second of plain decoding, as far as that is known."""
+        return plain_rate(self.stats, self.done.stored_t1 if self.done is not None else None)
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether an idle engine could measure more."""
+        return self.done is not None and self.done.unmeasured
+
+    @property
+    def epsilon(self) -> float | None:
+        """The margin in logits below which a choice is a near-tie; None where it is not known."""
+        return self.done.epsilon if self.done is not None else None
+
+    @property
+    def off_reason(self) -> str:
+        """Why nothing was drafted, "" where something was."""
+        return self.done.off_reason if self.done is not None else ""
+
+
+def fold(messages: Iterable[protocol.Message]) -> GenerationResult:
+    """The result of all messages of a generation, as EngineClient.generate gives them."""
+    result = GenerationResult()
+    for message in messages:
+        result.add(message)
+    return result
+
+
+def join(deltas: Iterable[protocol.SequenceDelta]) -> tuple[str, list[int], list[tuple[int, str]]]:
+    """Text, ids and runs of consecutive deltas."""
+    text, ids, runs = "", list[int](), list[tuple[int, str]]()
+    for delta in deltas:
+        text += delta.text
+        ids += delta.ids
+        runs += delta.runs
+    return text, ids, runs

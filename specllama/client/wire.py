@@ -1,0 +1,166 @@
+"""Dataclasses as JSON and back, from their type hints alone. Knows no message.
+
+A dataclass is an object of all its fields, a NamedTuple a list, a mapping with whole numbers for keys an
+object whose keys are digits. Reading is strict: an unknown or missing key, or a value of another type, is a
+ValueError that names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+_Read = Callable[[Any], Any]
+
+
+def _plain(value: object) -> object:
+    """What JSON has no word for: dataclasses and mappings other than dict."""
+    if is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
+
+
+def to_json(value: object) -> str:
+    """One line. Raises TypeError, ValueError or RecursionError for what is no JSON."""
+    return _ENCODER.encode(value)
+
+
+def from_plain(hint: Any, value: object) -> Any:
+    """`value`, as json.loads gives it, as the type `hint`; the inverse of `to_json`. Raises ValueError."""
+    return _reader(hint)(value)
+
+
+@cache
+def _reader(hint: Any) -> _Read:
+    """The function that reads this type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any or hint is object:
+        return lambda value: value
+    if hint in _SCALARS:
+        return _scalar(hint)
+    if origin is Literal:
+        return _literal(args)
+    if origin in (Union, types.UnionType):
+        return _union(args)
+    if origin in (list, Sequence):
+        return _sequence(list, args[0])
+    if origin is tuple:
+        return _sequence(tuple, args[0]) if args[-1] is Ellipsis else _tuple(tuple, args)
+    if origin in (dict, Mapping):
+        return _mapping(dict, *args)
+    if origin is Counter:
+        return _mapping(Counter, args[0], int)
+    if is_dataclass(hint):
+        return _dataclass(hint)
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        return _tuple(hint._make, tuple(get_type_hints(hint).values()))  # type: ignore[attr-defined]
+    raise TypeError(f"{hint} cannot be read from JSON")
+
+
+_SCALARS: Mapping[Any, tuple[type, ...]] = {
+    bool: (bool,), int: (int,), float: (float, int), str: (str,), type(None): (type(None),)
+}  # fmt: skip
+
+
+def _scalar(kind: type) -> _Read:
+    allowed = _SCALARS[kind]
+
+    def read(value: object) -> object:
+        if type(value) not in allowed:
+            raise ValueError(f"{kind.__name__} expected, not {value!r:.80}")
+        return value
+
+    return read
+
+
+def _literal(allowed: tuple[object, ...]) -> _Read:
+    def read(value: object) -> object:
+        if value not in allowed:
+            raise ValueError(f"one of {allowed} expected, not {value!r:.80}")
+        return value
+
+    return read
+
+
+def _union(args: tuple[Any, ...]) -> _Read:
+    readers = [_reader(arg) for arg in args]
+
+    def read(value: object) -> object:
+        problem = ValueError("no type is allowed")
+        for reader in readers:
+            try:
+                return reader(value)
+            except ValueError as error:
+                problem = error
+        raise problem
+
+    return read
+
+
+def _sequence(make: Callable[[Any], Any], item: Any) -> _Read:
+    reader = _reader(item)
+
+    def read(value: object) -> object:
+        if not isinstance(value, list):
+            raise ValueError(f"a list expected, not {value!r:.80}")
+        return make(map(reader, value))
+
+    return read
+
+
+def _tuple(make: Callable[[Any], Any], items: tuple[Any, ...]) -> _Read:
+    readers = [_reader(item) for item in items]
+
+    def read(value: object) -> object:
+        if not isinstance(value, list) or len(value) != len(readers):
+            raise ValueError(f"a list of {len(readers)} expected, not {value!r:.80}")
+        return make(reader(part) for reader, part in zip(readers, value, strict=True))
+
+    return read
+
+
+def _mapping(make: Callable[[Any], Any], key: Any, item: Any) -> _Read:
+    read_key: _Read = int if key is int else _reader(key)
+    reader = _reader(item)
+
+    def read(value: object) -> object:
+        if not isinstance(value, dict):
+            raise ValueError(f"an object expected, not {value!r:.80}")
+        return make({read_key(k): reader(v) for k, v in value.items()})
+
+    return read
+
+
+def _dataclass(kind: Any) -> _Read:
+    hints = get_type_hints(kind)
+    readers = {f.name: _reader(hints[f.name]) for f in fields(kind) if f.init}
+    required = {
+        f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING
+    }
+
+    def read(value: object) -> object:
+        if not isinstance(value, dict):
+            raise ValueError(f"{kind.__name__}: an object expected, not {value!r:.80}")
+        if missing := required - value.keys():
+            raise ValueError(f"{kind.__name__}: {', '.join(sorted(missing))} is missing")
+        values = {}
+        for name, part in value.items():
+            if (reader := readers.get(name)) is None:
+                raise ValueError(f"{kind.__name__}: unknown key {name!r}")
+            try:
+                values[name] = reader(part)
+            except ValueError as error:
+                raise ValueError(f"{kind.__name__}.{name}: {error}") from None
+        return kind(**values)
+
+    return read
