@@ -391,8 +391,8 @@ class TestHangs:
                 list(client.generate(ask(client)))
 
     def test_a_slow_decode_is_no_hang(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        act = 'send("Heartbeat", busy_for=30.9, allowed=31.0); send("Done", id=body["id"], text="", reason="stop", '
-        act += "stats={})"
+        act = 'send("Heartbeat", busy_for=30.9, allowed=31.0); '
+        act += 'send("Done", id=body["id"], text="", reason="stop", stats={})'
         with self.client(tmp_path, act, monkeypatch) as client:
             client.load(SETTINGS)
             assert isinstance(list(client.generate(ask(client)))[-1], m.Done)
