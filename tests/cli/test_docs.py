@@ -24,13 +24,13 @@ from typing import Any
 
 import pytest
 import typer
-from specllama.config.options_server import STORED
 
 from scripts.bench.peers.cells import Figures
 from scripts.bench.peers.table import markdown
 from specllama import data
 from specllama.cli.app import app
 from specllama.cli.typer_options import TABLES, options_of, unknown_short_flag
+from specllama.config.options import STORED
 from specllama.models import manifest
 from tests.support.command import Command
 from tests.support.paths import ROOT
