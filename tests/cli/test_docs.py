@@ -28,8 +28,8 @@ import typer
 from scripts.bench.peers.cells import Figures
 from scripts.bench.peers.table import markdown
 from specllama import data
-from specllama.cli.app import app
-from specllama.cli.typer_options import TABLES, options_of, unknown_short_flag
+from specllama.cli.app import COMMANDS, app
+from specllama.cli.typer_options import unknown_short_flag
 from specllama.config.options import STORED
 from specllama.models import manifest
 from tests.support.command import Command
@@ -37,9 +37,9 @@ from tests.support.paths import ROOT
 from tests.support.serving import Server
 
 PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted(ROOT.glob("docs/*.md"))
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 }
-PAGES = {"README.md": (ROOT / "README.md").read_text("utf-8"), **PAGES}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 LANGUAGES = {"python", "sh", "text", "toml", "json"}
 ON_THE_HUB = {"8B": "main.gguf", "70B": "main.gguf", "1B": "draft.gguf"}
@@ -354,8 +354,8 @@ def code_is_there(page: str, code: str) -> bool:
 
 def parse(words: Sequence[str]) -> None:
     """Parse a command line of specllama by its own option tables, without running it."""
-    if words[0] in TABLES:
-        assert unknown_short_flag(words[1:], options_of(words[0])()) is None
+    if words[0] in COMMANDS:
+        assert unknown_short_flag(words[1:], COMMANDS[words[0]].table()) is None
     command: Any = typer.main.get_command(app)
     name, rest = "specllama", list(words)
     with contextlib.ExitStack() as stack:
@@ -368,18 +368,10 @@ def parse(words: Sequence[str]) -> None:
             name, command, rest = command.resolve_command(context, rest)
 
 
-def flags() -> dict[str, set[str]]:
-    """Flags of every command, by its name."""
-    group: Any = typer.main.get_command(app)
-    found = {}
-    for name in group.commands:
-        with group.make_context("specllama", [name]) as context:
-            command = group.resolve_command(context, [name])[1]
-        found[name] = {flag for option in command.params for flag in option.opts}
-    return {**found, "specllama": {"--install-completion", "--version", "--help"}}
-
-
-FLAGS = flags()
+FLAGS = {
+    name: {flag for option in entry.table() for flag in option.flags} for name, entry in COMMANDS.items()
+}
+FLAGS["specllama"] = {"--install-completion", "--version"}
 SOME_FLAG = {"--help", *set().union(*FLAGS.values())}
 
 
