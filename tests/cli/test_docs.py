@@ -214,6 +214,11 @@ def test_the_first_answer_is_the_one_that_is_shown(ran: dict[str, subprocess.Com
     assert answer.strip() == done.stdout.strip()
 
 
+def test_the_pair_check_is_the_one_that_is_shown(ran: dict[str, subprocess.CompletedProcess[str]]) -> None:
+    (shown,) = (block for page, block in blocks("text") if page == "docs/models.md")
+    assert ran["specllama pair-check main.gguf draft.gguf"].stdout.rstrip() == shown.rstrip()
+
+
 @lines
 def test_a_command_parses(line: Line) -> None:
     for words in line.commands:
