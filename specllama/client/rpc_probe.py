@@ -103,7 +103,7 @@ def find_workers(wanted: Iterable[str]) -> list[Worker]:
             raise found
         for other in ready:
             if other.address == found.address:
-                raise UsageError(f"--rpc: {other.endpoint} and {endpoint} are the same worker")
+                raise UsageError(f": {other.endpoint} and {endpoint} are the same worker", option="rpc")
         ready.append(found)
     return ready
 

@@ -16,7 +16,7 @@ from specllama.core.sampling.sampler import Sampler
 from specllama.core.scheduler import FairQueue, Slot, empty, next_to_fill, offload_idle, take_slot
 from specllama.core.sequence import FinishReason, Generation, Request, ends_ignored, with_forced_limit
 from specllama.core.verify import NO_CHOICE, verify
-from specllama.errors import ContextLengthError, EngineError
+from specllama.errors import ContextLengthError, EngineError, option
 
 NO_DRAFT = Draft()
 CHUNK = 64  # rows: kernels evaluate so many alike, whatever multiple of it a decode has
@@ -78,7 +78,7 @@ class Engine:
         if n_prompt >= n_ctx:
             raise ContextLengthError(
                 f"the prompt has {n_prompt} tokens and the context {n_ctx}",
-                f"use -c {n_prompt + 256} or more",
+                f"use {option('n_ctx', n_prompt + 256)} or more",
                 {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
             )
         request = with_forced_limit(request, self.target.n_vocab, n_ctx)

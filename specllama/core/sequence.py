@@ -13,7 +13,7 @@ from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
 from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler, top_logprobs
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
-from specllama.errors import ContextLengthError, UsageError
+from specllama.errors import ContextLengthError, UsageError, option
 
 FinishReason = Literal["stop", "length", "context", "cancel"]
 _GUARD_SHARE = 0.01  # near-ties are decided again only where they are rarer than this
@@ -203,7 +203,7 @@ def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
     if n_prompt + n > n_ctx:
         raise ContextLengthError(
             f"the prompt has {n_prompt} tokens, the given text {n}, and the context {n_ctx}",
-            f"use -c {n_prompt + n} or more, or write fewer tokens of it",
+            f"use {option('n_ctx', n_prompt + n)} or more, or write fewer tokens of it",
         )
     return replace(request, params=replace(params, max_tokens=n))
 

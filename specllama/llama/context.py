@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specllama.config.load import MAX_THREADS, ModelSettings, reserved_outputs
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
-from specllama.errors import ResourceError, UsageError
+from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.model import LlamaModel
@@ -62,7 +62,7 @@ class LlamaContext:
         if not self.handle:
             raise ResourceError(
                 f"llama.cpp cannot make a context of {n_ctx} tokens for {s.path}: {log.reason()}",
-                f"try a smaller context, -c {max(512, n_ctx // 2)}",
+                f"try a smaller context, {option('n_ctx', max(512, n_ctx // 2))}",
             )
         self.memory = llama.llama_get_memory(self.handle)
         if not self.memory:

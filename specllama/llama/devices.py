@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from specllama.errors import UsageError
+from specllama.errors import UsageError, option
 from specllama.llama.library import ggml
 
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: GPU, integrated GPU
@@ -50,5 +50,7 @@ def buffer_type(name: str) -> int:
         handle = ggml.ggml_backend_dev_buffer_type(device.handle)
         known[ggml.ggml_backend_buft_name(handle).decode()] = handle
     if name not in known:
-        raise UsageError(f"no buffer type {name!r} for --override-tensor", f"there are: {', '.join(known)}")
+        raise UsageError(
+            f"no buffer type {name!r} for {option('override_tensor')}", f"there are: {', '.join(known)}"
+        )
     return int(known[name])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specllama.config.load import ALL_LAYERS, AUTO, ModelSettings
-from specllama.errors import IntegrityError, ResourceError, UsageError
+from specllama.errors import IntegrityError, ResourceError, UsageError, option
 from specllama.llama.devices import buffer_type, devices
 from specllama.llama.library import llama
 from specllama.llama.log import log
@@ -69,7 +69,9 @@ class LlamaModel:
         params.load_mode = _LOAD_MODE[s.use_mmap, s.use_mlock]
         params.n_gpu_layers = -1 if s.n_gpu_layers in (AUTO, ALL_LAYERS) else s.n_gpu_layers
         if s.split_mode == "tensor" and not any(d.gpu for d in devices()):
-            raise UsageError("-sm tensor needs a GPU that this build of llama.cpp can use")
+            raise UsageError(
+                f"{option('split_mode', 'tensor')} needs a GPU that this build of llama.cpp can use"
+            )
         params.split_mode, params.main_gpu = _SPLIT[s.split_mode], s.main_gpu
         if s.devices:
             params.devices = self._keep(self._device_list(s.devices))
@@ -112,7 +114,7 @@ class LlamaModel:
                 re.compile(pattern)
             except re.error as error:
                 raise UsageError(
-                    f"--override-tensor pattern {pattern!r} is not a regular expression: {error}"
+                    f": pattern {pattern!r} is not a regular expression: {error}", option="override_tensor"
                 ) from None
             array[i].pattern, array[i].buft = pattern.encode(), buffer_type(buft)
         return array
@@ -271,7 +273,8 @@ def _load_error(path: str) -> Exception:
     reason = log.reason()
     if re.search(r"alloc|out of memory|not enough", reason, re.IGNORECASE):
         return ResourceError(
-            f"not enough memory to load {path}: {reason}", "use a smaller quant, or fewer -ngl layers"
+            f"not enough memory to load {path}: {reason}",
+            f"use a smaller quant, or fewer {option('n_gpu_layers')} layers",
         )
     return IntegrityError(
         f"llama.cpp cannot load {path}: {reason}", "get the file again, or another quant of it"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from specllama.errors import SpecllamaError, TemplateError, UsageError
+from specllama.errors import SpecllamaError, TemplateError, UsageError, option
 from specllama.text.control_tokens import ControlTexts, Marks, TextPart
 from specllama.text.sandbox import Sandbox
 
@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 Value = TypeVar("Value")
 SECONDS, MAX_CHARS, MAX_BYTES = 2.0, 4 * 1024 * 1024, 512 * 1024 * 1024
 _LOOK_SECONDS = 0.02
-_HINT = "use --raw"
+_HINT = f"use {option('raw')}"
 
 
 class _Stop(BaseException):

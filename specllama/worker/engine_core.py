@@ -20,7 +20,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import EngineError, SpecllamaError, UsageError
+from specllama.errors import EngineError, SpecllamaError, UsageError, option
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
 from specllama.text import chat_template as chat
@@ -206,12 +206,12 @@ class EngineCore:
         else:
             ids = self._turns.ids(self._usable_template(), model, message)
         if not ids:
-            raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
+            raise UsageError("the prompt is empty", "give some text")
         return ids
 
     def _usable_template(self) -> chat.ChatTemplate:
         if self._template is None:
-            hint = "use --raw, or give one with --chat-template"
+            hint = f"use {option('raw')}, or give one with {option('chat_template')}"
             raise self._template_error or UsageError("the model has no chat template", hint)
         return self._template
 

@@ -13,6 +13,7 @@ from specllama.config.load import AUTO, LoadSettings, ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.pair_state import MEMORY
 from specllama.core.sampling.params import SamplingParams
+from specllama.errors import option
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
@@ -70,10 +71,12 @@ def notes(settings: LoadSettings, context: LlamaContext) -> list[str]:
         )
     elif asked and not found:
         notes.append(
-            "no GPU that this build of llama.cpp could use: -ngl has no effect, all layers are on the CPU"
+            f"this build of llama.cpp can use no GPU: {option('n_gpu_layers')} has no effect, "
+            "all layers are on the CPU"
         )
     if settings.draft_max is None and (settings.draft_min or settings.draft_p_min):
-        notes.append("--draft-min and --draft-p-min have no effect where --draft-max is not a number")
+        without_effect = f"{option('draft_min')} and {option('draft_p_min')} have no effect"
+        notes.append(f"{without_effect} where {option('draft_max')} is not a number")
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append("this model's memory cannot go back: a draft that is not accepted whole costs a replay")
     return notes
@@ -89,10 +92,10 @@ def speculation(settings: LoadSettings, drafters: Sequence[Drafter], problem: st
     if drafters:
         return {"speculation": "on", "reason": ""}
     if settings.draft_max == 0:
-        return {"speculation": "off", "reason": "--draft-max 0"}
+        return {"speculation": "off", "reason": option("draft_max", 0)}
     if problem:
         return {"speculation": "off", "reason": problem}
-    return {"speculation": "off", "reason": "no drafter: --drafters names none that can be used"}
+    return {"speculation": "off", "reason": f"no drafter: {option('drafters')} names none that can be used"}
 
 
 def store_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter, RequestHistory
-from specllama.errors import IncompatiblePairError, ResourceError
+from specllama.errors import IncompatiblePairError, ResourceError, option
 from specllama.gguf.check import check_model
 from specllama.gguf.header import Header, read_model
 from specllama.llama.context import LlamaContext
@@ -96,7 +96,8 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
         verdict = check_pair(target_header, draft_header)
         if not verdict.ok:
             raise IncompatiblePairError(
-                f"target and draft do not fit together: {verdict.reason}", "choose another draft, or -md none"
+                f"target and draft do not fit together: {verdict.reason}",
+                f"choose another draft, or {option('draft_model', 'none')}",
             )
     n_outputs = max(settings.n_slots, 64, settings.n_slots + max(DRAFT_BUDGET, settings.draft_max or 0))
     n_rs_seq = 0 if not settings.drafters or settings.draft_max == 0 else (settings.draft_max or ROLLBACK)

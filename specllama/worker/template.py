@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specllama.errors import SpecllamaError
+from specllama.errors import SpecllamaError, option
 from specllama.text.chat_template import ChatTemplate
 from specllama.worker.loader import Loaded
 
@@ -19,6 +19,6 @@ def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaErro
         template = ChatTemplate(source, model.control_texts, bos, eos, own=given is None)
         template.render([{"role": "user", "content": "Hello"}])
     except SpecllamaError as error:
-        loaded.info["notes"].append(f"warning: {error.message}; --raw does without it")
+        loaded.info["notes"].append(f"warning: {error.message}; {option('raw')} does without it")
         return template, error
     return template, None

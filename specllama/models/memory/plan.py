@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specllama.errors import ResourceError, UsageError
+from specllama.errors import ResourceError, UsageError, option
 from specllama.gguf.header import Header
 from specllama.gguf.types import TYPE_BY_NAME
 from specllama.models.memory.available import available_memory
@@ -220,14 +220,14 @@ def _least_n_ctx(target: Header) -> int:
 
 
 def _warnings(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
-    pairs = [(asked.target, plan.target, "-c")]
+    pairs = [(asked.target, plan.target, "n_ctx")]
     if asked.draft and plan.draft:
-        pairs.append((asked.draft, plan.draft, "-cd"))
-    for header, usage, flag in pairs:
+        pairs.append((asked.draft, plan.draft, "n_ctx_draft"))
+    for header, usage, name in pairs:
         if 0 < header.n_ctx_train < usage.n_ctx:
             trained = f"{header.name} was trained on {header.n_ctx_train} tokens, n_ctx is {usage.n_ctx}"
-            effect = "answers get worse" if flag == "-c" else "fewer drafts are accepted"
-            yield f"{trained}: beyond that {effect}; {flag} {header.n_ctx_train} avoids it"
+            effect = "answers get worse" if name == "n_ctx" else "fewer drafts are accepted"
+            yield f"{trained}: beyond that {effect}; {option(name, header.n_ctx_train)} avoids it"
 
 
 def _refusal(asked: _Question, plan: MemoryPlan) -> ResourceError:
@@ -264,14 +264,15 @@ def _remedies(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
         auto = _Question(target, draft, free).plan(plan.n_ctx)
         if auto.fits:
             found = True
-            both = f" -ngld {auto.draft.n_gpu_layers}" if auto.draft else ""
-            yield f"-ngl {auto.target.n_gpu_layers}{both}"
+            both = " " + option("n_gpu_layers_draft", auto.draft.n_gpu_layers) if auto.draft else ""
+            yield option("n_gpu_layers", auto.target.n_gpu_layers) + both
     alone = _Question(target, None, s) if draft else None
+    no_draft = option("draft_model", "none")
     variants = [
         ("", asked),
         (_cache_flags(draft), _quantised(asked)),
-        ("-md none", alone),
-        ("-md none " + _cache_flags(None), _quantised(alone) if alone else None),
+        (no_draft, alone),
+        (f"{no_draft} {_cache_flags(None)}", _quantised(alone) if alone else None),
     ]
     for flags, question in variants:
         if question is None:
@@ -283,10 +284,10 @@ def _remedies(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
                 break
         elif n_ctx := _smaller_n_ctx(question, plan):
             found = True
-            both = f" -cd {n_ctx}" if question.draft and s.n_ctx_draft else ""
-            yield f"{flags} -c {n_ctx}".strip() + both
+            both = " " + option("n_ctx_draft", n_ctx) if question.draft and s.n_ctx_draft else ""
+            yield f"{flags} {option('n_ctx', n_ctx)}".strip() + both
     if not found:
-        yield from _smaller_quants(alone or asked, "-md none and " if draft else "")
+        yield from _smaller_quants(alone or asked, f"{no_draft} and " if draft else "")
 
 
 def _smaller_n_ctx(question: _Question, plan: MemoryPlan) -> int | None:
@@ -310,7 +311,8 @@ def _quantised(asked: _Question) -> _Question | None:
 
 
 def _cache_flags(draft: Header | None) -> str:
-    return "-ctk q8_0 -ctv q8_0 " + ("-ctkd q8_0 -ctvd q8_0 " if draft else "") + "-fa on"
+    names = ["cache_type_k", "cache_type_v", *(["cache_type_k_draft", "cache_type_v_draft"] if draft else [])]
+    return " ".join([*(option(name, "q8_0") for name in names), option("flash_attn", "on")])
 
 
 def _smaller_quants(asked: _Question, flags: str) -> Iterator[str]:

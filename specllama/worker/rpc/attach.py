@@ -11,7 +11,7 @@ from dataclasses import replace
 from specllama.client import protocol as m
 from specllama.client.rpc_probe import PROBE_SECONDS, Worker, find_workers
 from specllama.config.load import LoadSettings
-from specllama.errors import EngineDiedError, NetworkError, SpecllamaError, UsageError
+from specllama.errors import EngineDiedError, NetworkError, SpecllamaError, UsageError, option
 from specllama.llama.devices import devices
 from specllama.llama.rpc import add_worker, on_abort
 from specllama.worker.rpc import sockets
@@ -84,11 +84,12 @@ def _check_use(settings: LoadSettings) -> None:
         return  # no such device: that is said where it is looked for
     if target.devices and not named & remote:
         raise UsageError(
-            "--rpc names workers and -dev leaves them out",
-            f"leave -dev away, or name them: {', '.join(sorted(remote))}",
+            f"{option('rpc')} names workers and {option('devices')} leaves them out",
+            f"leave {option('devices')} away, or name them: {', '.join(sorted(remote))}",
         )
     if target.split_mode == "row" and (not target.devices or remote & set(target.devices)):
-        raise UsageError("-sm row cannot be used with RPC workers", "leave it away, or use -sm layer")
+        hint = f"leave it away, or use {option('split_mode', 'layer')}"
+        raise UsageError(f"{option('split_mode', 'row')} cannot be used with RPC workers", hint)
 
 
 def _lost(workers: Sequence[Worker], words: str) -> EngineDiedError:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from specllama.client import protocol as m
 from specllama.client.rpc_probe import PROTOCOL
-from specllama.errors import ResourceError, UsageError
+from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.devices import Device, devices
 from specllama.llama.log import show_log
 from specllama.llama.rpc import bound_memory, serve_devices
@@ -54,7 +54,9 @@ def serve(request: m.Serve, send: Send) -> NoReturn:
     threading.Thread(target=_announce, args=(port, found, send), daemon=True).start()
     threading.Thread(target=_Clients(port, send, cache).watch, args=(_stdout(),), daemon=True).start()
     serve_devices(request.address, served, n_threads, str(cache.root) if cache else None)
-    raise ResourceError(f"nothing can be served at {request.address} any more", "choose another --port")
+    raise ResourceError(
+        f"nothing can be served at {request.address} any more", f"choose another {option('port')}"
+    )
 
 
 def chosen(there: Sequence[Device], names: Sequence[str]) -> list[Device]:

@@ -32,7 +32,7 @@ from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.core.policy import cost_curves as curves
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.scheduler import empty
-from specllama.errors import ContextLengthError, EngineError, SpecllamaError
+from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
 from specllama.worker.loader import Loaded
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, drafted_free
 from specllama.worker.tuning.prompts import PromptSelection, TuningText, Writing, choose, compare_seconds
@@ -129,7 +129,7 @@ class Tuner:
             yield
         if not texts:
             why = next(iter(too_long.values()), "there is none")
-            raise ContextLengthError(f"no prompt fits the context: {why}", "use a larger -c")
+            raise ContextLengthError(f"no prompt fits the context: {why}", f"use a larger {option('n_ctx')}")
         track = TimingPosition(self._context, self._track_ids(texts), self._clock)
         yield from (None for _ in track.fill())
         self._row_seconds = track.row_seconds
@@ -163,7 +163,9 @@ class Tuner:
                 request = m.Generate(order.id, messages=messages, variables=order.variables)
             text = TuningText(workload, number, self._ids_of(request))
             if len(text.prompt) >= self._context.n_ctx - 1:
-                too_long[text.name] = f"the prompt has {len(text.prompt)} tokens, -c is {self._context.n_ctx}"
+                too_long[text.name] = (
+                    f"the prompt has {len(text.prompt)} tokens, the context {self._context.n_ctx}"
+                )
             else:
                 yield text
 
