@@ -326,6 +326,9 @@ def test_figures_are_those_that_were_measured() -> None:
     assert len(made) > 2 * len(figures) / 2
     rows, numbers = set(page.splitlines()), re.compile(r"\d+\.\d\d|\d+ (?=cell|choice)|\([^()]*T=[\d.]+\)")
     said = {tuple(numbers.findall(line)) for line in rows if line.startswith("- ")}
+    for line in made[:4]:
+        mean, worst = re.findall(r"(?:: |worst )(\d\.\d\d)", line)
+        assert any(f"| {mean} x | {worst} |" in row for row in rows), f"the first table lacks: {line}"
     for line in made:
         if line.startswith("- "):
             assert tuple(numbers.findall(line)) in said, line
