@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from specllama.config.load import LoadSettings
 from specllama.models.prepare import Paths, here, ready
-from specllama.models.progress import State
+from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
 
 _log = logging.getLogger("specllama")
@@ -57,7 +57,7 @@ class Logged:
         serious = text.startswith("warning: ")
         _log.log(logging.WARNING if serious else logging.INFO, text.removeprefix("warning: "))
 
-    def state(self, state: State) -> None:
+    def state(self, state: DownloadState) -> None:
         if self._progress is not None:
             self._progress("download", state.done / state.total if state.total else 1.0)
 

@@ -6,7 +6,7 @@ from specllama.cli import console
 from specllama.cli.progress import Progress
 from specllama.config.load import LoadSettings
 from specllama.models import prepare
-from specllama.models.progress import State
+from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
 
 
@@ -23,7 +23,7 @@ class DownloadProgress:
         else:
             console.note(text)
 
-    def state(self, state: State) -> None:
+    def state(self, state: DownloadState) -> None:
         share = state.done / state.total if state.total else 1.0
         detail = f"{_amount(state.done, state.total)}"
         if state.rate:

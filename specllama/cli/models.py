@@ -15,7 +15,7 @@ from specllama.models.installed import OnDisk, chosen, on_disk, remove_unfinishe
 from specllama.models.installed import remove as remove_model
 from specllama.models.installed import verify as verify_file
 from specllama.models.manifest import ManifestEntry
-from specllama.models.progress import State
+from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
 
 EXAMPLES = """
@@ -100,7 +100,7 @@ def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator
         for file in model.files:
 
             def progress(n_bytes: int, path: str = file.path, before: int = done) -> None:
-                shown.state(State("verifying", path, before + n_bytes, total))
+                shown.state(DownloadState("verifying", path, before + n_bytes, total))
 
             ok: bool | None = None
             reason = ""

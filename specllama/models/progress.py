@@ -1,4 +1,7 @@
-"""What the search for models and their download tell whoever watches, and how they wait. Prints nothing."""
+"""The interface for progress and notes of resolving and downloading models, and the retry policy.
+
+Prints nothing: cli implements the listener.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,9 @@ from specllama.errors import NetworkError
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """How far everything is. phase: "downloading" and the like; name: of a file; done, total: bytes of all.
-
-    rate: bytes per second of late, 0 where it is not known; left: seconds, None where it cannot be told.
+class DownloadState:
+    """Progress of a download. phase: "downloading" and the like; name: of a file; done, total: bytes of all
+    files; rate: bytes per second in the last seconds, 0 if unknown; left: seconds, None if unknown.
     """
 
     phase: str
@@ -26,24 +28,25 @@ class State:
 
 
 class Listener(Protocol):
-    """Whoever watches. `note`: a line to keep, those that begin with "warning: " should be acted on."""
+    """Receives progress and notes."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """A line to keep; one that begins with "warning: " calls for action."""
 
-    def state(self, state: State) -> None: ...
+    def state(self, state: DownloadState) -> None:
+        """New progress, which replaces the progress before."""
 
     def clear(self) -> None:
-        """What was shown by `state` is over."""
-        ...
+        """The progress shown is no longer current."""
 
 
 class Silent:
-    """Nobody watches."""
+    """Ignores everything."""
 
     def note(self, text: str) -> None:
         pass
 
-    def state(self, state: State) -> None:
+    def state(self, state: DownloadState) -> None:
         pass
 
     def clear(self) -> None:
@@ -51,17 +54,17 @@ class Silent:
 
 
 class RetryableError(Exception):
-    """A server that may do better later. after: seconds that it asks to wait, None where it does not say."""
+    """A failure that may pass. retry_after: seconds that the server asks to wait, None if it does not say."""
 
-    def __init__(self, message: str, after: float | None = None) -> None:
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.message, self.after = message, after
+        self.message, self.retry_after = message, retry_after
 
 
 class RetryPolicy:
-    """Waits longer and longer while nothing gets better, and says so.
+    """Waits between attempts, longer after each failure, and notes it.
 
-    waits: seconds before each attempt after the first; longest: seconds that a server may ask for.
+    waits: seconds before each attempt after the first; longest: seconds that a server may ask to wait.
     """
 
     def __init__(
@@ -74,21 +77,21 @@ class RetryPolicy:
         self._listener, self._waits, self._longest, self._sleep = listener, waits, longest, sleep
         self._failed = 0
 
-    def better(self) -> None:
-        """Something worked since the last trouble."""
+    def reset(self) -> None:
+        """Start over with the first wait: an attempt made progress."""
         self._failed = 0
 
-    def wait(self, trouble: RetryableError) -> None:
-        """Before the next attempt. Raises NetworkError where there have been enough of them."""
+    def wait(self, error: RetryableError) -> None:
+        """Wait before the next attempt. Raises NetworkError after too many, or if the wait is too long."""
         if self._failed >= len(self._waits):
-            again = "try again later; what has arrived is kept, and the same command goes on from there"
-            raise NetworkError(trouble.message, again) from None
-        seconds = self._waits[self._failed] if trouble.after is None else trouble.after
+            again = "try again later; what has arrived is kept, and the same command resumes the download"
+            raise NetworkError(error.message, again) from None
+        seconds = self._waits[self._failed] if error.retry_after is None else error.retry_after
         if seconds > self._longest:
             raise NetworkError(
-                f"{trouble.message}: it asks to wait {seconds:.0f} s", "try again then"
+                f"{error.message}: it asks to wait {seconds:.0f} s", "try again then"
             ) from None
         self._failed += 1
         self._listener.clear()
-        self._listener.note(f"{trouble.message}; trying again in {seconds:g} s")
+        self._listener.note(f"{error.message}; trying again in {seconds:g} s")
         self._sleep(seconds)

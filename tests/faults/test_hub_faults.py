@@ -153,10 +153,10 @@ def test_4_the_hub_is_down(pull: Puller) -> None:
         for result in pull.command.many(*lines, env={**pull.hub.environ(), **env}, timeout=40):
             refused(result, 5)
     pull.hub.faults.hang = 30.0
-    refused(pull("pull", NAME, timeout=40), 5, "no answer")
+    refused(pull("pull", NAME, timeout=40), 5, "no response")
     pull.hub.faults.hang = 0.0
     pull.hub.faults.html = True
-    refused(pull("pull", NAME), 5, "does not answer as a hub does")
+    refused(pull("pull", NAME), 5, "does not respond as a hub does")
     pull.hub.faults.html = False
     pull.hub.faults.api_statuses = [503] * 9
     refused(pull("pull", NAME, timeout=40), 5, "has a problem (503)")
@@ -274,7 +274,7 @@ def test_8_a_damaged_beginning_is_found(pull: Puller) -> None:
     (pull.blobs / f"{ETAG}.incomplete").write_bytes(b"\0" * 100_000)
     result = pull("pull", NAME)
     whole(pull, result)
-    assert "what an earlier download has left is damaged" in result.err
+    assert "the part of an earlier download is damaged" in result.err
     (pull.blobs / ETAG).unlink()
     (pull.blobs / f"{ETAG}.incomplete").write_bytes(LARGE + b"more")
     whole(pull, pull("pull", NAME))
@@ -420,7 +420,7 @@ def test_14_a_hub_that_lists_such_names(pull: Puller) -> None:
     made = {p for p in pull.command.home.rglob("*") if "evil" in p.name or "abs" in p.name}
     assert made == set()
     pull.hub.repos["user/other"] = Repo({"x-Q8_0.gguf": LARGE}, commit="../../../x")
-    refused(pull("pull", "user/other"), 5, "does not answer as a hub does")
+    refused(pull("pull", "user/other"), 5, "does not respond as a hub does")
     lfs = {"lfs": {**size["lfs"], "sha256": "../../x"}}
     pull.hub.repos["user/other"] = Repo({FILE: LARGE}, said={FILE: lfs})
     refused(pull("pull", "user/other"), 3, "no GGUF model")

@@ -1,1 +1,1 @@
-"""The Hugging Face hub: names, downloads, the cache."""
+"""The Hugging Face hub: its API, downloads, the cache on disk."""

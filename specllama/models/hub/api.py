@@ -1,6 +1,6 @@
-"""What the hub says of a repository: its commit, files, sizes and hashes, through huggingface-hub.
+"""Listings of the hub's repositories: commit, files, sizes and hashes, through huggingface-hub.
 
-Nothing of content passes here, that is transfer.py's; nothing that the user did not ask for is sent.
+Transfers no content (transfer.py does), and sends no telemetry.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from specllama.models.hub.http import NETWORK_HINT, TOKEN_HINT, Web, refusal, se
 from specllama.models.names import RepoName, check_file
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
 
-_WAITS = (1.0, 2.0, 4.0)  # seconds: a hub that is down is told within ten
+_WAITS = (1.0, 2.0, 4.0)  # seconds between attempts: a hub that is down is reported within ten
 _SHA1, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. etag: its sha256, or git's sha1 of it where it is not in large-file storage;
-    that is what the cache calls it.
+    """A file of a repository. size: bytes. etag: its name in the cache, the sha256 of the content; git's sha1
+    for a file outside large-file storage.
     """
 
     path: str
@@ -36,7 +36,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository at a commit. files: by path, those with a path that is safe and a hash alone."""
+    """A repository at a commit. files: by path; only those with a safe path, a size and a hash."""
 
     name: RepoName
     commit: str
@@ -46,7 +46,7 @@ class Listing:
 
 
 class Hub:
-    """One hub, as the environment has it. web: where content is to be asked for."""
+    """The hub that the environment names."""
 
     def __init__(self, environ: Mapping[str, str], listener: Listener) -> None:
         self.endpoint = hub_endpoint(environ)
@@ -56,7 +56,7 @@ class Hub:
 
     @property
     def web(self) -> Web:
-        """Connections for content. Raises NetworkError where the user wants none."""
+        """Connections for content. Raises NetworkError where HF_HUB_OFFLINE is set."""
         if self.offline:
             raise NetworkError("HF_HUB_OFFLINE is set", "unset it, or use models that are on disk")
         if self._web is None:
@@ -66,7 +66,9 @@ class Hub:
         return self._web
 
     def listing(self, name: RepoName) -> Listing:
-        """What is in a repository now. Raises NotFoundError, AccessError, NetworkError."""
+        """The repository at the revision of `name`, from the hub. Raises NotFoundError, AccessError,
+        NetworkError, and UsageError for a name that the hub does not accept.
+        """
         if self.offline:
             raise NetworkError(
                 f"{name} is not on disk, and HF_HUB_OFFLINE is set", f"unset it, then: specllama pull {name}"
@@ -74,19 +76,19 @@ class Hub:
         parts = urlsplit(self.endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise NetworkError(f"HF_ENDPOINT is {self.endpoint!r}, which is no web address", NETWORK_HINT)
-        patience = RetryPolicy(self._listener, _WAITS)
+        retries = RetryPolicy(self._listener, _WAITS)
         while True:
             try:
-                return self._asked(name)
-            except RetryableError as trouble:
-                patience.wait(trouble)
+                return self._request(name)
+            except RetryableError as error:
+                retries.wait(error)
 
-    def _asked(self, name: RepoName) -> Listing:
+    def _request(self, name: RepoName) -> Listing:
         import httpx2
         from huggingface_hub import HfApi, constants
         from huggingface_hub import errors as theirs
 
-        constants.HF_HUB_DISABLE_TELEMETRY = True  # else another request goes out before ours, unasked
+        constants.HF_HUB_DISABLE_TELEMETRY = True  # else huggingface-hub sends a request of its own first
         timeout = float(constants.HF_HUB_ETAG_TIMEOUT)
         api = HfApi(endpoint=self.endpoint, library_name="specllama")
         session()
@@ -100,7 +102,7 @@ class Hub:
             )
             return _listing(name, info)
         except theirs.RevisionNotFoundError:
-            hint = "leave the part behind @ away for the newest one"
+            hint = "leave out the part after @ for the newest one"
             raise NotFoundError(f"{name.repo} has no revision {name.revision!r}", hint) from None
         except theirs.GatedRepoError:
             raise gated(self.endpoint, name) from None
@@ -115,11 +117,9 @@ class Hub:
                 raise self._absent(name, 401) from None
             raise refusal(error.response.status_code, error.response.headers, self.endpoint) from None
         except httpx2.HTTPError as error:
-            problem = unreachable(error, self.endpoint)
-            message = problem.message
-            raise NetworkError(message, NETWORK_HINT) from None
+            raise NetworkError(unreachable(error, self.endpoint).message, NETWORK_HINT) from None
         except (KeyError, TypeError, ValueError, AttributeError, httpx2.InvalidURL):
-            raise NetworkError(f"{self.endpoint} does not answer as a hub does", NETWORK_HINT) from None
+            raise NetworkError(f"{self.endpoint} does not respond as a hub does", NETWORK_HINT) from None
 
     def _absent(self, name: RepoName, status: int) -> SpecllamaError:
         if status == 404:
@@ -127,12 +127,12 @@ class Hub:
             return NotFoundError(f"there is no repository {name.repo}", hint)
         if _token():
             return AccessError(f"the hub does not accept the token for {name.repo} ({status})", TOKEN_HINT)
-        message = f"{name.repo} does not exist, or is private: the hub tells only those who log in ({status})"
+        message = f"{name.repo} does not exist, or is private and shown only to users who log in ({status})"
         return AccessError(message, f"check its spelling; if it is private, {TOKEN_HINT}")
 
 
 def gated(endpoint: str, name: RepoName) -> AccessError:
-    """A repository whose licence has to be accepted first."""
+    """The error for a repository whose licence has to be accepted first."""
     message = f"{name.repo} is gated: its licence has to be accepted first"
     return AccessError(message, f"accept it at {endpoint}/{name.repo}, then {TOKEN_HINT}")
 
@@ -152,7 +152,7 @@ def _listing(name: RepoName, info: Any) -> Listing:
 
 
 def _file(sibling: Any) -> HubFile | None:
-    """A file as the hub describes it; None for what could not be kept under its name or not be checked."""
+    """The file that the hub describes; None if its path is unsafe or its size or hash is missing."""
     path, lfs = sibling.rfilename, sibling.lfs
     size, etag = (lfs.size, lfs.sha256) if lfs is not None else (sibling.size, sibling.blob_id)
     if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(etag, str):
@@ -173,7 +173,9 @@ def _token() -> str:
 
 
 def _within(seconds: float, work: Callable[[], Any], endpoint: str) -> Any:
-    """What `work` returns; NetworkError after so many seconds: names and proxies can take any time."""
+    """What `work` returns or raises. Raises NetworkError after so many seconds: resolving a name, or a proxy,
+    can take any time.
+    """
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -187,7 +189,7 @@ def _within(seconds: float, work: Callable[[], Any], endpoint: str) -> Any:
         result, problem = done.get(timeout=seconds * 0.95)
     except queue.Empty:
         raise NetworkError(
-            f"{urlsplit(endpoint).netloc} gave no answer within {seconds:g} s", NETWORK_HINT
+            f"{urlsplit(endpoint).netloc} gave no response within {seconds:g} s", NETWORK_HINT
         ) from None
     if problem is not None:
         raise problem

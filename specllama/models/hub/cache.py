@@ -1,7 +1,7 @@
-"""Hugging Face's cache on disk, laid out so that `hf` and llama.cpp find what we put there, and we theirs.
+"""Hugging Face's cache on disk, in the layout that `hf` and llama.cpp use too.
 
-blobs/<etag> holds content, snapshots/<commit>/<path> links to it, refs/<revision> names a commit. Beside
-that, until a download is finished: blobs/<etag>.incomplete, and its validator in .locks.
+blobs/<etag> holds content, snapshots/<commit>/<path> links to it, refs/<revision> names a commit. While a
+download is unfinished: blobs/<etag>.incomplete, and its lock and validator in .locks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specllama.errors import ResourceError
 from specllama.models.names import RepoName
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PARTIAL = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.incomplete")
@@ -30,7 +34,7 @@ _CACHE_TAG = (
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A file that is there whole. link: where programs look for it; blob: its content."""
+    """A complete file of a commit. link: where programs look for it; blob: its content."""
 
     commit: str
     path: str
@@ -38,14 +42,14 @@ class Snapshot:
 
     @property
     def blob(self) -> Path:
-        """Where the link leads, one step; itself where it is a copy."""
+        """The target of the link, one step; the file itself where it is a copy."""
         if not self.link.is_symlink():
             return self.link
         return Path(os.path.normpath(self.link.parent / os.readlink(self.link)))
 
 
 class RepoCache:
-    """What the cache has of one repository. root: the cache of all of them."""
+    """One repository in the cache. root: the cache of all repositories."""
 
     def __init__(self, root: Path, repo: str) -> None:
         self.root, self.repo = root, repo
@@ -53,22 +57,22 @@ class RepoCache:
         self.folder, self._locks = root / folder, root / ".locks" / folder
 
     def blob(self, etag: str) -> Path:
-        """Where the content of a file belongs."""
+        """Path for the content of a file."""
         return self.folder / "blobs" / etag
 
     def has(self, etag: str, size: int) -> bool:
-        """Whether the content is there, whole."""
+        """Whether the complete content is there. size: in bytes."""
         try:
             return self.blob(etag).stat().st_size == size
         except OSError:
             return False
 
     def partial(self, etag: str) -> Path:
-        """Where the content is while it arrives; the older huggingface-hub goes on with it too."""
+        """Path for content that is arriving; older versions of huggingface-hub resume it too."""
         return self.folder / "blobs" / f"{etag}.incomplete"
 
     def validator(self, etag: str) -> str:
-        """What If-Range takes for the bytes in `partial`; "" where that is not known."""
+        """The If-Range validator of the bytes in `partial`; "" where it is unknown."""
         try:
             found = json.loads(self._record(etag).read_bytes())["validator"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -76,16 +80,16 @@ class RepoCache:
         return found if isinstance(found, str) else ""
 
     def remember(self, etag: str, validator: str) -> None:
-        """Keep what `validator` will be asked for."""
+        """Store the validator of the bytes in `partial`."""
         self._record(etag).write_text(json.dumps({"validator": validator}))
 
     def forget(self, etag: str) -> None:
-        """Remove what a download that is over has left beside its content."""
+        """Remove the partial content and the validator."""
         for path in (self.partial(etag), self._record(etag)):
             path.unlink(missing_ok=True)
 
-    def make(self) -> None:
-        """The directories. Raises ResourceError."""
+    def make_directories(self) -> None:
+        """Create the directories. Raises ResourceError."""
         try:
             for path in (self.folder / "blobs", self._locks):
                 path.mkdir(parents=True, exist_ok=True)
@@ -98,25 +102,26 @@ class RepoCache:
 
     @contextlib.contextmanager
     def lock(self, etag: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Nobody else downloads this file meanwhile, `hf` neither; the lock goes with the process.
+        """Hold the lock of this file's download against all other processes, `hf` included.
 
-        waiting: called now and then until it is our turn.
+        waiting: called every quarter of a second while another process holds it. Raises ResourceError.
         """
-        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(WeakFileLock(self._locks / f"{etag}.lock", timeout=_LOCK_SECONDS))
-                    break
-                except TimeoutError:
-                    waiting()
-                except OSError as error:
-                    raise unwritable(self.root, error) from None
+        lock = self._lock(etag)
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=_LOCK_SECONDS)
+            except TimeoutError:
+                waiting()
+            except OSError as error:
+                raise unwritable(self.root, error) from None
+        try:
             yield
+        finally:
+            with contextlib.suppress(OSError):  # the lock ends with the process in any case
+                lock.release()
 
-    def settle(self, etag: str) -> None:
-        """A partial file is whole: give it its name and the mode of other files, safe against a power cut."""
+    def complete(self, etag: str) -> None:
+        """Turn a complete partial file into the blob: with the usual mode, and safe against a power cut."""
         partial, blob = self.partial(etag), self.blob(etag)
         umask = os.umask(0)
         os.umask(umask)
@@ -126,7 +131,7 @@ class RepoCache:
         self.forget(etag)
 
     def link(self, commit: str, path: str, etag: str) -> Path:
-        """Let a snapshot have the file; a copy where there are no links. The path that programs use."""
+        """Link the file into a snapshot, or copy it where the file system has no links; its path there."""
         link, blob = self.snapshot(commit) / path, self.blob(etag)
         if link.exists() and os.path.samefile(link, blob):
             return link
@@ -140,7 +145,7 @@ class RepoCache:
         return link
 
     def point(self, revision: str, commit: str) -> None:
-        """Let a revision stand for a commit."""
+        """Record the commit that a revision names."""
         if revision == commit:
             return
         ref = self.folder / "refs" / revision
@@ -151,7 +156,7 @@ class RepoCache:
             os.replace(new, ref)
 
     def commit_of(self, revision: str) -> str:
-        """The commit that a revision stood for when it was last asked for; "" where nobody has."""
+        """The commit that a revision named when the hub was last asked; "" where it never was."""
         if _COMMIT.fullmatch(revision):
             return revision
         try:
@@ -165,7 +170,7 @@ class RepoCache:
         return self.folder / "snapshots" / commit
 
     def commits(self) -> list[str]:
-        """The commits that there are files of, the newest snapshot first."""
+        """The commits with files, the newest snapshot first."""
         try:
             found = [e for e in os.scandir(self.folder / "snapshots") if _COMMIT.fullmatch(e.name)]
             return [e.name for e in sorted(found, key=lambda e: -e.stat().st_mtime)]
@@ -173,7 +178,7 @@ class RepoCache:
             return []
 
     def files(self, commit: str) -> list[Snapshot]:
-        """The GGUF files of a commit that are there whole, by path."""
+        """The complete GGUF files of a commit, sorted by path."""
         base, found = self.snapshot(commit), []
         for folder, _, names in os.walk(base):
             for name in names:
@@ -183,15 +188,15 @@ class RepoCache:
         return sorted(found, key=lambda s: s.path)
 
     def candidates(self, name: RepoName) -> list[str]:
-        """The commits to look in for a name: the one that its revision stands for, then, unless the user
-        named a revision, all others.
+        """The commits to search for a name: the one that its revision names, then all others unless the user
+        gave a revision.
         """
         first = self.commit_of(name.revision)
         others = self.commits() if name.revision == "main" else []
         return list(dict.fromkeys([*([first] if first else []), *others]))
 
     def partials(self) -> list[tuple[str, Path]]:
-        """Downloads that are not finished: etag and file."""
+        """Unfinished downloads: etag and path."""
         try:
             found = sorted((self.folder / "blobs").iterdir())
         except OSError:
@@ -199,26 +204,31 @@ class RepoCache:
         return [(m[1], path) for path in found if (m := _PARTIAL.fullmatch(path.name))]
 
     def drop_stale(self, current: frozenset[str]) -> None:
-        """Remove unfinished downloads of what the repository no longer has, but for those under way."""
+        """Remove unfinished downloads whose etag is not in `current`, except those in progress."""
         for etag, _ in self.partials():
             if etag not in current and self._idle(etag):
                 self.forget(etag)
 
     def _idle(self, etag: str) -> bool:
-        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
+        """Whether no process is downloading this file."""
         try:
-            with WeakFileLock(self._locks / f"{etag}.lock", timeout=0.01):
+            with self._lock(etag).acquire(blocking=False):
                 return True
         except OSError:
             return False
+
+    def _lock(self, etag: str) -> BaseFileLock:
+        """The lock that `hf` uses for this file; group-writable like its own, for caches that users share."""
+        from filelock import FileLock
+
+        return FileLock(self._locks / f"{etag}.lock", mode=0o664)
 
     def _record(self, etag: str) -> Path:
         return self._locks / f"{etag}.json"
 
 
 def repositories(root: Path) -> list[str]:
-    """The repositories of models that the cache has anything of."""
+    """Names of all model repositories in the cache."""
     try:
         names = sorted(e.name for e in os.scandir(root) if e.name.startswith("models--") and e.is_dir())
     except OSError:
@@ -228,7 +238,7 @@ def repositories(root: Path) -> list[str]:
 
 
 def unwritable(path: Path, error: OSError) -> ResourceError:
-    """The cache cannot be written."""
+    """The error for a cache that cannot be written."""
     hint = "make it writable, or set HF_HUB_CACHE to a directory that is"
     return ResourceError(f"{path} cannot be written: {error.strerror or error}", hint)
 
@@ -243,7 +253,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Bytes free where a directory is or would be made; None where nobody can tell."""
+    """Free bytes on the disk of a directory, which need not exist yet; None if unknown."""
     for there in (path, *path.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(there).free

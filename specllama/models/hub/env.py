@@ -1,4 +1,4 @@
-"""Where Hugging Face's libraries keep what they keep, and whom they ask, by the variables that they know."""
+"""Hugging Face's environment variables: the cache, the token, the hub's address, offline mode."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:
-    """Where everything of theirs is, if nothing says otherwise."""
+    """Hugging Face's directory, which holds cache and token unless other variables say otherwise."""
     base = environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     return _path(environ.get("HF_HOME") or os.path.join(base, "huggingface"))
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Where downloads of the hub are, for all tools."""
+    """The cache of downloads, shared by all tools."""
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     return _path(named) if named else hub_home(environ) / "hub"
 
 
 def hub_endpoint(environ: Mapping[str, str]) -> str:
-    """The hub's address, without a slash at its end."""
+    """The hub's address without a trailing slash."""
     return (environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
 
 
 def token_source(environ: Mapping[str, str]) -> str:
-    """Where a token comes from: "environment", "file" or "not set"."""
+    """Where the token comes from: "environment", "file" or "not set"."""
     if any(environ.get(name, "").strip() for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")):
         return "environment"
     file = _path(environ["HF_TOKEN_PATH"]) if environ.get("HF_TOKEN_PATH") else hub_home(environ) / "token"
@@ -38,7 +38,7 @@ def token_source(environ: Mapping[str, str]) -> str:
 
 
 def is_offline(environ: Mapping[str, str]) -> bool:
-    """Whether the user forbids to ask the hub."""
+    """Whether the user forbids requests to the hub."""
     value = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
     return value.upper() in ("1", "ON", "YES", "TRUE")
 

@@ -1,4 +1,4 @@
-"""What goes on beside a download, in threads: hashing what has arrived, and bringing it to the disk."""
+"""Threads that work during a download: hashing what has arrived, and flushing it to disk."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import threading
 
 from specllama.models.hub.api import HubFile
 
-_AHEAD = 64  # chunks that wait to be hashed; all of them are written already
-_STEP = 32 << 20  # bytes to bring to the disk at once
+_AHEAD = 64  # chunks that may wait to be hashed; all of them are written already
+_STEP = 32 << 20  # bytes between flushes
 
 
 class Hasher:
-    """Hashes in a thread of its own, so that the connection need not wait for it."""
+    """Hashes a file in a thread, so that the connection does not wait for it."""
 
     def __init__(self, file: HubFile) -> None:
-        # Git's own hash has a header in front; the cache names files outside large-file storage by it.
+        # The cache names files outside large-file storage by git's hash, which covers a header too.
         is_git = len(file.etag) == 40
         start = b"blob %d\0" % file.size if is_git else b""
         self._hash = hashlib.new("sha1" if is_git else "sha256", start, usedforsecurity=False)
@@ -26,16 +26,16 @@ class Hasher:
         self._thread.start()
 
     def update(self, data: bytes) -> None:
-        """More of the file."""
+        """Hash more of the file."""
         self._waiting.put(data)
 
     def result(self) -> str:
-        """The digest of everything, in hexadecimal."""
+        """End the thread; the digest in hexadecimal."""
         self.end()
         return self._hash.hexdigest()
 
     def end(self) -> None:
-        """Wait for the thread's end; more than once is as good."""
+        """End the thread. May be called more than once."""
         if self._thread.is_alive():
             self._waiting.put(None)
             self._thread.join()
@@ -46,9 +46,9 @@ class Hasher:
 
 
 class FsyncThread:
-    """Brings what was written to the disk while more arrives, so that little is left to wait for at the end.
+    """Flushes a file to disk while more of it arrives, so that little is left to flush at the end.
 
-    On leaving it raises the OSError of a flush that failed: the system reports such a loss only once.
+    Leaving the context raises the OSError of a flush that failed: the system reports a lost write only once.
     """
 
     def __init__(self, fd: int) -> None:
@@ -62,7 +62,7 @@ class FsyncThread:
         return self
 
     def wrote(self, n_bytes: int) -> None:
-        """So much more is written."""
+        """Count bytes that were written; starts a flush when enough have come together."""
         self._pending += n_bytes
         if self._pending >= _STEP:
             self._pending = 0

@@ -1,6 +1,6 @@
-"""GETs of the hub's files, over httpx2: ranges, redirects, and a token that no other host ever sees.
+"""GET requests for the hub's files, over httpx2: ranges, redirects, and a token that no other host receives.
 
-The only place that opens connections for content. Foreign errors become ours here; knows nothing of caches.
+The only place that opens connections for content; httpx2's errors become specllama's here. Knows no caches.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class RangeError(Exception):
-    """The file ends before the range that was asked for begins."""
+    """The file ends before the requested range begins."""
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """A GET that succeeded. start: where its first byte belongs; total: bytes of the whole file, None where
-    the server does not say; validator: what If-Range takes, "" without a strong one.
+    """A GET that succeeded. start: offset of its first byte in the file; total: bytes of the whole file, None
+    where the server does not say; validator: a strong one for If-Range, or "".
     """
 
     start: int
@@ -39,17 +39,17 @@ class HttpResponse:
     _response: httpx2.Response
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes as they arrive. Raises TroubleError where the connection ends before it should."""
+        """The bytes as they arrive. Raises RetryableError where the connection breaks."""
         try:
             yield from self._response.iter_raw()
         except httpx2.HTTPError as error:
             raise RetryableError(
-                f"the connection to {self._response.url.host} broke: {_said(error)}"
+                f"the connection to {self._response.url.host} broke: {_reason(error)}"
             ) from None
 
 
 class Web:
-    """Connections to one hub and where it sends us. token: "" for none. timeout: seconds without a byte."""
+    """Connections to a hub and where it redirects to. token: "" for none. timeout: seconds without a byte."""
 
     def __init__(self, endpoint: str, token: str, agent: str, timeout: float = 10.0) -> None:
         self.endpoint, self._token, self._agent, self._timeout = endpoint, token, agent, timeout
@@ -62,10 +62,11 @@ class Web:
     def get(
         self, url: str, start: int = 0, end: int | None = None, validator: str = ""
     ) -> Iterator[HttpResponse]:
-        """Bytes from `start`, up to before `end` if it is given; from 0 where the server has no ranges, or
-        the file is no longer the one that `validator` belongs to.
+        """Bytes from `start` up to `end` (exclusive; None: to the end of the file). The response starts at 0
+        where the server has no ranges, or `validator` no longer matches the file.
 
-        Raises TroubleError for what may pass, RangeError, NotFoundError, AccessError, NetworkError.
+        Raises RetryableError for a problem that may pass, RangeError, NotFoundError, AccessError,
+        NetworkError.
         """
         headers = {"User-Agent": self._agent, "Accept-Encoding": "identity"}
         if start or end is not None:
@@ -73,7 +74,7 @@ class Web:
             if validator:
                 headers["If-Range"] = validator
         with self._followed(url, headers) as response:
-            yield _answer(response, start)
+            yield _checked(response, start)
 
     @contextlib.contextmanager
     def _followed(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
@@ -88,7 +89,7 @@ class Web:
             except httpx2.HTTPError as error:
                 raise unreachable(error, url) from None
             except (httpx2.InvalidURL, ValueError) as error:
-                raise NetworkError(f"{without_query(url)} cannot be asked: {error}") from None
+                raise NetworkError(f"{without_query(url)} cannot be requested: {error}") from None
             try:
                 location = response.headers.get("Location")
                 if response.status_code in _REDIRECTS and location:
@@ -106,8 +107,8 @@ class Web:
 
 
 def session() -> httpx2.Client:
-    """The client that huggingface-hub asks with: one pool of connections, and what somebody has configured
-    there holds here. Raises NetworkError for proxies and certificates that cannot be used.
+    """The HTTP client of huggingface-hub, so that there is one pool of connections and its configuration
+    applies here. Raises NetworkError for proxy and certificate settings that cannot be used.
     """
     from huggingface_hub import get_session
 
@@ -118,17 +119,17 @@ def session() -> httpx2.Client:
         raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
 
 
-def _answer(response: httpx2.Response, start: int) -> HttpResponse:
+def _checked(response: httpx2.Response, start: int) -> HttpResponse:
     status = response.status_code
     if status in (200, 206) and response.headers.get("Content-Encoding", "identity") not in ("identity", ""):
-        raise NetworkError(f"{response.url.host} sends the file compressed, which was not asked for")
+        raise NetworkError(f"{response.url.host} sends the file compressed, which was not requested")
     etag = response.headers.get("ETag", "")
     validator = etag if etag.startswith('"') else ""
     if status == 206:
         first, _, total = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         begin = first.partition("-")[0]
         if begin != str(start):
-            raise NetworkError(f"{response.url.host} answers with bytes from {begin!r} instead of {start}")
+            raise NetworkError(f"{response.url.host} responds with bytes from {begin!r} instead of {start}")
         return HttpResponse(start, int(total) if total.isdecimal() else None, validator, response)
     if status == 200:
         length = response.headers.get("Content-Length", "")
@@ -139,28 +140,30 @@ def _answer(response: httpx2.Response, start: int) -> HttpResponse:
 
 
 def refusal(status: int, headers: Mapping[str, str], url: str) -> RetryableError | SpecllamaError:
-    """What a status that is no success means, as an exception."""
+    """The error for a status other than success; RetryableError for one that may pass."""
     host, code = urlsplit(url).netloc.rpartition("@")[2], headers.get("X-Error-Code", "")
     if status in _LATER:
-        what = "has had enough requests for now" if status == 429 else "has a problem"
+        what = "limits the rate of requests" if status == 429 else "has a problem"
         return RetryableError(f"{host} {what} ({status})", _retry_after(headers))
     if status in (401, 403):
         what = "needs its licence to be accepted" if code == "GatedRepo" else "may not be read"
         return AccessError(f"{without_query(url)} {what} ({status})", TOKEN_HINT)
     if status in (404, 410):
         return NotFoundError(f"{without_query(url)} does not exist ({status})", "see specllama models")
-    return NetworkError(f"{without_query(url)} is answered with status {status}")
+    return NetworkError(f"{without_query(url)} returned status {status}")
 
 
-TOKEN_HINT = "set HF_TOKEN to a token of somebody who may, or log in with hf auth login"
+TOKEN_HINT = "set HF_TOKEN to a token with access, or log in with hf auth login"
 
 
 def unreachable(error: httpx2.HTTPError, url: str) -> RetryableError | NetworkError:
-    """Nobody answered: a NetworkError for what waiting will not help against."""
+    """The error for a request without a response: NetworkError where trying again cannot help."""
     host = urlsplit(url).netloc.rpartition("@")[2]
     if isinstance(error, httpx2.ProxyError):
-        return NetworkError(f"the proxy does not let us through to {host}: {_said(error)}", NETWORK_HINT)
-    return RetryableError(f"{host} cannot be reached: {_said(error)}")
+        return NetworkError(
+            f"the proxy does not allow the connection to {host}: {_reason(error)}", NETWORK_HINT
+        )
+    return RetryableError(f"{host} cannot be reached: {_reason(error)}")
 
 
 NETWORK_HINT = (
@@ -169,7 +172,7 @@ NETWORK_HINT = (
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """What two addresses share that belong to one server."""
+    """(scheme, host, port), which addresses of one server share."""
     parts = urlsplit(url)
     return (
         parts.scheme,
@@ -179,7 +182,7 @@ def origin(url: str) -> tuple[str, str, int]:
 
 
 def without_query(url: str) -> str:
-    """An address without the user, password and signature that may be in it."""
+    """An address without user, password and query, which may hold secrets."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -194,8 +197,8 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _said(error: Exception) -> str:
-    """What an exception says, without what it may say of addresses."""
+def _reason(error: Exception) -> str:
+    """The first line of an exception's message."""
     if isinstance(error, httpx2.TimeoutException):
-        return "no answer in time"
+        return "no response in time"
     return str(error).split("\n")[0][:200] or type(error).__name__

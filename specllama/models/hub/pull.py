@@ -1,4 +1,4 @@
-"""Models from the hub onto this disk: what that takes, whether there is room, and all of the download."""
+"""Downloads of whole models: which files, how many bytes, whether the disk has room, progress."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from specllama.errors import AccessError, ResourceError
 from specllama.models.hub.api import HubFile, Listing, gated
 from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
 from specllama.models.hub.transfer import Download, fetch
-from specllama.models.progress import Listener, State
+from specllama.models.progress import DownloadState, Listener
 from specllama.models.resolve import Library, ResolvedModel
 
-_WINDOW = 5.0  # seconds that the rate is taken over
-_SPARE = 16 << 20  # bytes that are left free
+_WINDOW = 5.0  # seconds over which the rate is averaged
+_SPARE = 16 << 20  # bytes to leave free
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadItem:
-    """A file of a model to be downloaded. have: bytes of it that are there already."""
+    """A file to be downloaded. have: bytes of it that are on disk already."""
 
     listing: Listing
     file: HubFile
@@ -31,8 +31,8 @@ class DownloadItem:
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """What a download takes. n_bytes: of all its files; missing: those not there yet; free: on the disk, None
-    where nobody can tell.
+    """The files of a download, those on disk included. root: the cache. free: bytes free on its disk, None if
+    unknown.
     """
 
     items: tuple[DownloadItem, ...]
@@ -41,14 +41,16 @@ class PullPlan:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of all files."""
         return sum(item.file.size for item in self.items)
 
     @property
     def missing(self) -> int:
+        """Bytes that are not on disk yet."""
         return sum(item.file.size - item.have for item in self.items)
 
     def check(self) -> None:
-        """Raises ResourceError where the disk has no room for it, before anything is written."""
+        """Raises ResourceError if the disk has no room for the missing bytes."""
         if self.free is not None and self.missing and self.missing + _SPARE > self.free:
             message = (
                 f"not enough room: {size(self.missing)} are needed, {size(self.free)} are free in {self.root}"
@@ -59,7 +61,7 @@ class PullPlan:
 
 
 def plan(library: Library, found: Sequence[ResolvedModel]) -> PullPlan:
-    """What the download of models takes that are on the hub; content that two of them share counts once."""
+    """The files to download for models on the hub; content that two of them share counts once."""
     items: dict[str, DownloadItem] = {}
     for model in found:
         if model.listing is not None:
@@ -81,10 +83,10 @@ def _have(cache: RepoCache, file: HubFile) -> int:
 
 
 def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
-    """Fetch what is missing of models on the hub; the paths of their first parts, in order.
+    """Download the missing files of models; the paths of their first parts, in order.
 
-    Raises ResourceError before anything is written where the disk is too small; NetworkError, AccessError,
-    NotFoundError, IntegrityError, ResourceError. What had arrived by then is kept.
+    Raises ResourceError before anything is written if the disk is too small; else NetworkError, AccessError,
+    NotFoundError, IntegrityError, ResourceError, and keeps what has arrived.
     """
     todo = plan(library, found)
     todo.check()
@@ -95,7 +97,7 @@ def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             library.listener.note(
-                "stopped; what has arrived is kept, and the same command goes on from there"
+                "stopped; what has arrived is kept, and the same command resumes the download"
             )
         raise
     finally:
@@ -118,7 +120,7 @@ def _fetch(library: Library, item: DownloadItem, advance: Callable[[str, int], N
 
 
 def _linked(library: Library, model: ResolvedModel) -> str:
-    """Let programs find a model whose content is there."""
+    """Link a downloaded model into its snapshot; the path of its first part."""
     if model.listing is None:
         return model.path
     listing, cache = model.listing, RepoCache(library.root, model.listing.name.repo)
@@ -132,7 +134,7 @@ def _linked(library: Library, model: ResolvedModel) -> str:
 
 
 class Meter:
-    """Adds up what all files have, and how fast that grows."""
+    """Adds up the bytes of all files and computes the rate. total: bytes. clock: seconds."""
 
     def __init__(self, listener: Listener, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._listener, self._total, self._clock = listener, total, clock
@@ -142,7 +144,7 @@ class Meter:
         self._shown = 0.0
 
     def of(self, repo: str, file: HubFile) -> Callable[[str, int], None]:
-        """What to call with the phase and the bytes that there are of a file."""
+        """The `Advance` callback of a file."""
         key = f"{repo}/{file.etag}"
 
         def advance(phase: str, n_bytes: int) -> None:
@@ -154,12 +156,12 @@ class Meter:
             self._shown = now
             rate = self._rate(now, phase)
             left = (self._total - self._sum) / rate if rate else None
-            self._listener.state(State(phase, file.path, self._sum, self._total, rate, left))
+            self._listener.state(DownloadState(phase, file.path, self._sum, self._total, rate, left))
 
         return advance
 
     def _rate(self, now: float, phase: str) -> float:
-        """Bytes per second of the last seconds; what was there before the download does not count."""
+        """Bytes per second over the last seconds, without bytes that were on disk before."""
         if phase != "downloading":
             self._seen.clear()
             return 0.0
@@ -171,7 +173,7 @@ class Meter:
 
 
 def size(n_bytes: int) -> str:
-    """Bytes for people."""
+    """A number of bytes with a unit, for messages."""
     for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= one:
             return f"{n_bytes / one:.{1 if n_bytes < 100 * one else 0}f} {unit}"

@@ -1,4 +1,4 @@
-"""GGUF headers of files on the hub: read by Range requests, as much as is needed and no more."""
+"""GGUF headers of files on the hub, read with Range requests: only as many bytes as needed."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from specllama.models.hub.http import RangeError, Web
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
 from specllama.models.quants import ModelFiles
 
-_MOST = 1 << 20  # bytes of one request: so much is read too far at most
+_MOST = 1 << 20  # bytes of one request, so at most this much is read in vain
 _WAITS = (1.0, 2.0, 4.0)
 
 
 class RemoteSource:
-    """A file on the hub as a `GGUFSource` of gguf_source.py, and a context manager."""
+    """A file on the hub as a `GGUFSource` and context manager. name: for messages. size: in bytes."""
 
-    def __init__(self, web: Web, url: str, name: str, size: int, patience: RetryPolicy) -> None:
+    def __init__(self, web: Web, url: str, name: str, size: int, retries: RetryPolicy) -> None:
         self.name, self.size = name, size
-        self._web, self._url, self._patience = web, url, patience
+        self._web, self._url, self._retries = web, url, retries
 
     def read(self, offset: int, n: int) -> bytes:
         """At most `n` bytes from `offset`. Raises NetworkError, AccessError, NotFoundError."""
         end = min(offset + min(n, _MOST), self.size)
         while offset < end:
             try:
-                with self._web.get(self._url, offset, end) as answer:
-                    data = self._cut(offset - answer.start, answer.chunks(), end - offset)
-                self._patience.better()
+                with self._web.get(self._url, offset, end) as response:
+                    data = self._slice(offset - response.start, response.chunks(), end - offset)
+                self._retries.reset()
                 return data
-            except RetryableError as trouble:
-                self._patience.wait(trouble)
+            except RetryableError as error:
+                self._retries.wait(error)
             except RangeError:
                 break
         return b""
 
     @staticmethod
-    def _cut(skip: int, chunks: Iterator[bytes], wanted: int) -> bytes:
-        """`wanted` bytes behind the first `skip`: a server without ranges begins at the beginning."""
+    def _slice(skip: int, chunks: Iterator[bytes], wanted: int) -> bytes:
+        """`wanted` bytes after the first `skip`: a server without ranges sends the whole file."""
         data = bytearray()
         for chunk in chunks:
             data += chunk
@@ -60,11 +60,11 @@ class RemoteSource:
 def remote_header(
     hub: Hub, listing: Listing, files: ModelFiles, cache: RepoCache, listener: Listener
 ) -> Header:
-    """The header of a model on the hub, all parts of a split one merged; what is on disk is read there.
+    """The header of a model on the hub, parts merged; parts that are on disk are read from there.
 
     Raises GGUFError, IntegrityError, NetworkError, AccessError, NotFoundError.
     """
-    base, patience = f"{listing.name.repo}/", RetryPolicy(listener, _WAITS)
+    base, retries = f"{listing.name.repo}/", RetryPolicy(listener, _WAITS)
 
     def opened(name: str) -> AbstractContextManager[GGUFSource]:
         file = listing.files.get(name.removeprefix(base))
@@ -73,7 +73,7 @@ def remote_header(
         if cache.has(file.etag, file.size):
             return FileSource(cache.blob(file.etag))
         return RemoteSource(
-            hub.web, hub.web.url(listing.name, listing.commit, file.path), name, file.size, patience
+            hub.web, hub.web.url(listing.name, listing.commit, file.path), name, file.size, retries
         )
 
     return read_model(base + files.parts[0], opened)

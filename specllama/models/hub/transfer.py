@@ -1,6 +1,7 @@
-"""One file from the hub into the cache: resumed, hashed as it arrives, and only whole under its own name.
+"""Downloads one file into the cache: resumed, hashed as it arrives, and given its name only when complete.
 
-What has arrived survives kill -9; what is wrong never becomes a model. Knows nothing of names and quants.
+Bytes that have arrived survive kill -9; a file with a wrong hash never becomes a model. Knows nothing of
+names and quantisations.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from specllama.models.hub.hashing import FsyncThread, Hasher
 from specllama.models.hub.http import RangeError, Web
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
 
-_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds, after attempts in a row that brought nothing
+_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds, after successive attempts that brought no bytes
 _READ = 1 << 20
-Advance = Callable[[str, int], None]  # phase, and how many bytes of this file there are now
+Advance = Callable[[str, int], None]  # called with a phase and the bytes of this file on disk
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file to fetch: where from, and what the hub says of it."""
+    """A file to fetch: its address, and its size and hash."""
 
     url: str
     file: HubFile
@@ -33,11 +34,12 @@ class Download:
 
 
 def fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> Path:
-    """The content in the cache, downloaded unless it is there; its path.
+    """Download the content into the cache unless it is there; its path.
 
-    Raises NetworkError, AccessError, NotFoundError, ResourceError, IntegrityError (the file is removed then).
+    Raises NetworkError, AccessError, NotFoundError, ResourceError, and IntegrityError after removing a file
+    with a wrong hash.
     """
-    job.cache.make()
+    job.cache.make_directories()
     etag, blob = job.file.etag, job.cache.blob(job.file.etag)
 
     def waiting() -> None:
@@ -50,21 +52,21 @@ def fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> Path
             return blob
         try:
             _fetch(job, web, listener, advance)
-            job.cache.settle(etag)
+            job.cache.complete(etag)
         except OSError as error:
             raise _disk(job, error) from None
     return blob
 
 
 def _fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> None:
-    """Fill the partial file until its hash is right."""
+    """Fill the partial file until its hash is right; again from the start if an earlier part was damaged."""
     resumed = _Attempt(job, advance).run(web, listener)
     if resumed is None:
         return
     if not resumed.kept:
         _refuse(job, resumed)
     listener.clear()
-    listener.note(f"{job.file.path}: what an earlier download has left is damaged; starting again")
+    listener.note(f"{job.file.path}: the part of an earlier download is damaged; starting again")
     job.cache.forget(job.file.etag)
     again = _Attempt(job, advance).run(web, listener)
     if again is not None:
@@ -72,8 +74,8 @@ def _fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> Non
 
 
 @dataclass(frozen=True, slots=True)
-class _Wrong:
-    """A file that is not what the hub says. kept: bytes of it that an earlier process had left."""
+class _Mismatch:
+    """A complete file with a wrong size or hash. kept: bytes that came from an earlier process."""
 
     size: int
     digest: str
@@ -81,7 +83,7 @@ class _Wrong:
 
 
 class _Attempt:
-    """One partial file on its way from what is there to whole."""
+    """One attempt to complete a partial file."""
 
     def __init__(self, job: Download, advance: Advance) -> None:
         self._job, self._advance = job, advance
@@ -89,42 +91,42 @@ class _Attempt:
         self._have = self._kept = 0
         self._hasher = Hasher(job.file)
 
-    def run(self, web: Web, listener: Listener) -> _Wrong | None:
-        """None when the partial file is what the hub says."""
+    def run(self, web: Web, listener: Listener) -> _Mismatch | None:
+        """Complete the partial file; None if size and hash are right."""
         path = self._cache.partial(self._file.etag)
         try:
             return self._fill(path, web, listener)
         finally:
             self._hasher.end()
 
-    def _fill(self, path: Path, web: Web, listener: Listener) -> _Wrong | None:
+    def _fill(self, path: Path, web: Web, listener: Listener) -> _Mismatch | None:
         with open(path, "r+b" if path.exists() else "w+b", buffering=0) as out:
-            self._take_over(out.fileno())
+            self._hash_existing(out.fileno())
             with FsyncThread(out.fileno()) as flusher:
-                self._go_on(out.fileno(), web, listener, flusher)
+                self._receive_all(out.fileno(), web, listener, flusher)
             digest = self._hasher.result()
             if digest != self._file.etag or self._have != self._file.size:
-                return _Wrong(self._have, digest, self._kept)
+                return _Mismatch(self._have, digest, self._kept)
             os.fsync(out.fileno())
         return None
 
-    def _go_on(self, out: int, web: Web, listener: Listener, flusher: FsyncThread) -> None:
-        patience = RetryPolicy(listener, _WAITS)
+    def _receive_all(self, out: int, web: Web, listener: Listener, flusher: FsyncThread) -> None:
+        retries = RetryPolicy(listener, _WAITS)
         whole = self._have == self._file.size
         while not whole:
             before = self._have
             try:
                 whole = self._receive(out, web, flusher)
-            except RetryableError as trouble:
+            except RetryableError as error:
                 if self._have > before:
-                    patience.better()
-                patience.wait(trouble)
+                    retries.reset()
+                retries.wait(error)
 
-    def _take_over(self, out: int) -> None:
-        """Hash what an earlier process has left; more than the whole file is nothing."""
+    def _hash_existing(self, out: int) -> None:
+        """Hash the bytes of an earlier process; discard them if there are more than the file has."""
         left = os.fstat(out).st_size
         if left > self._file.size:
-            self._from_the_start(out)
+            self._restart(out)
             return
         while self._have < left:
             data = os.read(out, _READ)
@@ -136,14 +138,14 @@ class _Attempt:
         self._kept = self._have
 
     def _receive(self, out: int, web: Web, flusher: FsyncThread) -> bool:
-        """Write what comes from where we are; whether that was the end of it."""
+        """Request the rest and write it; whether the file has reached its end."""
         etag = self._file.etag
         try:
-            with web.get(self._job.url, self._have, validator=self._cache.validator(etag)) as answer:
-                if answer.start != self._have:  # the server has no ranges, or another file
-                    self._from_the_start(out)
-                self._cache.remember(etag, answer.validator)
-                for data in answer.chunks():
+            with web.get(self._job.url, self._have, validator=self._cache.validator(etag)) as response:
+                if response.start != self._have:  # no ranges on this server, or the file has changed
+                    self._restart(out)
+                self._cache.remember(etag, response.validator)
+                for data in response.chunks():
                     _write(out, data)
                     flusher.wrote(len(data))
                     self._hasher.update(data)
@@ -151,14 +153,14 @@ class _Attempt:
                     self._advance("downloading", min(self._have, self._file.size))
                     if self._have > self._file.size:
                         break
-                if answer.total is None and self._have < self._file.size:
-                    raise RetryableError(f"{self._file.path} ended early")  # nobody said where its end is
-        except RangeError:  # what the server has is shorter than what there is already
-            self._from_the_start(out)
+                if response.total is None and self._have < self._file.size:
+                    raise RetryableError(f"{self._file.path} ended early")  # the server gave no length
+        except RangeError:  # the file on the server is shorter than ours
+            self._restart(out)
             return False
         return True
 
-    def _from_the_start(self, out: int) -> None:
+    def _restart(self, out: int) -> None:
         os.ftruncate(out, 0)
         os.lseek(out, 0, os.SEEK_SET)
         self._have = self._kept = 0
@@ -172,12 +174,12 @@ def _write(out: int, data: bytes) -> None:
         rest = rest[os.write(out, rest) :]
 
 
-def _refuse(job: Download, wrong: _Wrong) -> None:
+def _refuse(job: Download, found: _Mismatch) -> None:
     job.cache.forget(job.file.etag)
     kind = "sha1" if len(job.file.etag) == 40 else "sha256"
-    size = f"{wrong.size}" if wrong.size <= job.file.size else f"more than {job.file.size}"
+    size = f"{found.size}" if found.size <= job.file.size else f"more than {job.file.size}"
     raise IntegrityError(
-        f"{job.file.path} is not what the hub says it is: {kind} {wrong.digest} of {size} bytes, not "
+        f"{job.file.path} does not match the hub's record: {kind} {found.digest} of {size} bytes, not "
         f"{job.file.etag} of {job.file.size}; it was removed",
         "try again; if it happens again, the hub or a proxy on the way changes the file",
     )
@@ -192,5 +194,5 @@ def _disk(job: Download, error: OSError) -> ResourceError:
     message = f"the disk is full: {job.file.path} needs {job.file.size - have} bytes more"
     if free is not None:
         message += f", {free} are free in {job.cache.root}"
-    hint = "make room (specllama models rm), then run the same command: it goes on from there"
+    hint = "make room (specllama models rm), then run the same command, which resumes the download"
     return ResourceError(message, hint)
