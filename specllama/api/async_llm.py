@@ -21,11 +21,11 @@ from specllama.api.prompts import (
     conversation,
     prompt_or_messages,
     source,
-    template_variables,
 )
 from specllama.api.session import EngineSession
 from specllama.client.client import EngineClient
 from specllama.errors import UsageError
+from specllama.text.template_variables import template_variables
 
 
 class AsyncLLM(BaseLLM):
@@ -89,10 +89,10 @@ class AsyncLLM(BaseLLM):
         """End a request: whoever reads it gets the text so far, its finish_reason "cancel". False where there
         is no such request.
         """
-        arrivals = self._running.get(request_id)
-        if arrivals is not None:
-            arrivals.abort()
-        return arrivals is not None
+        inbox = self._running.get(request_id)
+        if inbox is not None:
+            inbox.abort()
+        return inbox is not None
 
     async def load(self) -> Mapping[str, Any]:
         """Wait until the models are loaded; `info`. Raises what went wrong with it."""
@@ -132,39 +132,41 @@ class AsyncLLM(BaseLLM):
     ) -> PendingRequest:
         if request_id is not None and not isinstance(request_id, str):
             raise UsageError(f"request_id must be a text, not {request_id!r}")
-        (job,) = self._jobs([given], params, n, speculate, variables, request_id)
-        return job
+        (request,) = self._requests([given], params, n, speculate, variables, request_id)
+        return request
 
-    async def _outputs(self, job: PendingRequest) -> AsyncGenerator[RequestOutput, None]:
-        arrivals = self._enter(job)
+    async def _outputs(self, request: PendingRequest) -> AsyncGenerator[RequestOutput, None]:
+        inbox = self._enter(request)
         try:
-            arrivals.start(await self._client())
-            while not job.finished:
-                await arrivals.take()
-                yield job.output()
+            inbox.start(await self._client())
+            while not request.finished:
+                await inbox.take()
+                yield request.output()
         finally:
-            self._leave(arrivals)
+            self._leave(inbox)
 
-    async def _deltas(self, job: PendingRequest) -> AsyncGenerator[Delta, None]:
-        arrivals = self._enter(job)
+    async def _deltas(self, request: PendingRequest) -> AsyncGenerator[Delta, None]:
+        inbox = self._enter(request)
         try:
-            arrivals.start(await self._client())
-            while not job.finished:
-                yield job.delta(await arrivals.take())
+            inbox.start(await self._client())
+            while not request.finished:
+                yield request.delta(await inbox.take())
         finally:
-            self._leave(arrivals)
+            self._leave(inbox)
 
-    def _enter(self, job: PendingRequest) -> AsyncInbox:
-        arrivals = AsyncInbox(job)
-        if self._running.setdefault(job.request_id, arrivals) is not arrivals:
-            raise UsageError(f"there is a request {job.request_id!r} already", "give each its own request_id")
-        return arrivals
+    def _enter(self, request: PendingRequest) -> AsyncInbox:
+        inbox = AsyncInbox(request)
+        if self._running.setdefault(request.request_id, inbox) is not inbox:
+            raise UsageError(
+                f"there is a request {request.request_id!r} already", "give each its own request_id"
+            )
+        return inbox
 
-    def _leave(self, arrivals: AsyncInbox) -> None:
-        self._running.pop(arrivals.job.request_id, None)
-        arrivals.leave()
-        if arrivals.job.finished:
-            self._rest(arrivals.job)
+    def _leave(self, inbox: AsyncInbox) -> None:
+        self._running.pop(inbox.request.request_id, None)
+        inbox.leave()
+        if inbox.request.finished:
+            self._rest(inbox.request)
 
 
 def _load(engine: EngineSession, loaded: Future[None]) -> None:

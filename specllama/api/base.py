@@ -9,17 +9,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal, Unpack
 
-from specllama.api.checks import Layers, ModelName
 from specllama.api.collect import PendingCompletion, PendingRequest
-from specllama.api.options import LoadOptions, SpeculativeConfig, load_settings, speculative
-from specllama.api.prompts import Params, PromptSource, choices, sampling
+from specllama.api.prompts import Params, PromptSource, n_completions, sampling
 from specllama.api.session import EngineSession, Progress
-from specllama.api.words import translated
-from specllama.client import protocol as m
-from specllama.config.defaults import DRAFTERS
+from specllama.client import protocol
+from specllama.config.arguments import (
+    Layers,
+    LoadOptions,
+    ModelName,
+    SpeculativeConfig,
+    load_settings,
+    speculative,
+)
+from specllama.config.defaults import DRAFT_MAX, DRAFT_MODEL, DRAFTERS, LAYERS, SERVED_SLOTS
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.seeds import nth_seed
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import UsageError
 
 
 class BaseLLM(ABC):
@@ -28,13 +33,13 @@ class BaseLLM(ABC):
     def __init__(
         self,
         model: ModelName | None = None,
-        speculative_model: ModelName | None = "auto",
-        num_speculative_tokens: int | Literal["auto"] = "auto",
+        speculative_model: ModelName | None = DRAFT_MODEL,
+        num_speculative_tokens: int | Literal["auto"] = DRAFT_MAX,
         *,
         speculative_config: SpeculativeConfig | None = None,
-        max_num_seqs: int = 4,
+        max_num_seqs: int = SERVED_SLOTS,
         max_model_len: int | None = None,
-        n_gpu_layers: Layers = "auto",
+        n_gpu_layers: Layers = LAYERS,
         drafters: Sequence[str] = DRAFTERS,
         chat_template: str | None = None,
         exact: bool = False,
@@ -43,58 +48,55 @@ class BaseLLM(ABC):
         progress: Progress | None = None,
         **options: Unpack[LoadOptions],
     ) -> None:
-        """model: the target: path of a GGUF file, a name ("8B", see specllama models), "user/repo:Q4_K_M";
-        None is the small pair that comes with the package. speculative_model: the draft, the same way; None
-        for no draft; "auto" is the one that belongs to the model, if one is known and on disk. What is not on
-        disk is downloaded into the Hugging Face cache, once the headers of both show that they fit.
-        num_speculative_tokens: draft tokens of a round; "auto" decides by measured cost, 0 switches drafts
-        off. speculative_config: vLLM's dict of these two instead.
+        """Load a pair of models, downloading what is not on disk once the headers show that the two fit.
 
-        max_num_seqs: texts written at once; what is beyond waits. max_model_len: tokens that a prompt and its
-        text may have together; a cache of that many tokens is shared by all texts written at once.
-        n_gpu_layers: a number, "auto" for all that fit, "all". drafters: who drafts, of "model", "copy" and
-        "grammar"; () for nobody. chat_template: a Jinja template instead of the model's own. exact: decide
-        near-ties on rows decoded alone. seed: of requests that bring none; None draws one for each. log:
-        where llama.cpp's log goes. progress: called with "download", "target" or "draft" and the share that
-        is done; by AsyncLLM in another thread. options: see LoadOptions.
+        model: the target: path of a GGUF file, a name ("8B", see specllama models), "user/repo:Q4_K_M"; None
+        is the small pair that comes with the package. speculative_model: the draft, named the same way; None
+        for no draft; "auto" is the one that is known for the model, if it is on disk. num_speculative_tokens:
+        draft tokens of a round; "auto" decides by measured cost, 0 switches drafts off. speculative_config:
+        vLLM's dict of these two instead.
 
-        The command's configuration files and environment variables are not looked at. Raises UsageError,
+        max_num_seqs: texts written at once; further ones wait. max_model_len: tokens of a prompt and its text
+        together; one cache of that many tokens is shared by all texts written at once. n_gpu_layers: a
+        number, "auto" for all that fit, "all". drafters: which of "model", "copy" and "grammar" draft; () for
+        none. chat_template: a Jinja template instead of the model's own. exact: decide near-ties on rows
+        decoded alone. seed: for requests without one; None draws one for each. log: where llama.cpp's log
+        goes. progress: called with "download", "target" or "draft" and the share that is done; by AsyncLLM in
+        another thread. options: see LoadOptions.
+
+        The command's configuration files and environment variables are not read. Raises UsageError,
         NotFoundError, and what downloading and loading raise: AccessError, NetworkError, IntegrityError,
         IncompatiblePairError, ResourceError, EngineError.
         """
         draft, tokens = speculative(speculative_config, speculative_model, num_speculative_tokens)
-        try:
-            settings, wanted = load_settings(
-                model,
-                draft,
-                tokens,
-                max_num_seqs=max_num_seqs,
-                max_model_len=max_model_len,
-                n_gpu_layers=n_gpu_layers,
-                drafters=drafters,
-                chat_template=chat_template,
-                exact=exact,
-                options=options,
-            )
-        except SpecllamaError as error:
-            raise translated(error) from None
+        settings = load_settings(
+            model,
+            draft,
+            tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            n_gpu_layers=n_gpu_layers,
+            drafters=drafters,
+            chat_template=chat_template,
+            exact=exact,
+            options=options,
+        )
         self._seed = SamplingParams(seed=seed).seed
         self._numbers = itertools.count()
-        self._settings = settings
-        self._engine = EngineSession(settings, log, progress, wanted)
+        self._engine = EngineSession(settings, log, progress)
         self._end = weakref.finalize(self, self._engine.shut)
         self._start()
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What was loaded: target, draft, verdict of the pair, n_ctx, drafters, notes …; empty before."""
+        """What was loaded: target, draft, verdict of the pair, n_ctx, drafters, notes …; empty at first."""
         return self._engine.info
 
     @abstractmethod
     def _start(self) -> None:
-        """Have the engine load."""
+        """Begin to load."""
 
-    def _jobs(
+    def _requests(
         self,
         sources: Sequence[PromptSource],
         params: Params | Sequence[Params] | None,
@@ -103,17 +105,17 @@ class BaseLLM(ABC):
         variables: Mapping[str, Any] | None = None,
         request_id: str | None = None,
     ) -> list[PendingRequest]:
-        """One job for each prompt, checked as far as that goes without the models. Raises UsageError."""
-        n = choices(n)
+        """One request for each prompt, checked as far as possible without the models. Raises UsageError."""
+        n = n_completions(n)
         if not isinstance(speculate, bool):
             raise UsageError(f"speculate must be true or false, not {speculate!r}")
         settings = sampling(params, len(sources))
         return [
-            self._job(source, values, n, speculate, variables or {}, request_id)
+            self._request(source, values, n, speculate, variables or {}, request_id)
             for source, values in zip(sources, settings, strict=True)
         ]
 
-    def _job(
+    def _request(
         self,
         source: PromptSource,
         params: dict[str, Any],
@@ -128,7 +130,7 @@ class BaseLLM(ABC):
         made = [
             PendingCompletion(
                 i,
-                m.Generate(
+                protocol.Generate(
                     -1,
                     messages=source.messages,
                     prompt=source.text,
@@ -142,5 +144,5 @@ class BaseLLM(ABC):
         ]
         return PendingRequest(str(next(self._numbers)) if request_id is None else request_id, source, made)
 
-    def _rest(self, job: PendingRequest) -> None:
-        self._engine.rest(job.choices[0].result.unmeasured)
+    def _rest(self, request: PendingRequest) -> None:
+        self._engine.rest(request.completions[0].result.unmeasured)

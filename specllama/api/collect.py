@@ -17,8 +17,7 @@ from specllama.api.outputs import (
     RequestOutput,
 )
 from specllama.api.prompts import PromptSource
-from specllama.api.words import in_python
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.stream import GenerationResult, join
 from specllama.core.stats import RunStats
 
@@ -28,12 +27,12 @@ class PendingCompletion:
     """One text as it arrives. request: what the engine was asked for it."""
 
     index: int
-    request: m.Generate
+    message: protocol.Generate
     result: GenerationResult = field(default_factory=GenerationResult)
     logprobs: list[dict[int, Logprob]] | None = None
     sum_logprobs: float = 0.0
 
-    def take(self, message: m.Message) -> m.SequenceDelta | None:
+    def take(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Go on by a message of this request; what it added to the text, if that is what it is about."""
         delta = self.result.add(message)
         if delta is not None and delta.logprobs is not None:
@@ -72,7 +71,7 @@ class PendingCompletion:
             seed=result.seed,
             plain=result.plain,
             speculation="off" if result.off_reason else "on",
-            reason=in_python(result.off_reason),
+            reason=result.off_reason,
         )
 
 
@@ -82,16 +81,16 @@ class PendingRequest:
 
     request_id: str
     source: PromptSource
-    choices: list[PendingCompletion]
+    completions: list[PendingCompletion]
 
     @property
     def finished(self) -> bool:
-        return all(choice.result.done is not None for choice in self.choices)
+        return all(completion.result.done is not None for completion in self.completions)
 
     def cancel(self) -> None:
         """End what never reached the engine."""
-        for choice in self.choices:
-            choice.take(m.Done(choice.request.id, "", "cancel", RunStats()))
+        for completion in self.completions:
+            completion.take(protocol.Done(completion.message.id, "", "cancel", RunStats()))
 
     def output(self) -> RequestOutput:
         """What there is by now."""
@@ -99,11 +98,11 @@ class PendingRequest:
             request_id=self.request_id,
             prompt=self.source.text,
             prompt_token_ids=self.source.ids,
-            outputs=tuple(choice.output() for choice in self.choices),
+            outputs=tuple(completion.output() for completion in self.completions),
             finished=self.finished,
         )
 
-    def delta(self, deltas: Iterable[m.SequenceDelta]) -> Delta:
+    def delta(self, deltas: Iterable[protocol.SequenceDelta]) -> Delta:
         """What `take` has returned for the first text since the last call, as one."""
         text, ids, runs = join(deltas)
         return Delta(text=text, token_ids=tuple(ids), runs=tuple(runs), output=self.output())

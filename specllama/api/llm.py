@@ -18,14 +18,13 @@ from specllama.api.prompts import (
     conversations,
     prompt_or_messages,
     sources,
-    template_variables,
 )
-from specllama.api.words import translated
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError
+from specllama.text.template_variables import template_variables
 
-_Inbox = queue.SimpleQueue[tuple[PendingRequest, PendingCompletion, m.Message | SpecllamaError]]
+_Inbox = queue.SimpleQueue[tuple[PendingRequest, PendingCompletion, protocol.Message | SpecllamaError]]
 
 
 class LLM(BaseLLM):
@@ -55,7 +54,7 @@ class LLM(BaseLLM):
         Raises UsageError and ContextLengthError for a prompt that cannot be used, whatever the others are
         doing then; EngineError where decoding fails.
         """
-        return self._run(self._jobs(sources(prompts), sampling_params, n, speculate))
+        return self._run(self._requests(sources(prompts), sampling_params, n, speculate))
 
     def chat(
         self,
@@ -72,7 +71,7 @@ class LLM(BaseLLM):
         TemplateError where it refuses the messages.
         """
         variables = template_variables(chat_template_kwargs)
-        return self._run(self._jobs(conversations(messages), sampling_params, n, speculate, variables))
+        return self._run(self._requests(conversations(messages), sampling_params, n, speculate, variables))
 
     def stream(
         self,
@@ -84,8 +83,8 @@ class LLM(BaseLLM):
     ) -> Generator[Delta, None, None]:
         """Go on behind a prompt, or answer messages, piece by piece. Leaving the loop ends the generation."""
         variables = template_variables(chat_template_kwargs)
-        (job,) = self._jobs([prompt_or_messages(prompt)], sampling_params, 1, speculate, variables)
-        return self._deltas(job)
+        (request,) = self._requests([prompt_or_messages(prompt)], sampling_params, 1, speculate, variables)
+        return self._deltas(request)
 
     def close(self) -> None:
         """End the engine process and free its memory; what runs in other threads fails."""
@@ -101,54 +100,60 @@ class LLM(BaseLLM):
     def _start(self) -> None:
         self._engine.load()
 
-    def _run(self, jobs: Sequence[PendingRequest]) -> list[RequestOutput]:
+    def _run(self, requests: Sequence[PendingRequest]) -> list[RequestOutput]:
         client, inbox = self._engine.client(), _Inbox()
         submitted: list[Submission] = []
         try:
-            for job in jobs:
-                _submit(client, job, inbox, submitted)
+            for request in requests:
+                _submit(client, request, inbox, submitted)
             left = len(submitted)
             while left:
-                job, choice, message = inbox.get()
+                request, completion, message = inbox.get()
                 if isinstance(message, SpecllamaError):
-                    raise _named(message, jobs, job)
-                choice.take(message)
-                left -= isinstance(message, m.Done)
+                    raise _named(message, requests, request)
+                completion.take(message)
+                left -= isinstance(message, protocol.Done)
         finally:
             for submission in submitted:
                 submission.leave()
-        if jobs:
-            self._rest(jobs[-1])
-        return [job.output() for job in jobs]
+        if requests:
+            self._rest(requests[-1])
+        return [request.output() for request in requests]
 
-    def _deltas(self, job: PendingRequest) -> Generator[Delta, None, None]:
+    def _deltas(self, request: PendingRequest) -> Generator[Delta, None, None]:
         inbox = _Inbox()
         submitted: list[Submission] = []
         try:
-            _submit(self._engine.client(), job, inbox, submitted)
-            while not job.finished:
-                _, choice, message = inbox.get()
+            _submit(self._engine.client(), request, inbox, submitted)
+            while not request.finished:
+                _, completion, message = inbox.get()
                 if isinstance(message, SpecllamaError):
-                    raise translated(message)
-                if (delta := choice.take(message)) is not None:
-                    yield job.delta([delta])
+                    raise message
+                if (delta := completion.take(message)) is not None:
+                    yield request.delta([delta])
         finally:
             for submission in submitted:
                 submission.leave()
-        self._rest(job)
+        self._rest(request)
 
 
-def _submit(client: EngineClient, job: PendingRequest, inbox: _Inbox, submitted: list[Submission]) -> None:
-    for choice in job.choices:
+def _submit(
+    client: EngineClient, request: PendingRequest, inbox: _Inbox, submitted: list[Submission]
+) -> None:
+    for completion in request.completions:
 
-        def deliver(message: m.Message | SpecllamaError, choice: PendingCompletion = choice) -> None:
-            inbox.put((job, choice, message))
+        def deliver(
+            message: protocol.Message | SpecllamaError, completion: PendingCompletion = completion
+        ) -> None:
+            inbox.put((request, completion, message))
 
-        choice.request = replace(choice.request, id=client.next_id())
-        submitted.append(client.submit(choice.request, deliver))
+        completion.message = replace(completion.message, id=client.next_id())
+        submitted.append(client.submit(completion.message, deliver))
 
 
-def _named(error: SpecllamaError, jobs: Sequence[PendingRequest], job: PendingRequest) -> SpecllamaError:
+def _named(
+    error: SpecllamaError, requests: Sequence[PendingRequest], request: PendingRequest
+) -> SpecllamaError:
     """The error with the number of the prompt, where there are several and it is the prompt's."""
-    alone = len(jobs) == 1 or error.http_status >= 500
-    return translated(error, "" if alone else f"prompt {jobs.index(job)}: ")
+    alone = len(requests) == 1 or error.http_status >= 500
+    return error if alone else error.prefixed(f"prompt {requests.index(request)}: ")

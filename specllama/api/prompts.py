@@ -106,17 +106,6 @@ def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:
     return source(given)  # type: ignore[arg-type]
 
 
-def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a chat template is given beside the messages. Raises UsageError."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise UsageError("chat_template_kwargs must be a dict of names and values")
-    if taken := {"messages", "self"} & set(given):
-        raise UsageError(f"chat_template_kwargs cannot set {taken.pop()!r}")
-    return dict(given)
-
-
 def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, Any]]:
     """For each of n requests what is set of SamplingParams; a mapping leaves the rest to the model."""
     if isinstance(given, (SamplingParams, Mapping)) or given is None:
@@ -128,7 +117,7 @@ def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, 
     return [_params(one) for one in given]
 
 
-def choices(n: int) -> int:
+def n_completions(n: int) -> int:
     """How many texts of each prompt. Raises UsageError."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
         raise UsageError(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}")

@@ -73,7 +73,7 @@ def _list(vocab: Vocab, ids: frozenset[int]) -> str:
 def _templates(target: Header, draft: Header) -> Iterator[str]:
     a, b = target.chat_template, draft.chat_template
     if a is None:
-        yield "the target has no chat template: give one for messages, or use bare prompts"
+        yield "the target has no chat template: messages need one, bare prompts do not"
     elif b is None:
         yield "the draft has no chat template: it may not have been trained on conversations"
     elif a != b:

@@ -12,11 +12,13 @@ import pytest
 from specllama import LLM, SamplingParams, SpecllamaError
 from specllama.api import prompts
 from specllama.api.base import BaseLLM
-from specllama.api.options import LoadOptions
 from specllama.api.prompts import PromptSource
-from specllama.api.words import in_python, translated
-from specllama.config.load import DRAFTERS, LoadSettings, ModelSettings
-from specllama.errors import NotFoundError, UsageError
+from specllama.config.arguments import LoadOptions
+from specllama.config.defaults import DRAFTERS
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.options import as_argument
+from specllama.errors import NotFoundError, UsageError, option, spelled
+from specllama.text.template_variables import template_variables
 
 
 class Unloaded(BaseLLM):
@@ -27,7 +29,7 @@ class Unloaded(BaseLLM):
 
     @property
     def settings(self) -> LoadSettings:
-        return self._settings
+        return self._engine.settings
 
 
 @pytest.fixture
@@ -248,22 +250,38 @@ class TestOptions:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("use -c 512 or more", "use max_model_len=512 or more"),
-        ("-ctk q8_0 -ctv q8_0 -c 4701952,", "cache_type_k='q8_0' cache_type_v='q8_0' max_model_len=4701952,"),
-        ("cannot do without -fa on", "cannot do without flash_attn='on'"),
-        ("choose another draft, or -md none", "choose another draft, or speculative_model=None"),
-        ("with -md none -c 4096", "with speculative_model=None max_model_len=4096"),
-        ("-ngl 3 -ngld 4", "n_gpu_layers=3 n_gpu_layers_draft=4"),
-        ("or fewer -ngl layers", "or fewer n_gpu_layers layers"),
-        ("use --raw, or give one with --chat-template", "use generate, or give one with chat_template"),
-        ("give some text with -p, -f or on standard input", "give some text"),
-        ("--drafters names none that can be used", "drafters names none that can be used"),
+        (f"use {option('n_ctx', 512)} or more", "use max_model_len=512 or more"),
+        (
+            f"{option('cache_type_k', 'q8_0')} {option('cache_type_v', 'q8_0')} {option('n_ctx', 4701952)},",
+            "cache_type_k='q8_0' cache_type_v='q8_0' max_model_len=4701952,",
+        ),
+        (f"cannot do without {option('flash_attn', 'on')}", "cannot do without flash_attn='on'"),
+        (
+            f"choose another draft, or {option('draft_model', 'none')}",
+            "choose another draft, or speculative_model=None",
+        ),
+        (
+            f"with {option('draft_model', 'none')} {option('n_ctx', 4096)}",
+            "with speculative_model=None max_model_len=4096",
+        ),
+        (
+            f"{option('n_gpu_layers', 3)} {option('n_gpu_layers_draft', 4)}",
+            "n_gpu_layers=3 n_gpu_layers_draft=4",
+        ),
+        (f"or fewer {option('n_gpu_layers')} layers", "or fewer n_gpu_layers layers"),
+        (
+            f"use {option('raw')}, or give one with {option('chat_template')}",
+            "use generate, or give one with chat_template",
+        ),
+        ("give some text", "give some text"),
+        (f"{option('drafters')} names none that can be used", "drafters names none that can be used"),
         ("a file my-c 5 is-md none; --raw-x", "a file my-c 5 is-md none; --raw-x"),
     ],
-)  # fmt: skip
-def test_flags_in_what_the_engine_says_are_arguments(said: str, told: str) -> None:
-    assert in_python(said) == told
-    error = translated(UsageError("no: " + said, said), "prompt 1: ")
+    ids=str,
+)
+def test_options_in_messages_are_arguments(said: str, told: str) -> None:
+    assert spelled(said, as_argument) == told
+    error = UsageError("no: " + said, said).spelled(as_argument).prefixed("prompt 1: ")
     assert (type(error), error.message, error.hint) == (UsageError, "prompt 1: no: " + told, told)
 
 
@@ -348,7 +366,7 @@ class TestPrompts:
     @pytest.mark.parametrize("given", [5, "x", {5: 6}, {"messages": []}, {"self": 1}], ids=str)
     def test_template_variables_that_are_none(self, given: Any) -> None:
         with pytest.raises(UsageError, match="chat_template_kwargs"):
-            prompts.template_variables(given)
+            template_variables(given)
 
 
 class TestParameters:
@@ -380,4 +398,4 @@ class TestParameters:
     @pytest.mark.parametrize("n", [0, -1, 129, 10**9, 1.0, "2", True, None])
     def test_choices(self, n: Any) -> None:
         with pytest.raises(UsageError, match="n must be a whole number from 1 to 128"):
-            prompts.choices(n)
+            prompts.n_completions(n)

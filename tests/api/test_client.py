@@ -11,16 +11,18 @@ import psutil
 import pytest
 
 from specllama import EngineClient, LoadSettings, ModelSettings, SpecllamaError
-from specllama.api.options import load_settings
 from specllama.client import protocol as m
+from specllama.config.arguments import load_settings
 from specllama.errors import EngineDiedError, UsageError
+from specllama.models import prepare
+from specllama.models.resolve import Library
 from tests.support.processes import SOON
 
 Told = queue.SimpleQueue[m.Message | SpecllamaError]
 
 
 def settings() -> LoadSettings:
-    embedded, wanted = load_settings(
+    named = load_settings(
         None,
         None,
         0,
@@ -32,7 +34,8 @@ def settings() -> LoadSettings:
         exact=False,
         options={"n_threads": 1, "calibrate": False},
     )
-    assert wanted is None
+    embedded = prepare.prepared_here(Library(), named)
+    assert embedded is not None
     assert isinstance(embedded.target, ModelSettings)
     return embedded
 

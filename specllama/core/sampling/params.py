@@ -287,7 +287,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.json_schema is not None and self.grammar is not None:
-            raise UsageError(f"{option('json_schema')} and {option('grammar')} are both given")
+            raise UsageError(f"and {option('grammar')} are both given", option="json_schema")
         for name, parameter in PARAMETERS.items():
             object.__setattr__(self, name, parameter.checked(getattr(self, name)))
 

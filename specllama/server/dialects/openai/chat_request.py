@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specllama.api.prompts import template_variables
 from specllama.client import protocol as m
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import Body, FieldError
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Count, SamplingFields, first
+from specllama.text.template_variables import template_variables
 
 MAX_MESSAGES = 4096
 _ANY_OBJECT = {"type": "object"}

@@ -1,16 +1,17 @@
-"""The fields that chat completions and completions share."""
+"""The fields that chat completions and completions share; those of sampling come from SamplingParams."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, create_model
 
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import Body, FieldError
 
-MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 16, 256, 1024, 20
+MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 16, 256, 1024, MAX_LOGPROBS
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -35,72 +36,78 @@ class Speculation(Body):
     memory: bool = True
 
 
-class SamplingFields(Body):
-    """What a generation is asked with, whatever it goes on from."""
+_TYPES: Mapping[str, Any] = {
+    "max_tokens": Count,
+    "seed": Annotated[int, Field(ge=-(2**63), lt=2**64)],
+    "stop": Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)],
+    "logit_bias": (
+        Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
+        | Annotated[
+            list[Annotated[list[Any], Field(min_length=2, max_length=2)]], Field(max_length=MAX_BIASES)
+        ]
+    ),
+    "grammar": Annotated[str, Field(max_length=64 * 1024)],
+    "json_schema": dict[str, Any] | bool,
+}
+"""Types of parameters that JSON writes in another way than a command line."""
+
+if TYPE_CHECKING:
+
+    class ParameterFields(Body):
+        """A field for each name that a parameter of SamplingParams has in request bodies, None by default."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    ParameterFields = create_model(
+        "ParameterFields",
+        __base__=Body,
+        __module__=__name__,
+        **{
+            field: (_TYPES.get(name, parameter.kind) | None, None)
+            for name, parameter in PARAMETERS.items()
+            for field in parameter.api_fields
+        },
+    )
+
+
+class SamplingFields(ParameterFields):
+    """The fields of a generation, whatever it continues."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    max_tokens: Count | None = None
-    n_predict: Count | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_last_n: int | None = None
-    logit_bias: (
-        Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
-        | Annotated[
-            list[Annotated[list[Any], Field(min_length=2, max_length=2)]], Field(max_length=MAX_BIASES)
-        ]
-        | None
-    ) = None
-    ignore_eos: bool | None = None
-    grammar: Annotated[str, Field(max_length=64 * 1024)] | None = None
-    json_schema: dict[str, Any] | bool | None = None
     speculation: Speculation = Speculation()
 
-    @field_validator("top_k", "repeat_last_n")
-    @classmethod
-    def _small(cls, value: int | None) -> int | None:
-        if value is not None and not -1 <= value < 2**31:
-            raise ValueError("must be from -1 to 2147483647")
-        return value
-
     def sampling(self, **more: Any) -> dict[str, Any]:
-        """What was set of SamplingParams. Raises FieldError."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": max(0, self.top_k) if self.top_k is not None else None,  # -1 is vLLM's word for off
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repeat_penalty": first(self.repeat_penalty, self.repetition_penalty),
-            "repeat_last_n": self.repeat_last_n,
-            "logit_bias": _biases(self.logit_bias),
-            "seed": None if self.seed is None or self.seed == -1 else self.seed % 2**64,
-            "max_tokens": first(self.max_tokens, self.n_predict),
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-            "ignore_eos": self.ignore_eos,
-            "grammar": self.grammar,
-            "json_schema": self.json_schema,
-            **more,
-        }
-        params = {name: value for name, value in given.items() if value is not None}
+        """The parameters of SamplingParams that are set; `more` are those of the dialect's own form.
+
+        Raises FieldError.
+        """
+        params: dict[str, Any] = {}
+        sent: dict[str, str] = {}
+        for name, parameter in PARAMETERS.items():
+            field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
+            if field is not None:
+                params[name], sent[name] = _read(name, getattr(self, field)), field
+        params = {name: value for name, value in (params | more).items() if value is not None}
         try:
             SamplingParams.merge(params)
         except UsageError as error:
-            name = error.message.partition(" ")[0].rstrip(":")
-            raise FieldError(error.message, name if name in params else None) from None
+            told = error.spelled(lambda name, _: sent.get(name, name))
+            known = error.option in params
+            raise FieldError(told.message, sent.get(error.option, error.option) if known else None) from None
         return params
+
+
+def _read(name: str, value: Any) -> Any:
+    """A field's value as SamplingParams takes it; None where it stands for nothing."""
+    if name == "top_k" and value == -1:  # vLLM's value for off
+        return 0
+    if name == "seed":
+        return None if value == -1 else value % 2**64
+    return _biases(value) if name == "logit_bias" else value
 
 
 def first(*values: Any) -> Any:
@@ -108,7 +115,7 @@ def first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _biases(given: dict[str, float] | list[list[Any]] | None) -> dict[Any, float] | None:
+def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
     """JSON has no minus infinity: llama-server's clients say false."""
     if not isinstance(given, list):
         return given

@@ -1,0 +1,180 @@
+"""Every sampling parameter, through command line, file, environment, Python and HTTP, as the engine gets it.
+
+The parameters are those of SamplingParams: a new one is tested without a line here, unless its values are
+texts or collections. The engine is the real one; a sitecustomize in its process writes down what each
+generation started with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama import LLM, SamplingParams
+from specllama.core.sampling.params import PARAMETERS, Parameter
+from tests.support.command import Command
+from tests.support.paths import ROOT
+from tests.support.serving import Server
+
+RECORDER = """
+import os, sys
+if "specllama.worker.main" in sys.orig_argv:
+    from specllama.client import protocol
+
+    encode = protocol.encode
+
+    def recorded(message):
+        line = encode(message)
+        if isinstance(message, protocol.Started):
+            with open(os.environ["SAMPLING_RECORD"], "ab") as file:
+                file.write(line)
+        return line
+
+    protocol.encode = recorded
+"""
+FEW = {"max_tokens": 2}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A value of a parameter: on a command line, in Python and JSON, and as the engine reports it."""
+
+    text: str
+    value: Any
+    used: Any
+
+
+TEXTS = {
+    "logit_bias": Sample("7+1.5", {"7": 1.5}, {"7": 1.5}),
+    "stop": Sample("zz", ["zz"], ["zz"]),
+    "json_schema": Sample('{"type": "object"}', {"type": "object"}, '{"type": "object"}'),
+    "grammar": Sample('root ::= "a"+', 'root ::= "a"+', 'root ::= "a"+'),
+}
+FORMS = {"logprobs": ({"logprobs": 3}, {"logprobs": True, "top_logprobs": 3})}  # of completions and of chat
+
+
+def sample(parameter: Parameter) -> Sample:
+    """A value that is not the default."""
+    if parameter.name in TEXTS:
+        return TEXTS[parameter.name]
+    value: Any = {int: 3, float: 0.5, bool: True}[parameter.kind]
+    assert value != parameter.default
+    return Sample("" if value is True else str(value), value, value)
+
+
+SAMPLES = {name: sample(parameter) for name, parameter in PARAMETERS.items()}
+TOGETHER = [name for name in PARAMETERS if name != "grammar"]  # which excludes a schema
+STORED = [name for name, parameter in PARAMETERS.items() if parameter.stored]
+
+
+class Record:
+    """What the engines of a test were given, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "sitecustomize.py").write_text(RECORDER, "utf-8")
+        self.path = folder / "record"
+        self.env = {"SAMPLING_RECORD": str(self.path), "PYTHONPATH": f"{folder}:{ROOT}"}
+
+    def take(self) -> list[dict[str, Any]]:
+        """The parameters of the generations since the last call."""
+        found = [json.loads(line)[1]["params"] for line in self.path.read_bytes().splitlines()]
+        self.path.unlink()
+        return found
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return Record(tmp_path_factory.mktemp("record"))
+
+
+@pytest.fixture(scope="module")
+def llm(record: Record) -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in record.env.items():
+            patch.setenv(name, value)
+        with LLM(n_threads=1, calibrate=False) as one:
+            yield one
+
+
+@pytest.fixture(scope="module")
+def server(record: Record, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("server"), env=record.env) as one:
+        yield one
+
+
+def generated(command: Command, record: Record, *flags: str, **env: str) -> dict[str, Any]:
+    """What a run with these flags gave the engine."""
+    result = command("run", "--json", "--raw", "-p", "import os", *flags, env={**record.env, **env})
+    assert result.code == 0, result.err
+    (params,) = record.take()
+    return params
+
+
+def expected(names: list[str]) -> dict[str, Any]:
+    return {name: SAMPLES[name].used for name in names}
+
+
+def only(params: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: params[name] for name in names}
+
+
+def test_the_engine_uses_them_all() -> None:
+    """What Started reports is SamplingParams, so that the tests below look at everything."""
+    assert set(SAMPLES) == set(SamplingParams.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("names", [TOGETHER, ["grammar", "max_tokens"]], ids=["all", "grammar"])
+def test_command_line(tmp_path: Path, record: Record, names: list[str]) -> None:
+    flags = [part for name in names for part in (PARAMETERS[name].flags[0], SAMPLES[name].text) if part]
+    assert only(generated(Command(tmp_path), record, *flags), names) == expected(names)
+
+
+def test_file(tmp_path: Path, record: Record) -> None:
+    lines = [
+        f"{name} = {json.dumps([SAMPLES[name].text] if PARAMETERS[name].many else SAMPLES[name].value)}\n"
+        for name in STORED
+    ]
+    (tmp_path / "specllama.toml").write_text("".join(lines), "utf-8")
+    assert only(generated(Command(tmp_path), record), STORED) == expected(STORED)
+
+
+def test_environment(tmp_path: Path, record: Record) -> None:
+    env = {f"SPECLLAMA_{name.upper()}": SAMPLES[name].text or "true" for name in STORED}
+    assert only(generated(Command(tmp_path), record, **env), STORED) == expected(STORED)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_python(llm: LLM, record: Record, name: str) -> None:
+    given = {**FEW, name: SAMPLES[name].value}
+    llm.generate("import os", given)
+    llm.generate("import os", SamplingParams(**given))
+    assert [params[name] for params in record.take()] == [SAMPLES[name].used] * 2
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_http(server: Server, record: Record, name: str) -> None:
+    forms = FORMS.get(name)
+    sent = [(form, form) for form in ({f: SAMPLES[name].value} for f in PARAMETERS[name].api_fields)]
+    assert forms or sent, "a parameter that no request can carry"
+    for completion, chat in sent or [forms]:  # type: ignore[list-item]
+        body = {**({} if "n_predict" in completion else FEW), "prompt": "import os", **completion}
+        assert server.ask("POST", "/v1/completions", body).status == 200
+        body = {**({} if "n_predict" in chat else FEW), **chat}
+        body["messages"] = [{"role": "user", "content": "import os"}]
+        assert server.ask("POST", "/v1/chat/completions", body).status == 200
+        assert [params[name] for params in record.take()] == [SAMPLES[name].used] * 2
+
+
+def test_defaults_are_the_same_everywhere(tmp_path: Path, llm: LLM, server: Server, record: Record) -> None:
+    first = generated(Command(tmp_path), record, "-n", "2")
+    llm.generate("import os", FEW)
+    assert server.ask("POST", "/v1/completions", {"prompt": "import os", **FEW}).status == 200
+    for params in (first, *record.take()):
+        assert SamplingParams(**{**params, "seed": None}) == SamplingParams(
+            **FEW
+        )  # of no file that says others
