@@ -1,4 +1,4 @@
-"""README.md and docs/: commands and blocks work; paths, pages and headings that they name exist.
+"""README.md, docs/ and the examples of --help: commands and blocks work, what they name exists.
 
 Python blocks and commands run as they stand, in a folder where main.gguf and draft.gguf are the embedded
 pair; answers end after a few tokens. Commands in NOT_RUN are parsed by the real option tables instead.
@@ -116,7 +116,12 @@ SERVE = [line for line in LINES if line.text.startswith("specllama serve")]
 CURL = [line for line in LINES if line.text.startswith("curl")]
 PYTHON = list({block: page for page, block in blocks("python")}.items())  # the README's comes again
 CODE = re.compile(r"`([^`\n]+)`")
-lines = pytest.mark.parametrize("line", LINES, ids=lambda line: line.id)
+HELP = [
+    Line(f"{name} --help", text.strip())
+    for name, entry in COMMANDS.items()
+    for text in re.findall(r"^  ((?:\S+ \S+ \| )?specllama .*)$", entry.examples(), re.M)
+]
+lines = pytest.mark.parametrize("line", [*LINES, *HELP], ids=lambda line: line.id)
 
 
 @pytest.fixture(scope="module")
