@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters
 _REFERENCE = re.compile(f"{_OPEN}([a-z0-9_]+)(?:=([^{_CLOSE}]*))?{_CLOSE}")
@@ -52,6 +53,29 @@ def spelled(text: str, spelling: Spelling) -> str:
 def by_name(name: str, value: str | None) -> str:
     """The spelling where no front has one: the option's own name, as in a TOML file."""
     return name if value is None else f"{name}={value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the user should know and that ends nothing. A warning calls for action; str() puts the
+    word before it. The message may refer to options.
+    """
+
+    message: str
+    severity: Literal["note", "warning"] = "note"
+
+    def __str__(self) -> str:
+        text = spelled(self.message, by_name)
+        return f"warning: {text}" if self.severity == "warning" else text
+
+    def spelled(self, spelling: Spelling) -> Note:
+        """The same note with its options as a front spells them."""
+        return replace(self, message=spelled(self.message, spelling))
+
+
+def warning(message: str) -> Note:
+    """A note that calls for action."""
+    return Note(message, "warning")
 
 
 class SpecllamaError(Exception):

@@ -353,11 +353,11 @@ def own_rounds(args: argparse.Namespace, temperature: float, n_max: int) -> Iter
     target = ModelSettings(path=args.model, n_ctx=2048, n_threads=args.threads)
     draft = ModelSettings(path=args.draft, n_ctx=2048, n_threads=args.threads) if n_max else None
     settings = LoadSettings(target=target, draft=draft, draft_max=n_max, drafters=("model",) if n_max else ())
-    host.handle(m.Load(settings.to_dict()))
+    host.handle(m.Load(settings))
     loaded = host.loaded
     if loaded is None:
         sys.exit("the pair does not load")
-    contexts = [c for c in (loaded.context, loaded.draft_context) if c is not None]
+    contexts = [c for c in (loaded.context, loaded.draft and loaded.draft.context) if c is not None]
     params = {"temperature": temperature, "top_k": 40, "max_tokens": 200, "ignore_eos": True, "seed": 3}
     for turn in range(2):  # the first one warms up
         host.handle(m.Generate(turn, ids=list(range(1000, 1040)), params=params))
@@ -372,7 +372,7 @@ def own_rounds(args: argparse.Namespace, temperature: float, n_max: int) -> Iter
                 yield took - (sum(c.decode_seconds for c in contexts) - before), running.n_drafted - drafted
     for context in reversed(contexts):
         context.close()
-    for model in (loaded.draft_model, loaded.model):
+    for model in (loaded.draft and loaded.draft.model, loaded.model):
         if model is not None:
             model.close()
 

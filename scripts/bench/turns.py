@@ -34,7 +34,7 @@ class Front:
         self.said: list[m.Message] = []
         self.host = EngineCore(self.said.append, Store(Path(tempfile.mkdtemp())))
         target = ModelSettings(path=path, n_ctx=2048, n_threads=n_threads)
-        self.host.handle(m.Load(LoadSettings(target=target, drafters=()).to_dict()))
+        self.host.handle(m.Load(LoadSettings(target=target, drafters=())))
         self.next_id = 0
 
     def ask(self, messages: list[dict[str, str]], follows: int | None) -> tuple[int, str, RunStats]:

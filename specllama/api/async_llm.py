@@ -165,8 +165,6 @@ class AsyncLLM(BaseLLM):
     def _leave(self, inbox: AsyncInbox) -> None:
         self._running.pop(inbox.request.request_id, None)
         inbox.leave()
-        if inbox.request.finished:
-            self._rest(inbox.request)
 
 
 def _load(engine: EngineSession, loaded: Future[None]) -> None:

@@ -143,6 +143,3 @@ class BaseLLM(ABC):
             for i in range(n)
         ]
         return PendingRequest(str(next(self._numbers)) if request_id is None else request_id, source, made)
-
-    def _rest(self, request: PendingRequest) -> None:
-        self._engine.rest(request.completions[0].result.unmeasured)

@@ -116,8 +116,6 @@ class LLM(BaseLLM):
         finally:
             for submission in submitted:
                 submission.leave()
-        if requests:
-            self._rest(requests[-1])
         return [request.output() for request in requests]
 
     def _deltas(self, request: PendingRequest) -> Generator[Delta, None, None]:
@@ -134,7 +132,6 @@ class LLM(BaseLLM):
         finally:
             for submission in submitted:
                 submission.leave()
-        self._rest(request)
 
 
 def _submit(

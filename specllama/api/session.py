@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -18,8 +15,6 @@ from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
 
 Progress = Callable[[str, float], None]
-_IDLE_SECONDS, _POLL_SECONDS = 1.0, 0.1  # without a call, before that is used for measuring
-_SLICE_SECONDS = 0.25  # of measuring, which a call may have to wait for
 _log = logging.getLogger("specllama")
 
 
@@ -42,7 +37,6 @@ class EngineSession:
         self._engine_log, self._progress = log, progress
         self._client: EngineClient | None = None
         self._closed = False
-        self._measuring, self._calls = threading.Lock(), 0
 
     def load(self) -> None:
         """Download what is not on disk, start the process and load the models; the process ends again where
@@ -53,29 +47,24 @@ class EngineSession:
         client = self._client = EngineClient(self._engine_log, _log.warning, spelling=as_argument)
         try:
             self.client()  # it may have been closed meanwhile
-            self.info = client.load(self.settings, self._progress, self._engine_log is not None)
+            info = client.load(
+                self.settings, self._progress, self._engine_log is not None, measure_when_idle=True
+            )
         except SpecllamaError as error:
             client.close()
             raise error.spelled(as_argument) from None
         except BaseException:
             client.close()
             raise
-        for note in self.info["notes"]:
-            _log_note(note)
+        self.info = info.to_dict()
+        for note in info.notes:
+            _log.log(logging.WARNING if note.severity == "warning" else logging.INFO, "%s", note.message)
 
     def client(self) -> EngineClient:
         """The running process, for a call. Raises EngineError after a close."""
-        self._calls += 1
         if self._closed or self._client is None:
             raise EngineError("this LLM is closed", "make a new one")
         return self._client
-
-    def rest(self, missing: bool) -> None:
-        """After an answer: once nobody has called for a while, let the engine measure in the background what
-        it does not know yet. missing: whether the answer said that there is something.
-        """
-        if missing and self.settings.calibrate and self._measuring.acquire(blocking=False):
-            threading.Thread(target=self._measure, name="specllama_measure", daemon=True).start()
 
     def _download(self) -> None:
         library = Library(_Logged(self._progress))
@@ -84,18 +73,6 @@ class EngineSession:
         except SpecllamaError as error:
             raise error.spelled(as_argument) from None
         self._complete = True
-
-    def _measure(self) -> None:
-        try:
-            calls, quiet, missing = self._calls, 0.0, True
-            while quiet < _IDLE_SECONDS and not self._closed:
-                time.sleep(_POLL_SECONDS)
-                calls, quiet = self._calls, quiet + _POLL_SECONDS if calls == self._calls else 0.0
-            with contextlib.suppress(SpecllamaError):
-                while missing and calls == self._calls and self._client is not None:
-                    missing = bool(self._client.calibrate(_SLICE_SECONDS).get("missing"))
-        finally:
-            self._measuring.release()
 
     def shut(self) -> None:
         """Let the process end, without waiting for it; for finalizers."""
@@ -119,7 +96,10 @@ class _Logged:
         self._progress = progress
 
     def note(self, text: str) -> None:
-        _log_note(spelled(text, as_argument))
+        _log.info("%s", spelled(text, as_argument))
+
+    def warning(self, text: str) -> None:
+        _log.warning("%s", spelled(text, as_argument))
 
     def state(self, state: DownloadState) -> None:
         if self._progress is not None:
@@ -127,8 +107,3 @@ class _Logged:
 
     def clear(self) -> None:
         pass
-
-
-def _log_note(note: str) -> None:
-    serious = note.startswith("warning: ")
-    _log.log(logging.WARNING if serious else logging.INFO, note.removeprefix("warning: "))

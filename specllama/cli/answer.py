@@ -23,7 +23,6 @@ from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED = 130
 CALIBRATE_SECONDS = 1.0
-IDLE_SLICE_SECONDS = 0.25  # of measuring while somebody may want something any moment
 Show = Callable[[str, Sequence[tuple[int, str]]], None]
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TextIO
 
-from specllama.errors import ResourceError, spelled
+from specllama.errors import Note, ResourceError, spelled
 
 
 class ReaderGoneError(Exception):
@@ -53,6 +53,14 @@ def note(text: str) -> None:
 def warning(text: str) -> None:
     """A line to stderr that the user should act on."""
     write(sys.stderr, _styled("warning: ", "33") + with_flags(text) + "\n")
+
+
+def show(note_: Note) -> None:
+    """A note or a warning, with the word before it."""
+    if note_.severity == "warning":
+        warning(note_.message)
+    else:
+        note(f"note: {note_.message}")
 
 
 def error(message: str, hint: str = "") -> None:

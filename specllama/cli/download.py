@@ -11,17 +11,18 @@ from specllama.models.resolve import Library
 
 
 class DownloadProgress:
-    """A listener of models/listener.py that prints on stderr."""
+    """A listener of models/progress.py that prints on stderr."""
 
     def __init__(self) -> None:
         self._progress = Progress(delay=0.0)
 
     def note(self, text: str) -> None:
         self.clear()
-        if text.startswith("warning: "):
-            console.warning(text.removeprefix("warning: "))
-        else:
-            console.note(text)
+        console.note(text)
+
+    def warning(self, text: str) -> None:
+        self.clear()
+        console.warning(text)
 
     def state(self, state: DownloadState) -> None:
         share = state.done / state.total if state.total else 1.0

@@ -72,7 +72,7 @@ def _object(target: Header, draft: Header, v: PairVerdict) -> dict[str, Any]:
         "differing": [d._asdict() for d in v.differing],
         "n_differing": v.n_differing,
         "first_difference": v.first_difference._asdict() if v.first_difference else None,
-        "notes": list(v.notes),
+        "notes": [str(note) for note in v.notes],
     }
 
 
@@ -108,8 +108,8 @@ def _lines(target: Header, draft: Header, v: PairVerdict, width: int) -> Iterato
         yield f"  and {v.n_differing - most} more"
     if not v.ok:
         yield "Choose a draft of the target's own family, or run without one: -md none."
-    for text in v.notes:
-        yield text if text.startswith("warning:") else f"note: {text}"
+    for note in v.notes:
+        yield str(note) if note.severity == "warning" else f"note: {note}"
 
 
 def _rows(header: Header, vocab: Vocab) -> list[tuple[str, str]]:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from specllama.client.protocol import LoadInfo
 from specllama.core.speedup import PlainRate, plain_rate, speedup
 from specllama.core.stats import RunStats
 
 __all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]
 
 
-def start_line(info: Mapping[str, Any], structured: bool = False) -> str:
+def start_line(info: LoadInfo, structured: bool = False) -> str:
     """The line before the answer: speculation on, with which drafters, or off and why.
 
     structured: whether there is a grammar, without which the drafter of that name has nothing to do.
     """
-    if info["speculation"] == "off":
-        return f"speculation off: {info['reason']}"
-    parts = [name for name in info["drafters"] if name != "model" and (structured or name != "grammar")]
-    if not parts and not info["draft"]:
+    if info.off_reason:
+        return f"speculation off: {info.off_reason}"
+    parts = [name for name in info.drafters if name != "model" and (structured or name != "grammar")]
+    if not parts and not info.draft:
         return "speculation off: the only drafter is grammar, and there is no grammar"
-    if info["draft"]:
-        draft = info["draft"]
-        parts.insert(0, f"draft {draft['name']} {draft['quant']} (vocabulary {info['verdict']})")
-    length = "auto" if info["draft_max"] is None else f"up to {info['draft_max']}"
+    if info.draft:
+        draft = info.draft
+        parts.insert(0, f"draft {draft.name} {draft.quant} (vocabulary {info.verdict})")
+    length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
     return f"speculation on: {' + '.join(parts)}, length {length}"
 
 
@@ -68,7 +69,7 @@ def as_json(
     seed: int,
     stats: RunStats,
     plain: PlainRate,
-    info: Mapping[str, Any],
+    info: LoadInfo,
     off_reason: str,
     ties_known: bool,
 ) -> dict[str, Any]:
@@ -77,10 +78,10 @@ def as_json(
     something was. ties_known: whether near-ties could be told.
     """
     models = {
-        name: {key: info[name][key] for key in ("path", "params", "quant", "n_gpu_layers")}
-        if info[name]
+        name: {key: getattr(model, key) for key in ("path", "params", "quant", "n_gpu_layers")}
+        if model is not None
         else None
-        for name in ("target", "draft")
+        for name, model in (("target", info.target), ("draft", info.draft))
     }
     return {
         "schema": "specllama.run/1",
@@ -96,7 +97,7 @@ def as_json(
         **({"n_forced": stats.n_forced, "n_forced_accept": stats.n_forced_accept} if stats.n_forced else {}),
         "accept_by_position": [round(share, 4) for share in stats.accept_by_position],
         "drafted_by": dict(stats.drafted_by),
-        "load_ms": _ms(info["load_seconds"]),
+        "load_ms": _ms(info.load_seconds),
         "ttft_ms": _ms(stats.ttft_seconds),
         "encode_tps": _rounded(stats.encode_tps),
         "decode_tps": _rounded(stats.decode_tps),

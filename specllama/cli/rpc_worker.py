@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from specllama.cli import console
@@ -46,9 +47,9 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
         for line in _lines(found):
             console.note(line)
         if given.get("json"):  # last: who waits for it may end this process at once
-            console.data(json.dumps({"schema": SCHEMA, **found}) + "\n")
+            console.data(json.dumps({"schema": SCHEMA, **_object(found)}) + "\n")
         else:
-            console.data(f"{found['endpoint']}\n")
+            console.data(f"{found.endpoint}\n")
         client.wait()
 
 
@@ -67,14 +68,22 @@ def _request(given: Mapping[str, Any]) -> m.Serve:
     )
 
 
-def _lines(found: Mapping[str, Any]) -> list[str]:
+def _object(found: m.Serving) -> dict[str, Any]:
+    devices = [
+        {"name": d.name, "description": d.description, "free": d.free, "total": d.total}
+        for d in found.devices
+    ]
+    return {**asdict(found), "devices": devices}
+
+
+def _lines(found: m.Serving) -> list[str]:
     """What people want to know of it."""
-    lines = [f"RPC worker at {found['endpoint']}, protocol {found['protocol']}; Ctrl-C ends it"]
-    for d in found["devices"]:
-        memory = f"{size(d['free'])} free of {size(d['total'])}"
-        threads = f", threads {found['n_threads']}" if d["name"] == "CPU" else ""
-        lines.append(f"{d['name']}: {d['description']}, {memory}{threads}")
-    if found["cache"]:
-        lines.append(f"tensors are kept in {found['cache']}")
-    lines.append(f"to use it: specllama run --rpc {found['endpoint']} -m main.gguf -p '...'")
+    lines = [f"RPC worker at {found.endpoint}, protocol {found.protocol}; Ctrl-C ends it"]
+    for d in found.devices:
+        memory = f"{size(d.free)} free of {size(d.total)}"
+        threads = f", threads {found.n_threads}" if d.name == "CPU" else ""
+        lines.append(f"{d.name}: {d.description}, {memory}{threads}")
+    if found.cache:
+        lines.append(f"tensors are kept in {found.cache}")
+    lines.append(f"to use it: specllama run --rpc {found.endpoint} -m main.gguf -p '...'")
     return lines

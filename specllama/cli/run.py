@@ -43,8 +43,8 @@ def run(given: Mapping[str, Any]) -> int:
         progress.clear()
         structured = "json_schema" in params or "grammar" in params
         console.note(readout.start_line(info, structured))
-        for text in info["notes"]:
-            console.note(text if text.startswith("warning:") else f"note: {text}")
+        for note in info.notes:
+            console.show(note)
         answer = generate(client, request, None if as_json else lambda text, _: console.data(text))
         plain = answer.plain
         interrupted = answer.finish_reason == "cancel"
@@ -111,7 +111,7 @@ def _show(
     answer: GenerationResult,
     compared: GenerationResult | None,
     plain: readout.PlainRate,
-    info: Mapping[str, Any],
+    info: m.LoadInfo,
     as_json: bool,
 ) -> None:
     if as_json:
@@ -129,10 +129,10 @@ def _show(
         return
     console.data("" if answer.text.endswith("\n") else "\n")
     console.note("")
-    for line in readout.lines(answer.stats, plain, answer.off_reason if info["speculation"] == "on" else ""):
+    for line in readout.lines(answer.stats, plain, "" if info.off_reason else answer.off_reason):
         console.note(line)
     if answer.finish_reason == "context":
-        console.note(f"note: the context of {info['n_ctx']} tokens is full; -c makes it larger")
+        console.note(f"note: the context of {info.n_ctx} tokens is full; -c makes it larger")
     if compared is not None:
         same = "the same text" if compared.ids == answer.ids else "ANOTHER text (see --exact)"
         console.note(f"compare   = plain {compared.stats.decode_tps or 0:.1f} t/s, {same}")

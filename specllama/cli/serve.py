@@ -10,6 +10,7 @@ from specllama.cli import console, readout
 from specllama.cli.answer import log_file, template_variables
 from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
+from specllama.client.protocol import LoadInfo
 from specllama.config import build, defaults
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
@@ -33,12 +34,12 @@ def serve(given: Mapping[str, Any]) -> int:
 
     progress = Progress(delay=1.0)
 
-    def ready(info: dict[str, Any], url: str) -> None:
+    def ready(info: LoadInfo, url: str) -> None:
         progress.clear()
         console.note(readout.start_line(info, structured=True))
-        for text in info["notes"]:
-            console.note(text if text.startswith("warning:") else f"note: {text}")
-        n_slots, n_ctx = settings.load.n_slots, info["n_ctx"]
+        for note in info.notes:
+            console.show(note)
+        n_slots, n_ctx = settings.load.n_slots, info.n_ctx
         console.note(
             f"serving {settings.name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all"
         )

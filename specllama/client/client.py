@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 from specllama.client import protocol as m
 from specllama.client.child import EngineProcess
@@ -100,20 +100,21 @@ class EngineClient:
         settings: LoadSettings,
         progress: Callable[[str, float], None] | None = None,
         verbose: bool = False,
-    ) -> dict[str, Any]:
-        """Load the models; what the engine says of them. progress: called with (model, share loaded).
+        measure_when_idle: bool = False,
+    ) -> m.LoadInfo:
+        """Load the models. progress: called with (model, share loaded).
 
         Raises what the load raises: IntegrityError, IncompatiblePairError, ResourceError, UsageError …
         """
         if settings.rpc:
             self._child.hang_hint = f"perhaps it waits for an RPC worker: {', '.join(settings.rpc)}"
-        info = self._ask(m.Load(settings.to_dict(), verbose), m.Ready, progress).info
-        notes = [spelled(note, self._spelling) for note in info["notes"]]
-        return {**info, "notes": notes, "reason": spelled(info["reason"], self._spelling)}
+        return self._ask(m.Load(settings, verbose, measure_when_idle), m.Ready, progress).info.spelled(
+            self._spelling
+        )
 
-    def calibrate(self, seconds: float = 1.0) -> dict[str, Any]:
-        """Let the idle engine measure what it does not know yet; what it found."""
-        return self._ask(m.Calibrate(seconds), m.Calibrated).found
+    def calibrate(self, seconds: float = 1.0) -> m.Calibrated:
+        """Have the idle engine measure now what it does not know yet."""
+        return self._ask(m.Calibrate(seconds), m.Calibrated)
 
     def configure(self, draft_max: int | None = None, draft_min: int = 0, draft_p_min: float = 0.0) -> None:
         """Let the idle engine draft in another way (see LoadSettings) without loading again.
@@ -122,17 +123,17 @@ class EngineClient:
         """
         self._ask(m.Configure(draft_max, draft_min, draft_p_min), m.Configured)
 
-    def inspect(self) -> dict[str, Any]:
+    def inspect(self) -> m.BuildInfo:
         """What this build of llama.cpp is and can use."""
-        return self._ask(m.Inspect(), m.Inspected).found
+        return self._ask(m.Inspect(), m.Inspected).build
 
-    def serve(self, request: m.Serve) -> dict[str, Any]:
+    def serve(self, request: m.Serve) -> m.Serving:
         """Make the process an RPC worker, for as long as it lives; what it serves, once it listens.
 
         Raises UsageError for devices that it does not have, ResourceError where it cannot listen, EngineError
         where the build cannot.
         """
-        return self._ask(request, m.Serving).found
+        return self._ask(request, m.Serving)
 
     def wait(self) -> NoReturn:
         """Stay until the process has ended. Raises why."""
@@ -140,7 +141,7 @@ class EngineClient:
 
     def submit(self, request: m.Generate | m.Question | m.Tune, deliver: Deliver) -> Submission:
         """Hand in a request without waiting. deliver: gets Started, Prefilled …, Tokens (of this generation
-        only), at last Done or an error, and nothing behind that; for a question only Told or an error.
+        only), at last Done or an error, and nothing behind that; for a question only its answer or an error.
 
         It is called in the reading thread, perhaps before this returns: it has to be quick and must neither
         raise nor wait for this client. Raises UsageError where the request is no JSON or its id is taken.
@@ -242,7 +243,7 @@ class EngineClient:
             self._handed_out()
 
     def _deliver(self, id_: int | None, message: m.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (m.Done, m.QueryResult, m.Tuned, SpecllamaError))
+        ends = isinstance(message, (m.Done, m.Answer, m.Tuned, SpecllamaError))
         deliver = self._waiting.pop(id_, None) if ends else self._waiting.get(id_)
         if deliver is not None:
             deliver(message)

@@ -6,19 +6,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, get_args
 
 from specllama.client import wire
+from specllama.config.load import LoadSettings
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
+from specllama.errors import Note, Spelling, spelled
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the engine: load these models (LoadSettings as a dict). verbose: llama.cpp's log goes to stderr."""
+    """To the engine: load these models. verbose: llama.cpp's log goes to stderr. measure_when_idle:
+    after answers, while nobody asks, what is not known yet is measured (unless settings.calibrate is off).
+    """
 
-    settings: dict[str, Any]
+    settings: LoadSettings
     verbose: bool = False
+    measure_when_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,35 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device as llama.cpp names it; its memory in bytes."""
+
+    name: str
+    description: str
+    gpu: bool
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
+    compiled for, by backend.
+    """
+
+    llama_cpp_python: str
+    llama_cpp: str
+    ggml: str
+    backends: list[str]
+    gpu_offload: bool
+    mmap: bool
+    mlock: bool
+    rpc: bool
+    features: dict[str, list[str]]
+    devices: tuple[DeviceInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """To the engine: say what this build of llama.cpp is and can use; no model is needed."""
 
@@ -147,9 +182,13 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """From the engine: it listens. found: what it serves; see rpc_serving.py."""
+    """From the engine: it listens. protocol: its version; cache: the directory for tensors, None for none."""
 
-    found: dict[str, Any]
+    endpoint: str
+    protocol: str
+    n_threads: int
+    devices: tuple[DeviceInfo, ...]
+    cache: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +227,57 @@ class GetSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryResult:
-    """From the engine: the answer to one of the questions above; see questions.py."""
+class Tokenized:
+    """From the engine: the ids of a text and the bytes of each."""
 
     id: int
-    found: dict[str, Any]
+    ids: list[int]
+    pieces: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    """From the engine: the text of ids."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """From the engine: the prompt that the chat template makes of messages."""
+
+    id: int
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """A slot. n_past: tokens in its cache. id: of the generation that it works on, None where it is idle; the
+    figures after it are those of the generation.
+    """
+
+    slot: int
+    n_past: int
+    id: int | None = None
+    n_prompt: int = 0
+    n_decoded: int = 0
+    n_drafted: int = 0
+    n_accept: int = 0
+    speculate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """From the engine: what its slots are doing. n_waiting: generations without one. n_used: tokens in the
+    cache, of n_ctx.
+    """
+
+    id: int
+    slots: list[SlotState]
+    n_waiting: int
+    n_used: int
+    n_ctx: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +289,84 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """From the engine: the models are loaded. info: see host.py."""
+class ModelInfo:
+    """A loaded model. params: its number of weights; quant: as llama.cpp names it, "Q4_K_M"."""
 
-    info: dict[str, Any]
+    path: str
+    name: str
+    params: int
+    quant: str
+    n_gpu_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadInfo:
+    """What was loaded.
+
+    draft: None where no draft model is used; verdict: how its vocabulary relates to the target's. n_ctx,
+    n_ctx_draft: tokens of all slots together. drafters: names as in LoadSettings; memory: whether earlier
+    requests are drafted from. draft_max: as asked for, longest_draft: what fits at most. off_reason: why
+    nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's file. end_ids:
+    tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
+    source of the chat template, "" where there is none; template_works: whether it can be used.
+    """
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    verdict: str | None
+    n_ctx: int
+    n_ctx_draft: int
+    n_vocab: int
+    n_threads: int
+    drafters: tuple[str, ...]
+    memory: bool
+    draft_max: int | None
+    longest_draft: int
+    notes: tuple[Note, ...]
+    off_reason: str
+    load_seconds: float
+    n_slots: int
+    n_ctx_train: int
+    file_bytes: int
+    end_ids: tuple[int, ...]
+    sampling: SamplingParams
+    template: str
+    template_works: bool
+    bos_token: str
+    eos_token: str
+
+    @property
+    def speculation(self) -> str:
+        """ "on" or "off", as programs read it."""
+        return "off" if self.off_reason else "on"
+
+    def spelled(self, spelling: Spelling) -> LoadInfo:
+        """The same with options as a front spells them."""
+        notes = tuple(note.spelled(spelling) for note in self.notes)
+        return replace(self, notes=notes, off_reason=spelled(self.off_reason, spelling))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data with the keys that `LLM.info` has."""
+        found = asdict(self)
+        renamed = {
+            "most_drafted": found.pop("longest_draft"),
+            "reason": found.pop("off_reason"),
+            "chat_template": found.pop("template_works"),
+        }
+        return found | {
+            **renamed,
+            "drafters": list(self.drafters),
+            "notes": [str(note) for note in self.notes],
+            "speculation": self.speculation,
+            "end_ids": list(self.end_ids),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From the engine: the models are loaded."""
+
+    info: LoadInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,16 +456,20 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """From the engine: what a Calibrate found."""
+    """From the engine: what is known after a Calibrate. t1, epsilon: as in Done. unmeasured: whether another
+    one could measure more.
+    """
 
-    found: dict[str, Any]
+    t1: float | None
+    epsilon: float | None
+    unmeasured: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """From the engine: what an Inspect found; see inspection.py."""
+    """From the engine: the build of llama.cpp."""
 
-    found: dict[str, Any]
+    build: BuildInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +483,7 @@ class Heartbeat:
 
 
 Question = Tokenize | Detokenize | Render | GetSlots
+Answer = Tokenized | Detokenized | Rendered | Slots
 Message = (
     Load
     | Generate
@@ -334,7 +498,7 @@ Message = (
     | Serve
     | Serving
     | Question
-    | QueryResult
+    | Answer
     | Loading
     | Ready
     | Started
@@ -348,15 +512,7 @@ Message = (
     | Inspected
     | Heartbeat
 )
-_KINDS: Mapping[str, type[Message]] = {
-    cls.__name__: cls
-    for cls in (
-        Load, Generate, Cancel, Calibrate, Configure, Tune, Tuning, TuneMeasurement, Tuned, Inspect,
-        Serve, Serving, Tokenize,
-        Detokenize, Render, GetSlots, QueryResult, Loading, Ready, Started, Prefilled,
-        Tokens, Done, Failed, Notice, Calibrated, Configured, Inspected, Heartbeat,
-    )
-}  # fmt: skip
+_KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
@@ -374,3 +530,12 @@ def decode(line: bytes) -> Message:
     except (KeyError, TypeError) as error:
         raise ValueError(f"no message: {error}") from None
     return message
+
+
+def request_id(line: bytes) -> int | None:
+    """The id in a line that `decode` refuses, for whoever waits for an answer; None where there is none."""
+    try:
+        found = json.loads(line)[1]["id"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, int) else None

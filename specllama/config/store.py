@@ -14,6 +14,8 @@ from typing import Any
 import platformdirs
 
 SCHEMA = 1
+# Where so many rows of a decode are bit-equal to single ones, wider decodes can be done without.
+ENOUGH_ROWS = 17
 _LARGEST = 4 << 20  # bytes; what is longer was not written here
 
 

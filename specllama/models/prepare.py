@@ -147,11 +147,12 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
                 raise IncompatiblePairError(f"target and draft do not fit together: {verdict.reason}", hint)
             library.listener.note(f"the vocabularies are {verdict.verdict}: {verdict.reason}")
             for note in verdict.notes:
-                library.listener.note(note)
+                tell = library.listener.warning if note.severity == "warning" else library.listener.note
+                tell(note.message)
     except (IntegrityError, IncompatiblePairError) as error:
         if not force:
             raise
-        library.listener.note(f"warning: {error.message}")
+        library.listener.warning(error.message)
         return
     if pair or len(headers) == 1:
         _note_memory(library, headers)
@@ -166,7 +167,7 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     try:
         found = plan_memory(headers[0], draft, FitSettings(available=available_memory()))
     except ResourceError as error:
-        library.listener.note(f"warning: {error.message} (without a GPU)")
+        library.listener.warning(f"{error.message} (without a GPU)")
         return
     about = f"{size(found.host)} of memory with a context of {found.n_ctx} tokens"
     library.listener.note(f"it will take about {about}, {size(found.available)} are there")

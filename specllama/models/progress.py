@@ -31,7 +31,10 @@ class Listener(Protocol):
     """Receives progress and notes."""
 
     def note(self, text: str) -> None:
-        """A line to keep; one that begins with "warning: " calls for action."""
+        """A line to keep."""
+
+    def warning(self, text: str) -> None:
+        """A line that calls for action."""
 
     def state(self, state: DownloadState) -> None:
         """New progress, which replaces the progress before."""
@@ -44,6 +47,9 @@ class Silent:
     """Ignores everything."""
 
     def note(self, text: str) -> None:
+        pass
+
+    def warning(self, text: str) -> None:
         pass
 
     def state(self, state: DownloadState) -> None:

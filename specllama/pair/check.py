@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from specllama.errors import Note
 from specllama.gguf.header import Header
 from specllama.pair.notes import notes
 from specllama.pair.vocab import Vocab, read_vocab, shown
@@ -32,7 +33,7 @@ class PairVerdict:
 
     differing: the first MAX_LISTED of the `n_differing` ids whose text differs or that one side lacks.
     first_difference: the first of them; for a pair that is incompatible because of a text, that text.
-    notes: about a usable pair; those that begin with "warning:" call for action. Only `reason` and `notes`
+    notes: about a usable pair. Only `reason` and `notes`
     are safe to print: other fields hold texts as the files have them.
     """
 
@@ -43,7 +44,7 @@ class PairVerdict:
     differing: tuple[TokenDifference, ...] = ()
     n_differing: int = 0
     first_difference: TokenDifference | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def ok(self) -> bool:

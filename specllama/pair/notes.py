@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from specllama.errors import Note, warning
 from specllama.gguf.header import Header
 from specllama.gguf.strings import StringArray
 from specllama.pair.vocab import Vocab, end_ids, shown
@@ -13,8 +14,8 @@ COSTLY_DRAFT = 0.5  # bytes read per token, draft over target: from here on a dr
 _SHOWN = 4  # ids in one note
 
 
-def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[str, ...]:
-    """Notes on a usable pair; those that begin with "warning:" call for action.
+def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[Note, ...]:
+    """Notes on a usable pair.
 
     ours, theirs: the vocabularies of target and draft.
     """
@@ -27,14 +28,14 @@ def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[st
     )
 
 
-def _splitting(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Iterator[str]:
+def _splitting(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Iterator[Note]:
     """Differences in how the two split text: the draft then reads sequences that it was not trained on."""
     if ours.kind != "bpe":
         return
     so = "the draft was trained on other token sequences, so fewer of its tokens may be accepted"
     if ours.pre_type != theirs.pre_type:
         names = f"target {ours.pre or 'default'}, draft {theirs.pre or 'default'}"
-        yield f"pre-tokenizers differ: {names}; {so}"
+        yield Note(f"pre-tokenizers differ: {names}; {so}")
     a, b = _merges(target), _merges(draft)
     if a == b:
         return
@@ -45,7 +46,7 @@ def _splitting(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Ite
     one, other = (
         shown(m[first].decode(errors="backslashreplace") if first < len(m) else None) for m in (x, y)
     )
-    yield (
+    yield Note(
         f"merges differ: target {len(x)}, draft {len(y)}, {what}; the first at {first}: target {one}, "
         f"draft {other}; {so}"
     )
@@ -56,12 +57,12 @@ def _merges(header: Header) -> StringArray:
     return value if isinstance(value, StringArray) else StringArray.empty()
 
 
-def _ends(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Iterator[str]:
+def _ends(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Iterator[Note]:
     a, b = end_ids(target, ours), end_ids(draft, theirs)
     if a != b:
         parts = [f"{_list(ours, a - b)} of the target only"] if a - b else []
         parts += [f"{_list(theirs, b - a)} of the draft only"] if b - a else []
-        yield f"tokens that end a generation differ: {', '.join(parts)}; the target's are used"
+        yield Note(f"tokens that end a generation differ: {', '.join(parts)}; the target's are used")
 
 
 def _list(vocab: Vocab, ids: frozenset[int]) -> str:
@@ -70,43 +71,45 @@ def _list(vocab: Vocab, ids: frozenset[int]) -> str:
     return ", ".join(named + more)
 
 
-def _templates(target: Header, draft: Header) -> Iterator[str]:
+def _templates(target: Header, draft: Header) -> Iterator[Note]:
     a, b = target.chat_template, draft.chat_template
     if a is None:
-        yield "the target has no chat template: messages need one, bare prompts do not"
+        yield Note("the target has no chat template: messages need one, bare prompts do not")
     elif b is None:
-        yield "the draft has no chat template: it may not have been trained on conversations"
+        yield Note("the draft has no chat template: it may not have been trained on conversations")
     elif a != b:
-        yield "chat templates differ: the target's is used, which the draft may not have been trained on"
+        yield Note(
+            "chat templates differ: the target's is used, which the draft may not have been trained on"
+        )
 
 
-def _contexts(target: Header, draft: Header) -> Iterator[str]:
+def _contexts(target: Header, draft: Header) -> Iterator[Note]:
     a, b = target.n_ctx_train, draft.n_ctx_train
     if 0 < b < a:
         trained = f"the draft was trained on {b} tokens of context, the target on {a}"
-        yield f"{trained}: beyond {b} fewer of its tokens are accepted"
+        yield Note(f"{trained}: beyond {b} fewer of its tokens are accepted")
 
 
-def _costs(target: Header, draft: Header) -> Iterator[str]:
+def _costs(target: Header, draft: Header) -> Iterator[Note]:
     if _same_file(target.path, draft.path):
-        yield "warning: target and draft are the same file, which cannot be faster"
+        yield warning("target and draft are the same file, which cannot be faster")
         return
     a, b = target.bytes_per_token, draft.bytes_per_token
     for who, n_bytes in (("target", a), ("draft", b)):
         if not n_bytes:
-            yield f"warning: the {who} is a vocabulary without weights: it cannot be run"
+            yield warning(f"the {who} is a vocabulary without weights: it cannot be run")
     if not a or not b:
         return
     ratio, sizes = b / a, f"{_size(b)} against {_size(a)}"
     times = f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
     reads = f"the draft reads {times} times what the target reads per token ({sizes})"
     if ratio >= 1:
-        yield f"warning: {reads}: it cannot be faster; a tenth is usual; are target and draft swapped?"
+        yield warning(f"{reads}: it cannot be faster; a tenth is usual; are target and draft swapped?")
     elif ratio >= COSTLY_DRAFT:
         share = f"more than {100 * ratio:.0f} % of its tokens must be accepted"
-        yield f"warning: {reads}: to gain anything, {share}; a tenth is usual"
+        yield warning(f"{reads}: to gain anything, {share}; a tenth is usual")
     else:
-        yield reads
+        yield Note(reads)
 
 
 def _size(n_bytes: int) -> str:

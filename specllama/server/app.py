@@ -74,13 +74,13 @@ class Routes:
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse(
-            llama_server.models(self._supervisor.info, self._names, self._created, self._created_at)
+            llama_server.models(self._supervisor.loaded, self._names, self._created, self._created_at)
         )
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         self._check_name(name)
-        shown = llama_server.model(self._supervisor.info, name, self._created, self._created_at)
+        shown = llama_server.model(self._supervisor.loaded, name, self._created, self._created_at)
         return JSONResponse(shown)
 
     async def health(self, _request: Request) -> Response:
@@ -96,8 +96,8 @@ class Routes:
         metrics.restarts.set(supervisor.restarts)
         if not supervisor.problem:
             try:
-                found = await supervisor.ask(m.GetSlots, _LOOK_SECONDS)
-                metrics.kv.set(found["n_used"] / max(1, found["n_ctx"]))
+                found = await supervisor.ask(m.GetSlots, m.Slots, _LOOK_SECONDS)
+                metrics.kv.set(found.n_used / max(1, found.n_ctx))
             except (SpecllamaError, TimeoutError):
                 pass  # the last one stays
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
@@ -108,28 +108,29 @@ class Routes:
         return JSONResponse(llama_server.props(info, self._names, self._settings.sampling))
 
     async def slots(self, _request: Request) -> Response:
-        found = await self._supervisor.ask(m.GetSlots)
+        found = await self._supervisor.ask(m.GetSlots, m.Slots)
         return JSONResponse(llama_server.slots(found, self._supervisor.info))
 
     async def tokenize(self, request: Request) -> Response:
         asked = await self._read(request, TokenizeRequest)
         found = await self._supervisor.ask(
-            lambda id_: m.Tokenize(id_, asked.content, asked.add_special, asked.parse_special)
+            lambda id_: m.Tokenize(id_, asked.content, asked.add_special, asked.parse_special),
+            m.Tokenized,
         )
         return JSONResponse(llama_server.tokens(found, asked.with_pieces))
 
     async def detokenize(self, request: Request) -> Response:
         asked = await self._read(request, DetokenizeRequest)
-        found = await self._supervisor.ask(lambda id_: m.Detokenize(id_, asked.tokens))
-        return JSONResponse({"content": found["text"]})
+        found = await self._supervisor.ask(lambda id_: m.Detokenize(id_, asked.tokens), m.Detokenized)
+        return JSONResponse({"content": found.text})
 
     async def apply_template(self, request: Request) -> Response:
         asked = await self._read(request, TemplateRequest)
         self._check_name(asked.model)
         messages, prefix = asked.parts()
         variables = dict(self._settings.variables) | asked.variables()
-        found = await self._supervisor.ask(lambda id_: m.Render(id_, messages, variables, prefix))
-        return JSONResponse({"prompt": found["prompt"]})
+        found = await self._supervisor.ask(lambda id_: m.Render(id_, messages, variables, prefix), m.Rendered)
+        return JSONResponse({"prompt": found.prompt})
 
     async def openapi(self, _request: Request) -> Response:
         return JSONResponse(openapi.document(bool(self._settings.keys)))

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import uvicorn
 
+from specllama.client.protocol import LoadInfo
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
 from specllama.server.app import build
 from specllama.server.http.access import unexpected
@@ -34,7 +35,7 @@ _BACKLOG = 1024
 def serve(
     settings: ServerSettings,
     say: Say,
-    ready: Callable[[dict[str, Any], str], None],
+    ready: Callable[[LoadInfo, str], None],
     log: IO[str] | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> int:
@@ -130,7 +131,7 @@ async def _serve(
     supervisor: Supervisor,
     listener: socket.socket,
     say: Say,
-    ready: Callable[[dict[str, Any], str], None],
+    ready: Callable[[LoadInfo, str], None],
 ) -> int:
     service = Service(settings, supervisor, Metrics(settings.name))
     server = _Server(_config(service, say))
@@ -176,7 +177,7 @@ def _config(service: Service, say: Say) -> uvicorn.Config:
     )
 
 
-async def _say_ready(supervisor: Supervisor, ready: Callable[[dict[str, Any], str], None], url: str) -> None:
+async def _say_ready(supervisor: Supervisor, ready: Callable[[LoadInfo, str], None], url: str) -> None:
     await supervisor.started()
     gc.collect()
     gc.freeze()  # what a server begins with stays: without it in the way, what requests leave is found soon

@@ -27,7 +27,7 @@ class CompletionSpec:
 
 class RequestStream:
     """The texts of one request. ended: called once when all have ended in the engine, however that came
-    about. n_open: those that have not. stored_t1: what the engine knows of its speed by now. end_ids: tokens
+    about. n_open: those that have not. end_ids: tokens
     that end a text.
     """
 
@@ -41,7 +41,6 @@ class RequestStream:
         self._end_ids = end_ids
         self.wanted = list(wanted)
         self.n_open = len(wanted)
-        self.stored_t1: float | None = None
         self._metrics, self._ended = metrics, ended
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -116,7 +115,6 @@ class RequestStream:
             self._observe(reader, len(message.items[0].ids), now)
         over = isinstance(message, (m.Done, SpecllamaError))
         if isinstance(message, m.Done):
-            self.stored_t1 = message.stored_t1
             if message.queue_seconds is not None:
                 self._metrics.queued.observe(message.queue_seconds)
             first_of_prompt = reader.index == 0 or self.wanted[reader.index - 1].prompt != reader.prompt

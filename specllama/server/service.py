@@ -5,8 +5,6 @@ Knows no HTTP. Everything runs in one event loop.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +16,6 @@ from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
 
-_REST_SECONDS, _CALIBRATE_SECONDS = 2.0, 1.0  # idle before it is used for measuring; how long it measures
-
 
 class Service:
     """One model being served. draining: nothing new is let in."""
@@ -28,8 +24,6 @@ class Service:
         self.settings, self.supervisor, self.metrics = settings, supervisor, metrics
         self.draining = False
         self.jobs: set[RequestStream] = set()
-        self._measured = not settings.load.calibrate
-        self._resting: asyncio.Task[None] | None = None
         self._took = 1.0  # seconds, moving average over requests
 
     @property
@@ -57,8 +51,7 @@ class Service:
         client = await self.supervisor.client()
         self._refuse_new()
         self._check_room(len(wanted))
-        self._stop_resting()
-        job = RequestStream(wanted, self.metrics, self._ended, frozenset(self.supervisor.info["end_ids"]))
+        job = RequestStream(wanted, self.metrics, self._ended, frozenset(self.supervisor.info.end_ids))
         self.jobs.add(job)
         self.metrics.update_open(self.n_open, self.n_slots)
         job.start(client)
@@ -85,19 +78,6 @@ class Service:
         self.jobs.discard(job)
         self._took += 0.2 * (job.seconds - self._took)
         self.metrics.update_open(self.n_open, self.n_slots)
-        if not self.jobs and not self._measured and not self.draining and job.stored_t1 is None:
-            self._resting = asyncio.create_task(self._rest())
-
-    def _stop_resting(self) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
-
-    async def _rest(self) -> None:
-        """Measure once what the engine does not know yet, when nobody has asked for a while."""
-        await asyncio.sleep(_REST_SECONDS)
-        with contextlib.suppress(SpecllamaError):
-            self._measured = await self.supervisor.calibrate(_CALIBRATE_SECONDS)
 
 
 def _choices(prompt: CompletionSpec, n: int) -> list[CompletionSpec]:

@@ -6,8 +6,8 @@ Knows nothing of HTTP and of what is asked of the engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO, TypeVar
 
 from specllama.client import protocol as m
 from specllama.client.loop_client import LoopClient
@@ -19,13 +19,13 @@ SILENT_SECONDS = 10.0  # a living engine says something every half second
 _DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a start, by the number of ends in a row
 _LONG_LIFE = 60.0  # seconds after which an end is no longer in a row with those before
 Say = Callable[[str], None]
+_A = TypeVar("_A", m.Tokenized, m.Detokenized, m.Rendered, m.Slots)
 
 
 class Supervisor:
     """One engine process after another. say: gets lines for the operator. log: where llama.cpp's log goes.
 
-    info: what the engine says of the models, empty before the first one is loaded. restarts: how often one
-    was started after the end of another.
+    restarts: how often one was started after the end of another.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class Supervisor:
         log: IO[str] | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        self.settings, self.info = settings, dict[str, Any]()
+        self.settings = settings
+        self.loaded: m.LoadInfo | None = None  # by the last engine
         self.restarts = 0
         self._say, self._log, self._progress = say, log, progress
         self._client: LoopClient | None = None
@@ -50,7 +51,7 @@ class Supervisor:
             try:
                 await self._live()
             except SpecllamaError as error:
-                if not self.info:
+                if self.loaded is None:
                     raise
                 self._why = error
             in_a_row = 1 if loop.time() - began > _LONG_LIFE else in_a_row + 1
@@ -86,34 +87,36 @@ class Supervisor:
         silent = self._client.silent_for
         return f"the engine process has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
+    @property
+    def info(self) -> m.LoadInfo:
+        """What is loaded. Raises EngineDiedError before the first engine is ready."""
+        if self.loaded is None:
+            raise EngineDiedError(self.problem)
+        return self.loaded
+
     async def ask(
-        self, question: Callable[[int], m.Question], seconds: float | None = None
-    ) -> Mapping[str, Any]:
-        """The engine's answer to a question (a function of its id). Raises what the engine says, TimeoutError
-        after `seconds`.
+        self, question: Callable[[int], m.Question], answer: type[_A], seconds: float | None = None
+    ) -> _A:
+        """The engine's answer, of this type, to a question (a function of its id). Raises what the engine
+        says, TimeoutError after `seconds`.
         """
         client = await self.client()
-        answer: asyncio.Future[m.Message | SpecllamaError] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[m.Message | SpecllamaError] = asyncio.get_running_loop().create_future()
 
         def settle(message: m.Message | SpecllamaError) -> None:
-            if not answer.done():
-                answer.set_result(message)
+            if not reply.done():
+                reply.set_result(message)
 
         asked = client.submit(question(client.next_id()), settle)
         try:
             async with asyncio.timeout(seconds):
-                found = await answer
+                found = await reply
         finally:
             asked.leave()
         if isinstance(found, SpecllamaError):
             raise found
-        assert isinstance(found, m.QueryResult)
-        return found.found
-
-    async def calibrate(self, seconds: float) -> bool:
-        """Let an idle engine measure; whether it found something."""
-        client = await self.client()
-        return bool(await asyncio.to_thread(client.calibrate, seconds))
+        assert isinstance(found, answer)
+        return found
 
     async def _live(self) -> None:
         """The life of one engine process. Raises why it ended."""
@@ -121,8 +124,8 @@ class Supervisor:
         client = LoopClient(self._log, self._say, ended.set)
         try:
             verbose = self._log is not None
-            info = await asyncio.to_thread(client.load, self.settings, self._progress, verbose)
-            self.info, self._client = info, client
+            info = await asyncio.to_thread(client.load, self.settings, self._progress, verbose, True)
+            self.loaded, self._client = info, client
             self._ready.set()
             await ended.wait()
             raise client.dead or EngineDiedError("the engine process ended")

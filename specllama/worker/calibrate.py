@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
 from specllama.core.policy.cost_curve import FIRST, CostCurve
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
-ENOUGH_ROWS = 17  # where so many are bit-equal to single ones, wider batches can be done without
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
 
 
@@ -132,7 +132,7 @@ def _compare(
     return context.truncate(seq_id, n) == n and back
 
 
-def unmeasured(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:
+def missing_widths(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:
     """The widths that the curve misses and that can be timed behind so many ids, none longer than
     `seconds`.
     """
@@ -160,7 +160,7 @@ def time_widths(
     if context.n_past(seq_id) != n:
         return 0
     before = -1
-    while n_timed > before and (widths := unmeasured(context, n, curve, seconds)):
+    while n_timed > before and (widths := missing_widths(context, n, curve, seconds)):
         before = n_timed
         for width in widths:
             if curve.count(width) >= FIRST:

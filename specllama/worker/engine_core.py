@@ -20,20 +20,18 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import EngineError, SpecllamaError, UsageError, option
+from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
 from specllama.text import chat_template as chat
 from specllama.text.detokenizer import TokenWriter
-from specllama.worker.build_info import inspect_build
 from specllama.worker.conversations import ConversationCache
-from specllama.worker.idle import Idle
-from specllama.worker.load_info import for_api, sampling_defaults
+from specllama.worker.idle import IdleMeasurer
+from specllama.worker.load_info import inspect_build, load_info, sampling_defaults
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput, forced_ids
-from specllama.worker.queries import answer_query, open_reasoning_tag
-from specllama.worker.template import compile_template
+from specllama.worker.queries import answer_query, compile_template, open_reasoning_tag
 from specllama.worker.tuning.tuner import Tuner, begin
 
 _ROOM_SHARE = 0.25  # of the machine's free memory, for one cache that nobody uses
@@ -51,7 +49,7 @@ class EngineCore:
         self.tuner: Tuner | None = None
         self._template: chat.ChatTemplate | None = None
         self._template_error: SpecllamaError | None = None
-        self._idle: Idle | None = None
+        self._idle: IdleMeasurer | None = None
         self._turns = ConversationCache()
         self.busy_since: float | None = None
         self._step_seconds = 0.0
@@ -66,7 +64,7 @@ class EngineCore:
         try:
             if isinstance(message, m.Load):
                 show_log(message.verbose)
-                self._load(LoadSettings.from_dict(message.settings))
+                self._load(message.settings, message.measure_when_idle)
             elif isinstance(message, m.Generate):
                 self._generate(message)
             elif isinstance(message, m.Cancel):
@@ -74,15 +72,14 @@ class EngineCore:
             elif isinstance(message, m.Configure):
                 self._configure(message)
             elif isinstance(message, m.Question):
-                self._tell(message)
+                self._answer(message)
             elif isinstance(message, m.Tune):
                 idle = None if self.busy else self.engine
                 self.tuner = begin(message, idle, self.loaded, self._ids, self.send)
             elif isinstance(message, m.Inspect):
                 self.send(m.Inspected(inspect_build()))
             elif isinstance(message, m.Calibrate):
-                found = self._idle.measure(message.seconds) if self._idle is not None else {}
-                self.send(m.Calibrated(found))
+                self._calibrate(message.seconds)
             else:
                 raise EngineError(f"the engine process takes no {type(message).__name__}")
         except SpecllamaError as error:
@@ -94,13 +91,25 @@ class EngineCore:
     def busy(self) -> bool:
         return bool(self.running) or self.tuner is not None
 
+    @property
+    def step_due_in(self) -> float | None:
+        """Seconds until `step` has something to do if no message comes; None for never."""
+        if self.busy:
+            return 0.0
+        return self._idle.due_in if self._idle is not None else None
+
     def allowed_seconds(self) -> float:
         """How long a step may take before it counts as hung: 30 s and ten times what is predicted."""
         predicted = self._step_seconds or (self.loaded.slow_step_seconds if self.loaded else 0.0)
         return 30.0 + 10.0 * max(predicted, self.tuner.predicted if self.tuner is not None else 0.0)
 
     def step(self) -> None:
-        """One step of the engine; one message with everybody's tokens."""
+        """One step of the engine, and one message with everybody's tokens; without work for it, a slice of
+        measuring.
+        """
+        if not self.busy:
+            self._measure_a_slice()
+            return
         assert self.engine is not None
         assert self.loaded is not None
         started = self.busy_since = time.perf_counter()
@@ -108,7 +117,7 @@ class EngineCore:
             if self.tuner is not None:
                 self.tuner = self.tuner if self.tuner.step() else None
             else:
-                self.loaded.learning.follow(sum(len(g.history) for g in self.engine.active))
+                self.loaded.profile.follow(sum(len(g.history) for g in self.engine.active))
                 self.engine.step()
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
@@ -120,7 +129,7 @@ class EngineCore:
         self.engine.notices.clear()
         self._report()
 
-    def _load(self, settings: LoadSettings) -> None:
+    def _load(self, settings: LoadSettings, measure_when_idle: bool) -> None:
         if self.loaded is not None:
             raise EngineError("this engine process has loaded its models already")
         self.loaded = loaded = load(settings, self.send, self.store)
@@ -133,15 +142,25 @@ class EngineCore:
             exact=settings.exact,
             room=lambda size: not settings.rpc and size < _ROOM_SHARE * available_memory(),
         )
-        self._idle = Idle(loaded, self.engine)
-        self._template, self._template_error = compile_template(loaded)
-        self._idle.use()
-        if settings.exact and self._idle.misses_epsilon:
+        self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
+        self._template, problem = compile_template(loaded)
+        self._template_error, notes = problem, list[Note]()
+        if problem is not None:
+            notes.append(warning(f"{problem.message}; {option('raw')} does without it"))
+        self._idle.apply()
+        if settings.exact:
             self._idle.measure_epsilon()
-        usable = self._template is not None and self._template_error is None
-        loaded.info |= for_api(settings, loaded.header, loaded.model)
-        loaded.info["notes"] = [*loaded.info["notes"], *self._idle.notes(settings.draft_max)]
-        self.send(m.Ready({**loaded.info, "chat_template": usable}))
+        works = self._template is not None and problem is None
+        self.send(m.Ready(load_info(loaded, works, [*notes, *self._idle.notes()])))
+
+    def _measure_a_slice(self) -> None:
+        if self._idle is None:
+            return
+        self.busy_since = time.perf_counter()
+        try:
+            self._idle.measure()
+        finally:
+            self.busy_since = None
 
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
@@ -151,7 +170,7 @@ class EngineCore:
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
         if s.draft_max is None:
-            return loaded.learning.plan(drafters)
+            return loaded.profile.plan(drafters)
         ordered: list[Drafter] = sorted(drafters, key=lambda d: d.name == "model")
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 
@@ -206,7 +225,10 @@ class EngineCore:
         else:
             ids = self._turns.ids(self._usable_template(), model, message)
         if not ids:
-            raise UsageError("the prompt is empty", "give some text")
+            raise UsageError(
+                "the prompt is empty",
+                "give some text",
+            )
         return ids
 
     def _usable_template(self) -> chat.ChatTemplate:
@@ -215,12 +237,18 @@ class EngineCore:
             raise self._template_error or UsageError("the model has no chat template", hint)
         return self._template
 
-    def _tell(self, question: m.Question) -> None:
+    def _answer(self, question: m.Question) -> None:
         if self.loaded is None or self.engine is None:
             raise EngineError("no model is loaded")
         template = self._usable_template() if isinstance(question, m.Render) else None
-        found = answer_query(question, self.loaded.model, template, self.engine, self.running)
-        self.send(m.QueryResult(question.id, found))
+        self.send(answer_query(question, self.loaded.model, template, self.engine, self.running))
+
+    def _calibrate(self, seconds: float) -> None:
+        if self._idle is None or self.loaded is None:
+            self.send(m.Calibrated(None, None, False))
+            return
+        more, profile = self._idle.measure(seconds), self.loaded.profile
+        self.send(m.Calibrated(profile.t1, profile.epsilon, more))
 
     def _cancel(self, id_: int) -> None:
         if self.tuner is not None:
@@ -251,13 +279,12 @@ class EngineCore:
             self.running.remove(r)
             self._finish(r)
         if self.engine is not None and self.engine.draft_failed and not self.running:
-            self.loaded.drop_draft(self.loaded.learning.planner)
+            self.loaded.drop_draft(self.loaded.profile.planner)
 
     def _finish(self, r: SequenceOutput) -> None:
         """Say that a generation has ended, and remember its ids for what may follow on it."""
         g = r.generation
-        if self._idle is not None:
-            self._idle.ended(g)
+        unmeasured = self._idle.ended(g) if self._idle is not None else False
         if g.problem:
             error = UsageError(f"the grammar is too complex to be followed: {g.problem}")
             self.send(m.Failed(error.to_dict(), r.id))
@@ -268,18 +295,18 @@ class EngineCore:
             self.loaded.memory.keep(owner, g.history, g.n_prompt)
         if r.messages is not None:
             self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
-        self.send(self._done(r, text, runs))
+        self.send(self._done(r, text, runs, unmeasured))
         if self.loaded is not None:
-            self.loaded.learning.save()
+            self.loaded.profile.save()
 
-    def _done(self, r: SequenceOutput, text: str, runs: list[tuple[int, str]]) -> m.Done:
+    def _done(self, r: SequenceOutput, text: str, runs: list[tuple[int, str]], unmeasured: bool) -> m.Done:
         """The last message of a generation. text, runs: what was held back until now."""
         assert self.loaded is not None
         assert self.engine is not None
-        g, learning = r.generation, self.loaded.learning
-        verdict = drafting_verdict(self.loaded.info, self.engine.policy, g)
+        g, profile = r.generation, self.loaded.profile
+        verdict = drafting_verdict(self.loaded.off_reason, self.engine.policy, g)
         if verdict.by_costs:
-            learning.distrust_stored_t2()
+            profile.distrust_stored_t2()
         return m.Done(
             r.id,
             text,
@@ -289,9 +316,9 @@ class EngineCore:
             stop_string=r.writer.stopped_by,
             queue_seconds=g.admitted - g.submitted if g.admitted else None,
             off_reason=verdict.reason,
-            stored_t1=learning.t1,
-            epsilon=self.engine.epsilon if learning.covers(len(g.history)) else None,
-            unmeasured=bool(learning.missing(self.loaded.context, g.n_past if g.seq_id >= 0 else 0)),
+            stored_t1=profile.t1,
+            epsilon=self.engine.epsilon if profile.covers(len(g.history)) else None,
+            unmeasured=unmeasured,
         )
 
     def _fail(self, error: Exception) -> None:
@@ -303,4 +330,4 @@ class EngineCore:
     def leave(self) -> None:
         """The front is gone: what was learnt is stored."""
         if self.loaded is not None:
-            self.loaded.learning.flush()
+            self.loaded.profile.flush()

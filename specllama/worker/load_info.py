@@ -1,26 +1,28 @@
-"""What a front is told of a load, and the key under which its measurements are stored."""
+"""What a front learns of a load, and of the build of llama.cpp: turns what is loaded into protocol's LoadInfo
+and BuildInfo, and chooses the notes for the user. Measures nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from specllama.config.load import AUTO, LoadSettings, ModelSettings
-from specllama.core.interfaces import Drafter
+from specllama.client import protocol
+from specllama.config.load import AUTO, LoadSettings
 from specllama.core.policy.pair_state import MEMORY
 from specllama.core.sampling.params import SamplingParams
-from specllama.errors import option
+from specllama.errors import Note, option
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
-from specllama.llama.library import compiled
+from specllama.llama.library import build_info
 from specllama.llama.model import LlamaModel
-from specllama.models.memory.available import gpus_present, physical_cores
-from specllama.pair.check import PairVerdict
+from specllama.models.memory.available import gpus_present
+from specllama.worker.loader import Loaded
+from specllama.worker.rpc.attach import placement_notes
 
 _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("temperature", "temp", float),
@@ -32,33 +34,62 @@ _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 )
 
 
-def about(path: str, header: Header, n_gpu_layers: int) -> dict[str, Any]:
+def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> protocol.LoadInfo:
+    """The description of a load. notes: what is to be said besides what the load itself gives cause for."""
+    s, header, model, context, draft = (
+        loaded.settings,
+        loaded.header,
+        loaded.model,
+        loaded.context,
+        loaded.draft,
+    )
+    return protocol.LoadInfo(
+        target=model_info(s.target.path, header, loaded.plan.target.n_gpu_layers),
+        draft=model_info(draft.settings.path, draft.header, loaded.plan.draft.n_gpu_layers)
+        if draft and loaded.plan.draft
+        else None,
+        verdict=loaded.verdict.verdict if loaded.verdict else None,
+        n_ctx=context.n_ctx,
+        n_ctx_draft=draft.context.n_ctx if draft else 0,
+        n_vocab=model.n_vocab,
+        n_threads=context.n_threads,
+        drafters=tuple(d.name for d in loaded.drafters if d.name != MEMORY),
+        memory=loaded.memory is not None,
+        draft_max=s.draft_max,
+        longest_draft=loaded.longest_draft,
+        notes=(
+            *placement_notes(s, loaded.plan.target.n_gpu_layers, header.n_layer),
+            *_settings_notes(s, context),
+            *(
+                note
+                for note in (loaded.verdict.notes if loaded.verdict else ())
+                if note.severity == "warning"
+            ),
+            *map(Note, loaded.plan.warnings),
+            *notes,
+        ),
+        off_reason=loaded.off_reason,
+        load_seconds=loaded.load_seconds,
+        n_slots=s.n_slots,
+        n_ctx_train=model.n_ctx_train,
+        file_bytes=header.file_bytes,
+        end_ids=tuple(sorted(model.end_ids)),
+        sampling=SamplingParams.merge(sampling_defaults(model)),
+        template=s.chat_template or header.chat_template or "",
+        template_works=template_works,
+        bos_token=model.token_text(model.bos_id),
+        eos_token=model.token_text(model.eos_id),
+    )
+
+
+def model_info(path: str, header: Header, n_gpu_layers: int) -> protocol.ModelInfo:
     """A model, for the read-out and `--json`."""
-    return {
-        "path": path,
-        "name": header.name or os.path.basename(path),
-        "params": header.n_params,
-        "quant": header.quant,
-        "n_gpu_layers": n_gpu_layers,
-    }
+    name = header.name or os.path.basename(path)
+    return protocol.ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
 
-def for_api(settings: LoadSettings, header: Header, model: LlamaModel) -> dict[str, Any]:
-    """What clients of the server ask beside that: the defaults of sampling, the template, the vocabulary."""
-    return {
-        "n_slots": settings.n_slots,
-        "n_ctx_train": model.n_ctx_train,
-        "file_bytes": header.file_bytes,
-        "end_ids": sorted(model.end_ids),
-        "sampling": asdict(SamplingParams.merge(sampling_defaults(model))),
-        "template": settings.chat_template or header.chat_template or "",
-        "bos_token": model.token_text(model.bos_id),
-        "eos_token": model.token_text(model.eos_id),
-    }
-
-
-def notes(settings: LoadSettings, context: LlamaContext) -> list[str]:
-    """What the user should know of how the models were loaded."""
+def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]:
+    """What the user should know about how the settings were followed."""
     notes = []
     asked = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
@@ -75,71 +106,49 @@ def notes(settings: LoadSettings, context: LlamaContext) -> list[str]:
             "all layers are on the CPU"
         )
     if settings.draft_max is None and (settings.draft_min or settings.draft_p_min):
-        without_effect = f"{option('draft_min')} and {option('draft_p_min')} have no effect"
-        notes.append(f"{without_effect} where {option('draft_max')} is not a number")
+        notes.append(
+            f"{option('draft_min')} and {option('draft_p_min')} have no effect where {option('draft_max')} "
+            "is not a number"
+        )
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
-        notes.append("this model's memory cannot go back: a draft that is not accepted whole costs a replay")
-    return notes
-
-
-def verdict_notes(verdict: PairVerdict | None) -> list[str]:
-    """Warnings only; `pair-check` tells the rest."""
-    return [note for note in verdict.notes if note.startswith("warning:")] if verdict else []
-
-
-def speculation(settings: LoadSettings, drafters: Sequence[Drafter], problem: str) -> dict[str, str]:
-    """On, or off and why."""
-    if drafters:
-        return {"speculation": "on", "reason": ""}
-    if settings.draft_max == 0:
-        return {"speculation": "off", "reason": option("draft_max", 0)}
-    if problem:
-        return {"speculation": "off", "reason": problem}
-    return {"speculation": "off", "reason": f"no drafter: {option('drafters')} names none that can be used"}
-
-
-def store_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
-    """What measured times and differences depend on. Not on the size of the context: what counts is how much
-    of it is in use, and for that there is a cost curve each.
-    """
-    return {
-        **_identity(header, s, context),
-        "machine": [platform.machine(), platform.processor(), physical_cores()],
-        "compiled": compiled(),
-        "devices": [["" if d.remote else d.name, d.description] for d in devices()],
-    }
-
-
-def pair_key(
-    header: Header | None, s: ModelSettings | None, context: LlamaContext | None, drafters: Sequence[Drafter]
-) -> dict[str, Any]:
-    """What the things learnt of a pair depend on, beside the target: the draft in use, and who drafts, the
-    memory left aside, which has a table of its own.
-    """
-    draft = _identity(header, s, context) if header and s and context else None
-    return {"draft": draft, "drafters": [d.name for d in drafters if d.name != MEMORY]}
-
-
-def _identity(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
-    """A model and how it is run, as JSON gives it back."""
-    placed = [s.split_mode, s.main_gpu, list(s.devices), list(s.tensor_split), s.n_cpu_moe]
-    overrides = [list(override) for override in s.override_tensor]
-    return {
-        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
-        "lora": [list(one) for one in s.lora],
-        "n_gpu_layers": s.n_gpu_layers,
-        "placed": [*placed, overrides],
-        "threads": [context.n_threads, context.n_threads_batch],
-        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn, s.swa_full],
-    }
+        notes.append(
+            "this model's memory cannot go back: tokens of a draft that is not accepted as a whole are "
+            "evaluated again"
+        )
+    return [Note(note) for note in notes]
 
 
 def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
-    """What the file says of sampling (general.sampling.*); what is no number there is left out."""
+    """The sampling parameters that the model's file sets (general.sampling.*); those that are no numbers are
+    left out.
+    """
     found = {}
     for name, key, kind in _GGUF_SAMPLING:
         text = model.metadata(f"general.sampling.{key}")
         if text is not None:
             with contextlib.suppress(ValueError):
                 found[name] = kind(text)
+    return found
+
+
+def inspect_build() -> protocol.BuildInfo:
+    """What this build of llama.cpp is and can use."""
+    build = build_info()
+    found = tuple(protocol.DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in devices())
+    abilities = features(build.pop("system_info"))
+    return protocol.BuildInfo(**build, features=abilities, devices=found)
+
+
+def features(system_info: str) -> dict[str, list[str]]:
+    """The abilities in a line like `CPU : AVX2 = 1 | FMA = 0 | CUDA : ARCHS = 890 |` that are switched on, by
+    backend; a value other than 1 is kept.
+    """
+    found: dict[str, list[str]] = {}
+    backend = ""
+    for field in system_info.split("|"):
+        *heads, setting = field.split(" : ")
+        backend = heads[-1].strip() if heads else backend
+        pair = re.fullmatch(r"\s*(\S+) = (.*?)\s*", setting)
+        if pair and pair[2] not in ("0", ""):
+            found.setdefault(backend, []).append(pair[1] if pair[2] == "1" else f"{pair[1]}={pair[2]}")
     return found

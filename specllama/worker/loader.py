@@ -17,7 +17,6 @@ from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError, Drafter
 from specllama.core.policy.base import Policy
-from specllama.core.policy.pair_state import MEMORY
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
@@ -29,11 +28,11 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
-from specllama.pair.check import check_pair
+from specllama.pair.check import PairVerdict, check_pair
 from specllama.text.grammar import Grammars
-from specllama.worker import load_info as describe
 from specllama.worker.profile import ModelProfile
-from specllama.worker.rpc import attach as workers
+from specllama.worker.profile_keys import model_key, pair_key, target_key
+from specllama.worker.rpc.attach import attach
 
 DRAFT_BUDGET = 64  # rows of logits kept beyond one per slot
 ROLLBACK = 16  # recurrent states kept per sequence where drafts have no fixed length
@@ -43,41 +42,44 @@ _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, of a machine slower than any
 
 @dataclass(slots=True)
 class Loaded:
-    """Everything that a load made. info: what the front is told (`Ready`). memory: of what was written, None
-    where nothing is remembered.
+    """Everything that a load made.
+
+    drafters: in the order in which they draft. off_reason: why nothing drafts, "" where something does.
+    longest_draft: tokens. memory: what earlier requests wrote, None where nothing is remembered.
     """
 
     settings: LoadSettings
     header: Header
     model: LlamaModel
     context: LlamaContext
+    plan: MemoryPlan
     drafters: list[Drafter]
     grammars: Grammars
-    info: dict[str, Any]
-    learning: ModelProfile
-    draft_model: LlamaModel | None = None
-    draft_context: LlamaContext | None = None
+    profile: ModelProfile
+    off_reason: str
+    verdict: PairVerdict | None = None
+    draft: LoadedDraft | None = None
     memory: RequestHistory | None = None
+    load_seconds: float = 0.0
 
     @property
     def slow_step_seconds(self) -> float:
         """What a first chunk of prefill could take on a very slow machine."""
         return 2 * self.header.n_params * 64 / _SLOW_FLOPS + self.header.weight_bytes / _SLOW_BYTES
 
+    @property
+    def longest_draft(self) -> int:
+        """Tokens of a draft that fit in a decode and can be taken back."""
+        return min(self.context.n_outputs_max - self.settings.n_slots, self.context.max_rollback)
+
     def drop_draft(self, policy: Policy | None) -> None:
         """Free the draft model, which the policy in use has dropped; `policy`, another one, drops it too."""
         self.drafters = [d for d in self.drafters if d.name != ModelDrafter.name]
         if policy is not None:
             policy.drop(ModelDrafter.name)
-        close(self.draft_context, self.draft_model)
-        self.draft_context = self.draft_model = None
-
-
-def close(context: LlamaContext | None, model: LlamaModel | None) -> None:
-    """Free a context and then its model, as far as there are such."""
-    for one in (context, model):
-        if one is not None:
-            one.close()
+        if self.draft is not None:
+            self.draft.close()
+        self.draft = None
 
 
 def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store) -> Loaded:
@@ -87,105 +89,120 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     send: gets Loading and Notice messages.
     """
     started = time.perf_counter()
-    target_header = _checked_header(settings.target)
-    draft_header, verdict = None, None
-    wants_draft = settings.draft is not None and "model" in settings.drafters and settings.draft_max != 0
-    if wants_draft:
-        assert settings.draft is not None
-        draft_header = _checked_header(settings.draft)
-        verdict = check_pair(target_header, draft_header)
-        if not verdict.ok:
-            raise IncompatiblePairError(
-                f"target and draft do not fit together: {verdict.reason}",
-                f"choose another draft, or {option('draft_model', 'none')}",
-            )
+    header = _checked_header(settings.target)
+    draft_header, verdict = _checked_draft(settings, header)
+    settings = attach(settings, send)
     n_outputs = max(settings.n_slots, 64, settings.n_slots + max(DRAFT_BUDGET, settings.draft_max or 0))
     n_rs_seq = 0 if not settings.drafters or settings.draft_max == 0 else (settings.draft_max or ROLLBACK)
-    settings = workers.attach(settings, send)
-    plan = _plan(settings, target_header, draft_header, n_outputs, n_rs_seq)
-    target_settings = _fitted(settings.target, plan.target.n_gpu_layers)
-    model = LlamaModel(target_settings, _reporter("target", send))
+    plan = _plan(settings, header, draft_header, n_outputs, n_rs_seq)
+    fitted = _fitted(settings.target, plan.target.n_gpu_layers)
+    model = LlamaModel(fitted, _reporter("target", send))
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
-    drafters: list[Drafter] = []
-    draft_model = draft_context = draft_settings = None
-    problem = ""
-    if settings.draft is not None and draft_header is not None and plan.draft is not None:
-        draft_settings = _fitted(settings.draft, plan.draft.n_gpu_layers)
-        draft_model = LlamaModel(draft_settings, _reporter("draft", send))
-        try:
-            draft_context = LlamaContext(
-                draft_model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8)
-            )
-            _warm_up(draft_context)
-            confident = settings.draft_max is None or settings.draft_p_min > 0
-            drafters.append(ModelDrafter(draft_context, model.n_vocab, confident, model.end_ids))
-        except (ResourceError, DecodeError) as error:
-            problem = f"the draft cannot be used: {error.args[0]}"
-            send(m.Notice(problem))
-            close(draft_context, draft_model)
-            draft_context = draft_model = None
-    memory = None
-    if "copy" in settings.drafters and settings.draft_max != 0:
-        if settings.memory:
-            memory = RequestHistory()
-            drafters.insert(0, MemoryDrafter(memory))
-        drafters.insert(0, CopyDrafter())
-    if "grammar" in settings.drafters and settings.draft_max != 0:
-        drafters.insert(0, GrammarDrafter())
-    _warm_up(context)
-    learning = ModelProfile(
+    draft, problem = None, ""
+    if draft_header is not None:
+        draft, problem = _open_draft(settings, draft_header, plan, send)
+    remembers = settings.memory and "copy" in settings.drafters and settings.draft_max != 0
+    memory = RequestHistory() if remembers else None
+    drafters = _drafters(settings, model, draft, memory)
+    warm_up(context)
+    profile = ModelProfile(
         store,
-        describe.store_key(target_header, target_settings, context),
-        describe.pair_key(draft_header, draft_settings, draft_context, drafters),
+        target_key(header, fitted, context),
+        pair_key(draft.key if draft else None, drafters),
         settings.calibrate,
         time.perf_counter,
     )
-    info = {
-        "target": describe.about(target_settings.path, target_header, plan.target.n_gpu_layers),
-        "draft": describe.about(settings.draft.path, draft_header, plan.draft.n_gpu_layers)
-        if settings.draft and draft_header and plan.draft and draft_context
-        else None,
-        "verdict": verdict.verdict if verdict else None,
-        "n_ctx": context.n_ctx,
-        "n_ctx_draft": draft_context.n_ctx if draft_context else 0,
-        "n_vocab": model.n_vocab,
-        "n_threads": context.n_threads,
-        "drafters": [d.name for d in drafters if d.name != MEMORY],
-        "memory": memory is not None,
-        "draft_max": settings.draft_max,
-        "most_drafted": min(context.n_outputs_max - settings.n_slots, context.max_rollback),
-        "notes": [
-            *workers.note(settings, plan.target.n_gpu_layers, target_header.n_layer),
-            *describe.notes(settings, context),
-            *describe.verdict_notes(verdict),
-            *plan.warnings,
-        ],
-        **describe.speculation(settings, drafters, problem),
-        "load_seconds": time.perf_counter() - started,
-    }
     return Loaded(
         settings,
-        target_header,
+        header,
         model,
         context,
+        plan,
         drafters,
         Grammars(model),
-        info,
-        learning,
-        draft_model,
-        draft_context,
+        profile,
+        "" if drafters else _off_reason(settings, problem),
+        verdict,
+        draft,
         memory,
+        time.perf_counter() - started,
     )
+
+
+def _off_reason(settings: LoadSettings, problem: str) -> str:
+    """Why there is no drafter. problem: why the draft model cannot be used."""
+    if settings.draft_max == 0:
+        return option("draft_max", 0)
+    return problem or f"no drafter: {option('drafters')} names none that can be used"
+
+
+def _checked_draft(settings: LoadSettings, target: Header) -> tuple[Header | None, PairVerdict | None]:
+    """The header of the draft, if one is to be used, and how it fits. Raises IncompatiblePairError."""
+    if settings.draft is None or "model" not in settings.drafters or settings.draft_max == 0:
+        return None, None
+    header = _checked_header(settings.draft)
+    verdict = check_pair(target, header)
+    if not verdict.ok:
+        raise IncompatiblePairError(
+            f"target and draft do not fit together: {verdict.reason}",
+            f"choose another draft, or {option('draft_model', 'none')}",
+        )
+    return header, verdict
+
+
+def _open_draft(
+    settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[m.Message], None]
+) -> tuple[LoadedDraft | None, str]:
+    """The draft model with a context for all slots; None and the reason where it cannot be used."""
+    assert settings.draft is not None
+    assert plan.draft is not None
+    fitted = _fitted(settings.draft, plan.draft.n_gpu_layers)
+    model, context = LlamaModel(fitted, _reporter("draft", send)), None
+    try:
+        context = LlamaContext(model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
+        warm_up(context)
+    except (ResourceError, DecodeError) as error:
+        problem = f"the draft cannot be used: {error.args[0]}"
+        send(m.Notice(problem))
+        if context is not None:
+            context.close()
+        model.close()
+        return None, problem
+    return LoadedDraft(fitted, header, model, context), ""
+
+
+def _drafters(
+    settings: LoadSettings, model: LlamaModel, draft: LoadedDraft | None, memory: RequestHistory | None
+) -> list[Drafter]:
+    """The drafters that the settings name and that can be used."""
+    if settings.draft_max == 0:
+        return []
+    found: list[Drafter] = []
+    if "grammar" in settings.drafters:
+        found.append(GrammarDrafter())
+    if "copy" in settings.drafters:
+        found.append(CopyDrafter())
+    if memory is not None:
+        found.append(MemoryDrafter(memory))
+    if draft is not None:
+        confident = settings.draft_max is None or settings.draft_p_min > 0
+        found.append(ModelDrafter(draft.context, model.n_vocab, confident, model.end_ids))
+    return found
 
 
 @dataclass(slots=True)
 class LoadedDraft:
-    """A draft loaded beside a target, perhaps one of many. settings: as they were fitted."""
+    """A draft model and its context. settings: with the number of GPU layers that fit."""
 
     settings: ModelSettings
     header: Header
     model: LlamaModel
     context: LlamaContext
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Its part of the key under which a pair is stored."""
+        return model_key(self.header, self.settings, self.context)
 
     def close(self) -> None:
         """Free its memory."""
@@ -204,7 +221,7 @@ def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
     model = LlamaModel(fitted)
     try:
         context = LlamaContext(model, plan.n_ctx, 1, n_outputs)
-        _warm_up(context)
+        warm_up(context)
     except BaseException:
         model.close()
         raise
@@ -275,7 +292,7 @@ def _reporter(name: str, send: Callable[[m.Message], None]) -> Callable[[float],
     return report
 
 
-def _warm_up(context: LlamaContext) -> None:
+def warm_up(context: LlamaContext) -> None:
     """One decode, so that neither page faults nor first-time allocations fall into the first answer."""
     token = max(0, context.model.bos_id)
     context.decode([BatchRow(token, 0, 0, True)])

@@ -18,7 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from specllama.client import protocol as m
-from specllama.errors import EngineError, SpecllamaError
+from specllama.errors import EngineError, SpecllamaError, UsageError
 
 if TYPE_CHECKING:
     from specllama.worker.engine_core import EngineCore
@@ -33,7 +33,7 @@ class _Pipes:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[m.Message | None] = queue.SimpleQueue()  # None: the front is gone
         self.left = threading.Event()  # what was learnt is stored then
-        self.host: EngineCore | None = None
+        self.core: EngineCore | None = None
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
@@ -50,9 +50,13 @@ class _Pipes:
     def read(self) -> None:
         with os.fdopen(0, "rb", closefd=False) as pipe:  # not sys.stdin, whose lock a dying interpreter wants
             for line in pipe:
-                self.inbox.put(m.decode(line))
+                try:
+                    self.inbox.put(m.decode(line))
+                except ValueError as error:
+                    refusal = UsageError(f"the request cannot be read: {error}")
+                    self.send(m.Failed(refusal.to_dict(), m.request_id(line)))
         self.inbox.put(None)
-        if self.host is not None and self.host.loaded is not None:
+        if self.core is not None and self.core.loaded is not None:
             self.left.wait(_LEAVE_SECONDS)
         os._exit(0)
 
@@ -79,26 +83,27 @@ def main() -> None:
 
 
 def _serve(pipes: _Pipes) -> None:
-    """Handle messages as they come, step the engine while there is work."""
+    """Handle messages as they come; step the engine while there are none and it has something to do."""
     from specllama.worker.engine_core import EngineCore
 
-    host = pipes.host = EngineCore(pipes.send)
-    threading.Thread(target=_beat, args=(pipes, host), daemon=True).start()
+    core = pipes.core = EngineCore(pipes.send)
+    threading.Thread(target=_beat, args=(pipes, core), daemon=True).start()
     while True:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                message = pipes.inbox.get(block=not host.busy)
-                if message is None:
-                    host.leave()
-                    pipes.left.set()
-                    threading.Event().wait()  # for the end of the process
-                elif isinstance(message, m.Serve):
-                    _serve_rpc(message, pipes)
-                else:
-                    host.handle(message)
-                    if isinstance(message, m.Load):
-                        gc.freeze()  # what stays need not be looked through in mid-answer
-        host.step()
+        try:
+            message = pipes.inbox.get(timeout=core.step_due_in)
+        except queue.Empty:
+            core.step()
+            continue
+        if message is None:
+            core.leave()
+            pipes.left.set()
+            threading.Event().wait()  # for the end of the process
+        elif isinstance(message, m.Serve):
+            _serve_rpc(message, pipes)
+        else:
+            core.handle(message)
+            if isinstance(message, m.Load):
+                gc.freeze()  # what stays need not be looked through in mid-answer
 
 
 def _serve_rpc(message: m.Serve, pipes: _Pipes) -> NoReturn:
@@ -108,12 +113,12 @@ def _serve_rpc(message: m.Serve, pipes: _Pipes) -> NoReturn:
     serve(message, pipes.send)
 
 
-def _beat(pipes: _Pipes, host: EngineCore) -> None:
+def _beat(pipes: _Pipes, core: EngineCore) -> None:
     while True:
         time.sleep(_BEAT_SECONDS)
-        started = host.busy_since
+        started = core.busy_since
         busy = time.perf_counter() - started if started is not None else 0.0
-        pipes.send(m.Heartbeat(busy, host.allowed_seconds()))
+        pipes.send(m.Heartbeat(busy, core.allowed_seconds()))
 
 
 if __name__ == "__main__":

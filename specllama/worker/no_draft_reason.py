@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from specllama.core.offer_stats import OfferStats
 from specllama.core.policy.base import Policy
@@ -29,10 +27,12 @@ class DraftingVerdict:
     by_costs: bool = False
 
 
-def drafting_verdict(info: Mapping[str, Any], policy: Policy, g: Generation) -> DraftingVerdict:
-    """Whether the answer was drafted for. info: what the front was told of the load."""
-    if info["speculation"] == "off":
-        return DraftingVerdict(info["reason"])
+def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> DraftingVerdict:
+    """Whether the answer was drafted for. off_reason: why nothing drafts since the load, "" where something
+    does.
+    """
+    if off_reason:
+        return DraftingVerdict(off_reason)
     if not g.request.speculate:
         return DraftingVerdict("not asked for")
     if g.stats.rounds < _ENOUGH or g.stats.n_drafted + g.stats.n_forced > _HARDLY * g.stats.n_predict:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specllama.config.store import Store
+from specllama.config.store import ENOUGH_ROWS, Store
 from specllama.core.interfaces import Context, DecodeError, Drafter
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.cost_curves import Curves, bucket_of
@@ -19,7 +19,7 @@ from specllama.core.policy.pair_state import PairState
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.stored_values import is_number
 from specllama.core.scheduler import Slot
-from specllama.worker.calibrate import ENOUGH_ROWS, Calibration, goes_back, measure, time_widths, unmeasured
+from specllama.worker.calibrate import Calibration, goes_back, measure, missing_widths, time_widths
 
 RUN_SECONDS = 1.0  # that a front may measure at once
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once for each class of lengths
@@ -115,23 +115,21 @@ class ModelProfile:
 
     # Measuring
 
-    def missing(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:
+    def unmeasured(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:
         """Widths that could be timed behind a text of so many ids; 1 stands for t(1) and epsilon too."""
         if self._refused or not goes_back(context) or n_ids < 1:
             return []
-        widths = unmeasured(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
+        widths = missing_widths(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
         return widths if self._seconds_left(n_ids) <= 0 or n_ids < 3 else sorted({1, *widths})
 
     def _seconds_left(self, n_ids: int) -> float:
         """To compare rows behind a text of so many ids; a longer class of texts is begun anew."""
         return _COMPARE_SECONDS if length_class(n_ids) > self._compared else self._compare_left
 
-    def measure(
-        self, context: Context, slot: Slot, seconds: float, with_widths: bool = True
-    ) -> dict[str, Any]:
+    def measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool = True) -> bool:
         """Measure for `seconds` what is not known yet, on the text that an idle slot's cache holds, and store
-        it; where the memory refuses to go back the slot is empty afterwards. `missing` of what is found: what
-        another call could measure. with_widths: False leaves it at t(1) and epsilon.
+        it; where the memory refuses to go back the slot is empty afterwards. Whether another call could
+        measure more. with_widths: False measures t(1) and epsilon only.
         """
         n_before = self._figures.get("n_rows")
         try:
@@ -142,8 +140,7 @@ class ModelProfile:
         slot.ids = slot.ids[:n_kept]
         self._changed |= n_timed + n_compared > 0
         self.flush()
-        more = self.missing(context, n_kept, seconds) if n_timed + n_compared else []
-        return {**self._figures, "missing": more}
+        return n_timed + n_compared > 0 and bool(self.unmeasured(context, n_kept, seconds))
 
     def _measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool) -> int:
         """How many decodes were timed."""

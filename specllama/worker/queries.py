@@ -1,19 +1,37 @@
-"""Answers to what a front may ask of a loaded engine beside generations: tokens, templates, slots."""
+"""Answers to questions about a loaded engine: tokens, the chat template, slots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from specllama.client import protocol as m
 from specllama.core.engine import Engine
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
 from specllama.text.reasoning import closing_tag
+from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 
 _TAIL = 32  # tokens at the end of a prompt in which an opening tag is looked for
+
+
+def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaError | None]:
+    """The chat template, tried once, None where the model has none; and what is wrong with it: a note when
+    it is loaded, an error when it is used.
+    """
+    model, given = loaded.model, loaded.settings.chat_template
+    source = given or loaded.header.chat_template
+    if not source:
+        return None, None
+    bos, eos = model.token_text(model.bos_id), model.token_text(model.eos_id)
+    template = None
+    try:
+        template = ChatTemplate(source, model.control_texts, bos, eos, own=given is None)
+        template.render([{"role": "user", "content": "Hello"}])
+    except SpecllamaError as error:
+        return template, error
+    return template, None
 
 
 def answer_query(
@@ -22,60 +40,59 @@ def answer_query(
     template: ChatTemplate | None,
     engine: Engine,
     running: Sequence[SequenceOutput],
-) -> dict[str, Any]:
+) -> m.Answer:
     """The answer to a question. Raises TemplateError, UsageError."""
     if isinstance(question, m.Render):
         assert template is not None
         return _rendered(template, question)
     if isinstance(question, m.GetSlots):
-        return _slots(engine, running)
+        return _slots(question.id, engine, running)
     return _in_tokens(model, question)
 
 
-def _in_tokens(model: LlamaModel, question: m.Tokenize | m.Detokenize) -> dict[str, Any]:
+def _in_tokens(model: LlamaModel, question: m.Tokenize | m.Detokenize) -> m.Tokenized | m.Detokenized:
     """Ids and the bytes of each, or the text of ids. Raises UsageError."""
     if isinstance(question, m.Tokenize):
         ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
-        return {"ids": ids, "pieces": [list(_bytes(model, i)) for i in ids]}
+        return m.Tokenized(question.id, ids, [list(_bytes(model, i)) for i in ids])
     known = model.n_vocab
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < known for i in question.ids):
         raise UsageError(f"token ids must be from 0 to {known - 1}")
-    return {"text": b"".join(_bytes(model, i) for i in question.ids).decode("utf-8", "replace")}
+    text = b"".join(_bytes(model, i) for i in question.ids).decode("utf-8", "replace")
+    return m.Detokenized(question.id, text)
 
 
-def _rendered(template: ChatTemplate, question: m.Render) -> dict[str, Any]:
+def _rendered(template: ChatTemplate, question: m.Render) -> m.Rendered:
     """The text of the prompt. Raises TemplateError, UsageError."""
     parts = template.render(question.messages, **question.variables)
-    return {"prompt": "".join(part.text for part in parts) + question.prefix}
+    return m.Rendered(question.id, "".join(part.text for part in parts) + question.prefix)
 
 
-def _slots(engine: Engine, running: Sequence[SequenceOutput]) -> dict[str, Any]:
-    """What each slot is doing: `id` is that of the generation; and how much of the cache is in use."""
+def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> m.Slots:
+    """What each slot is doing, and how much of the cache is in use."""
     found, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
     for slot in engine.slots:
         r = by_sequence.get(slot.seq_id)
-        state = {"slot": slot.seq_id, "n_past": len(slot.ids), "id": None}
         n_used += 0 if slot.saved is not None else len(slot.ids)
-        if r is not None:
-            g, s = r.generation, r.generation.stats
-            n_used += g.n_past
-            state |= {
-                "id": r.id,
-                "n_past": g.n_past,
-                "n_prompt": g.n_prompt,
-                "n_decoded": s.n_predict,
-                "n_drafted": s.n_drafted,
-                "n_accept": s.n_accept,
-                "speculate": g.request.speculate,
-            }
-        found.append(state)
-    return {
-        "slots": found,
-        "n_waiting": len(engine.waiting),
-        "n_used": n_used,
-        "n_ctx": engine.target.n_ctx,
-    }
+        if r is None:
+            found.append(m.SlotState(slot.seq_id, len(slot.ids)))
+            continue
+        g, s = r.generation, r.generation.stats
+        n_used += g.n_past
+        found.append(
+            m.SlotState(
+                slot.seq_id,
+                g.n_past,
+                id=r.id,
+                n_prompt=g.n_prompt,
+                n_decoded=s.n_predict,
+                n_drafted=s.n_drafted,
+                n_accept=s.n_accept,
+                speculate=g.request.speculate,
+            )
+        )
+    return m.Slots(id_, found, len(engine.waiting), n_used, engine.target.n_ctx)
 
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:

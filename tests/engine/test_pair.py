@@ -364,7 +364,7 @@ class TestHost:
 
     def test_only_what_can_be_handled(self, front: Front) -> None:
         front.said.clear()
-        front.host.handle(m.Load(front.settings.to_dict()))
+        front.host.handle(m.Load(front.settings))
         front.host.handle(m.Ready({}))
         front.host.handle(m.Cancel(99))
         assert [type(message) for message in front.said] == [m.Failed, m.Failed]
@@ -387,13 +387,11 @@ class TestHost:
         front.host.handle(m.Calibrate(0.05))
         (found,) = front.said
         assert isinstance(found, m.Calibrated)
-        assert found.found["t1"] > 0
-        assert (
-            0 <= found.found["epsilon"] < 0.5
-        )  # nothing, or a rounding of activations that went the other way
+        assert found.t1 > 0
+        assert 0 <= found.epsilon < 0.5  # nothing, or a rounding of activations that went the other way
         assert front.host.loaded is not None
-        learning = front.host.loaded.learning
-        assert front.host.store.read(learning.key)["t1"] == found.found["t1"]
+        learning = front.host.loaded.profile
+        assert front.host.store.read(learning.key)["t1"] == found.t1
         assert len(front.ids(messages=ZIP, params=FEW)) == 12
 
     def test_drafting_is_configured_without_loading_again(self, front: Front) -> None:

@@ -16,12 +16,14 @@ import psutil
 import pytest
 
 from specllama.client import protocol as m
+from specllama.client import wire
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
 from tests.support.command import Command
+from tests.support.loads import load_info
 from tests.support.processes import SOON, child_of, is_gone, works
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -202,8 +204,8 @@ class TestClient:
         with EngineClient() as client:
             info = client.load(SETTINGS, lambda name, share: seen.append((name, share)))
             engine = psutil.Process(client.pid)
-        assert info["n_ctx"] == 2048
-        assert info["speculation"] == "on"
+        assert info.n_ctx == 2048
+        assert info.speculation == "on"
         assert {name for name, _ in seen} == {"target", "draft"}
         assert ("target", 1.0) in seen
         assert is_gone(engine)
@@ -271,8 +273,8 @@ class TestClient:
     def test_calibrate_when_idle(self, client: EngineClient) -> None:
         finished(client, ask(client, 40))
         found = client.calibrate(0.05)
-        assert found["t1"] > 0
-        assert finished(client, ask(client, 5))[2].stored_t1 == found["t1"]
+        assert found.t1 > 0
+        assert finished(client, ask(client, 5))[2].stored_t1 == found.t1
 
     def test_before_and_after_a_load(self, tmp_path: Path) -> None:
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")
@@ -344,7 +346,7 @@ def send(kind, **body):
 for line in sys.stdin:
     kind, body = json.loads(line)
     if kind == "Load":
-        send("Ready", info={{"notes": [], "reason": ""}})
+        send("Ready", info={info})
     else:
         send("Started", id=body["id"], n_prompt=1, params={{}})
         {act}
@@ -356,7 +358,8 @@ class TestHangs:
 
     def client(self, path: Path, act: str, monkeypatch: pytest.MonkeyPatch) -> EngineClient:
         fake = path / "worker"
-        fake.write_text(FAKE.format(python=sys.executable, act=act))
+        info = repr(json.loads(wire.to_json(load_info())))
+        fake.write_text(FAKE.format(python=sys.executable, act=act, info=info))
         fake.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(fake))
         client = EngineClient()

@@ -20,7 +20,7 @@ class Front:
         self.said: list[m.Message] = []
         self.settings = settings
         self.host = EngineCore(self.said.append, store)
-        self.host.handle(m.Load(settings.to_dict()))
+        self.host.handle(m.Load(settings))
 
     @classmethod
     def of_pair(cls, store: Path, draft_max: int | None = None) -> Front:
@@ -68,6 +68,6 @@ class Front:
     def close(self) -> None:
         loaded = self.host.loaded
         if loaded is not None:
-            for one in (loaded.context, loaded.draft_context, loaded.model, loaded.draft_model):
+            for one in (loaded.context, loaded.draft, loaded.model):
                 if one is not None:
                     one.close()

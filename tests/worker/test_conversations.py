@@ -81,8 +81,8 @@ def test_what_was_decoded_plainly_or_cancelled_too(load: Callable[..., Front]) -
 def test_only_beside_copies_and_where_it_may(load: Callable[..., Front], settings, said: bool) -> None:
     front = load(**settings)
     (ready,) = (message for message in front.said if isinstance(message, m.Ready))
-    assert ready.info["memory"] is said
-    assert "memory" not in ready.info["drafters"]  # they are what --drafters names
+    assert ready.info.memory is said
+    assert "memory" not in ready.info.drafters  # they are what --drafters names
     if not said:
         texts, memories = zip(*(ask(front) for _ in range(2)), strict=True)
         assert len(set(texts)) == 1
@@ -94,12 +94,12 @@ def test_its_table_is_stored_beside_the_others_of_the_pair(load: Callable[..., F
     front = load()
     loaded = front.host.loaded
     assert loaded is not None
-    loaded.learning.planner.learnt.tables["memory"].see(12, True)
+    loaded.profile.planner.learnt.tables["memory"].see(12, True)
     ask(front)
     front.host.leave()
     for settings in ({"memory": False}, {}):
         again = load(**settings)
-        assert again.host.loaded.learning.pair == loaded.learning.pair
-        assert again.host.loaded.learning.planner.learnt.tables["memory"].n_seen == 1
+        assert again.host.loaded.profile.pair == loaded.profile.pair
+        assert again.host.loaded.profile.planner.learnt.tables["memory"].n_seen == 1
         ask(again)
         again.host.leave()

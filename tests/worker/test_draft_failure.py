@@ -27,10 +27,10 @@ class Failing:
     def __init__(self, front: Front, n: int) -> None:
         loaded = front.host.loaded
         assert loaded is not None
-        assert loaded.draft_context is not None
+        assert loaded.draft is not None
         (self.drafter,) = (d for d in loaded.drafters if isinstance(d, ModelDrafter))
-        self.decode, self.n_good, self.n_asked = loaded.draft_context.decode, n, 0
-        loaded.draft_context.decode = self  # type: ignore[method-assign]
+        self.decode, self.n_good, self.n_asked = loaded.draft.context.decode, n, 0
+        loaded.draft.context.decode = self  # type: ignore[method-assign]
 
     def __call__(self, batch: Sequence[BatchRow]) -> np.ndarray:
         self.n_asked += 1
@@ -47,7 +47,7 @@ class SlowTarget:
         assert host.engine is not None
         assert host.loaded is not None
         host.engine.clock = self
-        if (planner := host.loaded.learning.planner) is not None:
+        if (planner := host.loaded.profile.planner) is not None:
             planner.clock = planner._asking.clock = self
         self.decode = host.loaded.context.decode
         host.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
@@ -86,7 +86,7 @@ def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
     turn = [*RENAME, {"role": "assistant", "content": plain}, MORE]
     plain_turn, _ = answer(front, 2, turn, speculate=False, follows=1)
     assert front.host.loaded is not None
-    context, failing = front.host.loaded.draft_context, Failing(front, n)
+    context, failing = front.host.loaded.draft.context, Failing(front, n)
     assert context is not None
     assert answer(front, 3, RENAME)[0] == plain
     assert failing.n_asked == n + 1
@@ -109,8 +109,7 @@ def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
         assert notices(front) == []
         assert done.stats.drafted_by["copy"] > 0
     assert failing.n_asked == n + 1
-    assert front.host.loaded.draft_context is None
-    assert front.host.loaded.draft_model is None
+    assert front.host.loaded.draft is None
     assert context.handle is None
     front.said.clear()
     front.host.handle(m.Calibrate(0.05))
@@ -143,7 +142,7 @@ def test_the_answer_in_which_it_failed_is_cancelled(tmp_path: Path) -> None:
             front.host.step()
         front.host.handle(m.Cancel(1))
         assert front.host.loaded is not None
-        assert front.host.loaded.draft_context is None
+        assert front.host.loaded.draft is None
         front.host.handle(m.Configure(7))
         answer(front, 2, RENAME)
         assert (failing.n_asked, notices(front)) == (4, [])
@@ -170,7 +169,7 @@ def test_the_target_fails_in_the_same_round(tmp_path: Path) -> None:
         assert isinstance([s for s in said if not isinstance(s, m.Notice)][-1], m.Failed)
         assert len(notices(front)) == 1
         context.decode = decode  # type: ignore[method-assign]
-        assert front.host.loaded.draft_context is None
+        assert front.host.loaded.draft is None
         assert answer(front, 3, RENAME)[0] == plain
     finally:
         front.close()
@@ -195,8 +194,8 @@ def test_a_draft_that_cannot_decode_at_all_is_not_used(
         assert notices(front) == ["the draft cannot be used: llama_decode answered -3: device lost"]
         ready = front.said[-1]
         assert isinstance(ready, m.Ready)
-        assert ready.info["draft"] is None
-        assert ready.info["drafters"] == ["grammar", "copy"]
+        assert ready.info.draft is None
+        assert ready.info.drafters == ("grammar", "copy")
         assert [c.handle is None for c in made] == [True, False]
         assert answer(front, 1, RENAME)[0]
     finally:

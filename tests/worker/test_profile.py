@@ -15,7 +15,7 @@ from specllama.config.store import Store
 from specllama.core.policy import cost_curves as curves
 from specllama.core.policy.cost_curve import FIRST, TRUSTED
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.worker import load_info as describe
+from specllama.worker import profile_keys
 from specllama.worker.calibrate import TIMED
 from tests.support.front import Front
 
@@ -40,19 +40,19 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
         first.host.handle(m.Calibrate(1.0))
         (found,) = first.said
         assert isinstance(found, m.Calibrated)
-        missing, slices = found.found["missing"], slices + 1
+        missing, slices = found.unmeasured, slices + 1
         assert slices < 100
     assert first.ids(messages=ZIP, params=LONGER) == expected
     done = first.said[-1]
     assert isinstance(done, m.Done)
-    assert (done.unmeasured, done.stored_t1) == (False, found.found["t1"])
+    assert (done.unmeasured, done.stored_t1) == (False, found.t1)
     first.close()
     second = Front(PAIR, Store(tmp_path))
     assert second.host.loaded is not None
-    learning = second.host.loaded.learning
+    learning = second.host.loaded.profile
     assert learning.planner is not None
     assert all(learning.planner.costs.count(n) >= FIRST for n in TIMED)
-    assert learning.t1 == found.found["t1"]
+    assert learning.t1 == found.t1
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
 
@@ -63,10 +63,10 @@ def test_another_compilation_of_llama_cpp_is_measured_anew(
     """Its kernels may take another time, and round in another way."""
     stored = []
     for compiled in ("one", "other", "one"):
-        monkeypatch.setattr(describe, "compiled", lambda compiled=compiled: compiled)
+        monkeypatch.setattr(profile_keys, "compiled", lambda compiled=compiled: compiled)
         front = Front(PAIR, Store(tmp_path))
         assert front.host.loaded is not None
-        stored.append(front.host.loaded.learning.t1)
+        stored.append(front.host.loaded.profile.t1)
         front.ids(messages=ZIP, params=FEW)
         front.host.handle(m.Calibrate(1.0))
         front.host.leave()
@@ -112,7 +112,7 @@ def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:
     front.host.handle(m.Calibrate(0.1))
     (found,) = front.said
     assert isinstance(found, m.Calibrated)
-    assert found.found["t1"] > 0  # somebody asked for it
+    assert found.t1 > 0  # somebody asked for it
     front.host.leave()
     front.close()
     assert not (tmp_path / "store").exists()

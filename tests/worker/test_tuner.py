@@ -134,7 +134,7 @@ def test_the_next_run_begins_with_what_was_measured(front: Callable[..., Front])
     (curve,), (_, drafted) = parts(one, "curve"), parts(one, "draft")
     run = front(draft=DRAFT)
     assert run.host.loaded is not None
-    learning = run.host.loaded.learning
+    learning = run.host.loaded.profile
     assert learning.planner is not None
     for point in curve["points"]:
         assert learning.planner.costs.predict(point["rows"]) == pytest.approx(
@@ -230,9 +230,9 @@ def test_a_longer_context_is_measured_too(
     assert near["n_ids"] < 200 < far["n_ids"]
     assert far["complete"]
     assert one.host.loaded is not None
-    stored = one.host.loaded.learning.curves.to_dict()
+    stored = one.host.loaded.profile.curves.to_dict()
     assert list(stored) == ["0", "200"]
-    assert one.host.loaded.learning.t1 == near["points"][0]["seconds"]
+    assert one.host.loaded.profile.t1 == near["points"][0]["seconds"]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "jamba", "lfm2"])

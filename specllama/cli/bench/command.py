@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specllama.bench.plan import BenchSample, configs, order
@@ -25,6 +25,7 @@ from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
 from specllama.cli.provenance import provenance
 from specllama.cli.report_file import replaced
+from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.config import build
 from specllama.config.load import LoadSettings
@@ -48,7 +49,7 @@ _LONG = 60.0  # seconds of measuring that are announced before
 class _Measured:
     """What a bench has got so far."""
 
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: m.LoadInfo | None = None
     samples: list[BenchSample] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     planned: int = 0
@@ -118,9 +119,9 @@ def _measure(
         progress.clear()
     into.info = info
     console.note(readout.start_line(info).removesuffix(", length auto"))
-    for text in info["notes"]:
-        console.note(text if text.startswith("warning:") else f"note: {text}")
-    raw = not info["chat_template"]
+    for note in info.notes:
+        console.show(note)
+    raw = not info.template_works
     if raw:
         console.note("note: the model has no chat template, prompts go in as they are")
     runner = BenchRunner(client, wanted.params, variables, raw)
@@ -149,9 +150,9 @@ def _measure(
         into.skipped = {f"{case.workload} {case.number}": why for case, why in runner.skipped.items()}
 
 
-def _drafters(info: Mapping[str, Any]) -> list[str]:
+def _drafters(info: m.LoadInfo) -> list[str]:
     """Who drafts without a grammar."""
-    return [name for name in info["drafters"] if name != "grammar"] if info["speculation"] == "on" else []
+    return [name for name in info.drafters if name != "grammar"] if not info.off_reason else []
 
 
 def _announce(planned: int, seconds: float) -> None:
@@ -164,9 +165,10 @@ def _announce(planned: int, seconds: float) -> None:
 
 def _show(wanted: BenchPlan, measured: _Measured, exact: bool, as_json: bool) -> None:
     info = measured.info
+    assert info is not None
     ways = configs(wanted.lengths, bool(_drafters(info)))
     summary = summarise(measured.samples, [c.name for c in ways])
-    off = "" if _drafters(info) else info["reason"] or "no drafter has anything to do without a grammar"
+    off = "" if _drafters(info) else info.off_reason or "no drafter has anything to do without a grammar"
     found, about = verdict(summary, off), _about(wanted, measured, exact)
     if as_json:
         console.data(json.dumps(record(summary, measured.samples, about, found)) + "\n")
@@ -183,13 +185,14 @@ def _show(wanted: BenchPlan, measured: _Measured, exact: bool, as_json: bool) ->
 def _about(wanted: BenchPlan, measured: _Measured, exact: bool) -> dict[str, Any]:
     """Models, machine and settings of the bench."""
     info = measured.info
+    assert info is not None
     return {
-        **provenance(info["n_threads"]),
-        "target": info["target"],
-        "draft": info["draft"],
+        **provenance(info.n_threads),
+        "target": asdict(info.target),
+        "draft": asdict(info.draft) if info.draft else None,
         "drafters": _drafters(info),
-        "n_ctx": info["n_ctx"],
-        "load_ms": 1000 * info["load_seconds"],
+        "n_ctx": info.n_ctx,
+        "load_ms": 1000 * info.load_seconds,
         "settings": {
             "text": wanted.text,
             "n_tokens": wanted.n_tokens,

@@ -88,7 +88,7 @@ async def _measure(plan: ServerPlan, into: _Found) -> None:
             console.note(f"note: one series: {into.why_one}")
         first = await warm_up(server, into.series, plan.wanted, into.about.model)
         if not any(answer.n_tokens for answer in first):
-            console.note("warning: the first answer has no text; the model or --prompts may not suit chats")
+            console.warning("the first answer has no text; the model or --prompts may not suit chats")
         planned = _planned(plan, into)
         _announce(planned, planned * max(answer.seconds for answer in first))
         began = time.monotonic()

@@ -47,6 +47,7 @@ def chat(given: Mapping[str, Any]) -> int:
             stack.enter_context(log)
         engine = stack.enter_context(ChatEngine(settings, log, values.get("verbose", False)))
         reader = _reader()  # while the engine process starts
+        engine.measure_when_idle = reader.interactive
         screen = Screen(not reader.interactive, values.get("show_draft", False))
         engine.load("json_schema" in params or "grammar" in params)
         session = ChatSession(engine, screen, Conversation(), params, variables, reader.interactive)

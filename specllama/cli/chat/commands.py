@@ -101,7 +101,7 @@ def _load(session: ChatSession, rest: str) -> None:
 
 
 def _stats(session: ChatSession, _rest: str) -> None:
-    for line in session.totals.lines(session.engine.info["n_ctx"]):
+    for line in session.totals.lines(session.engine.info.n_ctx):
         console.note(line)
 
 
@@ -117,15 +117,15 @@ def _draft(session: ChatSession, rest: str) -> None:
     info = session.engine.info
     if rest in ("on", "off"):
         session.speculate = rest == "on"
-        if info["speculation"] == "off" and session.speculate:
-            raise UsageError(f"there is nothing that drafts: {info['reason']}")
+        if info.off_reason and session.speculate:
+            raise UsageError(f"there is nothing that drafts: {info.off_reason}")
         console.note(f"drafts {rest}")
     elif rest == "auto" or re.fullmatch("[0-9]{1,9}", rest):
         _draft_up_to(session, None if rest == "auto" else int(rest))
     elif rest:
         raise UsageError(f"/draft takes on, off, auto or a number of tokens, not {rest[:60]!r}")
     else:
-        length = "auto" if info["draft_max"] is None else f"up to {info['draft_max']}"
+        length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
         console.note(f"drafts {'on' if session.speculate else 'off'}, length {length}")
 
 

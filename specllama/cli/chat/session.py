@@ -50,8 +50,8 @@ class ChatSession:
     def saved(self) -> Saved:
         """The conversation as a file would hold it."""
         models = {
-            name: {key: model[key] for key in ("name", "path", "quant")} if model else None
-            for name, model in ((name, self.engine.info.get(name)) for name in ("target", "draft"))
+            name: {key: getattr(model, key) for key in ("name", "path", "quant")} if model else None
+            for name, model in (("target", self.engine.info.target), ("draft", self.engine.info.draft))
         }
         return Saved(self.conversation, self.params, models)
 
@@ -63,7 +63,7 @@ class ChatSession:
         console.note(f"{counted(len(saved.conversation.turns), 'turn')} loaded from {visible(file)}")
         if saved.conversation.waiting:
             console.note("note: the last message has no answer; /regen asks for one")
-        then, now = saved.models.get("target"), self.engine.info["target"]["name"]
+        then, now = saved.models.get("target"), self.engine.info.target.name
         name = then.get("name") if isinstance(then, dict) else None
         if isinstance(name, str) and name != now:
             console.note(f"note: it was held with {visible(name)[:80]}; now {now} goes on")
@@ -142,7 +142,7 @@ class ChatSession:
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))
         if answer.finish_reason == "context":
-            n_ctx = self.engine.info["n_ctx"]
+            n_ctx = self.engine.info.n_ctx
             console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {ROOM}")
         elif answer.finish_reason == "length":
             n = answer.params["max_tokens"]
@@ -155,8 +155,6 @@ class ChatSession:
                 raise LeaveError(INTERRUPTED)
         elif not answer.text:
             self.screen.dim("the answer is empty")
-        if self.interactive and answer.finish_reason != "cancel" and answer.unmeasured:
-            self.engine.measure(self.conversation, self.variables)
 
     def rescue(self) -> None:
         """Before the chat ends in a way that nobody wanted: what no file has goes into one."""

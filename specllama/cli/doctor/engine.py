@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
 from specllama.cli.doctor.words import Problem
@@ -16,7 +17,7 @@ SECONDS = 60.0  # for an engine process to start
 
 
 def engine(problems: list[Problem]) -> dict[str, Any]:
-    """What inspection.py finds, with "start_seconds"; "ok" False and "error" where it does not start."""
+    """The build of llama.cpp (protocol.BuildInfo) and "start_seconds"; or "ok" False and "error"."""
     from specllama.client.client import EngineClient
 
     started, late = time.monotonic(), threading.Event()
@@ -33,7 +34,7 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
                 found = client.inspect()
             finally:
                 timer.cancel()
-            return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **found}
+            return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **asdict(found)}
     except SpecllamaError as error:
         what = f"the engine process did not start within {SECONDS:g} s" if late.is_set() else error.message
         problems.append(Problem(what, error.hint or "install specllama again", error.exit_code))

@@ -14,7 +14,6 @@ from typing import Any
 
 from specllama.cli.doctor.words import Problem
 from specllama.config import store
-from specllama.worker.calibrate import ENOUGH_ROWS
 
 _SECONDS = 2.0  # for adding up a directory
 
@@ -77,7 +76,7 @@ def meaning(
     most = f"batches of up to {equal_up_to or 2:.0f} rows are bit-equal to single rows {behind}"
     if unlike is None and epsilon == 0:
         return most
-    if equal_up_to is not None and equal_up_to >= ENOUGH_ROWS:
+    if equal_up_to is not None and equal_up_to >= store.ENOUGH_ROWS:
         return f"{most}; wider ones are not used"
     differ = f"batched and single rows differ by up to {epsilon:.2g} {behind}"
     if equal_up_to is not None and equal_up_to >= 2:

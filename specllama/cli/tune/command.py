@@ -71,9 +71,9 @@ def _measure(
         )
     finally:
         progress.clear()
-    for text in info["notes"]:
-        console.note(text if text.startswith("warning:") else f"note: {text}")
-    raw = not info["chat_template"]
+    for note in info.notes:
+        console.show(note)
+    raw = not info.template_works
     if raw:
         console.note("note: the model has no chat template, prompts go in as they are")
     if (load := _load()) >= (os.cpu_count() or 1):
@@ -128,10 +128,10 @@ def _object(found: TuneResults, wanted: TunePlan) -> dict[str, Any]:
     info = found.info
     return {
         "schema": SCHEMA,
-        **provenance(info["n_threads"]),
-        "target": info["target"],
-        "n_ctx": info["n_ctx"],
-        "load_ms": 1000 * info["load_seconds"],
+        **provenance(info.n_threads),
+        "target": asdict(info.target),
+        "n_ctx": info.n_ctx,
+        "load_ms": 1000 * info.load_seconds,
         "stored": wanted.settings.calibrate,
         **found.to_dict(),
         "verdict": verdict(found),

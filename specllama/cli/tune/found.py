@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.client.protocol import LoadInfo
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
 from specllama.errors import SpecllamaError
@@ -52,9 +53,7 @@ class DraftResult:
 
 
 class TuneResults:
-    """drafts: those to be compared, in the order of their indexes. copies: whether text is copied. info: of
-    the load.
-    """
+    """drafts: those to be compared, in the order of their indexes. copies: whether text is copied."""
 
     def __init__(
         self, drafts: Sequence[ModelSettings], unusable: Mapping[str, str], copies: bool = True
@@ -65,7 +64,7 @@ class TuneResults:
         if copies:
             self.entrants[-1] = DraftResult(COPY, None)
         self.unusable = [DraftResult(names[path], path, reason) for path, reason in unusable.items()]
-        self.info: Mapping[str, Any] = {}
+        self._info: LoadInfo | None = None
         self.plan: Mapping[str, Any] = {}
         self.curves: list[Mapping[str, Any]] = []
         self.threads: Mapping[str, Any] | None = None
@@ -74,6 +73,16 @@ class TuneResults:
         self.seconds = 0.0
         self.interrupted = False
         self.failure: SpecllamaError | None = None
+
+    @property
+    def info(self) -> LoadInfo:
+        """What was loaded, once it is."""
+        assert self._info is not None
+        return self._info
+
+    @info.setter
+    def info(self, info: LoadInfo) -> None:
+        self._info = info
 
     def take(self, part: str, found: Mapping[str, Any]) -> None:
         """A part, as process/tuner.py tells it."""

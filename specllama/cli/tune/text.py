@@ -31,8 +31,8 @@ def lines(found: TuneResults, stored: bool, width: int) -> Iterator[str]:
 
 
 def _head(found: TuneResults, stored: bool) -> str:
-    target, n = found.info["target"], found.info["n_threads"]
-    name = f"target {printable(target['name'])} {target['quant']}, {n} thread{'s' if n > 1 else ''}"
+    target, n = found.info.target, found.info.n_threads
+    name = f"target {printable(target.name)} {target.quant}, {n} thread{'s' if n > 1 else ''}"
     kept = "stored for the next run" if stored else "nothing was stored"
     if found.interrupted or found.failure is not None:
         return f"{name}; interrupted, {'what was complete is ' if stored else ''}{kept}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from specllama.client import protocol as m
 from specllama.client.rpc_probe import PROBE_SECONDS, Worker, find_workers
 from specllama.config.load import LoadSettings
-from specllama.errors import EngineDiedError, NetworkError, SpecllamaError, UsageError, option
+from specllama.errors import EngineDiedError, NetworkError, Note, SpecllamaError, UsageError, option
 from specllama.llama.devices import devices
 from specllama.llama.rpc import add_worker, on_abort
 from specllama.worker.rpc import sockets
@@ -42,8 +42,8 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
     return settings
 
 
-def note(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> list[str]:
-    """Where the target is, for the user."""
+def placement_notes(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> list[Note]:
+    """On which workers the target's layers are."""
     target = settings.target
     if not settings.rpc or not n_gpu_layers or target.devices == ("none",):
         return []
@@ -51,7 +51,7 @@ def note(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> list[str]:
     if target.split_mode == "none":
         used = used[target.main_gpu :][:1]
     names = [f"{d.name} ({d.description})" if d.remote else d.name for d in used]
-    return [f"{n_gpu_layers} of {n_layer + 1} layers of the target are on {', '.join(names)}"]
+    return [Note(f"{n_gpu_layers} of {n_layer + 1} layers of the target are on {', '.join(names)}")]
 
 
 def _add(worker: Worker) -> None:
@@ -88,8 +88,10 @@ def _check_use(settings: LoadSettings) -> None:
             f"leave {option('devices')} away, or name them: {', '.join(sorted(remote))}",
         )
     if target.split_mode == "row" and (not target.devices or remote & set(target.devices)):
-        hint = f"leave it away, or use {option('split_mode', 'layer')}"
-        raise UsageError(f"{option('split_mode', 'row')} cannot be used with RPC workers", hint)
+        raise UsageError(
+            f"{option('split_mode', 'row')} cannot be used with RPC workers",
+            f"leave it away, or use {option('split_mode', 'layer')}",
+        )
 
 
 def _lost(workers: Sequence[Worker], words: str) -> EngineDiedError:

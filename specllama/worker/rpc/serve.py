@@ -41,15 +41,13 @@ def serve(request: m.Serve, send: Send) -> NoReturn:
     served = [d for d in devices() if d.name in {s.name for s in served}]
     cache = _cache(request.cache)
     n_threads = request.n_threads or physical_cores()
-    found = {
-        "endpoint": request.address,
-        "protocol": ".".join(map(str, PROTOCOL)),
-        "n_threads": n_threads,
-        "devices": [
-            {"name": d.name, "description": d.description, "free": d.free, "total": d.total} for d in served
-        ],
-        "cache": str(cache.root) if cache else None,
-    }
+    found = m.Serving(
+        request.address,
+        ".".join(map(str, PROTOCOL)),
+        n_threads,
+        tuple(m.DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in served),
+        str(cache.root) if cache else None,
+    )
     port = int(request.address.rpartition(":")[2])
     threading.Thread(target=_announce, args=(port, found, send), daemon=True).start()
     threading.Thread(target=_Clients(port, send, cache).watch, args=(_stdout(),), daemon=True).start()
@@ -88,13 +86,13 @@ def _stdout() -> int:
     return reading
 
 
-def _announce(port: int, found: dict[str, object], send: Send) -> None:
+def _announce(port: int, found: m.Serving, send: Send) -> None:
     """Say that it listens, once it does."""
     while (listener := sockets.listener(port)) is None:
         time.sleep(_POLL_SECONDS)
     with listener:
         sockets.keep_alive(listener)
-    send(m.Serving(found))
+    send(found)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,9 @@ from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError
-from specllama.worker import load_info as describe
+from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded, LoadedDraft, load_draft
+from specllama.worker.profile_keys import pair_key
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.timing import Clock, Times, curve_of, cycled, points, time_steps
 
@@ -62,7 +63,7 @@ class DraftTrial:
         yield 0.0
         draft = load_draft(settings, WIDEST)
         try:
-            self.found["model"] = describe.about(settings.path, draft.header, draft.settings.n_gpu_layers)
+            self.found["model"] = asdict(model_info(settings.path, draft.header, draft.settings.n_gpu_layers))
             yield loading
             times: Times = {}
             for share in self._steps(draft, times):
@@ -93,8 +94,8 @@ class DraftTrial:
     def _keep(self, draft: LoadedDraft, times: Times, steps: StepCosts) -> None:
         """Store what steps take, as a run with this pair would read it."""
         drafters = [*self.loaded.drafters, ModelDrafter(draft.context, self.loaded.model.n_vocab)]
-        pair = describe.pair_key(draft.header, draft.settings, draft.context, drafters)
-        self.loaded.learning.stepped(pair, [d.name for d in drafters], steps.curve)
+        pair = pair_key(draft.key, drafters)
+        self.loaded.profile.stepped(pair, [d.name for d in drafters], steps.curve)
         self.found |= {"points": points(times), "step": steps.predict(1, self.costs.predict(1))}
 
     def _replay(self, steps: StepCosts | None) -> Iterator[float]:

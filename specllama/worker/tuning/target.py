@@ -65,8 +65,8 @@ def _use(context: LlamaContext, n_threads: int) -> None:
 class CurveTimes:
     """t(n) at one place, measured anew and stored once every width was timed often enough."""
 
-    def __init__(self, track: TimingPosition, learning: ModelProfile, t1: float) -> None:
-        self.track, self.learning = track, learning
+    def __init__(self, track: TimingPosition, profile: ModelProfile, t1: float) -> None:
+        self.track, self.profile = track, profile
         self.widths, self.left_out = affordable(track, t1)
         self.times: Times = {}
 
@@ -75,7 +75,7 @@ class CurveTimes:
             yield from time_rows(self.track, self.widths, FIRST, seconds, self.times)
         finally:
             if self.complete:
-                self.learning.measured(len(self.track.ids), curve_of(self.times))
+                self.profile.measured(len(self.track.ids), curve_of(self.times))
 
     @property
     def complete(self) -> bool:

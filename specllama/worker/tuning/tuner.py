@@ -74,7 +74,7 @@ def begin(
     send: Callable[[m.Message], None],
 ) -> Tuner:
     """Start tuning. engine: None where it is busy. Raises EngineError there, and where a draft is loaded."""
-    if engine is None or loaded is None or loaded.draft_context is not None:
+    if engine is None or loaded is None or loaded.draft is not None:
         raise EngineError("only an idle engine without a draft can be tuned")
     return Tuner(order, engine, loaded, ids_of, send)
 
@@ -215,7 +215,7 @@ class Tuner:
     # Stages
 
     def _curve(self, track: TimingPosition, seconds: float) -> Iterator[float]:
-        curve = CurveTimes(track, self._loaded.learning, self._t1)
+        curve = CurveTimes(track, self._loaded.profile, self._t1)
         try:
             yield from curve.work(seconds)
         finally:
@@ -241,7 +241,7 @@ class Tuner:
         try:
             yield from writing.work()
         finally:
-            self._loaded.learning.compared(writing.calibration)
+            self._loaded.profile.compared(writing.calibration)
             self._measured("epsilon", **writing.epsilon)
             self._measured("texts", **writing.found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from specllama.cli.tune.verdict import verdict
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.cost_curve import FIRST, CostCurve
+from tests.support.loads import TARGET, load_info
 
 T1 = 0.02
 COSTS = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 6: 2.6, 8: 3.0, 12: 4.0, 16: 5.0}
@@ -51,7 +53,7 @@ def found(
     found = TuneResults(
         [ModelSettings(path=BAD), ModelSettings(path=GOOD)], {FOREIGN: "the vocabularies differ at id 7"}
     )
-    found.info = {"target": {"name": "big", "quant": "Q4_0"}, "n_threads": 4}
+    found.info = load_info()
     found.seconds = 12.3
     found.take("plan", {"seconds": 12, "n_texts": 8, "n_tokens": 64, "n_left_out": 0, "too_long": {}})
     points = [{"rows": n, "seconds": t1 * x, "count": 9} for n, x in costs.items()]
@@ -180,7 +182,7 @@ def test_what_could_not_be_measured():
 
 def test_after_an_interruption():
     one = TuneResults([ModelSettings(path=GOOD)], {})
-    one.info = {"target": {"name": "big", "quant": "Q4_0"}, "n_threads": 1}
+    one.info = load_info(n_threads=1)
     one.interrupted = True
     one.take("curve", {"n_ids": 128, "points": [{"rows": 1, "seconds": T1, "count": 2}], "left_out": [],
                        "complete": False, "spread": 1.0})  # fmt: skip
@@ -218,7 +220,7 @@ def test_names_that_are_alike_are_told_apart():
 
 def test_what_a_terminal_would_obey_is_escaped():
     one = TuneResults([ModelSettings(path="a\x1b[31m.gguf")], {"b\x1b]0;x\x07.gguf": "\x1b[2J"})
-    one.info = {"target": {"name": "\x1b[2J", "quant": "Q4_0"}, "n_threads": 1}
+    one.info = load_info(target=replace(TARGET, name="\x1b[2J"), n_threads=1)
     one.take("texts", TEXTS)
     one.take("draft", draft(0, 0.1, COSTS, forecast(1.5, 0.7)))
     assert "\x1b" not in text(one)

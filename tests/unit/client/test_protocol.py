@@ -4,76 +4,150 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import get_args
+import types
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specllama.client import protocol as m
 from specllama.client.protocol import decode, encode
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
+from specllama.errors import Note
 
-EXAMPLES = [
-    m.Load({"target": {"path": "a b\n.gguf"}, "draft": None}, verbose=True),
-    m.Generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
-    m.Generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
-    m.Generate(5, ids=[1, 2, 3], forced=[4, 5]),
-    m.Cancel(3),
-    m.Calibrate(0.25),
-    m.Loading("draft", 0.5),
-    m.Ready({"n_ctx": 4096}),
-    m.Started(3, 17, {"seed": 9}),
-    m.Prefilled(3, 16, 17),
-    m.Tokens(
-        [
-            m.SequenceDelta(3, "é", [5, 6], [(1, "copy")], 4, 1),
-            m.SequenceDelta(4, "", [7], [], 0, 0, [{"logprob": -0.5}]),
-        ]
+KINDS = get_args(m.Message)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+MODELS = st.builds(
+    ModelSettings,
+    path=st.text(max_size=9),
+    n_ctx=st.integers(0, 2**31 - 1),
+    devices=st.lists(st.text(max_size=5), max_size=2).map(tuple),
+    tensor_split=st.lists(st.floats(0, 1e9), max_size=2).map(tuple),
+    override_tensor=st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=2).map(tuple),
+    lora=st.lists(st.tuples(st.text(max_size=3), st.floats(-9, 9)), max_size=2).map(tuple),
+    rope_scale=st.none() | st.floats(0.1, 9),
+)
+SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
+    ModelSettings: MODELS,
+    LoadSettings: st.builds(
+        LoadSettings,
+        target=MODELS,
+        draft=st.none() | MODELS,
+        n_slots=st.integers(1, 99),
+        draft_max=st.none() | st.integers(1, 500),
+        draft_p_min=st.floats(0, 1),
+        exact=st.booleans(),
+        rpc=st.lists(st.text(max_size=5), max_size=2).map(tuple),
     ),
-    m.Done(3, "text", "stop", RunStats(n_predict=3, round_seconds={2: (1, 0.5)}), [(4, "target")]),
-    m.Failed({"kind": "UsageError", "message": "no", "hint": ""}, 3),
-    m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
-    m.Notice("slow"),
-    m.Calibrated({"t1": 0.1, "epsilon": None}),
-    m.Configure(7, 2, 0.5),
-    m.Configured(),
-    m.Tune(6, [["edit", "a\nb"]], [{"path": "d.gguf"}], 32, True, {"enable_thinking": False}),
-    m.Tuning(6, "t(n)", 0.25, 7.5),
-    m.TuneMeasurement(6, "epsilon", {"value": None, "n_rows": 0, "reason": "why"}),
-    m.Tuned(6, 12.5, True),
-    m.Inspect(),
-    m.Inspected({"version": "1"}),
-    m.Serve("127.0.0.1:50052", ["CPU"], 2, 10**10, "/cache", verbose=True),
-    m.Serving({"endpoint": "127.0.0.1:50052"}),
-    m.Tokenize(5, "a b", add_special=True),
-    m.Detokenize(6, [1, 2]),
-    m.Render(7, [{"role": "user", "content": "x"}], {"enable_thinking": False}),
-    m.GetSlots(8),
-    m.QueryResult(8, {"slots": []}),
-    m.Heartbeat(0.5, 30.0),
-]
+    SamplingParams: st.builds(
+        SamplingParams,
+        temperature=st.floats(0, 2),
+        logit_bias=st.dictionaries(
+            st.integers(0, 2**31 - 1), st.just(-float("inf")) | st.floats(-9, 9), max_size=3
+        ),
+        seed=st.none() | st.integers(0, 2**64 - 1),
+        stop=st.lists(st.text(min_size=1, max_size=4), max_size=2).map(tuple),
+        grammar=st.none() | st.just("root ::= 'a'"),
+        logprobs=st.none() | st.integers(0, 20),
+    ),
+    Any: JSON,
+    str: st.text(max_size=9),
+    int: st.integers(),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    type(None): st.none(),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_arrives_as_it_was_sent(message):
-    line = encode(message)
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-    assert decode(line) == message
+def of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type, as its hints describe it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in SPECIAL:
+        return SPECIAL[hint]
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin in (Union, types.UnionType):
+        return st.one_of([of(arg) for arg in args])
+    if origin in (list, Sequence):
+        return st.lists(of(args[0]), max_size=3)
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(of(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(of, args))
+    if origin in (dict, Mapping):
+        return st.dictionaries(of(args[0]), of(args[1]), max_size=3)
+    if origin is Counter:
+        return st.dictionaries(of(args[0]), st.integers(0, 99), max_size=3).map(Counter)
+    hints = get_type_hints(hint)
+    if is_dataclass(hint):
+        return st.builds(hint, **{f.name: of(hints[f.name]) for f in fields(hint)})
+    return st.builds(hint, **{name: of(part) for name, part in hints.items()})
 
 
-def test_every_kind_has_an_example():
-    assert {type(e) for e in EXAMPLES} == set(get_args(m.Message))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_message_arrives_as_it_was_sent(kind: type[m.Message]) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(of(kind))
+    def arrives(message: m.Message) -> None:
+        line = encode(message)
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        assert decode(line) == message
+
+    arrives()
 
 
-def test_every_kind_is_plain_data():
-    for kind in get_args(m.Message):
-        assert dataclasses.is_dataclass(kind)
-        assert kind.__dataclass_params__.frozen
-        assert kind.__doc__.startswith(("To the engine", "From the engine"))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_unknown_and_missing_keys_are_refused(kind: type[m.Message]) -> None:
+    @settings(max_examples=5, deadline=None)
+    @given(of(kind))
+    def refuses(message: m.Message) -> None:
+        name, body = json.loads(encode(message))
+        with pytest.raises(ValueError, match="unknown key 'more'"):
+            decode(json.dumps([name, {**body, "more": 1}]).encode())
+        needed = [f.name for f in fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
+        for key in needed:
+            with pytest.raises(ValueError, match=f"{key}.* is missing"):
+                decode(json.dumps([name, {k: v for k, v in body.items() if k != key}]).encode())
+
+    refuses()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
+        m.Generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
+        m.Generate(5, ids=[1, 2, 3], forced=[4, 5]),
+        m.Tokens([m.SequenceDelta(4, "", [7], [], 0, 0, [{"logprob": -0.5}])]),
+        m.Done(3, "text", "stop", RunStats(n_predict=3, round_seconds={2: (1, 0.5)}), [(4, "target")]),
+        m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_so_do_these(message: m.Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_every_kind_is_plain_data() -> None:
+    for kind in KINDS:
+        assert is_dataclass(kind)
+        assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        assert kind.__doc__.startswith(("To the engine", "From the engine"))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("text", ["hi \ud800 there", "\udfff"])
-def test_lone_surrogates_cross_the_pipe(text):
+def test_lone_surrogates_cross_the_pipe(text: str) -> None:
     """A terminal can deliver them; the other end decides what to do."""
     assert decode(encode(m.Notice(text))).text == text
 
@@ -92,20 +166,47 @@ def test_lone_surrogates_cross_the_pipe(text):
         b'["Cancel",{"id":1,"more":2}]\n',
         b'["Cancel",{"id":"1"}]\n',
         b'["Cancel",{"id":true}]\n',
-        b'["Loading",{"model":"draft","share":null}]\n',
-        b'["Tokens",{"items":[[1,"a",[2]]]}]\n',
         b'["Cancel",{}]\n',
         b'["Cancel",[1]]\n',
+        b'["Loading",{"model":"draft","share":null}]\n',
+        b'["Tokens",{"items":[[1,"a",[2]]]}]\n',
         b'[["Cancel"],{"id":1}]\n',
         b"3\n",
         b"null\n",
         b"\xff\n",
     ],
 )
-def test_what_no_end_wrote_is_refused(line):
+def test_what_no_end_wrote_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         decode(line)
 
 
-def test_messages_are_compact():
+def test_who_waits_for_a_refused_line() -> None:
+    assert m.request_id(b'["Generate",{"id":7,"prompt":3}]') == 7
+    for line in (b"hello", b"[]", b'["Generate",{}]', b'["Generate",{"id":"7"}]', b'["Generate",null]'):
+        assert m.request_id(line) is None
+
+
+def test_messages_are_compact() -> None:
     assert encode(m.Cancel(3)) == json.dumps(["Cancel", {"id": 3}], separators=(",", ":")).encode() + b"\n"
+
+
+def test_what_programs_read_of_a_load() -> None:
+    """`LLM.info` has these keys."""
+    model = m.ModelInfo("a.gguf", "A", 7, "Q4_0", 0)
+    info = m.LoadInfo(
+        target=model, draft=None, verdict=None, n_ctx=512, n_ctx_draft=0, n_vocab=9, n_threads=2,
+        drafters=("copy",), memory=True, draft_max=None, longest_draft=64,
+        notes=(Note("one"), Note("two", "warning")), off_reason="why", load_seconds=0.5, n_slots=1,
+        n_ctx_train=512, file_bytes=99, end_ids=(1, 2), sampling=SamplingParams(), template="t",
+        template_works=True, bos_token="<s>", eos_token="</s>",
+    )  # fmt: skip
+    assert info.to_dict() == {
+        "target": {"path": "a.gguf", "name": "A", "params": 7, "quant": "Q4_0", "n_gpu_layers": 0},
+        "draft": None, "verdict": None, "n_ctx": 512, "n_ctx_draft": 0, "n_vocab": 9, "n_threads": 2,
+        "drafters": ["copy"], "memory": True, "draft_max": None, "most_drafted": 64,
+        "notes": ["one", "warning: two"], "speculation": "off", "reason": "why", "load_seconds": 0.5,
+        "n_slots": 1, "n_ctx_train": 512, "file_bytes": 99, "end_ids": [1, 2],
+        "sampling": asdict(SamplingParams()), "template": "t", "chat_template": True, "bos_token": "<s>",
+        "eos_token": "</s>",
+    }  # fmt: skip

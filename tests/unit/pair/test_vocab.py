@@ -183,11 +183,15 @@ def test_texts_decide_as_a_plain_comparison_would(data: st.DataObject) -> None:
     assert (answer.verdict == "identical") is (not differing)
 
 
+def texts(answer: PairVerdict) -> list[str]:
+    return [str(note) for note in answer.notes]
+
+
 def notes(target: Header, draft: Header) -> list[str]:
     """Of a pair of two files with weights or without; that they have none is left out."""
     answer = verdict(replace(target, path="t.gguf"), replace(draft, path="d.gguf"))
     assert answer.ok, answer.reason
-    return [n for n in answer.notes if "without weights" not in n and "no chat template: messages" not in n]
+    return [n for n in texts(answer) if "without weights" not in n and "no chat template: messages" not in n]
 
 
 def test_note_on_pre_tokenizers() -> None:
@@ -229,7 +233,7 @@ def test_notes_on_chat_templates() -> None:
     def template(text: str | None) -> Header:
         return model("m.gguf", metadata={"tokenizer.chat_template": text})
 
-    said = {(a, b): verdict(template(a), template(b)).notes for a in ("x", None) for b in ("x", "y", None)}
+    said = {(a, b): texts(verdict(template(a), template(b))) for a in ("x", None) for b in ("x", "y", None)}
     assert not any("template" in n for n in said["x", "x"])
     assert any(n.startswith("chat templates differ: the target's is used") for n in said["x", "y"])
     assert any(n.startswith("the draft has no chat template") for n in said["x", None])
@@ -243,10 +247,10 @@ def test_note_on_context() -> None:
     long, short = model("t.gguf", n_ctx_train=4096), model("d.gguf", n_ctx_train=512)
     assert any(
         "the draft was trained on 512 tokens of context, the target on 4096" in n
-        for n in verdict(long, short).notes
+        for n in texts(verdict(long, short))
     )
-    assert not any("trained on" in n for n in verdict(short, long).notes)
-    assert not any("trained on" in n for n in verdict(long, long).notes)
+    assert not any("trained on" in n for n in texts(verdict(short, long)))
+    assert not any("trained on" in n for n in texts(verdict(long, long)))
 
 
 def test_texts_in_reasons_and_notes_are_fit_for_a_terminal() -> None:
@@ -258,10 +262,10 @@ def test_texts_in_reasons_and_notes_are_fit_for_a_terminal() -> None:
         verdict(header([*W, evil], eos_token_id=300, add_eos_token=True), header(W, add_eos_token=True)),
     ]
     for answer in answers:
-        for line in (answer.reason, *answer.notes):
+        for line in (answer.reason, *texts(answer)):
             assert line.isprintable()
             assert len(line) < 400
-    assert sum(r"\x1b]0;gone\x07\x9b2J\u202e" in " ".join((a.reason, *a.notes)) for a in answers) == 4
+    assert sum(r"\x1b]0;gone\x07\x9b2J\u202e" in " ".join((a.reason, *texts(a))) for a in answers) == 4
 
 
 def model(name: str, **shape: Any) -> Header:
@@ -271,7 +275,7 @@ def model(name: str, **shape: Any) -> Header:
 
 
 def cost(target: Header, draft: Header) -> str:
-    return verdict(target, draft).notes[-1]
+    return str(verdict(target, draft).notes[-1])
 
 
 def test_notes_on_cost() -> None:

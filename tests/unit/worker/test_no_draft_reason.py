@@ -70,8 +70,8 @@ class _Timed(TableContext):
         return super().decode(batch)
 
 
-def said(policy: Policy, generation: Generation, **info: str) -> dict[str, str]:
-    reason = drafting_verdict({"speculation": "on", "reason": "", **info}, policy, generation).reason
+def said(policy: Policy, generation: Generation, off_reason: str = "") -> dict[str, str]:
+    reason = drafting_verdict(off_reason, policy, generation).reason
     return {"speculation": "off" if reason else "on", "reason": reason}
 
 
@@ -177,7 +177,7 @@ def test_off_from_the_start_and_not_asked_for():
     world = World(DEAR)
     policy = world.planner("copy")
     off = {"speculation": "off", "reason": "--draft-max 0"}
-    assert said(policy, world.answer(policy, 10), **off) == off
+    assert said(policy, world.answer(policy, 10), "--draft-max 0") == off
     plain = world.answer(policy, 10, speculate=False)
     assert said(policy, plain) == {"speculation": "off", "reason": "not asked for"}
 

@@ -200,11 +200,11 @@ def test_missing_widths_are_measured_and_stored(tmp_path):
     context, store = Timed(), Store(tmp_path)
     found = learning(store, context)
     slot = filled(context, 200)
-    assert found.missing(context, 200) == list(TIMED)
-    slices, result = 0, {"missing": [1]}
-    while result["missing"]:
+    assert found.unmeasured(context, 200) == list(TIMED)
+    slices, more = 0, True
+    while more:
         before = context.now
-        result = found.measure(context, slot, 0.1)
+        more = found.measure(context, slot, 0.1)
         assert context.now - before < 0.12
         assert slot.ids == context.cells[0]
         slices += 1
@@ -213,35 +213,35 @@ def test_missing_widths_are_measured_and_stored(tmp_path):
     for n in TIMED:
         assert curve.count(n) >= FIRST
         assert curve.predict(n) == pytest.approx(context.seconds(n))
-    assert (result["t1"], result["epsilon"]) == (pytest.approx(0.001), 0)
+    assert (found.t1, found.epsilon) == (pytest.approx(0.001), 0)
     again = learning(store, Timed())
-    assert again.missing(context, 200) == []
+    assert again.unmeasured(context, 200) == []
     assert again.curves.at(0).predict(24) == pytest.approx(context.seconds(24))
-    assert again.measure(context, filled(context, 100), 0.25)["missing"] == []
+    assert again.measure(context, filled(context, 100), 0.25) is False
 
 
 def test_without_a_planner_only_single_rows_are_measured(tmp_path):
     context = Timed()
     found = ModelProfile(Store(tmp_path), KEY, PAIR, True, context.clock)
-    assert found.missing(context, 100) == [1]
+    assert found.unmeasured(context, 100) == [1]
     slot = filled(context, 100)
     context.widths.clear()
     begun = context.now
-    while found.measure(context, slot, 1.0)["missing"]:
+    while found.measure(context, slot, 1.0):
         assert context.now - begun < 2.5, "rows are compared for two seconds, once"
     assert set(context.widths) <= {1, *WIDTHS, *(w % ENOUGH_ROWS for w in WIDTHS)}
     assert len(slot.ids) == 100
     assert Store(tmp_path).read(KEY)["t1"] == pytest.approx(0.001)
-    assert found.missing(context, 100) == []
+    assert found.unmeasured(context, 100) == []
 
 
 @pytest.mark.parametrize("memory", ["checkpoint", "rollback"])
 def test_memories_that_cannot_go_back_miss_nothing(tmp_path, memory):
     context = Timed(memory=memory)
     found = learning(Store(tmp_path), context)
-    assert found.missing(context, 100) == []
+    assert found.unmeasured(context, 100) == []
     slot = filled(context, 100)
-    assert found.measure(context, slot, 1.0) == {"missing": []}
+    assert found.measure(context, slot, 1.0) is False
     assert len(slot.ids) == 100
 
 
@@ -249,9 +249,9 @@ def test_a_memory_that_refuses_is_left_alone_from_then_on(tmp_path):
     context = Timed(memory="window")
     found = learning(Store(tmp_path), context)
     slot = filled(context, 100)
-    assert found.measure(context, slot, 1.0)["missing"] == []
+    assert found.measure(context, slot, 1.0) is False
     assert slot.ids == context.cells[0] == []
-    assert found.missing(context, 100) == []
+    assert found.unmeasured(context, 100) == []
 
 
 def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
@@ -260,10 +260,10 @@ def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
     found._compared = 99  # rows were compared behind longer texts
     slot = filled(context, 100)
     begun = context.now
-    result = found.measure(context, slot, 1.0)
+    more = found.measure(context, slot, 1.0)
     assert context.now - begun < 1.3
-    while result["missing"]:
-        result = found.measure(context, slot, 1.0)
+    while more:
+        more = found.measure(context, slot, 1.0)
     counts = [found.curves.at(0).count(n) for n in TIMED]
     assert counts[:4] == [pytest.approx(counts[0])] + [FIRST] * 3
     assert counts[-3:] == [0, 0, 0]
@@ -278,14 +278,14 @@ def test_two_rows_are_measured_anew_where_nothing_could_be_gained(tmp_path):
             busy.curves.at(0).observe(n, 0.001 * n)
     busy.measure(context, filled(context, 100), 1.0)
     found = learning(store, context)
-    assert found.missing(context, 100) == []
+    assert found.unmeasured(context, 100) == []
     answer(found, context)
     found.distrust_stored_t2()
-    assert found.missing(context, 100) == [2]
+    assert found.unmeasured(context, 100) == [2]
     found.measure(context, filled(context, 100), 1.0)
     assert found.curves.at(0).predict(2) == pytest.approx(context.seconds(2))
     found.distrust_stored_t2()
-    assert found.missing(context, 100) == []
+    assert found.unmeasured(context, 100) == []
 
 
 # How many rows are as single ones
@@ -308,7 +308,7 @@ class Rounding(Timed):
 def compared(found: ModelProfile, context: Timed, n: int) -> None:
     """All that is missing behind a text of n ids is measured."""
     slot = filled(context, n)
-    while found.measure(context, slot, 1.0)["missing"]:
+    while found.measure(context, slot, 1.0):
         pass
 
 
@@ -348,9 +348,9 @@ def test_longer_texts_are_compared_anew(tmp_path):
     compared(found, context, 190)
     assert (found.epsilon, found.reach) == (0, 190)
     assert (found.covers(256), found.covers(257)) == (True, False)
-    assert found.missing(context, 256) == []
+    assert found.unmeasured(context, 256) == []
     for later in (found, learning(store, context)):
-        assert 1 in later.missing(context, 257)
+        assert 1 in later.unmeasured(context, 257)
     later = learning(store, context)
     compared(later, context, 600)
     assert later.epsilon == pytest.approx(0.02, rel=0.01)
@@ -358,10 +358,10 @@ def test_longer_texts_are_compared_anew(tmp_path):
     assert later.rows(1, exact=True)[0] is None
     assert later.t1 == found.t1
     shorter = learning(store, context)
-    assert shorter.missing(context, 200) == []
+    assert shorter.unmeasured(context, 200) == []
     compared(shorter, context, 1020)
     assert shorter.epsilon == later.epsilon
-    assert shorter.missing(context, 1020) == []
+    assert shorter.unmeasured(context, 1020) == []
 
 
 def test_a_missing_figure_is_measured_beside_the_others(tmp_path):
@@ -381,7 +381,7 @@ def test_what_was_stored_without_the_length_of_the_text_is_measured_anew(tmp_pat
     store.write(KEY, {"t1": 0.5, "epsilon": 0.0, "n_rows": 100})
     found = learning(store, Timed())
     assert (found.t1, found.epsilon) == (0.5, None)
-    assert 1 in found.missing(Timed(), 100)
+    assert 1 in found.unmeasured(Timed(), 100)
 
 
 # A store that holds something else

@@ -1,0 +1,53 @@
+"""The keys under which a ModelProfile is stored: everything that measured times and learnt acceptance depend
+on. Changing a key means that users measure again.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specllama.config.load import ModelSettings
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.pair_state import MEMORY
+from specllama.gguf.header import Header
+from specllama.llama.context import LlamaContext
+from specllama.llama.devices import devices
+from specllama.llama.library import compiled
+from specllama.models.memory.available import physical_cores
+
+
+def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
+    """A model and how it is run, as JSON gives it back.
+
+    The size of the context is no part of it: what counts is how much of it is in use, and there is a cost
+    curve for each length.
+    """
+    placed = [s.split_mode, s.main_gpu, list(s.devices), list(s.tensor_split), s.n_cpu_moe]
+    overrides = [list(override) for override in s.override_tensor]
+    return {
+        "model": [header.name, header.architecture, header.quant, header.n_params, header.file_bytes],
+        "lora": [list(one) for one in s.lora],
+        "n_gpu_layers": s.n_gpu_layers,
+        "placed": [*placed, overrides],
+        "threads": [context.n_threads, context.n_threads_batch],
+        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn, s.swa_full],
+    }
+
+
+def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
+    """The target, the machine and the build of llama.cpp."""
+    return {
+        **model_key(header, s, context),
+        "machine": [platform.machine(), platform.processor(), physical_cores()],
+        "compiled": compiled(),
+        "devices": [["" if d.remote else d.name, d.description] for d in devices()],
+    }
+
+
+def pair_key(draft: Mapping[str, Any] | None, drafters: Sequence[Drafter]) -> dict[str, Any]:
+    """The draft model in use (its model_key) and the drafters; the memory of earlier requests is no part of
+    it, as it has an acceptance table of its own.
+    """
+    return {"draft": draft, "drafters": [d.name for d in drafters if d.name != MEMORY]}
