@@ -140,7 +140,7 @@ def test_the_next_run_begins_with_what_was_measured(front: Callable[..., Front])
         assert learning.planner.costs.predict(point["rows"]) == pytest.approx(
             max(point["seconds"], curve["points"][0]["seconds"])
         )
-    assert learning.missing(run.host.loaded.context, 100) == []
+    assert learning.unmeasured(run.host.loaded.context, 100) == []
     assert learning.t1 == curve["points"][0]["seconds"]
     assert learning.epsilon == parts(one, "epsilon")[0]["value"]
     learnt = learning.planner.learnt
