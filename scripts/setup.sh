@@ -21,7 +21,7 @@ find_python() {
     "install one (Debian: apt install python3 python3-venv; macOS: brew install python), or set SPECLLAMA_PYTHON" 8
 }
 
-backend() { # what llama.cpp is built for: what is really there
+backend() { # the device llama.cpp is built for: one that is present and can be compiled for
   if [ -n "${SPECLLAMA_BACKEND:-}" ]; then
     echo "$SPECLLAMA_BACKEND"
   elif [ "$(uname -s)" = Darwin ]; then
@@ -50,28 +50,28 @@ amx() { # whether llama.cpp would use AMX, which needs native/amx.h
   [ "$(uname -m)" = x86_64 ] && grep -qsw amx_tile /proc/cpuinfo
 }
 
-changes() { # to llama.cpp, which is compiled anew where they are others than before
+changes() { # checksum of our changes to llama.cpp; another one means compiling again
   cat "$root"/specllama/llama/native/*.cmake "$root"/specllama/llama/native/*.h | cksum | tr ' ' '-'
 }
 
-checksum() { # of what an installation depends on
+checksum() { # of everything that an installation depends on
   cat "$root/pyproject.toml" "$root/constraints.txt" - | cksum | tr ' ' '-'
 }
 
-install_log() { # run a command with its output in the log; show the end of it where it fails
+install_log() { # run a command, its output into the log; on failure show the end of the log
   "$@" >>"$venv/install.log" 2>&1 || {
     tail -n 15 "$venv/install.log" >&2
     die "the installation failed" "the whole log is in $venv/install.log"
   }
 }
 
-ensure_venv() { # $1: "" or "dev", which adds what the tests need
+ensure_venv() { # $1: "" or "dev", which adds the packages of the tests
   local kind="${1:-}" device args made stamp plain python
   device=$(backend)
   args=$(cmake_args "$device") # also refuses an unknown backend
   made="$device, changed $(changes)"
   if amx; then
-    made="$made, mended for AMX"
+    made="$made, fixed for AMX"
     export CXXFLAGS="-include \"$root/specllama/llama/native/amx.h\" ${CXXFLAGS:-}"
   fi
   plain="$venv/.installed-$(echo "$made" | checksum)"
@@ -92,7 +92,7 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
   : >"$venv/install.log"
   if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$made" ]; then
     say "installing; llama.cpp is compiled for '$device' on this machine, which takes 3 to 5 minutes on two cores"
-    # pip's cache does not know what a wheel was compiled for, and with what changes.
+    # pip's cache does not know for which device a wheel was compiled, and with which changes.
     local fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
     install_log "${pip[@]}" "${fresh[@]}" llama-cpp-python
     echo "$made" >"$venv/.backend"
@@ -103,7 +103,7 @@ ensure_venv() { # $1: "" or "dev", which adds what the tests need
   unlock
 }
 
-lock() { # one installation at a time; a lock whose owner is gone does not count
+lock() { # one installation at a time; a lock left by a process that has ended is removed
   local owner
   while ! mkdir "$root/.installing" 2>/dev/null; do
     owner=$(cat "$root/.installing/pid" 2>/dev/null || echo)
