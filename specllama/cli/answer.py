@@ -1,7 +1,7 @@
 """What `run` and `chat` share: an answer as it arrives, Ctrl-C that ends it, the log file, measuring
 afterwards.
 
-Knows the client and its messages; what is shown of the text is the caller's affair.
+Knows the client and its messages; how the text is shown is up to the caller.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import IO, Any
 
 from specllama.cli import console
 from specllama.cli.progress import Progress
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult
+from specllama.config.load import LoadSettings
 from specllama.errors import SpecllamaError, UsageError
 
 INTERRUPTED = 130
@@ -28,40 +29,48 @@ Show = Callable[[str, Sequence[tuple[int, str]]], None]
 
 def generate(
     client: EngineClient,
-    request: m.Generate,
+    request: protocol.Generate,
     show: Show | None = None,
     into: GenerationResult | None = None,
     hold_notices: bool = False,
 ) -> GenerationResult:
     """Run one request; Ctrl-C ends it and keeps what there is, a second one raises KeyboardInterrupt.
 
-    show: called with each stretch of text and its runs (characters, source). into: the answer to fill, for
-    who wants what had arrived before an error. hold_notices: leave them in client.notices. Raises what
+    show: called with each stretch of text and its runs (characters, source). into: the answer to fill,
+    which keeps what arrived before an error. hold_notices: leave them in client.notices. Raises what
     client.generate raises.
     """
     answer, progress = into if into is not None else GenerationResult(), Progress()
     events = client.generate(request)
 
-    def take(event: m.Message) -> None:
+    def take(event: protocol.Message) -> None:
         _take(answer, event, progress, show)
         while client.notices and not hold_notices:
             console.note(f"note: {client.notices.pop(0)}")
 
     take(next(events))
-    with first_interrupt(lambda: client.send(m.Cancel(request.id))):
+    with first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
         for event in events:
             take(event)
     return answer
 
 
-def _take(answer: GenerationResult, event: m.Message, progress: Progress, show: Show | None) -> None:
+def _take(answer: GenerationResult, event: protocol.Message, progress: Progress, show: Show | None) -> None:
     delta = answer.add(event)
-    if isinstance(event, m.Prefilled):
+    if isinstance(event, protocol.Prefilled):
         progress.show("reading the prompt", event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
     if delta is not None:
         progress.clear()
         if show is not None and delta.text:
             show(delta.text, delta.runs)
+
+
+def load(
+    client: EngineClient, settings: LoadSettings, verbose: bool = False, measure_when_idle: bool = False
+) -> protocol.LoadInfo:
+    """Load models with progress; what the engine reports on them. Raises what client.load raises."""
+    with Progress(delay=1.0) as progress:
+        return client.load(settings, progress.loading, verbose, measure_when_idle)
 
 
 @contextlib.contextmanager
@@ -86,7 +95,7 @@ def first_interrupt(action: Callable[[], None]) -> Iterator[None]:
 
 
 def template_variables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the chat template is told beside the messages. Raises UsageError."""
+    """The variables of the chat template, in addition to the messages. Raises UsageError."""
     mode = values.get("reasoning", "auto")
     if mode not in ("on", "off", "auto"):
         raise UsageError(f"--reasoning must be on, off or auto, not {mode!r}")
@@ -104,7 +113,7 @@ def log_file(values: Mapping[str, Any]) -> IO[str] | None:
 
 
 def calibrate(client: EngineClient) -> None:
-    """Use a second after the answer to measure what the next run wants to know."""
+    """Use a second after the answer to measure what the next run needs."""
     try:
         client.calibrate(CALIBRATE_SECONDS)
     except (SpecllamaError, KeyboardInterrupt):

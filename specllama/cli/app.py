@@ -100,7 +100,8 @@ def outcome(error: BaseException) -> tuple[int, str, str]:
     """How the program ends for an exception: exit code, message and hint, "" for none."""
     match error:
         case SpecllamaError():
-            return error.exit_code, error.message, error.hint
+            shown = error.spelled(console.as_flag)
+            return error.exit_code, shown.message, shown.hint
         case typer.TyperException():
             command = getattr(getattr(error, "ctx", None), "command_path", "specllama")
             return USAGE, error.format_message(), f"see {command} --help"

@@ -1,5 +1,5 @@
-"""What a shell offers where a value is being typed. Runs whenever somebody presses the tab key: it is quick,
-loads nothing, and is silent about what it cannot read.
+"""What a shell offers while a value is typed. Runs whenever the user presses the tab key: it is quick, loads
+nothing heavy, and is silent about files that it cannot read.
 
 Commands and flags are Typer's own to offer; where nothing is offered here the shell offers files.
 """
@@ -34,8 +34,8 @@ def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def model_names(incomplete: str) -> list[str]:
-    """What a model can be named by: paths of GGUF files and the directories on the way to them, those in the
-    hub's cache too, names of models.toml and of what was downloaded.
+    """Values that name a model: paths of GGUF files and of directories on the way to them, also in the hub's
+    cache, names of models.toml, and downloaded models.
     """
     found = list(_below(incomplete))
     for _ in range(_DEPTH):  # a word that is complete gets a blank, which a directory must not have
@@ -46,7 +46,7 @@ def model_names(incomplete: str) -> list[str]:
 
 
 def downloaded_names(incomplete: str) -> list[str]:
-    """Names of what was downloaded."""
+    """Names of downloaded models."""
     return _for_shell(incomplete, [name for name in _downloaded() if name.startswith(incomplete)])
 
 
@@ -59,7 +59,7 @@ def _for_shell(incomplete: str, words: list[str]) -> list[str]:
 
 
 def _known(incomplete: str) -> Iterator[str]:
-    """Names of models.toml; of what was downloaded too, once something is typed."""
+    """Names of models.toml; names of downloaded models too, once something is typed."""
     from specllama.errors import ConfigError
     from specllama.models import manifest
 
@@ -70,7 +70,7 @@ def _known(incomplete: str) -> Iterator[str]:
 
 
 def _downloaded() -> Iterator[str]:
-    """user/repo:QUANT of what is whole in the hub's cache."""
+    """user/repo:QUANT of each complete model in the hub's cache."""
     from specllama.models.hub.env import hub_cache
 
     root = hub_cache(os.environ)
@@ -87,7 +87,7 @@ def _downloaded() -> Iterator[str]:
 
 
 def _next_in_list(words: list[str], incomplete: str) -> list[str]:
-    """Lists that go on by one word; what stands alone ("none") is no part of one."""
+    """The list with one more word; "none" is offered only on its own."""
     before, comma, start = incomplete.rpartition(",")
     taken = before.split(",")
     fitting = [w for w in words if w.startswith(start) and w not in taken]
@@ -145,7 +145,7 @@ def _in_hub_cache(incomplete: str) -> Iterator[str]:
 
 
 class _Word(str):
-    """A word as the shell wants it, which need not begin with what the user typed."""
+    """A word in the shell's form, which need not begin with the typed text."""
 
     __slots__ = ()
 

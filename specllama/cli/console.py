@@ -13,13 +13,13 @@ from specllama.errors import Note, ResourceError, spelled
 
 
 class ReaderGoneError(Exception):
-    """Nobody reads stdout any more. No OSError, since Typer has an exit code of its own for a broken pipe."""
+    """stdout has no reader any more. Not an OSError, for which Typer has an exit code of its own."""
 
 
 def prepare() -> None:
-    """Make both streams survive any text: what the terminal's encoding lacks is shown as '?'.
+    """Make both streams accept any text: characters that the encoding lacks are shown as '?'.
 
-    Streams that were closed before we came lead to nowhere, and no pipe of ours takes their numbers.
+    Streams that are closed at the start are opened to nowhere, so that no pipe gets their numbers.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -71,17 +71,18 @@ def error(message: str, hint: str = "") -> None:
 
 def with_flags(text: str) -> str:
     """The text with options spelled as flags."""
-    return spelled(text, _as_flag)
+    return spelled(text, as_flag)
 
 
-def _as_flag(name: str, value: str | None) -> str:
-    from specllama.config.options import as_flag
+def as_flag(name: str, value: str | None) -> str:
+    """How the command line spells an option, with a value or without."""
+    from specllama.config import options
 
-    return as_flag(name, value)
+    return options.as_flag(name, value)
 
 
 def leave() -> None:
-    """Before the process ends: what nobody takes from stderr is given up; the interpreter would try once more
+    """Before the process ends: give up text that stderr does not accept. The interpreter would try once more
     and end with an exit code of its own.
     """
     try:
@@ -113,4 +114,4 @@ def write(stream: TextIO, text: str) -> None:
         stream.write(text)
         stream.flush()
     except (OSError, ValueError):
-        pass  # nobody listens, or there is no room for it
+        pass  # no reader, or no room

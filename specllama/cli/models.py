@@ -1,16 +1,17 @@
-"""`specllama models`: what is on this disk and what is known by name; `models rm`, `models verify`."""
+"""`specllama models`: models on this disk and models known by name; `models rm`, `models verify`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import DownloadProgress, library
+from specllama.cli.formatting import columns, listing, printable, size, wrapped
 from specllama.errors import IntegrityError, SpecllamaError
 from specllama.gguf.header import Header, read_model
-from specllama.models.hub.pull import size
 from specllama.models.installed import OnDisk, chosen, on_disk, remove_unfinished, unfinished
 from specllama.models.installed import remove as remove_model
 from specllama.models.installed import verify as verify_file
@@ -30,7 +31,7 @@ code 6 where a file is not what the hub says it is.
 
 
 def models(given: Mapping[str, Any]) -> int:
-    """Print what there is; 0. Raises ConfigError."""
+    """Print the models; 0. Raises ConfigError."""
     known = library()
     there = [(model, _header(model)) for model in on_disk(known)]
     begun = list(unfinished(known))
@@ -46,9 +47,12 @@ def models(given: Mapping[str, Any]) -> int:
         }
         console.data(json.dumps(report) + "\n")
         return 0
-    lines = [*_disk_lines(known, there)]
-    lines += [f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull goes on with it" for u in begun]
-    lines += ["", *_known_lines(known, there)]
+    width = columns(sys.stdout)
+    lines = [*_disk_lines(known, there, width)]
+    for u in begun:
+        text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
+        lines += wrapped(text, width, more="  ")
+    lines += ["", *_known_lines(known, there, width)]
     console.data("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -73,9 +77,9 @@ def remove(given: Mapping[str, Any]) -> int:
 
 
 def verify(given: Mapping[str, Any]) -> int:
-    """Hash what is in the cache again and print what is whole; the exit code.
+    """Hash files in the cache again and print which are whole; the exit code.
 
-    Raises NotFoundError, and IntegrityError for the first file that is damaged, after all were looked at.
+    Raises NotFoundError, and IntegrityError for the first damaged file, once all are verified.
     """
     known, names = library(), given.get("names", ())
     todo = [m for name in names for m in chosen(known, name)] if names else list(on_disk(known))
@@ -93,14 +97,14 @@ def verify(given: Mapping[str, Any]) -> int:
 
 
 def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
-    """Every file with the result, None where its hash is not known; those that are damaged as errors too."""
-    shown = DownloadProgress()
+    """Each file with its result, None where its hash is not known. damaged: gets the errors."""
+    display = DownloadProgress()
     total, done = sum(model.n_bytes for model in todo), 0
     for model in todo:
         for file in model.files:
 
             def progress(n_bytes: int, path: str = file.path, before: int = done) -> None:
-                shown.state(DownloadState("verifying", path, before + n_bytes, total))
+                display.state(DownloadState("verifying", path, before + n_bytes, total))
 
             ok: bool | None = None
             reason = ""
@@ -110,7 +114,7 @@ def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator
                 damaged.append(error)
                 ok, reason = False, error.message
             done += file.link.stat().st_size
-            shown.clear()
+            display.clear()
             yield {"name": model.name, "path": str(file.link), "ok": ok, "reason": reason}
 
 
@@ -159,48 +163,41 @@ def _entry(
 
 
 def _licence(entry: ManifestEntry | None, header: Header | None) -> str:
-    said = ""
+    stated = ""
     if header is not None:
-        said = header.text("general.license.name") or header.text("general.license")
-    return (entry.licence if entry else "") or said or "not stated"
+        stated = header.text("general.license.name") or header.text("general.license")
+    return (entry.licence if entry else "") or stated or "not stated"
 
 
 def _called(entry: ManifestEntry) -> str:
     return entry.aliases[0] if entry.aliases else entry.name
 
 
-def _disk_lines(known: Library, there: Sequence[tuple[OnDisk, Header | None]]) -> Iterator[str]:
+def _disk_lines(
+    known: Library, there: Sequence[tuple[OnDisk, Header | None]], width: int | None
+) -> Iterator[str]:
     if not there:
-        yield f"no models in {known.root}; specllama pull NAME downloads one"
+        yield from wrapped(f"no models in {known.root}; specllama pull NAME downloads one", width)
         return
-    yield f"on disk, in {known.root}"
-    rows = [("name", "size", "quant", "context", "licence")]
+    yield from wrapped(f"on disk, in {known.root}", width)
+    rows = []
     for model, header in there:
         context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
         quant = (header.quant if header else model.quant) or "unknown"
-        state = "incomplete" if model.missing else _plain(_licence(model.entry, header))
+        state = "incomplete" if model.missing else printable(_licence(model.entry, header))
         alias = f" ({_called(model.entry)})" if model.entry else ""
         rows.append((model.name + alias, size(model.n_bytes), quant, context, state))
-    yield from _table(rows)
+    yield from listing(("name", "size", "quant", "context", "licence"), rows, width)
 
 
-def _known_lines(known: Library, there: Sequence[tuple[OnDisk, Header | None]]) -> Iterator[str]:
+def _known_lines(
+    known: Library, there: Sequence[tuple[OnDisk, Header | None]], width: int | None
+) -> Iterator[str]:
     yield "known by name"
-    rows = [("name", "repository", "drafts", "licence", "")]
+    rows = []
     for entry in known.manifest.entries.values():
         name = f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
         drafts = ", ".join(_called(d) for d in known.manifest.drafts_for(entry))
         here = "on disk" if any(model.entry is entry for model, _ in there) else ""
         rows.append((name, f"{entry.where.repo}:{entry.default}", drafts, entry.licence, here))
-    yield from _table(rows)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        yield "  " + "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _plain(text: str) -> str:
-    """A text of a file as it is, but for what a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    yield from listing(("name", "repository", "drafts", "licence", ""), rows, width)

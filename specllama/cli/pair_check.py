@@ -6,12 +6,13 @@ Never loads llama.cpp. What comes from the files reaches stdout escaped.
 from __future__ import annotations
 
 import json
-import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
+from specllama.cli.formatting import columns, printable, table, wrapped
 from specllama.errors import IncompatiblePairError
 from specllama.gguf.check import check_model, check_tokenizer
 from specllama.gguf.header import Header
@@ -29,7 +30,6 @@ Reads the headers only, on the hub too. The exit code is 0 where the draft can b
 """
 MAX_SHOWN = 20  # differing ids of a compatible pair
 MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
-_WITHOUT_TERMINAL = (1 << 20, 24)
 
 
 def pair_check(given: Mapping[str, Any]) -> int:
@@ -46,8 +46,8 @@ def pair_check(given: Mapping[str, Any]) -> int:
         # Not in UTF-8, since that would pass control characters of the files on.
         console.data(json.dumps(_object(*headers, verdict)) + "\n")
     else:
-        width = shutil.get_terminal_size(_WITHOUT_TERMINAL).columns
-        console.data("".join(f"{line}\n" for line in _lines(*headers, verdict, width)))
+        lines = _lines(*headers, verdict, columns(sys.stdout))
+        console.data("".join(f"{line}\n" for line in lines))
     return 0 if verdict.ok else IncompatiblePairError.exit_code
 
 
@@ -97,32 +97,33 @@ def _about(header: Header, vocab: Vocab) -> dict[str, Any]:
     }
 
 
-def _lines(target: Header, draft: Header, v: PairVerdict, width: int) -> Iterator[str]:
-    yield from _table(_rows(target, v.target), _rows(draft, v.draft), width)
+def _lines(target: Header, draft: Header, v: PairVerdict, width: int | None) -> Iterator[str]:
+    yield from _compared(_rows(target, v.target), _rows(draft, v.draft), width)
     yield ""
-    yield f"{v.verdict}: {v.reason}"
+    yield from wrapped(f"{v.verdict}: {v.reason}", width)
     most = MAX_SHOWN if v.ok else MAX_SHOWN_REFUSED
     for d in v.differing[:most]:
-        yield f"  {d.id}: target {shown(d.target)}, draft {shown(d.draft)}"
+        yield from wrapped(f"{d.id}: target {shown(d.target)}, draft {shown(d.draft)}", width, "  ", "    ")
     if v.n_differing > most:
         yield f"  and {v.n_differing - most} more"
     if not v.ok:
-        yield "Choose a draft of the target's own family, or run without one: -md none."
+        hint = "Choose a draft of the target's own family, or run without one: -md none."
+        yield from wrapped(hint, width)
     for note in v.notes:
-        yield str(note) if note.severity == "warning" else f"note: {note}"
+        yield from wrapped(str(note) if note.severity == "warning" else f"note: {note}", width)
 
 
 def _rows(header: Header, vocab: Vocab) -> list[tuple[str, str]]:
-    """What is compared of one file: label and text."""
+    """Properties of one file that are compared: label and text."""
     params = header.n_params
     unit, size = ("B", 1e9) if params >= 1e9 else ("M", 1e6)
     return [
-        ("file", _plain(header.path)),
-        ("name", _plain(header.name)),
+        ("file", printable(header.path)),
+        ("name", printable(header.name)),
         ("quant", header.quant or "none"),
         ("params", f"{params / size:.3g} {unit}" if params else "none"),
         ("tokenizer", vocab.kind),
-        ("pre", _plain(vocab.pre or "default") if vocab.kind == "bpe" else "none"),
+        ("pre", printable(vocab.pre or "default") if vocab.kind == "bpe" else "none"),
         ("tokens", str(vocab.n_tokens)),
         ("bos", f"{vocab.named(vocab.bos_id)}, {'added' if vocab.add_bos else 'not added'}"),
         ("eos", f"{vocab.named(vocab.eos_id)}, {'added' if vocab.add_eos else 'not added'}"),
@@ -130,21 +131,16 @@ def _rows(header: Header, vocab: Vocab) -> list[tuple[str, str]]:
     ]
 
 
-def _table(target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+def _compared(
+    target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], width: int | None
+) -> Iterator[str]:
     """Both files side by side, or one below the other where `width` columns are too few for that."""
-    label = max(len(name) for name, _ in target) + 2
-    column = max(len("target"), *(len(text) for _, text in target)) + 2
-    if label + column + max(len("draft"), *(len(text) for _, text in draft)) <= width:
-        yield f"{'':{label}}{'target':{column}}draft"
-        for (name, a), (_, b) in zip(target, draft, strict=True):
-            yield f"{name:{label}}{a:{column}}{b}"
+    rows = [(name, a, b) for (name, a), (_, b) in zip(target, draft, strict=True)]
+    lines = list(table(("", "target", "draft"), rows, left=(0, 1, 2), gap=2))
+    if width is None or max(map(len, lines)) <= width:
+        yield from lines
         return
-    for title, rows in (("target", target), ("draft", draft)):
+    for title, about in (("target", target), ("draft", draft)):
         yield title
-        for name, text in rows:
-            yield f"  {name} {text}"
-
-
-def _plain(text: str) -> str:
-    """A text of a file as it is, but for what a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        for name, text in about:
+            yield from wrapped(f"{name} {text}", width, "  ", "    ")

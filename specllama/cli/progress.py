@@ -1,42 +1,85 @@
-"""How far something is: a line redrawn on a terminal, lines now and then elsewhere. Uses console to print."""
+"""Progress on stderr: a bar redrawn on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
+from types import TracebackType
 
-from specllama.cli import console
+from specllama.cli import console, formatting
+
+_BAR = 24  # columns of the bar
 
 
 class Progress:
-    """A line on stderr that says how far something is: redrawn on a terminal, else a line now and then.
+    """A line on stderr that shows how far something is: redrawn on a terminal, else a line now and then.
 
     delay: seconds before anything is shown. every: seconds between two lines where lines cannot be redrawn.
+    A context manager that takes the line away.
     """
 
     def __init__(self, delay: float = 2.0, every: float = 5.0) -> None:
-        self._started, self._shown, self._delay, self._every = time.monotonic(), 0.0, delay, every
-        self._open, self._stage = False, ""
+        self._started, self._last, self._delay, self._every = time.monotonic(), 0.0, delay, every
+        self._is_drawn, self._stage = False, ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.clear()
 
     def show(self, label: str, share: float, detail: str = "", stage: str = "") -> None:
-        """`share` from 0 to 1. stage: of what is shown; another one begins a line at once."""
+        """share: from 0 to 1. stage: what is in progress; a new one is shown at once."""
         now = time.monotonic()
         redraw = console.supports_ansi(sys.stderr)
-        due = now - self._shown >= (0.1 if redraw else self._every)
+        due = now - self._last >= (0.1 if redraw else self._every)
         if now - self._started < self._delay or (not due and stage == self._stage):
             return
-        self._shown, self._stage = now, stage
-        text = f"{label} {share:4.0%}" + (f" {detail}" if detail else "")
+        self._last, self._stage = now, stage
         if redraw:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            console.write(sys.stderr, f"\r\x1b[2K{text[: width - 1]}")
-            self._open = True
+            console.write(sys.stderr, f"\r\x1b[2K{_drawn(label, share, detail)}")
+            self._is_drawn = True
         else:
-            console.write(sys.stderr, text + "\n")
+            console.write(sys.stderr, f"{label} {share:4.0%}" + (f" {detail}" if detail else "") + "\n")
+
+    def loading(self, name: str, share: float) -> None:
+        """Show how much of a model is loaded."""
+        self.show(f"loading the {name}", share)
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._open:
+        if self._is_drawn:
             console.write(sys.stderr, "\r\x1b[2K")
-            self._open = False
+            self._is_drawn = False
+
+
+class _Drawing(io.StringIO):
+    """Collects what rich draws, in characters that stderr can show."""
+
+    encoding = property(lambda _: getattr(sys.stderr, "encoding", None) or "ascii")
+
+
+def _drawn(label: str, share: float, detail: str) -> str:
+    """One line with label, bar, percentage and detail; without room for it there is no bar."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    width = (formatting.columns(sys.stderr) or 80) - 1
+    figures = f"{share:4.0%} {detail}".rstrip()
+    line = Table.grid(padding=(0, 1, 0, 0))
+    if cell_len(label) + _BAR + len(figures) + 2 <= width:
+        bar = ProgressBar(1.0, min(1.0, share), width=_BAR, complete_style="green", finished_style="green")
+        line.add_row(Text(label), bar, Text(figures))
+    else:
+        text = Text(f"{label[: max(1, width - 5)]} {figures}")
+        text.truncate(width, overflow="crop")
+        line.add_row(text)
+    file = _Drawing()
+    colours = None if "NO_COLOR" in os.environ else "standard"
+    Console(file=file, width=width, force_terminal=True, color_system=colours).print(line, end="")  # type: ignore[arg-type]
+    return file.getvalue().partition("\n")[0].rstrip()

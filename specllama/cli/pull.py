@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
+from specllama.cli.formatting import columns, size, wrapped
 from specllama.errors import NetworkError, UsageError
-from specllama.models.hub.pull import PullPlan, plan, size
+from specllama.models.hub.pull import PullPlan, plan
 from specllama.models.prepare import fetched
 from specllama.models.resolve import Library, ResolvedModel
 
@@ -26,7 +28,7 @@ A download that was interrupted goes on where it stopped.
 def pull(given: Mapping[str, Any]) -> int:
     """Download models; two are a target and its draft. Prints their paths; the exit code.
 
-    Raises what models/ready.py raises, UsageError for a name that is no model of the hub.
+    Raises what models/prepare.py raises, and UsageError for a name that is no model of the hub.
     """
     known, as_json = library(), given.get("json", False)
     found = [_found(known, name) for name in dict.fromkeys(given["names"])]
@@ -44,10 +46,10 @@ def pull(given: Mapping[str, Any]) -> int:
 
 
 def _found(known: Library, name: str) -> ResolvedModel:
-    """The model as the hub has it now; as it is on disk where the hub cannot be asked."""
+    """The model as it is on the hub now; as it is on disk where the hub cannot be reached."""
     meaning = known.meaning(name, "NAME")
     if meaning.where is None:
-        known.find(name, "NAME")  # a name that nobody knows is a better error
+        known.find(name, "NAME")  # an unknown name is the better error
         raise UsageError(
             f"{name} is a file already", "pull takes names: specllama models, or user/repo:QUANT"
         )
@@ -78,7 +80,8 @@ def _show_plan(found: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) ->
             )
     free = "unknown" if todo.free is None else size(todo.free)
     lines.append(f"{size(todo.missing)} to download into {todo.root}, {free} free")
-    console.data("".join(f"{line}\n" for line in lines))
+    width = columns(sys.stdout)
+    console.data("".join(f"{part}\n" for line in lines for part in wrapped(line, width, more="  ")))
 
 
 def _object(found: Sequence[ResolvedModel], todo: PullPlan) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
     if stats.n_forced:
         share = f"{stats.n_forced_accept / max(1, stats.n_predict):.0%}".replace("%", " %")
         out.append(f"n_forced  = {stats.n_forced_accept:<7} {share} of the text came from the grammar")
-    if stats.n_drafted:
+    if not stats.n_drafted:
+        out += ["n_drafted = 0", "n_accept  = 0"]
+    else:
         by = " · ".join(f"{name} {n}" for name, n in stats.drafted_by.most_common() if name != "grammar")
         positions = " ".join(f"{share:.0%}".replace("%", " %") for share in stats.accept_by_position[:8])
         out += [

@@ -1,4 +1,4 @@
-"""`specllama rpc-worker`: this machine's devices for a model that runs elsewhere."""
+"""`specllama rpc-worker`: lends this machine's devices to a model that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.doctor.words import size
-from specllama.client import protocol as m
+from specllama.cli.formatting import size
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config import rpc_endpoints as rpc
 from specllama.config.load import MAX_THREADS
@@ -38,23 +38,23 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
     host, _, port = request.address.rpartition(":")
     if not ipaddress.ip_address(host).is_loopback:
         console.warning(
-            f"whoever reaches {request.address} can use this machine and perhaps take it over: the protocol "
-            "has no password and no encryption. Listen in a network that you trust, or at 127.0.0.1 through "
-            f"a tunnel (ssh -N -L {port}:127.0.0.1:{port} THIS_MACHINE)"
+            f"anyone who reaches {request.address} can use this machine and perhaps take it over: the "
+            "protocol has no password and no encryption. Listen in a network that you trust, or at "
+            f"127.0.0.1 through a tunnel (ssh -N -L {port}:127.0.0.1:{port} THIS_MACHINE)"
         )
     with EngineClient(sys.stderr if request.verbose else None, console.note) as client:
         found = client.serve(request)
         for line in _lines(found):
             console.note(line)
-        if given.get("json"):  # last: who waits for it may end this process at once
+        if given.get("json"):  # last: a program that waits for it may end this process at once
             console.data(json.dumps({"schema": SCHEMA, **_object(found)}) + "\n")
         else:
             console.data(f"{found.endpoint}\n")
         client.wait()
 
 
-def _request(given: Mapping[str, Any]) -> m.Serve:
-    """What was asked for. Raises UsageError, ResourceError."""
+def _request(given: Mapping[str, Any]) -> protocol.Serve:
+    """The request of a command line. Raises UsageError, ResourceError."""
     n_threads, memory = given.get("n_threads", 0), given.get("memory", 0.0)
     if not 0 <= n_threads <= MAX_THREADS:
         raise UsageError(f"-t must be from 1 to {MAX_THREADS}, or 0 for the physical cores, not {n_threads}")
@@ -63,12 +63,12 @@ def _request(given: Mapping[str, Any]) -> m.Serve:
     devices = [name.strip() for name in given.get("devices", "").split(",") if name.strip()]
     host, port = rpc.listen_address(given.get("host", "127.0.0.1"), given.get("port", rpc.PORT))
     cache = str(cache_dir() / "rpc" / f"{host}-{port}") if given.get("cache") else ""
-    return m.Serve(
+    return protocol.Serve(
         f"{host}:{port}", devices, n_threads, int(memory * 1e9), cache, given.get("verbose", False)
     )
 
 
-def _object(found: m.Serving) -> dict[str, Any]:
+def _object(found: protocol.Serving) -> dict[str, Any]:
     devices = [
         {"name": d.name, "description": d.description, "free": d.free, "total": d.total}
         for d in found.devices
@@ -76,8 +76,8 @@ def _object(found: m.Serving) -> dict[str, Any]:
     return {**asdict(found), "devices": devices}
 
 
-def _lines(found: m.Serving) -> list[str]:
-    """What people want to know of it."""
+def _lines(found: protocol.Serving) -> list[str]:
+    """What the worker serves, and how to use it."""
     lines = [f"RPC worker at {found.endpoint}, protocol {found.protocol}; Ctrl-C ends it"]
     for d in found.devices:
         memory = f"{size(d.free)} free of {size(d.total)}"

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, calibrate, generate, log_file, template_variables
+from specllama.cli.answer import INTERRUPTED, calibrate, generate, load, log_file, template_variables
 from specllama.cli.download import prepared
-from specllama.cli.progress import Progress
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult
 from specllama.config import build
@@ -38,9 +37,7 @@ def run(given: Mapping[str, Any]) -> int:
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(log or (sys.stderr if verbose else None)) as client:
-        progress = Progress(delay=1.0)
-        info = client.load(settings, lambda name, share: progress.show(f"loading the {name}", share), verbose)
-        progress.clear()
+        info = load(client, settings, verbose)
         structured = "json_schema" in params or "grammar" in params
         console.note(readout.start_line(info, structured))
         for note in info.notes:
@@ -61,18 +58,18 @@ def run(given: Mapping[str, Any]) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _request(values: Mapping[str, Any], params: dict[str, Any]) -> m.Generate:
+def _request(values: Mapping[str, Any], params: dict[str, Any]) -> protocol.Generate:
     prompt = _prompt(values)
     if values.get("raw"):
         if "system_prompt" in values:
             raise UsageError("-sys needs the chat template, --raw switches it off")
-        return m.Generate(1, prompt=prompt, params=params)
+        return protocol.Generate(1, prompt=prompt, params=params)
     if not prompt.strip():
         raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
     messages = [{"role": "user", "content": prompt}]
     if "system_prompt" in values:
         messages.insert(0, {"role": "system", "content": values["system_prompt"]})
-    return m.Generate(1, messages=messages, params=params, variables=template_variables(values))
+    return protocol.Generate(1, messages=messages, params=params, variables=template_variables(values))
 
 
 def _prompt(values: Mapping[str, Any]) -> str:
@@ -89,14 +86,14 @@ def _prompt(values: Mapping[str, Any]) -> str:
     raw = sys.stdin.buffer.read()
     text = raw.decode("utf-8", "replace")
     if "�" in text and "�".encode() not in raw:
-        console.warning("standard input is not all UTF-8; what is not was replaced")
+        console.warning("standard input is not all UTF-8; invalid bytes are replaced")
     return text
 
 
-def _compare(client: EngineClient, request: m.Generate, answer: GenerationResult) -> GenerationResult:
+def _compare(client: EngineClient, request: protocol.Generate, answer: GenerationResult) -> GenerationResult:
     """The same request without drafts."""
     params = {**request.params, "seed": answer.seed}
-    plain = m.Generate(
+    plain = protocol.Generate(
         client.next_id() + request.id,
         request.messages,
         request.prompt,
@@ -111,7 +108,7 @@ def _show(
     answer: GenerationResult,
     compared: GenerationResult | None,
     plain: readout.PlainRate,
-    info: m.LoadInfo,
+    info: protocol.LoadInfo,
     as_json: bool,
 ) -> None:
     if as_json:

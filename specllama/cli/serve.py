@@ -49,7 +49,7 @@ def serve(given: Mapping[str, Any]) -> int:
         console.note,
         ready,
         log or (sys.stderr if values.get("verbose") else None),
-        lambda name, share: progress.show(f"loading the {name}", share),
+        progress.loading,
     )
     if log is not None:
         log.close()

@@ -1,4 +1,4 @@
-"""From tables of options to Typer commands. Knows Typer; what a command does is in the command's own file.
+"""From tables of options to Typer commands. Knows Typer, and no command.
 
 A command's file is imported when it runs, or when its examples are shown. Its table of options is read when
 it is called, so that `specllama --help` and a shell's completion stay quick.

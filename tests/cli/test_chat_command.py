@@ -25,7 +25,7 @@ from specllama.cli.chat.file import Saved, read, write
 from specllama.cli.chat.history import MOST, HistoryFile
 from specllama.cli.chat.input import is_open, typed
 from specllama.cli.chat.settings import NAMES
-from specllama.cli.chat.words import visible
+from specllama.cli.formatting import visible
 from specllama.errors import NotFoundError, UsageError
 from tests.support import ggufbytes as g
 from tests.support import tinygguf

@@ -16,15 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from specllama.worker.build_info import features
 
 import specllama
-from specllama.cli.doctor import engine as doctor_engine
-from specllama.cli.doctor import machine as doctor_machine
+from specllama.cli.doctor import Problem, engine, machine
 from specllama.cli.doctor.files import directory_size, meaning
 from specllama.cli.doctor.hub import without_secrets
-from specllama.cli.doctor.words import Problem, size
+from specllama.cli.formatting import size
 from specllama.models.hub.env import hub_cache, is_offline, token_source
-from specllama.worker.build_info import features
 from tests.support.command import ROOT, Command, Result
 
 SECRET = "hf_donotprintthis"
@@ -121,12 +120,12 @@ def test_the_report_for_people(shared: Command, healthy: Result, columns: str | 
 def test_what_epsilon_means() -> None:
     assert meaning(None, None) == meaning(None, 300) == "not measured"
     assert meaning(0.0, None) == "not measured", "behind how long a text is not known: a file of before"
-    said = "batches of up to 17 rows are bit-equal to single rows behind texts of up to 300 tokens"
+    said = "batches of up to 17 rows are bit-equal to single rows after texts of up to 300 tokens"
     assert meaning(0.0, 300, 17) == said
     said += "; wider ones"
     assert meaning(0.1, 300, 17, 32).startswith(said)
     assert meaning(0.0, 300, 17, 32).startswith(said), "rows may differ where the two best ids do not"
-    differ = "batched and single rows differ by up to 0.02 behind texts of up to 300 tokens"
+    differ = "batched and single rows differ by up to 0.02 after texts of up to 300 tokens"
     said = f"{differ}; near-ties are counted"
     assert meaning(0.0200001, 300, 0, 2) == f"{said}, --exact decides them again"
     assert meaning(0.0200001, 300, 4, 8) == f"{said}, --exact uses no batch wider than 4 rows"
@@ -454,10 +453,10 @@ def test_llama_cpp_that_crashes(command: Command) -> None:
 
 def test_an_engine_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", shims(tmp_path, llama_cpp="import time; time.sleep(100)")["PYTHONPATH"])
-    monkeypatch.setattr(doctor_engine, "SECONDS", 1.0)
+    monkeypatch.setattr(engine, "SECONDS", 1.0)
     found: list[Problem] = []
     begin = time.monotonic()
-    assert doctor_engine.engine(found) == {
+    assert engine.engine(found) == {
         "ok": False,
         "error": "the engine process did not start within 1 s",
     }
@@ -466,11 +465,11 @@ def test_an_engine_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: py
 
 
 def test_an_embedded_pair_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = doctor_engine.EMBEDDED_TARGET.read_bytes()
+    whole = engine.EMBEDDED_TARGET.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(doctor_engine, "EMBEDDED_TARGET", tmp_path / "cut.gguf")
+    monkeypatch.setattr(engine, "EMBEDDED_TARGET", tmp_path / "cut.gguf")
     found: list[Problem] = []
-    assert doctor_engine.embedded_pair(found)["ok"] is False
+    assert engine.embedded_pair(found)["ok"] is False
     assert [problem.exit_code for problem in found] == [6]
     assert "embedded pair" in found[0].what
 
@@ -479,10 +478,10 @@ def test_an_embedded_pair_that_is_damaged(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_gpu_that_the_build_cannot_use(
     monkeypatch: pytest.MonkeyPatch, usable: bool, n_problems: int
 ) -> None:
-    monkeypatch.setattr(doctor_machine, "gpus_present", lambda: ["cuda"])
-    engine = {"ok": True, "devices": [{"name": "CUDA0", "description": "a GPU", "gpu": usable}]}
+    monkeypatch.setattr(machine, "gpus_present", lambda: ["cuda"])
+    started = {"ok": True, "devices": [{"name": "CUDA0", "description": "a GPU", "gpu": usable}]}
     found: list[Problem] = []
-    (gpu,) = doctor_machine.machine(engine, found)["gpus"]
+    (gpu,) = machine.machine(started, found)["gpus"]
     assert gpu == {
         "backend": "cuda",
         "usable": usable,

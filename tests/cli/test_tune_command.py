@@ -146,7 +146,7 @@ def test_the_tables(command: Command) -> None:
     assert lines[0].startswith("target pydoc-target Q4_0, 1 thread; measured in ")
     assert lines[0].endswith("nothing was stored")
     for head in (
-        "t(n), a decode of n rows behind ", "Threads, ms:", "Exactness: batch",
+        "t(n), a decode of n rows after ", "Threads, ms:", "Exactness: batch",
         "A draft of k tokens pays from", "Predicted speed over plain decoding, on 8 texts", "Best: ",
     ):  # fmt: skip
         assert any(line.startswith(head) for line in lines), head

@@ -1,4 +1,4 @@
-"""What a `bench` command line asks for: numbers and lists checked before anything is loaded."""
+"""The plan of `bench`: numbers and lists of the command line, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from specllama.bench import workloads
 from specllama.bench.plan import BenchCase, ForcedText
-from specllama.cli.report_file import place
+from specllama.cli.bench.report_file import place
 from specllama.config import build
 from specllama.config.sources import Values
 from specllama.core.sampling.params import UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
 
 LENGTHS, TEMPERATURES, N_TOKENS, RUNS = "1,2,3,5,7,11,15", "0,0.8", 64, 3
-GREEDY = "0"  # for given texts, of which a temperature changes nothing but what is proposed, and how fast
+GREEDY = "0"  # for given texts: a temperature cannot change them
 LONGEST_DRAFT, MOST_TOKENS, MOST_RUNS, MOST_TEMPERATURES = 64, 32_768, 1000, 16
 
 
@@ -42,7 +42,7 @@ class BenchPlan:
         return workloads.cases(self.workloads, self.temperatures)
 
 
-def plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
+def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
     """given: the command line; values: with what files and environment say.
 
     Raises UsageError, NotFoundError.

@@ -1,11 +1,10 @@
-"""`specllama bench --server`: a server under more and more requests at once, whoever's it is."""
+"""`specllama bench --server`: any OpenAI-compatible server under more and more requests at once."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
-import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,29 +26,24 @@ from specllama.bench.serving.sweep import (
 )
 from specllama.bench.serving.verdict import verdict
 from specllama.cli import console
-from specllama.cli.answer import INTERRUPTED
-from specllama.cli.bench import server_text as bench_server_text
-from specllama.cli.bench import text as bench_text
+from specllama.cli.bench.report_file import replaced
 from specllama.cli.bench.server_plan import ServerPlan, server_plan
+from specllama.cli.bench.server_text import lines
+from specllama.cli.formatting import columns, counted, printable, rough_duration
+from specllama.cli.measuring import LONG, PartialResults, now
 from specllama.cli.progress import Progress
-from specllama.cli.report_file import replaced
 from specllama.config import build
-from specllama.errors import SpecllamaError
-
-_LONG = 60.0  # seconds of measuring that are announced before
 
 
 @dataclass(slots=True)
-class _Found:
-    """What a bench has got so far. why_one: why there is one series alone."""
+class ServerBenchResults(PartialResults):
+    """What a bench has measured so far. why_one: why there is only one series."""
 
     about: ServerInfo | None = None
     series: Sequence[str] = ()
     why_one: str = ""
     cells: list[ServingMeasurement] = field(default_factory=list)
     seconds: float = 0.0
-    interrupted: bool = False
-    failure: SpecllamaError | None = None
 
     @property
     def answers(self) -> int:
@@ -57,36 +51,30 @@ class _Found:
 
 
 def bench_server(given: Mapping[str, Any]) -> int:
-    """Measure, print the table, write the report; the exit code. Raises SpecllamaError, once what was
-    measured before it has been shown.
+    """Measure, print the table, write the report; the exit code. Raises SpecllamaError, once the results
+    before it are shown.
     """
     plan = server_plan(given, build.resolved(given))
-    found = _Found()
-    try:
-        asyncio.run(_measure(plan, found))
-    except KeyboardInterrupt:
-        found.interrupted = True
-    except SpecllamaError as error:
-        found.failure = error
-    if found.answers:
-        _show(plan, found, given.get("json", False))
-    elif found.interrupted:
+    results = ServerBenchResults()
+    with results.collecting():
+        asyncio.run(_measure(plan, results))
+    if results.answers:
+        _show(plan, results, given.get("json", False))
+    elif results.interrupted:
         console.note("nothing was measured yet")
-    if found.failure is not None:
-        raise found.failure
-    return INTERRUPTED if found.interrupted else 0
+    return results.exit_code()
 
 
-async def _measure(plan: ServerPlan, into: _Found) -> None:
+async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
     agent = f"specllama/{specllama.__version__}"
     progress = Progress(delay=1.0, every=15.0)
     async with ServerClient(plan.address, plan.key, agent, plan.seconds) as server:
-        into.about = await server.info(plan.model, plan.wanted.raw)
+        into.about = await server.info(plan.model, plan.sweep.raw)
         into.series, into.why_one = _series(into.about)
         console.note(_start_line(into.about))
         if into.why_one:
             console.note(f"note: one series: {into.why_one}")
-        first = await warm_up(server, into.series, plan.wanted, into.about.model)
+        first = await warm_up(server, into.series, plan.sweep, into.about.model)
         if not any(answer.n_tokens for answer in first):
             console.warning("the first answer has no text; the model or --prompts may not suit chats")
         planned = _planned(plan, into)
@@ -95,23 +83,23 @@ async def _measure(plan: ServerPlan, into: _Found) -> None:
 
         def watch(cell: ServingCell, n: int) -> None:
             into.seconds = time.monotonic() - began
-            left = bench_text.duration(into.seconds / n * (planned - n))
-            clients = f"{cell.concurrency} client{'s' if cell.concurrency > 1 else ''}"
-            progress.show("measuring", n / planned, f"of {planned} answers, {clients} now, {left} left")
+            left = rough_duration(into.seconds / n * (planned - n))
+            clients = counted(cell.concurrency, "client")
+            progress.show("measuring", n / planned, f"of {planned} answers, {clients} now, about {left} left")
 
-        try:
-            await sweep(server, into.series, plan.wanted, into.about.model, into.cells, watch)
-        finally:
-            progress.clear()
+        with progress:
+            await sweep(server, into.series, plan.sweep, into.about.model, into.cells, watch)
 
 
 def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
-    """The series that can be compared, and why there is one alone. A request switches speculation off by a
-    field of specllama's; nobody else is sent it.
+    """The series that can be compared, and why there is only one. A request switches speculation off by a
+    field of specllama's, which is sent to no other server.
     """
     if about.owner != "specllama":
-        said = f", its models are owned by {about.owner[:40]!r}" if about.owner else ""
-        return [SERVED], f"only specllama serve lets a request switch speculation off, and this is none{said}"
+        owner = f", its models are owned by {about.owner[:40]!r}" if about.owner else ""
+        return [
+            SERVED
+        ], f"only specllama serve lets a request switch speculation off, and this is none{owner}"
     if about.speculation.get("speculation") == "off":
         why = str(about.speculation.get("reason") or "it was switched off there")[:200]
         return [SERVED], f"the server does not speculate: {why}"
@@ -121,45 +109,44 @@ def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
 def _start_line(about: ServerInfo) -> str:
     parts = [about.model or "no model named", about.build or about.owner]
     parts += [f"{about.n_slots} slots"] if about.n_slots else []
-    return bench_text.printable(f"measuring {about.base}: {', '.join(filter(None, parts))}")
+    return printable(f"measuring {about.base}: {', '.join(filter(None, parts))}")
 
 
-def _planned(plan: ServerPlan, found: _Found) -> int:
-    wanted = plan.wanted
-    return len(found.series) * len(wanted.concurrencies) * wanted.runs * len(wanted.prompts)
+def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:
+    settings = plan.sweep
+    return len(results.series) * len(settings.concurrencies) * settings.runs * len(settings.prompts)
 
 
 def _announce(planned: int, seconds: float) -> None:
-    if seconds > _LONG:
+    if seconds > LONG:
         console.note(
-            f"{planned} answers, {bench_text.duration(seconds)} were they one by one; Ctrl-C shows what "
-            "there is by then, --runs, -n, --requests, --concurrency and --workloads make it shorter"
+            f"{planned} answers, about {rough_duration(seconds)} were they one by one; Ctrl-C shows the "
+            "results by then, --runs, -n, --requests, --concurrency and --workloads make it shorter"
         )
 
 
-def _show(plan: ServerPlan, found: _Found, as_json: bool) -> None:
-    summary: ServingSummary = summarise(found.cells, found.series)
-    about, text = _about(plan, found), verdict(summary, found.why_one)
+def _show(plan: ServerPlan, results: ServerBenchResults, as_json: bool) -> None:
+    summary: ServingSummary = summarise(results.cells, results.series)
+    about, text = _about(plan, results), verdict(summary, results.why_one)
     if as_json:
-        console.data(json.dumps(record(summary, found.cells, about, text)) + "\n")
+        console.data(json.dumps(record(summary, results.cells, about, text)) + "\n")
     else:
-        width = max(40, shutil.get_terminal_size((80, 24)).columns)
-        shown = bench_server_text.lines(summary, about, text, width)
-        console.data("".join(f"{line}\n" for line in shown))
+        report_lines = lines(summary, about, text, columns(sys.stdout))
+        console.data("".join(f"{line}\n" for line in report_lines))
     if plan.report is not None:
         with replaced(plan.report) as file:
             file.write(report(summary, about, text))
         console.note(f"report: {plan.report}")
 
 
-def _about(plan: ServerPlan, found: _Found) -> dict[str, Any]:
+def _about(plan: ServerPlan, results: ServerBenchResults) -> dict[str, Any]:
     """Server and settings of the bench."""
-    about, wanted = found.about, plan.wanted
+    about, settings = results.about, plan.sweep
     assert about is not None
-    problems = [a.problem.message for m in found.cells for a in m.answers if a.problem is not None]
+    problems = [a.problem.message for m in results.cells for a in m.answers if a.problem is not None]
     return {
         "version": specllama.__version__,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "server": {
             "url": about.base,
             "model": about.model,
@@ -167,23 +154,23 @@ def _about(plan: ServerPlan, found: _Found) -> dict[str, Any]:
             "build": about.build,
             "n_slots": about.n_slots,
         },
-        "series": list(found.series),
-        "one_series": found.why_one or None,
+        "series": list(results.series),
+        "one_series": results.why_one or None,
         "settings": {
-            "requests": len(wanted.prompts),
-            "concurrency": list(wanted.concurrencies),
-            "runs": wanted.runs,
-            "n_tokens": wanted.n_tokens,
-            "temperature": wanted.temperature,
-            "raw": wanted.raw,
-            "ignore_eos": wanted.ignore_eos,
+            "requests": len(settings.prompts),
+            "concurrency": list(settings.concurrencies),
+            "runs": settings.runs,
+            "n_tokens": settings.n_tokens,
+            "temperature": settings.temperature,
+            "raw": settings.raw,
+            "ignore_eos": settings.ignore_eos,
             "timeout": plan.seconds,
             "workloads": dict(plan.workloads),
         },
-        "answers": found.answers,
-        "planned": _planned(plan, found),
-        "seconds": found.seconds,
-        "interrupted": found.interrupted or found.failure is not None,
-        "failure": found.failure.message if found.failure is not None else None,
+        "answers": results.answers,
+        "planned": _planned(plan, results),
+        "seconds": results.seconds,
+        "interrupted": results.is_partial,
+        "failure": results.failure.message if results.failure is not None else None,
         "problems": list(dict.fromkeys(problems))[:10],
     }

@@ -1,4 +1,4 @@
-"""What a `bench --server` command line asks for, checked before anybody is asked."""
+"""The plan of `bench --server`, checked before any request is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specllama.bench import workloads
 from specllama.bench.serving.client import ServerAddress, parse_address
 from specllama.bench.serving.sweep import SweepSettings, prompts
 from specllama.cli.bench.plan import MOST_RUNS, MOST_TOKENS, N_TOKENS, RUNS, parts, temperatures_of, whole
-from specllama.cli.report_file import place
+from specllama.cli.bench.report_file import place
 from specllama.cli.serve import keys
 from specllama.config.options_measuring import ASKING, BENCH
 from specllama.errors import UsageError
@@ -47,7 +47,7 @@ class ServerPlan:
     key: str = field(repr=False)
     model: str
     seconds: float
-    wanted: SweepSettings
+    sweep: SweepSettings
     workloads: Mapping[str, int]
     report: Path | None
 
@@ -86,7 +86,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         key=known[0] if known else "",
         model=model,
         seconds=seconds,
-        wanted=SweepSettings(
+        sweep=SweepSettings(
             prompts=prompts(chosen, max(clients), n),
             concurrencies=sorted(set(clients)),
             runs=whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS),

@@ -1,25 +1,26 @@
-"""The tables of `bench` for people. Figures in, lines out."""
+"""The tables of `bench`: figures in, lines out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specllama.bench.intervals import Estimate
 from specllama.bench.plan import AUTO, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, notes
+from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
 
 _POSITIONS, _LONGEST_NAME = 16, 16
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
-def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int) -> Iterator[str]:
+def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int | None) -> Iterator[str]:
     """All tables, no line longer than `width` where that can be."""
-    yield from _filled(_head(about), width)
-    yield from _filled(
+    yield from wrapped(_head(about), width)
+    yield from wrapped(
         f"{s.answers} of {about['planned']} answers, {extent(about['settings'])}, measured in "
-        f"{duration(about['seconds'], about=False)}. Medians, with 95 % intervals.",
+        f"{rough_duration(about['seconds'])}. Medians, with 95 % intervals.",
         width,
     )
     yield from _speeds(s, width)
@@ -30,18 +31,7 @@ def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int) -
     yield from _curve(s, width)
     yield ""
     for text in [*notes(s, about), verdict]:
-        yield from _filled(text, width)
-
-
-def duration(seconds: float, about: bool = True) -> str:
-    """`about 3 min`."""
-    if seconds < 90:
-        text = f"{max(1, round(seconds))} s"
-    elif seconds < 5400:
-        text = f"{seconds / 60:.0f} min"
-    else:
-        text = f"{seconds / 3600:.1f} h"
-    return f"about {text}" if about else text
+        yield from wrapped(text, width)
 
 
 def _head(about: Mapping[str, Any]) -> str:
@@ -50,11 +40,10 @@ def _head(about: Mapping[str, Any]) -> str:
     if draft:
         parts.append(f"draft {printable(draft['name'])} {draft['quant']}")
     others = [name for name in about["drafters"] if name != "model"]
-    n = about["machine"]["n_threads"]
-    return ", ".join([*parts, *others, f"{n} thread{'s' if n > 1 else ''}"])
+    return ", ".join([*parts, *others, counted(about["machine"]["n_threads"], "thread")])
 
 
-def _speeds(s: BenchSummary, width: int) -> Iterator[str]:
+def _speeds(s: BenchSummary, width: int | None) -> Iterator[str]:
     lengths = [name for name in s.configs if name != PLAIN]
     header = ["workload", "temp", "plain t/s", *lengths]
     rows = []
@@ -68,11 +57,11 @@ def _speeds(s: BenchSummary, width: int) -> Iterator[str]:
         rows.append([*_labels(row), rate, *cells])
     yield ""
     if lengths:
-        yield from _filled("Speed over plain decoding, by draft length (* the best fixed one):", width)
+        yield from wrapped("Speed over plain decoding, by draft length (* the best fixed one):", width)
     yield from table(header, rows, width, 2)
 
 
-def _hindsight(s: BenchSummary, width: int) -> Iterator[str]:
+def _hindsight(s: BenchSummary, width: int | None) -> Iterator[str]:
     header = ["workload", "temp", "auto", "95 %", "best", "its", "auto/best", "95 %", "regret"]
     rows = []
     for row in [*s.rows, s.total]:
@@ -84,11 +73,11 @@ def _hindsight(s: BenchSummary, width: int) -> Iterator[str]:
         values = [_value(auto), _range(auto), row.best or "-", its, _value(against), _range(against), regret]
         rows.append([*_labels(row), *values])
     yield ""
-    yield from _filled("Auto against plain decoding, and against the best fixed length in hindsight:", width)
+    yield from wrapped("Auto against plain decoding, and against the best fixed length in hindsight:", width)
     yield from table(header, rows, width, 2)
 
 
-def _by_config(s: BenchSummary, width: int) -> Iterator[str]:
+def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:
     header = ["length", "t/s", "x plain", "95 %", "1st token", "accept", "verify", "draft", "samp.", "other"]
     rows = []
     for name in s.configs:
@@ -112,7 +101,7 @@ def _by_config(s: BenchSummary, width: int) -> Iterator[str]:
     yield from table(header, rows, width, 1)
 
 
-def _positions(s: BenchSummary, width: int) -> Iterator[str]:
+def _positions(s: BenchSummary, width: int | None) -> Iterator[str]:
     """Acceptance by position of auto, of the best and of the longest length."""
     lengths = [name for name in s.configs if name not in (PLAIN, AUTO)]
     shown = {*lengths[-1:], AUTO, s.total.best}
@@ -130,7 +119,7 @@ def _positions(s: BenchSummary, width: int) -> Iterator[str]:
     yield from table(["length", *map(str, range(1, most + 1))], rows, width, 1)
 
 
-def _curve(s: BenchSummary, width: int) -> Iterator[str]:
+def _curve(s: BenchSummary, width: int | None) -> Iterator[str]:
     costs = s.costs
     points = [p for p in costs.points if not costs.exact or p.rows in _WIDTHS_SHOWN]
     if len(points) < 2:
@@ -141,27 +130,12 @@ def _curve(s: BenchSummary, width: int) -> Iterator[str]:
         ["x t(1)", *("-" if (x := costs.relative(p)) is None else f"{x:.2f}" for p in points)],
     ]
     yield ""
-    yield from _filled(head, width)
+    yield from wrapped(head, width)
     yield from table(["rows", *(f"{p.rows:.3g}" for p in points)], rows, width, 1)
     if costs.draft_token is not None:
         each = f" = {costs.draft_token / costs.t1:.2f} x t(1)" if costs.t1 else ""
         cost = f"{1000 * costs.draft_token:.3g} ms{each}"
-        yield from _filled(f"A token of the draft model, reading the prompt included: {cost}", width)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, n_labels: int) -> Iterator[str]:
-    """Columns side by side; those that `width` has no room for below, behind the first n_labels again."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    labels, at = list(range(n_labels)), n_labels
-    used = sum(widths[i] + 1 for i in labels)
-    while at < len(header):
-        part, room = [at], width - used - widths[at]
-        at += 1
-        while at < len(header) and room >= widths[at] + 1:
-            part, room, at = [*part, at], room - widths[at] - 1, at + 1
-        for row in [header, *rows]:
-            cells = [row[i].ljust(widths[i]) if i == 0 else row[i].rjust(widths[i]) for i in [*labels, *part]]
-            yield " ".join(cells).rstrip()
+        yield from wrapped(f"A token of the draft model, reading the prompt included: {cost}", width)
 
 
 def _labels(row: SummaryRow) -> list[str]:
@@ -176,14 +150,3 @@ def _value(e: Estimate | None) -> str:
 
 def _range(e: Estimate | None) -> str:
     return "-" if e is None or e.low is None or e.high is None else f"{e.low:.2f}-{e.high:.2f}"
-
-
-def _filled(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def printable(text: str) -> str:
-    """A text of a file as it is, but for what a terminal would obey."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

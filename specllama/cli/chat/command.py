@@ -19,8 +19,8 @@ from specllama.cli.chat.input import InputReader, LineReader, Typed
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
-from specllama.cli.chat.words import visible
 from specllama.cli.download import prepared
+from specllama.cli.formatting import visible
 from specllama.config import build
 from specllama.config.store import cache_dir
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -34,7 +34,7 @@ HUNG_UP = 129
 
 
 def chat(given: Mapping[str, Any]) -> int:
-    """Talk until somebody leaves; the exit code. Raises SpecllamaError."""
+    """Talk until the user leaves; the exit code. Raises SpecllamaError."""
     values = build.resolved(given)
     params = build.sampling(values)
     refuse_logprobs(params)
@@ -60,7 +60,7 @@ def chat(given: Mapping[str, Any]) -> int:
 
 
 def _reader() -> InputReader:
-    """Editing where both ends are terminals that can do it; else lines."""
+    """A line editor where both ends are terminals that support it; else plain lines."""
     if sys.stdin is None or not (console.supports_ansi(sys.stdin) and console.supports_ansi(sys.stdout)):
         return LineReader()
     from specllama.cli.chat.history import HistoryFile
@@ -81,7 +81,7 @@ def _greet(session: ChatSession, show_draft: bool) -> None:
 
 
 def _guarded(session: ChatSession, reader: InputReader) -> int:
-    """Converse; where that ends in a way that nobody wanted, the conversation is kept."""
+    """Converse; the conversation is saved where that ends unexpectedly."""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hung_up)
     try:
@@ -103,7 +103,7 @@ def _hung_up(_number: int, _frame: FrameType | None) -> None:
 
 
 def _converse(session: ChatSession, reader: InputReader) -> int:
-    """Until the input ends or somebody leaves; the exit code, from a pipe that of the first error."""
+    """Until the input ends or the user leaves; the exit code, from a pipe that of the first error."""
     code = 0
     while True:
         try:
@@ -118,7 +118,8 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
         except EngineDiedError:
             raise
         except SpecllamaError as error:
-            console.error(visible(error.message), visible(error.hint))  # a file may have had its say
+            shown = error.spelled(console.as_flag)
+            console.error(visible(shown.message), visible(shown.hint))  # may quote a file
             code = code or (0 if session.interactive else error.exit_code)
         except KeyboardInterrupt:
             if not session.interactive:

@@ -1,4 +1,4 @@
-"""The commands of a chat: what stands behind a slash."""
+"""The commands of a chat, which begin with a slash."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from specllama.cli import console
 from specllama.cli.chat.engine import LeaveError
 from specllama.cli.chat.file import read, write
+from specllama.cli.chat.input import FILE
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
-from specllama.cli.chat.words import FILE, counted, nearest, visible
+from specllama.cli.formatting import counted, nearest, visible
 from specllama.errors import UsageError
 
 
@@ -26,7 +27,7 @@ class Command:
 
 
 def run_command(session: ChatSession, text: str) -> None:
-    """Do what a line that begins with a slash says. Raises UsageError and what the command raises."""
+    """Run the command of a line that begins with a slash. Raises UsageError and what the command raises."""
     name, rest = (*text.split(maxsplit=1), "")[:2]
     command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
@@ -34,7 +35,7 @@ def run_command(session: ChatSession, text: str) -> None:
         raise UsageError(f"there is no command {visible(name)[:60]}{nearest(name, COMMANDS)}", hint)
     rest = rest.strip()
     if rest and not command.usage:
-        raise UsageError(f"{name} takes nothing behind it")
+        raise UsageError(f"{name} takes no argument")
     command.act(session, rest)
 
 
@@ -60,7 +61,7 @@ def _system(session: ChatSession, rest: str) -> None:
         return
     conversation.system = "" if rest in ('""', "''") else rest
     conversation.changed = bool(conversation.turns)
-    done = "set" if conversation.system else "taken out"
+    done = "set" if conversation.system else "removed"
     later = "; the conversation stays, and is read again with the next message" if conversation.turns else ""
     console.note(f"system message {done}{later}")
 
@@ -118,7 +119,7 @@ def _draft(session: ChatSession, rest: str) -> None:
     if rest in ("on", "off"):
         session.speculate = rest == "on"
         if info.off_reason and session.speculate:
-            raise UsageError(f"there is nothing that drafts: {info.off_reason}")
+            raise UsageError(f"no drafter is available: {info.off_reason}")
         console.note(f"drafts {rest}")
     elif rest == "auto" or re.fullmatch("[0-9]{1,9}", rest):
         _draft_up_to(session, None if rest == "auto" else int(rest))
@@ -131,7 +132,7 @@ def _draft(session: ChatSession, rest: str) -> None:
 
 def _draft_up_to(session: ChatSession, draft_max: int | None) -> None:
     if draft_max == session.engine.settings.draft_max:
-        console.note("drafts on, the length is this already")
+        console.note("drafts on, the length is the same")
     elif session.engine.draft_up_to(draft_max, session.structured):
         session.conversation.forget_ids()
     session.speculate = True
@@ -144,7 +145,7 @@ def _exit(_session: ChatSession, _rest: str) -> None:
 _ALIASES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help"}
 COMMANDS: Mapping[str, Command] = {
     "/help": Command(_help, "", "show this"),
-    "/system": Command(_system, "[TEXT]", 'show or set the system message; "" takes it out'),
+    "/system": Command(_system, "[TEXT]", 'show or set the system message; "" removes it'),
     "/set": Command(_set, "[NAME VALUE]", "show or set sampling parameters; the value default unsets", NAMES),
     "/clear": Command(_clear, "", "forget the conversation"),
     "/regen": Command(_regen, "", "answer the last message again: new seed, or the one set plus one"),
@@ -155,7 +156,7 @@ COMMANDS: Mapping[str, Command] = {
     "/draft": Command(
         _draft,
         "on|off|auto|N",
-        "with drafts, without, of N tokens at most",
+        "draft, do not draft, draft at most N tokens",
         ("on", "off", "auto"),
     ),
     "/exit": Command(_exit, "", "leave (or Ctrl-D)"),

@@ -1,4 +1,4 @@
-"""A conversation: its turns, and the messages that the engine is asked with. Knows no engine and no files."""
+"""A conversation: its turns, and the messages of a request. Knows no engine and no files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ class Turn:
     """A message and its answer.
 
     answer: None before there is one; else exactly as written, so that its ids can be kept. id: of the
-    generation that wrote it, None where this engine process did not. n_again: how often it was asked for
-    again.
+    generation that wrote it, None where this engine process did not. n_again: how often it was regenerated.
     """
 
     message: str

@@ -1,4 +1,4 @@
-"""The engine of a chat: loaded, and configured to draft in another way."""
+"""The engine of a chat: loads models, and changes how they are drafted for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import IO, Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, Show, calibrate, generate
+from specllama.cli.answer import INTERRUPTED, Show, calibrate, generate, load
 from specllama.cli.chat.conversation import Conversation
-from specllama.cli.progress import Progress
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
@@ -33,13 +32,13 @@ class ChatEngine:
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:
         self.settings, self.measure_when_idle = settings, False
-        self._loaded: m.LoadInfo | None = None  # as the engine said it
-        self._info: m.LoadInfo | None = None
+        self._loaded: protocol.LoadInfo | None = None  # as the engine said it
+        self._info: protocol.LoadInfo | None = None
         self._log, self._verbose = log or (sys.stderr if verbose else None), verbose or log is not None
         self._client = EngineClient(self._log)
 
     @property
-    def info(self) -> m.LoadInfo:
+    def info(self) -> protocol.LoadInfo:
         """What was loaded, and how it drafts now."""
         assert self._info is not None
         return self._info
@@ -51,26 +50,19 @@ class ChatEngine:
         self._client.close()
 
     def load(self, structured: bool = False) -> None:
-        """Load the models and say what drafts. Raises what EngineClient.load raises, and what the chat
-        template makes of a message.
+        """Load the models and show the start line. Raises what EngineClient.load raises, and what the chat
+        template raises for a message.
         """
-        progress = Progress(delay=1.0)
-        self._loaded = self._info = self._client.load(
-            self.settings,
-            lambda name, share: progress.show(f"loading the {name}", share),
-            self._verbose,
-            self.measure_when_idle,
-        )
-        progress.clear()
+        self._loaded = self._info = load(self._client, self.settings, self._verbose, self.measure_when_idle)
         console.note(readout.start_line(self.info, structured))
         for note in self.info.notes:
             console.show(note)
         if not self.info.template_works:
-            self._refuse()
+            self._check_template()
 
-    def _refuse(self) -> None:
-        """Without a template that works there is no chat; the engine says which error that is."""
-        request = m.Generate(
+    def _check_template(self) -> None:
+        """Raise the engine's error where the template cannot be used: without one there is no chat."""
+        request = protocol.Generate(
             self._client.next_id(), messages=[{"role": "user", "content": "Hello"}], params={"max_tokens": 1}
         )
         try:
@@ -80,8 +72,8 @@ class ChatEngine:
             raise type(error)(error.message, hint) from None
 
     def draft_up_to(self, draft_max: int | None, structured: bool) -> bool:
-        """Draft so many tokens from now on (None: auto); whether that made another engine of it, which knows
-        no ids: one that was loaded without drafts, or for shorter ones.
+        """Draft at most so many tokens from now on (None: auto); whether that took another engine, which
+        knows no ids: where this one was loaded without drafts, or for shorter ones.
 
         Raises UsageError for an impossible length, EngineDiedError where loading again fails, LeaveError
         where Ctrl-C stops that: the old engine is gone.
@@ -109,17 +101,17 @@ class ChatEngine:
         except KeyboardInterrupt:
             raise LeaveError(INTERRUPTED) from None
 
-    def ask(
+    def answer(
         self,
         conversation: Conversation,
         params: Mapping[str, Any],
         speculate: bool,
         variables: Mapping[str, Any],
-        into: GenerationResult,
+        result: GenerationResult,
         show: Show,
     ) -> int:
         """Answer the last message; the id of the generation. Raises what `generate` raises."""
-        request = m.Generate(
+        request = protocol.Generate(
             self._client.next_id(),
             messages=conversation.messages(answered=False),
             params=dict(params),
@@ -127,11 +119,11 @@ class ChatEngine:
             variables=dict(variables),
             follows=conversation.follows,
         )
-        generate(self._client, request, show, into, hold_notices=True)
+        generate(self._client, request, show, result, hold_notices=True)
         return request.id
 
     def notices(self) -> list[str]:
-        """What the engine had to say meanwhile."""
+        """Notices of the engine since the last call."""
         found = list(self._client.notices)
         self._client.notices.clear()
         return found

@@ -27,7 +27,7 @@ _NOT_ONE = f"it is no conversation ({SCHEMA})"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file holds: the conversation, what was set of SamplingParams, the models it was held with."""
+    """The content of a file: conversation, the SamplingParams that were set, the models it was held with."""
 
     conversation: Conversation
     params: dict[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Saved:
 
 
 def write(name: str, saved: Saved) -> Path:
-    """Write the file, for its owner's eyes. What stands there already must be a conversation.
+    """Write the file, readable by its owner alone. A file that is there already must be a conversation.
 
     Raises UsageError, ResourceError.
     """
@@ -104,7 +104,7 @@ def read(name: str) -> Saved:
 
 
 def clean(text: str) -> str:
-    """The text without halves of characters, which no tokenizer takes."""
+    """The text without lone surrogates, which no tokenizer accepts."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

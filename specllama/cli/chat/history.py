@@ -1,5 +1,5 @@
-"""What was typed in earlier chats: a file of JSON texts, one a line, for its owner's eyes alone. One that
-cannot be read or written is no error.
+"""Input of earlier chats: a file of JSON texts, one a line, readable by its owner alone. A file that cannot
+be read or written is no error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class HistoryFile:
         self._path = path
 
     def read(self) -> list[str]:
-        """The newest inputs; what is no line of ours is left out. A file that has grown is cut to them."""
+        """The newest inputs; other lines are left out. A file that has grown too long is cut to them."""
         found: list[str] = []
         with contextlib.suppress(OSError):
             if not self._path.is_file():

@@ -1,6 +1,6 @@
 """What a user types in a chat: lines, or several between two lines of three quotation marks.
 
-Reads from a pipe or a simple terminal; chat_terminal.py is the one for real terminals.
+Reads from a pipe or a simple terminal; terminal.py is for terminals that can edit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from specllama.cli.chat.file import clean
 
 PROMPT, CONTINUED = "> ", ". "
 QUOTES = '"""'
+FILE = "FILE"  # as a word after a command: any path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Typed:
 
 
 class InputReader(Protocol):
-    """Where inputs come from. interactive: somebody sits there, so that errors and Ctrl-C end nothing."""
+    """Where inputs come from. interactive: a user types, so that errors and Ctrl-C end nothing."""
 
     interactive: bool
 
@@ -40,7 +41,7 @@ def is_open(text: str) -> bool:
 
 
 def typed(text: str) -> Typed:
-    """The input that was written so, without the marks around it."""
+    """The input of a typed text, without the marks around it."""
     text = clean(text)
     if not text.lstrip().startswith(QUOTES):
         return Typed(text.strip("\n"))
@@ -84,5 +85,5 @@ class LineReader:
         text = raw.decode("utf-8", "replace")
         if not self._warned and "\ufffd" in text and "\ufffd".encode() not in raw:
             self._warned = True
-            console.warning("standard input is not all UTF-8; what is not was replaced")
+            console.warning("standard input is not all UTF-8; invalid bytes are replaced")
         return text.rstrip("\r\n")

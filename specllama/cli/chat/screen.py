@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from specllama.cli import console
-from specllama.cli.chat.words import visible
+from specllama.cli.formatting import visible
 from specllama.client.stream import GenerationResult
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
@@ -27,7 +27,7 @@ def coloured(stream: TextIO) -> bool:
 
 
 class Screen:
-    """What a chat shows. plain: no styles on whatever terminal; show_draft: colour what was drafted."""
+    """What a chat shows. plain: no styles on any terminal; show_draft: colour drafted text."""
 
     def __init__(self, plain: bool, show_draft: bool) -> None:
         self.styles = not plain and coloured(sys.stdout)

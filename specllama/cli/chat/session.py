@@ -17,7 +17,7 @@ from specllama.cli.chat.file import Saved, rescue
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.stats import Totals, turn_line
-from specllama.cli.chat.words import counted, visible
+from specllama.cli.formatting import counted, visible
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 
@@ -28,8 +28,8 @@ ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the conte
 class ChatSession:
     """What the commands of a chat act on.
 
-    params: what was set of SamplingParams; used: what the engine took where nothing was set. variables: for
-    the chat template. file: the last one saved to or loaded from.
+    params: the SamplingParams that were set; used: the engine's values of the others. variables: for the chat
+    template. file: the last one saved to or loaded from.
     """
 
     engine: ChatEngine
@@ -117,7 +117,7 @@ class ChatSession:
         answer, id_, written = GenerationResult(), None, False
         self.screen.begin(answer)
         try:
-            id_ = self.engine.ask(
+            id_ = self.engine.answer(
                 self.conversation, params, self.speculate, self.variables, answer, self.screen.show
             )
         except KeyboardInterrupt:
@@ -138,7 +138,7 @@ class ChatSession:
         return written
 
     def _figures(self, answer: GenerationResult) -> None:
-        """What is to be said of an answer that has ended."""
+        """Show figures and notes of an answer that has ended."""
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))
         if answer.finish_reason == "context":
@@ -157,11 +157,11 @@ class ChatSession:
             self.screen.dim("the answer is empty")
 
     def rescue(self) -> None:
-        """Before the chat ends in a way that nobody wanted: what no file has goes into one."""
+        """Before an unexpected end: save what no file has."""
         if not self.conversation.turns or not (self.conversation.changed or self.conversation.waiting):
             return
         path = rescue(self.saved())
-        with contextlib.suppress(OSError):  # the terminal may be what is gone
+        with contextlib.suppress(OSError):  # the terminal may be gone
             if path is None:
                 console.warning("the conversation could not be saved")
             else:

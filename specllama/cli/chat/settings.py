@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from specllama.cli.chat.words import nearest
+from specllama.cli.formatting import nearest
 from specllama.config import build
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specllama.cli import readout
-from specllama.cli.chat.words import counted
+from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
 from specllama.core.stats import RunStats
 
@@ -29,11 +29,11 @@ def turn_line(answer: GenerationResult) -> str:
 
 @dataclass(slots=True)
 class Totals:
-    """What the answers of a session were in sum."""
+    """Figures of all answers of a session."""
 
     last: GenerationResult | None = None
     answers: int = 0
-    n_decoded: int = 0  # tokens behind the first of each answer
+    n_decoded: int = 0  # tokens after the first of each answer
     sum: RunStats = field(default_factory=RunStats)
 
     def add(self, answer: GenerationResult) -> None:

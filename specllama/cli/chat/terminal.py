@@ -20,8 +20,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from specllama.cli.chat.history import HistoryFile
-from specllama.cli.chat.input import CONTINUED, PROMPT, Typed, is_open, typed
-from specllama.cli.chat.words import FILE
+from specllama.cli.chat.input import CONTINUED, FILE, PROMPT, Typed, is_open, typed
 
 
 class TerminalReader:
@@ -61,7 +60,7 @@ def _between_events(app: Application[str]) -> Iterator[None]:
     def leave(number: int) -> None:
         try:
             handlers[number](number, None)
-        except BaseException as raised:  # noqa: BLE001 - it is raised where the prompt was asked for
+        except BaseException as raised:  # noqa: BLE001 - it is raised by `read`
             if app.is_running and app.future is not None and not app.future.done():
                 app.exit(exception=raised)
             else:  # something was typed in the same moment

@@ -1,19 +1,21 @@
 """`specllama doctor`: what this installation can use, and what to do where something is missing.
 
-Every part of the report is made by a module of its own (doctor_*.py) as plain data and problems; this one
-puts them together. The exit code is the one that `run` would end with.
+Every other module of this package makes a part of the report, as plain data and problems; this one puts them
+together. The exit code is the one that `run` would end with.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.doctor.text import lines, width
-from specllama.cli.doctor.words import Problem
+from specllama.cli.doctor import Problem
+from specllama.cli.doctor.text import lines
+from specllama.cli.formatting import columns
 
 EXAMPLES = """
 Examples:
@@ -29,34 +31,29 @@ def doctor(given: Mapping[str, Any]) -> int:
     if given.get("json"):
         console.data(json.dumps(report) + "\n")
     else:
-        console.data("\n".join(lines(report, width())) + "\n")
+        console.data("\n".join(lines(report, columns(sys.stdout))) + "\n")
     return next((problem.exit_code for problem in problems if problem.exit_code), 0)
 
 
 def examine(workers: str | None = None) -> tuple[dict[str, Any], list[Problem]]:
-    """The whole report as plain data, and what is wrong."""
-    from specllama.cli.doctor import config as doctor_config
-    from specllama.cli.doctor import engine as doctor_engine
-    from specllama.cli.doctor import files as doctor_files
-    from specllama.cli.doctor import hub as doctor_hub
-    from specllama.cli.doctor import machine as doctor_machine
-    from specllama.cli.doctor import rpc as doctor_rpc
+    """The whole report as plain data, and the problems."""
+    from specllama.cli.doctor import engine, files, hub, machine, setup
 
     problems: list[Problem] = []
-    asked = {} if workers is None else {"rpc": doctor_rpc.workers(workers, problems)}
-    probe = doctor_hub.Probe(os.environ)  # answers while the engine starts
-    engine = doctor_engine.engine(problems)
+    rpc = {} if workers is None else {"rpc": setup.workers(workers, problems)}
+    probe = hub.Probe(os.environ)  # answers while the engine starts
+    started = engine.engine(problems)
     report = {
         "schema": SCHEMA,
-        "versions": doctor_machine.versions(engine),
-        "machine": doctor_machine.machine(engine, problems),
-        "engine": engine,
-        "embedded_pair": doctor_engine.embedded_pair(problems),
-        "cache": doctor_files.cache(problems),
-        "exactness": doctor_files.exactness(),
-        "hub": doctor_hub.hub(os.environ, probe, problems),
-        "config": doctor_config.config(os.environ, problems),
-        **asked,
+        "versions": machine.versions(started),
+        "machine": machine.machine(started, problems),
+        "engine": started,
+        "embedded_pair": engine.embedded_pair(problems),
+        "cache": files.cache(problems),
+        "exactness": files.exactness(),
+        "hub": hub.hub(os.environ, probe, problems),
+        "config": setup.config(os.environ, problems),
+        **rpc,
     }
     problems.sort(key=lambda problem: not problem.exit_code)
     ok = not any(problem.exit_code for problem in problems)

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from specllama.cli.doctor.words import Problem
+from specllama.cli.doctor import Problem
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
 

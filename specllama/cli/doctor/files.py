@@ -1,4 +1,4 @@
-"""What `doctor` says of specllama's own cache: where it is, what is in it, what was measured how exactly."""
+"""What `doctor` reports on specllama's own cache: where it is, what is in it, which calibrations it has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specllama.cli.doctor.words import Problem
+from specllama.cli.doctor import Problem
 from specllama.config import store
 
 _SECONDS = 2.0  # for adding up a directory
@@ -40,8 +40,8 @@ def cache(problems: list[Problem]) -> dict[str, Any]:
 
 
 def exactness() -> list[dict[str, Any]]:
-    """For each calibration, the newest first: model, t(1) in seconds, epsilon in logits, how many rows were
-    compared, behind how many tokens at most, from how many rows on they are others, what that means.
+    """Each calibration, the newest first: model, t(1) in seconds, epsilon in logits, how many rows were
+    compared, after how many tokens at most, from how many rows on batches differ, and what that means.
     """
     found = [(file, calibration(file)) for file in _files(store.cache_dir() / "calibration")]
     newest = sorted(((f.stat().st_mtime, f, data) for f, data in found if data), key=lambda x: -x[0])
@@ -69,23 +69,23 @@ def meaning(
     equal_up_to: float | None = None,
     unlike: float | None = None,
 ) -> str:
-    """What a comparison of rows says of the texts, in words. equal_up_to, unlike: see Calibration."""
+    """What a comparison of rows means for the texts, in words. equal_up_to, unlike: see Calibration."""
     if epsilon is None or reach is None:
         return "not measured"
-    behind = f"behind texts of up to {reach:.0f} tokens"
-    most = f"batches of up to {equal_up_to or 2:.0f} rows are bit-equal to single rows {behind}"
+    after = f"after texts of up to {reach:.0f} tokens"
+    most = f"batches of up to {equal_up_to or 2:.0f} rows are bit-equal to single rows {after}"
     if unlike is None and epsilon == 0:
         return most
     if equal_up_to is not None and equal_up_to >= store.ENOUGH_ROWS:
         return f"{most}; wider ones are not used"
-    differ = f"batched and single rows differ by up to {epsilon:.2g} {behind}"
+    differ = f"batched and single rows differ by up to {epsilon:.2g} {after}"
     if equal_up_to is not None and equal_up_to >= 2:
         return f"{differ}; near-ties are counted, --exact uses no batch wider than {equal_up_to:.0f} rows"
     return f"{differ}; near-ties are counted, --exact decides them again"
 
 
 def calibration(file: Path) -> dict[str, Any] | None:
-    """What a file holds, None where it is no calibration of this version."""
+    """The content of a file; None where it is no calibration of this version."""
     try:
         data = json.loads(file.read_bytes()) if file.suffix == ".json" else None
     except (OSError, ValueError, RecursionError):
@@ -141,7 +141,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _key(key: Any) -> dict[str, Any]:
-    """Of a store key what people know; keys of other versions may lack any of it."""
+    """The readable parts of a store key; keys of other versions may lack any of them."""
     key = key if isinstance(key, dict) else {}
     model, threads = key.get("model"), key.get("threads")
     name, _, quant = model[:3] if isinstance(model, list) and len(model) >= 3 else (None, None, None)
@@ -154,7 +154,7 @@ def _key(key: Any) -> dict[str, Any]:
 
 
 def _names(devices: Any) -> list[str] | None:
-    """Of devices with their descriptions."""
+    """The names of devices, without their descriptions."""
     pairs = devices if isinstance(devices, list) else []
     names = [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
     return names or None

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from specllama.cli.doctor import Problem
 from specllama.cli.doctor.files import directory_size, free_disk, writing_problem
-from specllama.cli.doctor.words import Problem
 from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 
 NO_ADDRESS = "is not an http or https address"
@@ -69,7 +69,7 @@ class Probe:
 
 
 def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> dict[str, Any]:
-    """The cache (links not followed), free bytes there, the endpoint; "answers" is None if nobody asked."""
+    """The cache (links not followed), free bytes there, the endpoint; "answers" is None when offline."""
     path, offline = hub_cache(environ), is_offline(environ)
     if problem := writing_problem(path):
         do = "make it writable, or set HF_HUB_CACHE to a directory that is"
@@ -98,7 +98,7 @@ def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> di
 
 
 def without_secrets(url: str) -> str:
-    """An address without the user, password and query that somebody may have put into it."""
+    """An address without user, password and query."""
     try:
         parts = urlsplit(url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""

@@ -13,7 +13,7 @@ from shutil import which
 from typing import Any
 
 import specllama
-from specllama.cli.doctor.words import Problem
+from specllama.cli.doctor import Problem
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 
 _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGML_VULKAN=ON"}
@@ -21,7 +21,7 @@ _COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vul
 
 
 def versions(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Of specllama, Python, the system and llama.cpp; None for what is not installed or does not load."""
+    """Versions of specllama, Python, system and llama.cpp; None for a part that does not load."""
     return {
         "specllama": specllama.__version__,
         "python": platform.python_version(),
@@ -60,7 +60,7 @@ def processor(engine: Mapping[str, Any], root: Path = Path("/")) -> str:
         if not device["gpu"] and device["name"] == "CPU":
             return str(device["description"])
     if platform.system() == "Darwin":
-        return _asked("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     try:
         for line in (root / "proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             key, _, value = line.partition(":")
@@ -96,7 +96,7 @@ def _installed() -> str | None:
         return None
 
 
-def _asked(*command: str) -> str:
+def _output(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):

@@ -1,30 +1,19 @@
-"""The report of `doctor` for people: sections of labels and values, for wide and for narrow terminals."""
+"""The report of `doctor` for people: sections of labels and values."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.doctor.words import size
+from specllama.cli.formatting import size, wrapped
 
 _LABEL = 16  # columns
 _NARROW = 50  # columns of a terminal in which values go below their labels
 Rows = Iterator[tuple[str, str]]
 
 
-def width() -> int | None:
-    """Columns to fill; None where nobody watches, and nothing is wrapped."""
-    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
-        return None
-    return max(20, shutil.get_terminal_size().columns)
-
-
 def lines(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
-    """The report, then what is wrong and what to do about it."""
+    """The report, then the problems and what to do about them."""
     sections = {
         "versions": _versions(report),
         "machine": _machine(report["machine"]),
@@ -41,12 +30,12 @@ def lines(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
             yield from _row(label, value, columns)
         yield ""
     for problem in report["problems"]:
-        yield from _wrapped(f"problem: {problem['what']}", columns, "", "  ")
-        yield from _wrapped(problem["do"], columns, "  ", "  ")
+        yield from wrapped(f"problem: {problem['what']}", columns, "", "  ")
+        yield from wrapped(problem["do"], columns, "  ", "  ")
     if not report["problems"]:
         yield "no problems found"
     elif report["ok"]:
-        yield from _wrapped("`specllama run` works all the same", columns, "", "  ")
+        yield from wrapped("`specllama run` works all the same", columns, "", "  ")
 
 
 def _versions(report: Mapping[str, Any]) -> Rows:
@@ -144,21 +133,7 @@ def _total(part: Mapping[str, Any], name: str) -> str:
 
 def _row(label: str, value: str, columns: int | None) -> Iterator[str]:
     if columns is not None and columns < _NARROW:
-        yield from _wrapped(label, columns, "  ", "  ")
-        yield from _wrapped(value, columns, "    ", "    ")
+        yield from wrapped(label, columns, "  ", "  ")
+        yield from wrapped(value, columns, "    ", "    ")
     else:
-        yield from _wrapped(f"{label:{_LABEL}} {value}", columns, "  ", " " * (_LABEL + 3))
-
-
-def _wrapped(text: str, columns: int | None, first: str, more: str) -> list[str]:
-    """Lines within so many columns; paths and commands are not broken, so that they can be copied."""
-    if columns is None:
-        return [first + text]
-    return textwrap.wrap(
-        text,
-        columns,
-        initial_indent=first,
-        subsequent_indent=more,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield from wrapped(f"{label:{_LABEL}} {value}", columns, "  ", " " * (_LABEL + 3))

@@ -1,4 +1,4 @@
-"""What a `tune` command line asks for: drafts compared with the target before anything is loaded."""
+"""The plan of `tune`: drafts are compared with the target before anything is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.cli.bench import plan as bench_plan
+from specllama.cli.bench.plan import make_plan as bench_plan
 from specllama.cli.download import prepared
 from specllama.config import build
 from specllama.config.load import LoadSettings, ModelSettings
@@ -34,14 +34,14 @@ class TunePlan:
     n_tokens: int | None
 
 
-def plan(given: Mapping[str, Any], values: Values) -> TunePlan:
+def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
     """given: the command line; values: with what files and environment say.
 
     Raises UsageError, NotFoundError, what reading a header raises, IncompatiblePairError where drafts were
     named and none fits.
     """
     shared = {name: given[name] for name in ("prompts", "workloads", "n_tokens") if name in given}
-    texts = bench_plan.plan({**shared, "temperatures": "0"}, Values())
+    texts = bench_plan({**shared, "temperatures": "0"}, Values())
     names = given.get("draft_models", [values.get("draft_model", "auto")])
     values = values.without(*_DECIDES).overlaid({"no_calibrate": given.get("no_store", False)})
     settings = _prepared(values, "none")

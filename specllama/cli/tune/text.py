@@ -1,60 +1,59 @@
-"""What `tune` has found, for people: figures in, lines out."""
+"""The tables of `tune`: figures in, lines out."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.bench.text import duration, printable, table
 from specllama.cli.doctor.files import meaning
-from specllama.cli.tune.found import DraftResult, TuneResults
+from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
+from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.cli.tune.verdict import verdict
 
 _LONGEST_NAME = 36
-_BUSY = 1.3  # times the typical decode of one row, that is; by which other load can be told
+_BUSY = 1.3  # times a typical decode of one row; more means that something else keeps the machine busy
 
 
-def lines(found: TuneResults, stored: bool, width: int) -> Iterator[str]:
-    """All that was found, no line longer than `width` where that can be. stored: whether it was."""
-    yield from _wrapped(_head(found, stored), width)
-    yield from _curves(found, width)
-    if found.threads and found.threads["points"]:
-        yield from _threads(found.threads, width)
-    if found.epsilon:
-        yield from _exactness(found.epsilon, width)
-    yield from _break_even(found, width)
-    yield from _ranking(found, width)
+def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str]:
+    """All results, no line longer than `width` where that can be. stored: whether they were stored."""
+    yield from wrapped(_head(results, stored), width)
+    yield from _curves(results, width)
+    if results.threads and results.threads["points"]:
+        yield from _threads(results.threads, width)
+    if results.epsilon:
+        yield from _exactness(results.epsilon, width)
+    yield from _break_even(results, width)
+    yield from _ranking(results, width)
     yield ""
-    for text in [*_notes(found), verdict(found)]:
-        yield from _wrapped(text, width)
+    for text in [*_notes(results), verdict(results)]:
+        yield from wrapped(text, width)
 
 
-def _head(found: TuneResults, stored: bool) -> str:
-    target, n = found.info.target, found.info.n_threads
-    name = f"target {printable(target.name)} {target.quant}, {n} thread{'s' if n > 1 else ''}"
+def _head(results: TuneResults, stored: bool) -> str:
+    target, n = results.info.target, results.info.n_threads
+    name = f"target {printable(target.name)} {target.quant}, {counted(n, 'thread')}"
     kept = "stored for the next run" if stored else "nothing was stored"
-    if found.interrupted or found.failure is not None:
+    if results.is_partial:
         return f"{name}; interrupted, {'what was complete is ' if stored else ''}{kept}"
-    return f"{name}; measured in {duration(found.seconds, about=False)}, {kept}"
+    return f"{name}; measured in {rough_duration(results.seconds)}, {kept}"
 
 
-def _curves(found: TuneResults, width: int) -> Iterator[str]:
-    for curve in found.curves:
+def _curves(results: TuneResults, width: int | None) -> Iterator[str]:
+    for curve in results.curves:
         points = curve["points"]
         first = next((p["seconds"] for p in points if p["rows"] == 1), None)
         rows = [["ms", *(_ms(p["seconds"]) for p in points)]]
         if first:
             rows.append(["x t(1)", *(f"{p['seconds'] / first:.2f}" for p in points)])
         yield ""
-        yield from _wrapped(f"t(n), a decode of n rows behind {curve['n_ids']} tokens:", width)
+        yield from wrapped(f"t(n), a decode of n rows after {curve['n_ids']} tokens:", width)
         yield from table(["rows", *(str(p["rows"]) for p in points)], rows, width, 1)
         if curve["left_out"]:
             left = ", ".join(map(str, curve["left_out"]))
-            yield from _wrapped(f"Not timed, for want of time or room: {left} rows.", width)
+            yield from wrapped(f"Not timed, for lack of time or room: {left} rows.", width)
 
 
-def _threads(threads: Mapping[str, Any], width: int) -> Iterator[str]:
+def _threads(threads: Mapping[str, Any], width: int | None) -> Iterator[str]:
     points = threads["points"]
     rows = [
         ["t(1)", *(_ms(p["one"]) for p in points)],
@@ -63,7 +62,7 @@ def _threads(threads: Mapping[str, Any], width: int) -> Iterator[str]:
     yield ""
     yield "Threads, ms:"
     yield from table(["-t", *(str(p["threads"]) for p in points)], rows, width, 1)
-    yield from _wrapped(threads_verdict(threads), width)
+    yield from wrapped(threads_verdict(threads), width)
 
 
 def threads_verdict(threads: Mapping[str, Any]) -> str:
@@ -78,18 +77,18 @@ def threads_verdict(threads: Mapping[str, Any]) -> str:
     return f"{best} is {threads['gain']:.2f} x as fast as {name}, which is used: give {best}, and tune again."
 
 
-def _exactness(epsilon: Mapping[str, Any], width: int) -> Iterator[str]:
+def _exactness(epsilon: Mapping[str, Any], width: int | None) -> Iterator[str]:
     yield ""
     if epsilon["value"] is None:
-        yield from _wrapped(f"Exactness: not measured, {epsilon['reason']}.", width)
+        yield from wrapped(f"Exactness: not measured, {epsilon['reason']}.", width)
         return
     compared = f"({epsilon['n_rows']} rows compared)"
-    said = meaning(*(epsilon[name] for name in ("value", "reach", "alike", "unlike")))
-    yield from _wrapped(f"Exactness: {said} {compared}.", width)
+    text = meaning(*(epsilon[name] for name in ("value", "reach", "alike", "unlike")))
+    yield from wrapped(f"Exactness: {text} {compared}.", width)
 
 
-def _break_even(found: TuneResults, width: int) -> Iterator[str]:
-    shown = [e for e in found.entrants.values() if e.break_even]
+def _break_even(results: TuneResults, width: int | None) -> Iterator[str]:
+    shown = [e for e in results.entrants.values() if e.break_even]
     if not shown:
         return
     lengths = [b.k for b in shown[0].break_even]
@@ -100,32 +99,32 @@ def _break_even(found: TuneResults, width: int) -> Iterator[str]:
         rows.append(["copied" if entrant.path is None else _cut(entrant.name), step, *needed])
     yield ""
     head = "A draft of k tokens pays from an acceptance of, % (- never); token: of the draft model, in t(1):"
-    yield from _wrapped(head, width)
+    yield from wrapped(head, width)
     yield from table(["k", "token", *map(str, lengths)], rows, width, 1)
 
 
-def _ranking(found: TuneResults, width: int) -> Iterator[str]:
-    ranking = found.ranking
-    names = list(found.texts)
+def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
+    ranking = results.ranking
+    names = list(results.texts)
     if ranking:
-        n_texts = sum(t["texts"] for t in found.texts.values())
-        n_tokens = sum(t["tokens"] for t in found.texts.values())
+        n_texts = sum(t["texts"] for t in results.texts.values())
+        n_tokens = sum(t["tokens"] for t in results.texts.values())
         yield ""
-        yield from _wrapped(
+        yield from wrapped(
             f"Predicted speed over plain decoding, on {n_texts} texts ({n_tokens} tokens) that the target "
-            "wrote, greedily, each draft beside copying; accepted: of these tokens, those that the draft "
-            "model had right:",
+            "wrote greedily, each draft together with copying; accepted: the share of these tokens that the "
+            "draft model predicted:",
             width,
         )
         rows = [_predicted(e, names) for e in ranking]
         yield from table(["draft", "accepted", *map(_cut, names), "all"], rows, width, 1)
-    for entrant in found.others:
+    for entrant in results.others:
         why = (
             f"cannot be used: {printable(entrant.problem)}"
             if entrant.problem
             else "was not measured to the end"
         )
-        yield from _wrapped(f"{printable(entrant.name)} {why}.", width)
+        yield from wrapped(f"{printable(entrant.name)} {why}.", width)
 
 
 def _predicted(entrant: DraftResult, names: Sequence[str]) -> list[str]:
@@ -136,17 +135,17 @@ def _predicted(entrant: DraftResult, names: Sequence[str]) -> list[str]:
     return [_cut(entrant.name), accepted, *speeds, f"{forecast['speedup']:.2f}"]
 
 
-def _notes(found: TuneResults) -> Iterator[str]:
-    """What has to be known to judge the figures."""
-    if any(_disturbed(curve) for curve in found.curves):
-        yield "Something else kept the machine busy, and the figures are off. Tune again when nothing does."
-    too_long = found.plan.get("too_long", {})
+def _notes(results: TuneResults) -> Iterator[str]:
+    """What one needs to know to judge the figures."""
+    if any(_disturbed(curve) for curve in results.curves):
+        yield "Something else kept the machine busy, and the figures are off. Tune again when it is idle."
+    too_long = results.plan.get("too_long", {})
     for name, why in list(too_long.items())[:3]:
         yield f"Left out: prompt {name}: {why}."
     if len(too_long) > 3:
         yield f"Left out: {len(too_long) - 3} more prompts."
-    if n := found.plan.get("n_left_out"):
-        yield f"Left out, for want of time: {n} prompts; texts have up to {found.plan['n_tokens']} tokens."
+    if n := results.plan.get("n_left_out"):
+        yield f"Left out, for lack of time: {n} prompts; texts have up to {results.plan['n_tokens']} tokens."
 
 
 def _disturbed(curve: Mapping[str, Any]) -> bool:
@@ -163,7 +162,3 @@ def _cut(name: str) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,21 +1,21 @@
-"""Which draft is predicted to be best, or that plain decoding is, and why: in words."""
+"""Which draft is predicted to be best, or why plain decoding is: in words."""
 
 from __future__ import annotations
 
-from specllama.cli.bench.text import printable
-from specllama.cli.tune.found import DraftResult, TuneResults
+from specllama.cli.formatting import printable
+from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.core.policy.break_even import easiest
 
 PAYS = 1.01  # times plain decoding; less is no gain
-_OWN_WORK = 0.005  # seconds of t(1), below which what is not a decode counts
+_OWN_WORK = 0.005  # seconds of t(1) below which work other than decoding matters
 _FEW = 200  # tokens; a ranking by fewer is a guess
 
 
-def verdict(found: TuneResults) -> str:
-    """A sentence or a few. Never more than what was predicted."""
-    ranking = found.ranking
+def verdict(results: TuneResults) -> str:
+    """One sentence or a few; claims nothing beyond the prediction."""
+    ranking = results.ranking
     if not ranking:
-        why = "it was interrupted before" if found.interrupted or found.failure else "nothing drafts here"
+        why = "it was interrupted before" if results.interrupted or results.failure else "nothing drafts here"
         return f"No draft was ranked: {why}."
     best = ranking[0]
     if (best.speedup or 0.0) >= PAYS:
@@ -24,7 +24,7 @@ def verdict(found: TuneResults) -> str:
         text = f"Best: plain decoding. {_why(best)}"
         text += " The default decides so by itself."
     text += " Predicted, not measured: `specllama bench` measures."
-    return " ".join([text, *_reservations(found)])
+    return " ".join([text, *_reservations(results)])
 
 
 def _flag(entrant: DraftResult) -> str:
@@ -48,23 +48,23 @@ def _why(best: DraftResult) -> str:
         return f"{text}; {_percent(forecast['acceptance'])} of the tokens were right."
     if forecast.get("n_drafted"):
         share = forecast["n_accept"] / forecast["n_drafted"]
-        return f"{text}, and {_percent(share)} of what was copied was right."
-    return f"{text}, and hardly anything was there to be copied."
+        return f"{text}, and {_percent(share)} of the copied tokens were right."
+    return f"{text}, and there was hardly anything to copy."
 
 
-def _reservations(found: TuneResults) -> list[str]:
-    """What the prediction leaves out."""
+def _reservations(results: TuneResults) -> list[str]:
+    """What the prediction does not include."""
     out = []
-    n_tokens = sum(t["tokens"] for t in found.texts.values())
+    n_tokens = sum(t["tokens"] for t in results.texts.values())
     if n_tokens < _FEW:
         out.append(f"It goes by {n_tokens} tokens only; -n or --prompts give more.")
-    if found.t1 is not None and found.t1 < _OWN_WORK:
+    if results.t1 is not None and results.t1 < _OWN_WORK:
         out.append(
-            "It leaves out what a round takes beside decoding, which counts where t(1) is "
-            f"{1000 * found.t1:.2g} ms: less is gained."
+            "It leaves out the time of a round other than decoding, which matters where t(1) is "
+            f"{1000 * results.t1:.2g} ms: less is gained."
         )
-    if found.replays:
-        out.append("It leaves out replays, which this memory needs where a draft is not accepted whole.")
+    if results.replays:
+        out.append("It leaves out replays, which this model needs where a draft is not accepted whole.")
     return out
 
 

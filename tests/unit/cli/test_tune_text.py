@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specllama.cli.tune.found import TuneResults
+from specllama.cli.tune.results import TuneResults
 from specllama.cli.tune.text import lines, threads_verdict
 from specllama.cli.tune.verdict import verdict
 from specllama.config.load import ModelSettings
@@ -78,10 +78,10 @@ def text(one: TuneResults, width: int = 80, stored: bool = True) -> str:
 def test_everything_is_there():
     said = text(found())
     assert said.startswith("target big Q4_0, 4 threads; measured in 12 s, stored for the next run\n")
-    assert "t(n), a decode of n rows behind 128 tokens:" in said
+    assert "t(n), a decode of n rows after 128 tokens:" in said
     assert "x t(1) 1.00 1.40 1.70 2.00 2.60 3.00 4.00 5.00" in said
     assert "-t 4 is used; no other number is clearly faster." in said
-    bit_equal = "batches of up to 63 rows are bit-equal to single rows behind texts of up to 300 tokens"
+    bit_equal = "batches of up to 63 rows are bit-equal to single rows after texts of up to 300 tokens"
     assert f"Exactness: {bit_equal} (1200 rows compared)." in " ".join(said.split())
     rows = [line.split() for line in said.splitlines()]
     assert ["copied", "-", "40", "47", "54", "64", "68", "76", "81"] in rows
@@ -171,13 +171,13 @@ def test_what_could_not_be_measured():
     )
     said = " ".join(text(one).split())
     assert "Exactness: not measured, the model's memory cannot go back." in said
-    assert "Not timed, for want of time or room: 48, 64 rows." in said
-    assert "Left out, for want of time: 3 prompts; texts have up to 64 tokens." in said
+    assert "Not timed, for lack of time or room: 48, 64 rows." in said
+    assert "Left out, for lack of time: 3 prompts; texts have up to 64 tokens." in said
     assert "Left out: prompt long 0: the prompt has 9 tokens. " in said
     assert "Left out: 2 more prompts." in said
     one.take("epsilon", {**ROWS, "value": 0.02, "n_rows": 90, "alike": 0, "unlike": 2})
     said = " ".join(text(one).split())
-    assert "differ by up to 0.02 behind texts of up to 300 tokens; near-ties are counted" in said
+    assert "differ by up to 0.02 after texts of up to 300 tokens; near-ties are counted" in said
 
 
 def test_after_an_interruption():

@@ -1,4 +1,4 @@
-"""What a `tune` has found so far: the parts that the engine process tells, put in order."""
+"""What a `tune` has measured so far, from the parts that the engine process reports."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.cli.measuring import PartialResults
 from specllama.client.protocol import LoadInfo
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
-from specllama.errors import SpecllamaError
 
 COPY = "copy alone"
 
 
 @dataclass(slots=True)
 class DraftResult:
-    """A draft, or copying alone (path None). problem: why it was not used, "" if it was. step: seconds of a
-    token of the draft model. forecast: of Forecast.to_dict, None before it was all measured.
+    """A draft, or copying alone (path None).
+
+    problem: why it was not used, "" if it was. step: seconds for a token of the draft model. forecast: as
+    Forecast.to_dict gives it; None before everything is measured.
     """
 
     name: str
@@ -32,7 +34,7 @@ class DraftResult:
 
     @property
     def speedup(self) -> float | None:
-        """Predicted, over plain decoding; None where nothing was."""
+        """Predicted, relative to plain decoding; None without a prediction."""
         return self.forecast["speedup"] if self.forecast else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,12 +54,16 @@ class DraftResult:
         }
 
 
-class TuneResults:
-    """drafts: those to be compared, in the order of their indexes. copies: whether text is copied."""
+class TuneResults(PartialResults):
+    """What a `tune` has measured so far.
+
+    drafts: those to be compared, in the order of their indexes. copies: whether text is copied.
+    """
 
     def __init__(
         self, drafts: Sequence[ModelSettings], unusable: Mapping[str, str], copies: bool = True
     ) -> None:
+        super().__init__()
         paths = [d.path for d in drafts]
         names = _names([*paths, *unusable])
         self.entrants = {i: DraftResult(names[path], path) for i, path in enumerate(paths)}
@@ -71,8 +77,6 @@ class TuneResults:
         self.epsilon: Mapping[str, Any] | None = None
         self.texts: Mapping[str, Any] = {}
         self.seconds = 0.0
-        self.interrupted = False
-        self.failure: SpecllamaError | None = None
 
     @property
     def info(self) -> LoadInfo:
@@ -85,7 +89,7 @@ class TuneResults:
         self._info = info
 
     def take(self, part: str, found: Mapping[str, Any]) -> None:
-        """A part, as process/tuner.py tells it."""
+        """Add a part, as the engine process reports it."""
         if part == "curve":
             self.curves += [found] if found["points"] else []
         elif part == "draft":
@@ -107,24 +111,24 @@ class TuneResults:
 
     @property
     def replays(self) -> bool:
-        """Whether the target's memory needs them where a draft is not accepted whole."""
+        """Whether the target's memory has to replay tokens where a draft is not accepted whole."""
         return bool(self.plan.get("replays"))
 
     @property
     def ranking(self) -> list[DraftResult]:
-        """Those with a prediction, the best first, copying alone before a draft that is no better."""
+        """Drafts with a prediction, the best first; copying alone precedes a draft that is no better."""
         found = [e for e in self.entrants.values() if e.speedup is not None]
         return sorted(found, key=lambda e: (-(e.speedup or 0.0), e.path is not None))
 
     @property
     def others(self) -> list[DraftResult]:
-        """Those that cannot be used, and those whose turn has not come."""
+        """Drafts that cannot be used, and those that were not measured."""
         return [*(e for e in self.entrants.values() if e.speedup is None), *self.unusable]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "seconds": self.seconds,
-            "interrupted": self.interrupted or self.failure is not None,
+            "interrupted": self.is_partial,
             "t_n": [self._curve(curve) for curve in self.curves],
             "threads": self.threads,
             "epsilon": self.epsilon,
@@ -143,6 +147,6 @@ class TuneResults:
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Short names of files, different ones."""
+    """A short name for each file, the path where two would have the same."""
     short = [os.path.basename(path).removesuffix(".gguf") for path in paths]
     return {path: name if short.count(name) == 1 else path for path, name in zip(paths, short, strict=True)}

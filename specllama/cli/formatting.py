@@ -1,0 +1,159 @@
+"""Text for people: tables, wrapped lines, sizes, durations, and text of files made safe to show.
+
+Knows no command. rich lays tables out; it is imported when there is one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TextIO
+
+NARROWEST = 20  # columns; narrower terminals are treated as this wide
+_PICTURES = {c: 0x2400 + c for c in range(0x20)} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_PICTURES = {c: to for c, to in _PICTURES.items() if c not in b"\n\t\r"}
+
+
+def columns(stream: TextIO) -> int | None:
+    """How wide lines on a stream may be: COLUMNS, else the terminal's width; None where it is no terminal,
+    and nothing is wrapped.
+    """
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdigit() and int(given):
+        return max(NARROWEST, int(given))
+    if not stream.isatty():
+        return None
+    try:
+        return max(NARROWEST, os.get_terminal_size(stream.fileno()).columns or 80)
+    except (OSError, ValueError):
+        return 80
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    n_labels: int = 1,
+    left: Iterable[int] = (0,),
+    gap: int = 1,
+) -> Iterator[str]:
+    """Lines of a table. Columns for which `width` has no room follow below, after the first n_labels again.
+
+    left: columns aligned to the left, the others are to the right. gap: blanks between columns.
+    """
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    labels = list(range(n_labels))
+    used, at = sum(widths[i] + gap for i in labels), n_labels
+    while at < len(header):
+        block, room = [at], (width or 1 << 20) - used - widths[at]
+        at += 1
+        while at < len(header) and room >= widths[at] + gap:
+            block, room, at = [*block, at], room - widths[at] - gap, at + 1
+        shown = [*labels, *block]
+        cells = [[row[i] for i in shown] for row in [header, *rows]]
+        yield from _grid(cells, [i in set(left) for i in shown], gap)
+
+
+def _grid(rows: Sequence[Sequence[str]], left: Sequence[bool], gap: int) -> Iterator[str]:
+    """Rows side by side, each column as wide as its longest cell."""
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, gap, 0, 0))
+    for is_left in left:
+        grid.add_column(justify="left" if is_left else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    file = io.StringIO()
+    Console(file=file, width=1 << 16, color_system=None, force_terminal=False).print(grid)
+    yield from (line.rstrip() for line in file.getvalue().splitlines())
+
+
+def listing(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    """A table of texts, indented; where `width` has no room for it, one entry below the other."""
+    lines = list(table(header, rows, None, left=range(len(header)), gap=2))
+    if width is None or max(map(len, lines)) + 2 <= width:
+        yield from (f"  {line}" for line in lines)
+        return
+    for first, *others in rows:
+        yield from wrapped(first, width, "  ", "    ")
+        for name, text in zip(header[1:], others, strict=True):
+            if text:
+                yield from wrapped(f"{name}: {text}" if name else text, width, "    ", "      ")
+
+
+def wrapped(text: str, width: int | None, first: str = "", more: str = "") -> list[str]:
+    """Lines no longer than `width` where that can be: paths and commands are not broken, so that they can be
+    copied. first, more: what the first and the other lines begin with.
+    """
+    if width is None:
+        return [first + text]
+    found = textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=more,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return found or [""]
+
+
+def size(n_bytes: int | None) -> str:
+    """Bytes as people read them; "?" where they are not known."""
+    if n_bytes is None:
+        return "?"
+    value, unit = float(n_bytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{n_bytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them, to the second."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def rough_duration(seconds: float) -> str:
+    """Seconds as people read them, in one unit: "3 min"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def counted(n: int, noun: str) -> str:
+    """ "1 turn", "2 turns"."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def printable(text: str) -> str:
+    """A text of a file with escapes for every character that is not printable."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def visible(text: str) -> str:
+    """A text of several lines without a byte that a terminal could obey: control characters become pictures.
+
+    Newlines and tabs stay; carriage returns, which could hide part of a line, are left out.
+    """
+    return text.replace("\r", "").translate(_PICTURES)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """ "; did you mean X?", or nothing where no name is near."""
+    found = difflib.get_close_matches(name[:60], list(names), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,64 @@
+"""What `bench` and `tune` share: results that survive an early end, and where and when they were measured."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import specllama
+from specllama.cli.answer import INTERRUPTED
+from specllama.errors import SpecllamaError
+from specllama.models.memory.available import physical_cores
+
+LONG = 60.0  # seconds of measuring from which on a command says how to make it shorter
+
+
+@dataclass(slots=True)
+class PartialResults:
+    """Results of a measurement that Ctrl-C or an error may end early."""
+
+    interrupted: bool = False
+    failure: SpecllamaError | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        return self.interrupted or self.failure is not None
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keep what was measured before an early end; the reason is noted here, not raised."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except SpecllamaError as error:
+            self.failure = error
+
+    def exit_code(self) -> int:
+        """0, or 130 after Ctrl-C. Raises the error that ended the measurement."""
+        if self.failure is not None:
+            raise self.failure
+        return INTERRUPTED if self.interrupted else 0
+
+
+def now() -> str:
+    """The time, for a report."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def provenance(n_threads: int) -> dict[str, Any]:
+    """Version, time and machine, with which reports begin. n_threads: with which was decoded."""
+    return {
+        "version": specllama.__version__,
+        "date": now(),
+        "machine": {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": physical_cores(),
+            "n_threads": n_threads,
+        },
+    }
