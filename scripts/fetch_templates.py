@@ -1,8 +1,10 @@
-"""Take the chat templates that llama.cpp's source carries into .venv/share, for tests/test_real_templates.py.
+"""Copies the chat templates in llama.cpp's source to .venv/share, for tests/unit/text/test_real_templates.py.
 
-They are other people's texts and no part of this repository. They come out of the source package of the
-installed llama-cpp-python, from wherever pip is configured to get it: about 75 MB, once for each version.
-Where that is not possible it says so and ends with 1; the tests then skip.
+usage: python scripts/fetch_templates.py
+
+The templates are not part of this repository. They come from the source package of the installed
+llama-cpp-python, which pip downloads from its configured index: about 75 MB, once for each version. Without
+them it ends with exit code 1, and their tests are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ SECONDS, MAX_BYTES = 600, 4 << 20
 
 
 def main() -> int:
-    """0 if the templates of the installed version are there."""
+    """Fetches the templates of the installed version unless they are there; returns the exit code."""
     version = metadata.version(PACKAGE)
     marker = TARGET / "VERSION"
     if marker.is_file() and marker.read_text() == version:
@@ -43,7 +45,7 @@ def main() -> int:
 
 
 def download(version: str, directory: Path) -> Path:
-    """The source package, by pip."""
+    """Downloads the source package with pip."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
     command += ["--retries", "1", "--timeout", "20", "--no-binary", PACKAGE, "--dest", str(directory)]
     subprocess.run(
@@ -53,7 +55,7 @@ def download(version: str, directory: Path) -> Path:
 
 
 def extract(package: Path, directory: Path) -> Path:
-    """The templates alone, each under its own name in a new directory."""
+    """Extracts the templates, each under its own name, into a new directory."""
     directory.mkdir()
     with tarfile.open(package) as archive:
         for member in archive:

@@ -1,16 +1,16 @@
-"""Make pairs of models that cost what large ones cost, for measurements, out of a small pair.
+"""Makes pairs of models that cost as much as large ones, for measurements, from a small pair.
 
-    -m scripts.bench.make_pair --out DIR
-    -m scripts.bench.make_pair --out DIR --types q4_0 --draft-costs 0.07
-    -m scripts.bench.make_pair --out DIR --random-vocab 128256
+usage: python -m scripts.bench.make_pair --out DIR
+       python -m scripts.bench.make_pair --out DIR --types q4_0 --draft-costs 0.07
+       python -m scripts.bench.make_pair --out DIR --random-vocab 128256
 
-Extra blocks with zero output projections keep every logit of the source (checked bit for bit in f16) and
-cost what a real block of that size costs. The target is padded to --target-params and written in every type;
-for each type and each of --draft-costs the draft is padded until one of its decodes takes that share of the
-target's t(1) on this machine. DIR/pairs.json lists the pairs with what was measured. Needs no torch.
+Extra blocks with zero output projections keep every logit of the source (checked bit for bit in f16) and cost
+as much as real blocks of their size. The target is padded to --target-params and written in every type; for
+each type and each of --draft-costs the draft is padded until one of its decodes takes that share of the
+target's t(1) on this machine. DIR/pairs.json lists the pairs with their measurements. Needs no torch.
 
---random-vocab N writes random-Nk.gguf and random-Nk-draft.gguf instead: random weights, N tokens in the
-vocabulary, for the time and memory that are not the model's.
+--random-vocab N writes random-Nk.gguf and random-Nk-draft.gguf instead: random weights and N tokens in the
+vocabulary, for measurements of time and memory outside the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scripts.demo_pair import cli, random_vocab
+from scripts import cli
+from scripts.demo_pair import random_vocab
 from scripts.demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
 from scripts.demo_pair.padding import NotPaddable, Padding, Source, read_source, write_padded
 
@@ -34,14 +35,14 @@ TYPES = ("f16", "q8_0", "q4_0", "q4_k_m")
 COSTS = (0.02, 0.07, 0.15)
 TARGET_BLOCKS = 24
 DRAFT_BLOCKS, DRAFT_FF = 16, 2048  # the draft gets extra blocks of about this size, then larger ones
-CLOSE = 0.05  # a draft's cost is right within this share
-TRIES = 5  # sizes tried at most until one is
+TOLERANCE = 0.05  # of a draft's cost
+MAX_TRIES = 5  # sizes of a draft
 TEXT = "import json\n\ndef load(path):\n    with open(path) as f:\n        return json.load(f)\n" * 6
 MANIFEST = "pairs.json"
 
 
-class Measured(NamedTuple):
-    """A draft tried: its padding, its t(1) and meanwhile the target's, in milliseconds."""
+class DraftTiming(NamedTuple):
+    """A padded draft: its padding, its t(1) and the target's at the same time, in milliseconds."""
 
     padding: Padding
     t1: float
@@ -53,7 +54,7 @@ class Measured(NamedTuple):
 
 
 def check_same_logits(source: Path, padded: Path) -> None:
-    """Raise ModelFileError unless both files give equal logits, bit for bit, in one batch and one by one."""
+    """Raises ModelFileError unless both files give equal logits, bit for bit, in one batch and one by one."""
     with Llm(source, n_threads=1) as a, Llm(padded, n_threads=1) as b:
         ids = a.tokenize(TEXT)
         off = [np.abs(a.decode(ids) - b.decode(ids)).max()]
@@ -61,12 +62,12 @@ def check_same_logits(source: Path, padded: Path) -> None:
         b.truncate(0)
         for token in ids[:32]:
             off.append(np.abs(a.decode([token]) - b.decode([token])).max())
-        if not np.max(off) == 0:  # NaN is not
+        if not np.max(off) == 0:  # also true for NaN
             raise ModelFileError(f"{padded}: logits differ from the source's by up to {np.max(off)}")
 
 
 class Maker:
-    """Writes the models of one run into `out`; f16 files that others are made from live in a folder of it."""
+    """Writes the models of a run into `out`; intermediate f16 files go to `out`/tmp."""
 
     def __init__(self, out: Path, target: Source, draft: Source, n_threads: int, rounds: int) -> None:
         self.out, self.n_threads, self.rounds = out, n_threads, rounds
@@ -95,30 +96,31 @@ class Maker:
             quantize(f16, path, kind, n_threads=self.n_threads)
         return paths
 
-    def try_draft(self, target: Llm, kind: str, padding: Padding) -> Measured:
-        """Write the draft with this padding to `candidate` and time it in turns with the target."""
+    def try_draft(self, target: Llm, kind: str, padding: Padding) -> DraftTiming:
+        """Writes the draft with this padding to `candidate` and times it in turns with the target."""
         f16 = self.padded("draft", self.draft, padding)
         quantize(f16, self.candidate, kind, n_threads=self.n_threads)
         f16.unlink()
         with Llm(self.candidate, n_threads=self.n_threads) as draft:
             times = measure({"target": target, "draft": draft}, [1], rounds=self.rounds)
-        return Measured(padding, times["draft"][1], times["target"][1])
+        return DraftTiming(padding, times["draft"][1], times["target"][1])
 
-    def fit_draft(self, target: Llm, kind: str, cost: float, path: Path, floor: Measured) -> Measured:
-        """Write the draft whose t(1) is `cost` of the target's to `path`; what was measured of it.
+    def fit_draft(self, target: Llm, kind: str, cost: float, path: Path, floor: DraftTiming) -> DraftTiming:
+        """Writes the draft whose t(1) is `cost` of the target's to `path`, and returns its timing.
 
-        Time grows nearly as the parameters do, from a floor that is the unpadded draft's. The first size
-        comes from the target's own speed, each further one from the line through floor and last size.
+        Time grows nearly linearly with the parameters, from that of the unpadded draft (`floor`). The first
+        size is estimated from the target's speed, each further one from the line through the floor and the
+        last size.
         """
         best, per_param = None, floor.t1_target / target.n_params
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             n_extra = max(0.0, (cost * floor.t1_target - floor.t1) / per_param)
             n_blocks = min(DRAFT_BLOCKS, round(n_extra / self.draft.block_params(DRAFT_FF)))
             tried = self.try_draft(target, kind, self.draft.fit(n_extra, n_blocks))
             if best is None or abs(tried.ratio - cost) < abs(best.ratio - cost):
                 best = tried
                 self.candidate.replace(path)
-            if abs(tried.ratio - cost) <= CLOSE * cost or not tried.padding.n_blocks:
+            if abs(tried.ratio - cost) <= TOLERANCE * cost or not tried.padding.n_blocks:
                 break
             n_extra = tried.padding.n_blocks * self.draft.block_params(tried.padding.ff)
             per_param = max(tried.ratio * floor.t1_target - floor.t1, 0.05 * floor.t1) / n_extra
@@ -138,8 +140,10 @@ def model_entry(path: Path, llm: Llm, t1: float) -> dict[str, object]:
     }
 
 
-def print_pair(kind: str, cost: float, m: Measured) -> None:
-    extra = f"{m.padding.n_blocks} x {m.padding.ff}" if m.padding.n_blocks else "unpadded, none is cheaper"
+def print_pair(kind: str, cost: float, m: DraftTiming) -> None:
+    extra = (
+        f"{m.padding.n_blocks} x {m.padding.ff}" if m.padding.n_blocks else "unpadded, which is the cheapest"
+    )
     print(
         f"{kind:9} cost {cost:g}: reached {m.ratio:.3f}, "
         f"t(1) {m.t1:.2f} of {m.t1_target:.2f} ms, draft {extra}",
@@ -148,7 +152,7 @@ def print_pair(kind: str, cost: float, m: Measured) -> None:
 
 
 def make_pairs(a: argparse.Namespace) -> None:
-    """Write targets, drafts and the manifest, and print a line for each pair."""
+    """Writes targets, drafts and the manifest, and prints a line for each pair."""
     maker = Maker(a.out, read_source(a.target), read_source(a.draft), a.threads, a.rounds)
     pairs = []
     try:
@@ -179,7 +183,7 @@ def make_pairs(a: argparse.Namespace) -> None:
 
 
 def make_random(out: Path, n_vocab: int) -> None:
-    """Write the random pair and print what it is."""
+    """Writes the random pair and describes it."""
     name = f"random-{n_vocab // 1000}k"
     paths = out / f"{name}.gguf", out / f"{name}-draft.gguf"
     random_vocab.write_pair(*paths, n_vocab)
@@ -206,7 +210,7 @@ def count(text: str) -> int:
 
 
 def types(text: str) -> list[str]:
-    """A list of types with commas."""
+    """A comma-separated list of types."""
     out = text.split(",")
     for kind in out:
         if kind not in FTYPES:
@@ -215,7 +219,7 @@ def types(text: str) -> list[str]:
 
 
 def costs(text: str) -> list[float]:
-    """A list of shares of t(1) with commas."""
+    """A comma-separated list of shares of t(1)."""
     try:
         out = [float(c) for c in text.split(",")]
     except ValueError:
@@ -227,7 +231,7 @@ def costs(text: str) -> list[float]:
 
 def main() -> None:
     p = cli.parser(__doc__)
-    p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that the files go to")
+    p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files")
     p.add_argument(
         "--target", type=Path, default=DATA / "pydoc-target.gguf", metavar="GGUF", help="llama model"
     )
@@ -248,7 +252,7 @@ def main() -> None:
         type=costs,
         default=",".join(map(str, COSTS)),
         metavar="C,C",
-        help="wanted t(1) of the drafts, as shares of the target's",
+        help="t(1) of the drafts, as shares of the target's",
     )
     p.add_argument("--rounds", type=cli.whole(3), default=15, metavar="N", help="rounds of a measurement")
     p.add_argument("--threads", type=cli.whole(1), metavar="N", help="threads of llama.cpp")

@@ -1,14 +1,12 @@
-#!/usr/bin/env python3
-"""What drafting from earlier requests gains over drafting from the request itself, without a draft model.
+"""The gain of drafting from earlier requests over drafting from the request alone, without a draft model.
 
-usage: -m scripts.bench.memory replay [-m TARGET] [--requests N]
-       -m scripts.bench.memory engine [-m TARGET] [--requests N] [--runs N] [-t N]
+usage: python -m scripts.bench.memory replay [-m TARGET] [--requests N]
+       python -m scripts.bench.memory engine [-m TARGET] [--requests N] [--runs N] [-t N]
 
-Two workloads: records of one form that are extracted as JSON, and places of the standard library's sources
-that have nothing in common. Texts are given (teacher forcing), so that any target writes them. replay: in
-simulated time on nine measured machines, exact. engine: two engine processes, with a memory and without, the
-requests in turn; decode tokens/s of each request, medians, and a 95 % interval of the ratio. Run nothing
-beside it.
+Two workloads: records of one form to extract as JSON, and unrelated excerpts of the standard library's
+sources. Texts are teacher-forced, so that any target writes them. replay: in simulated time on nine measured
+machines, exact. engine: two engine processes, with request history and without, in turn; medians of the
+decode tokens/s of the requests, and a 95 % interval of the ratio. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -22,10 +20,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from scripts import cli
 from scripts.bench.measuring import CHATML
 from scripts.bench.measuring.engine import Vocab
-from scripts.bench.measuring.extraction import WORKLOADS, Asked
-from scripts.bench.measuring.figures import mean
+from scripts.bench.measuring.extraction import WORKLOADS, Exchange
+from scripts.figures import mean, median_interval
 from scripts.replay import hindsight
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
@@ -41,7 +40,7 @@ from specllama.errors import SpecllamaError
 
 
 def known(seconds: Seconds) -> CostCurve:
-    """A curve whose widths were all measured."""
+    """A cost curve with all widths measured."""
     found = CostCurve()
     for n in range(1, WIDEST + 1):
         for _ in range(FIRST):
@@ -49,14 +48,14 @@ def known(seconds: Seconds) -> CostCurve:
     return found
 
 
-def replayed(traces: Sequence[Trace], seconds: Seconds, remembers: bool) -> Replayed:
+def replayed(traces: Sequence[Trace], seconds: Seconds, with_history: bool) -> Replayed:
     memory = RequestHistory()
     session = Replay(
         lambda drafters, clock: Planner(drafters, clock, known(seconds)),
         seconds,
         None,
         CopyDrafter,
-        others=[MemoryDrafter(memory)] if remembers else [],
+        others=[MemoryDrafter(memory)] if with_history else [],
         ended=lambda trace: memory.keep("", [*trace.prompt, *trace.text], len(trace.prompt)),
     )
     return session.replay(traces)
@@ -70,52 +69,54 @@ def replay(args: argparse.Namespace, vocab: Vocab) -> None:
         print(f"{name}: {len(traces)} requests, {sum(len(t.text) for t in traces)} tokens")
         for machine, points in hindsight.MACHINES.items():
             seconds = curve(points)
-            alone, both = (replayed(traces, seconds, remembers) for remembers in (False, True))
+            without, both = (replayed(traces, seconds, with_history) for with_history in (False, True))
             plain = hindsight.plain(traces, seconds)
-            gains.append(alone.seconds / both.seconds)
-            rates = f"{plain / alone.seconds:.2f} x plain alone, {plain / both.seconds:.2f} x with a memory"
+            gains.append(without.seconds / both.seconds)
+            rates = (
+                f"{plain / without.seconds:.2f} x plain without, {plain / both.seconds:.2f} x with history"
+            )
             print(f"  {machine:9s} {rates}: {gains[-1]:.3f}")
         print(f"  geometric mean {mean(gains):.3f}, worst {min(gains):.3f}")
 
 
 def engine(args: argparse.Namespace, vocab: Vocab) -> None:
-    """Of every run two fresh processes: what is remembered of the run before would be the same texts."""
+    """Two new processes for every run: the history of an earlier run would hold the same texts."""
     for name, make in WORKLOADS.items():
         ratios, rates = [], {True: list[float](), False: list[float]()}
         drafted = accepted = 0
         for run in range(args.runs):
-            asked = make(args.requests, run + 1)
+            exchanges = make(args.requests, run + 1)
             rng = random.Random(run)
             with ExitStack() as stack:
-                clients = {remembers: loaded(stack, args, remembers) for remembers in (False, True)}
-                for one in asked:
+                clients = {with_history: loaded(stack, args, with_history) for with_history in (False, True)}
+                for one in exchanges:
                     found = {way: written(clients[way], vocab, one) for way in rng.sample((False, True), 2)}
                     for way, stats in found.items():
                         rates[way].append(stats.decode_tps or 0.0)
                     ratios.append(found[False].decode_seconds / found[True].decode_seconds)
                     drafted += found[True].drafted_by["memory"]
                     accepted += found[True].n_accept - found[False].n_accept
-        alone, both = (statistics.median(rates[way]) for way in (False, True))
+        without, both = (statistics.median(rates[way]) for way in (False, True))
         total = mean(ratios)
-        low, high = interval(ratios)
+        e = median_interval(ratios)
         print(
-            f"{name}: {len(ratios)} requests; {alone:.1f} t/s alone, {both:.1f} t/s with a memory (medians)"
+            f"{name}: {len(ratios)} requests; medians {without:.1f} t/s without, {both:.1f} t/s with history"
         )
-        print(f"  ratio {statistics.median(ratios):.3f} (95 % {low:.3f} - {high:.3f}), mean {total:.3f}")
-        print(f"  {drafted} tokens drafted from memory, {accepted} more accepted than alone", flush=True)
+        print(f"  ratio {statistics.median(ratios):.3f} (95 % {e.low:.3f} - {e.high:.3f}), mean {total:.3f}")
+        print(f"  {drafted} tokens drafted from history, {accepted} more accepted than without", flush=True)
 
 
-def loaded(stack: ExitStack, args: argparse.Namespace, remembers: bool) -> EngineClient:
+def loaded(stack: ExitStack, args: argparse.Namespace, with_history: bool) -> EngineClient:
     os.environ["SPECLLAMA_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory())
     client = stack.enter_context(EngineClient())
     target = ModelSettings(path=str(args.model), n_ctx=2048, n_threads=args.threads)
-    client.load(LoadSettings(target=target, memory=remembers, drafters=("copy",)))
+    client.load(LoadSettings(target=target, memory=with_history, drafters=("copy",)))
     return client
 
 
-def written(client: EngineClient, vocab: Vocab, asked: Asked) -> RunStats:
-    """The text as the answer to its prompt; what decodes take is measured after the first one."""
-    prompt, forced = vocab.prompt(CHATML.format(asked.prompt)), vocab.ids(asked.text)
+def written(client: EngineClient, vocab: Vocab, exchange: Exchange) -> RunStats:
+    """The statistics of writing the text after its prompt; decodes are measured after the first request."""
+    prompt, forced = vocab.prompt(CHATML.format(exchange.prompt)), vocab.ids(exchange.text)
     request = m.Generate(client.next_id(), ids=prompt, params={"temperature": 0}, forced=forced)
     (done,) = (event for event in client.generate(request) if isinstance(event, m.Done))
     if done.unmeasured:
@@ -123,18 +124,9 @@ def written(client: EngineClient, vocab: Vocab, asked: Asked) -> RunStats:
     return done.stats
 
 
-def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % interval of the median, by the bootstrap (Efron 1979, percentiles)."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(draws))
-    return medians[round(draws * 0.025)], medians[round(draws * 0.975) - 1]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=["replay", "engine"])
+    parser = cli.parser(__doc__)
+    parser.add_argument("command", choices=["replay", "engine"])
     parser.add_argument("-m", "--model", type=Path, default=EMBEDDED_TARGET)
     parser.add_argument("--requests", type=int, default=50, help="of a workload")
     parser.add_argument("--runs", type=int, default=3)
@@ -146,7 +138,7 @@ def main() -> None:
         vocab = Vocab(args.model)
     except SpecllamaError as error:
         parser.error(error.message)
-    {"replay": replay, "engine": engine}[args.what](args, vocab)
+    {"replay": replay, "engine": engine}[args.command](args, vocab)
     vocab.close()
 
 

@@ -1,17 +1,20 @@
-#!/usr/bin/env python3
-"""Measure downloads from a hub on loopback: overhead over curl, resumption after a kill, two at once, and
-what a remote pair check reads.
+"""Measures downloads from a hub on loopback.
 
-    -m scripts.bench.pull                 # all of them
-    -m scripts.bench.pull overhead --mb 2000 --runs 5
-    -m scripts.bench.pull check --vocabs DIR     # real vocabularies instead of made ones
+usage: python -m scripts.bench.pull                            # all measurements
+       python -m scripts.bench.pull overhead --mb 2000 --runs 5
+       python -m scripts.bench.pull check --vocabs DIR         # real vocabularies instead of generated ones
 
-Needs the project installed (scripts/test does that) and curl. One JSON object on stdout, words on stderr.
+  overhead   time of a download over curl's
+  resume     where a download resumes after a kill
+  twice      bytes sent for two simultaneous downloads of a file
+  check      bytes that a remote pair check reads
+
+Needs curl and the packages of the tests (scripts/test installs them). Prints one JSON object on stdout and
+text on stderr.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -26,6 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from scripts import cli
 from tests.support import ggufbytes as g
 from tests.support.hub import LocalHub, Repo, local_hub
 from tests.support.paths import ROOT
@@ -34,7 +38,7 @@ NAME, FILE = "user/model-GGUF", "model-Q4_K_M.gguf"
 
 
 def model(n_bytes: int) -> bytes:
-    """A GGUF file of about so many bytes, its weights random blocks, so that nothing can be compressed."""
+    """A GGUF file of about `n_bytes`, with random weights, so that nothing can compress it."""
     header = g.llama(n_layer=1, tokens=g.words(40))
     rows = max(1, n_bytes // 4096)
     header.tensors = [*header.tensors, g.Tensor("more.weight", (1024, rows), 0)]
@@ -64,8 +68,9 @@ def finished(process: subprocess.Popen[bytes]) -> None:
 
 
 def overhead(hub: LocalHub, home: Path, n_mb: int, runs: int, rate: float) -> dict[str, Any]:
-    """Seconds of content by the library's own download against curl's, alternating; both write to disk, ours
-    syncs it too. rate: MB per second that the server sends, 0 for all it can.
+    """Seconds of a download by the library and by curl, in turn. Both write to disk; ours also syncs.
+
+    rate: MB per second of the server, 0 for no limit.
     """
     hub.faults.rate = rate * 1e6
     data = model(n_mb * 10**6)
@@ -99,13 +104,13 @@ def overhead(hub: LocalHub, home: Path, n_mb: int, runs: int, rate: float) -> di
         shutil.rmtree(home / "hf")
     medians = {name: statistics.median(values) for name, values in times.items()}
     ratio = medians["specllama"] / medians["curl"]
-    say(f"overhead: curl {medians['curl']:.2f} s, content {medians['specllama']:.2f} s ({ratio:.2f}), "
+    log(f"overhead: curl {medians['curl']:.2f} s, content {medians['specllama']:.2f} s ({ratio:.2f}), "
         f"whole command {medians['command']:.2f} s")  # fmt: skip
     return {"bytes": len(data), "seconds": times, "ratio": ratio}
 
 
 def resume(hub: LocalHub, home: Path, n_mb: int) -> dict[str, Any]:
-    """kill -9 at half of a throttled file, then again: where the second transfer begins."""
+    """Kills a throttled download halfway; measures where the second one starts."""
     data = model(n_mb * 10**6)
     hub.repos[NAME] = Repo({FILE: data})
     hub.faults.rate, hub.faults.small_buffers = 50e6, True
@@ -127,12 +132,12 @@ def resume(hub: LocalHub, home: Path, n_mb: int) -> dict[str, Any]:
     finished(pull(env, NAME))
     start = int(hub.contents()[-1].headers["Range"][6:-1])
     shutil.rmtree(home / "hf")
-    say(f"resume: sent {received}, second transfer from {start} ({100 * start / received:.2f} %)")
+    log(f"resume: sent {received}, second transfer from {start} ({100 * start / received:.2f} %)")
     return {"bytes": len(data), "sent_before": received, "resumed_at": start, "share": start / received}
 
 
 def twice(hub: LocalHub, home: Path, n_mb: int) -> dict[str, Any]:
-    """Two pulls of one file at once: how much content was sent."""
+    """Two simultaneous pulls of a file: how much content is sent."""
     data = model(n_mb * 10**6)
     hub.repos[NAME] = Repo({FILE: data})
     hub.faults.rate, hub.sent = 50e6, 0
@@ -142,12 +147,12 @@ def twice(hub: LocalHub, home: Path, n_mb: int) -> dict[str, Any]:
     hub.faults.rate = 0.0
     headers = [a.headers["Range"] for a in hub.contents() if a.headers.get("Range")]
     shutil.rmtree(home / "hf")
-    say(f"twice: {hub.sent} bytes sent of a file of {len(data)} ({len(headers)} requests for its header)")
+    log(f"twice: {hub.sent} bytes sent of a file of {len(data)} ({len(headers)} requests for its header)")
     return {"bytes": len(data), "sent": hub.sent, "content_requests": len(hub.contents()) - len(headers)}
 
 
 def check(hub: LocalHub, home: Path, vocabs: Path | None) -> dict[str, Any]:
-    """What a remote pair check of two vocabularies of 128k tokens reads."""
+    """How much a remote pair check of two vocabularies of 128k tokens reads."""
     real = vocabs / "ggml-vocab-llama-bpe.gguf" if vocabs is not None else None
     if real is not None and real.is_file():
         data = real.read_bytes() + bytes(64 << 20)
@@ -164,7 +169,7 @@ def check(hub: LocalHub, home: Path, vocabs: Path | None) -> dict[str, Any]:
     began = time.perf_counter()
     done = subprocess.run(line, env=environment(hub, home), capture_output=True, text=True, check=True)
     seconds, found = time.perf_counter() - began, json.loads(done.stdout)
-    say(
+    log(
         f"check: {found['verdict']}, {found['target']['n_tokens']} tokens, "
         f"{hub.sent / 1e6:.1f} MB read, {seconds:.1f} s"
     )
@@ -176,19 +181,17 @@ def check(hub: LocalHub, home: Path, vocabs: Path | None) -> dict[str, Any]:
     }
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", nargs="*", help="overhead, resume, twice, check (default: all)")
-    parser.add_argument("--mb", type=int, default=200, help="size of the file (default 200)")
-    parser.add_argument("--runs", type=int, default=5, help="of overhead (default 5)")
-    parser.add_argument("--rate", type=float, default=100.0, help="MB/s in overhead, 0: all that there is")
-    parser.add_argument("--vocabs", type=Path, help="a directory with ggml-vocab-llama-bpe.gguf")
+    parser = cli.parser(__doc__)
+    parser.add_argument("what", nargs="*", help="overhead, resume, twice, check")
+    parser.add_argument("--mb", type=int, default=200, help="size of the file")
+    parser.add_argument("--runs", type=int, default=5, help="of overhead")
+    parser.add_argument("--rate", type=float, default=100.0, help="MB/s in overhead, 0 for no limit")
+    parser.add_argument("--vocabs", type=Path, help="directory with ggml-vocab-llama-bpe.gguf")
     args = parser.parse_args()
     results: dict[str, Any] = {}
     for what in args.what or ["overhead", "resume", "twice", "check"]:

@@ -1,24 +1,24 @@
-"""True renames by the clock, without a draft model: specllama's copies beside llama.cpp's n-gram types.
+"""Renames by the clock without a draft model: specllama's copy drafter against llama.cpp's n-gram types.
 
-usage: -m scripts.bench.renames [-m TARGET] [--cases N] [--runs N] [--seed N] [--tools DIR | --no-peers]
-                        [-c N] [-t N] [--minutes N] [--out FILE.json]
+usage: python -m scripts.bench.renames [-m TARGET] [--cases N] [--runs N] [--seed N] [--tools DIR |
+--no-peers]
+                                       [-c N] [-t N] [--minutes N] [--out FILE.json]
 
-A variable of a function of the standard library is called otherwise throughout (by its syntax tree; the
-functions are those of this Python). Prompt: the code and what to do with it; text: the renamed code. The
-text is given, so that any target can be measured, whatever it would write.
+A variable of a function of the standard library of this Python gets another name (by the syntax tree). The
+prompt is the code and the instruction, the text the renamed code, which is teacher-forced, so that any target
+can be measured.
 
-specllama writes it teacher-forced, each token really drafted, decoded and chosen. llama.cpp's tools cannot
-be forced, but a grammar that is the text, token for token, leaves them nothing else to write: the same ids.
-The grammar takes time, about the same for each token, so it is in their plain decoding too (whose time is
-that of the decodes and of choosing). What is compared is the gain: (default over plain) of specllama,
-without a grammar, over (n-grams over plain) of llama.cpp, with it; and the same with what llama.cpp spent on
-choosing, the grammar with it, taken out of both of its times, which is the most that its gain could be.
-Absolute rates, in tokens a second, are with the grammar.
+specllama drafts, decodes and samples each token of it. llama.cpp's tools cannot be forced, but a grammar that
+admits the text alone, token by token, makes them write the same ids. The grammar takes time, about as much
+for each token, so it is part of their plain decoding too, whose time is that of decoding and sampling. The
+gains are compared: default over plain decoding of specllama, without a grammar, over n-grams over plain
+decoding of llama.cpp, with it; and the same without llama.cpp's sampling time, grammar included, in both of
+its times, which is the upper bound of its gain. Absolute rates in tokens per second include the grammar.
 
-Medians of interleaved runs. specllama's engine stays loaded and learns from text to text, as in chat;
-nothing is known of earlier processes. The tools are built once (8 minutes) unless --tools says where they
-are; --no-peers measures specllama alone; --minutes begins no text after so many and shows what is there.
-A text takes about a minute a run on a small machine. Run nothing beside it.
+Figures are medians of interleaved runs. specllama's engine stays loaded and learns from text to text, as in a
+chat, but knows nothing of earlier processes. The tools are built once (8 minutes) unless --tools names their
+directory; --no-peers measures specllama alone; --minutes starts no text after that time. A text takes about a
+minute a run on a small machine. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts import cli
 from scripts.bench.measuring import CHATML
-from scripts.bench.measuring.engine import Task, Timed, Vocab, turns
-from scripts.bench.measuring.figures import mean, ranged
+from scripts.bench.measuring.engine import Task, TimedEngine, Vocab, turns
 from scripts.bench.measuring.renames import Rename, renames
 from scripts.bench.peers.build import tools
 from scripts.bench.peers.points import Case, Measured, Point, literal, ngrams
-from scripts.demo_pair import cli
+from scripts.figures import mean, ranged
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
 from specllama.models.memory.available import physical_cores
 
 OURS, OUR_PLAIN, THEIR_PLAIN = "specllama", "specllama plain", "plain"
-BARE = " without choosing"
-MOST_PROMPT = 2000  # tokens; llama.cpp's tool takes a prompt in one batch
-Rates = dict[str, list[float]]  # way of decoding to tokens a second, run after run
+BARE = " without sampling"
+MAX_PROMPT = 2000  # tokens; llama.cpp's tool decodes a prompt in one batch
+Rates = dict[str, list[float]]  # way of decoding → tokens per second, run after run
 
 
 @dataclass(frozen=True)
-class Written:
-    """A rename as it is written: prompt and text, and the ids of both."""
+class RenameTask:
+    """A rename with its prompt, and the ids of prompt and text."""
 
     rename: Rename
     prompt: str
@@ -82,19 +82,17 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("-m", "--model", type=Path, default=EMBEDDED_TARGET, help="the target, a GGUF file")
-    parser.add_argument("--cases", type=int, default=24, help="renames (default 24)")
-    parser.add_argument("--runs", type=int, default=5, help="of each way of decoding (default 5)")
+    parser.add_argument("--cases", type=int, default=24, help="renames")
+    parser.add_argument("--runs", type=int, default=5, help="of each way of decoding")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of functions and names")
     parser.add_argument("--tools", type=Path, help="a directory with llama.cpp's tools")
     parser.add_argument("--no-peers", action="store_true", help="specllama alone")
-    parser.add_argument("-c", "--ctx", type=int, default=4096, help="tokens of the context (default 4096)")
+    parser.add_argument("-c", "--ctx", type=int, default=4096, help="tokens of the context")
     parser.add_argument("-t", "--threads", type=int, default=physical_cores())
-    parser.add_argument("--minutes", type=float, default=0, help="begin no text after so many")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="all figures, raw")
+    parser.add_argument("--minutes", type=float, default=0, help="start no text after this time")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="raw figures")
     args = parser.parse_args()
     if min(args.cases, args.runs, args.threads) < 1 or args.minutes < 0:
         parser.error("--cases, --runs and --threads must be 1 or more, --minutes above 0")
@@ -103,25 +101,28 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def written(args: argparse.Namespace) -> list[Written]:
+def written(args: argparse.Namespace) -> list[RenameTask]:
     """The renames that fit the context, with their ids."""
     vocab, found = Vocab(args.model), []
     for rename in renames(2 * args.cases, args.seed):
         prompt = CHATML.format(rename.instruction)
         asked, ids = vocab.prompt(prompt), vocab.ids(rename.answer)
-        if len(asked) <= MOST_PROMPT and len(asked) + len(ids) < args.ctx:
-            found.append(Written(rename, prompt, Task(rename.where, asked, ids), ids))
+        if len(asked) <= MAX_PROMPT and len(asked) + len(ids) < args.ctx:
+            found.append(RenameTask(rename, prompt, Task(rename.where, asked, ids), ids))
     vocab.close()
     return found[: args.cases]
 
 
-def measure(args: argparse.Namespace, cases: Sequence[Written], bin_: Path | None) -> dict[str, Rates]:
-    """Rates by rename; every way of decoding it before the next one follows, in another order each time."""
+def measure(args: argparse.Namespace, cases: Sequence[RenameTask], bin_: Path | None) -> dict[str, Rates]:
+    """The rates of each rename, decoded in every way before the next one, in random order."""
     rng = random.Random(args.seed)
     by_name = {case.rename.where: case for case in cases}
     found: dict[str, Rates] = {name: defaultdict(list) for name in by_name}
-    with Timed(args.model, None, args.threads, args.ctx) as engine, tempfile.TemporaryDirectory() as scratch:
-        engine.write(cases[0].task, auto=False)  # the first answer finds a cold machine
+    with (
+        TimedEngine(args.model, None, args.threads, args.ctx) as engine,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        engine.write(cases[0].task, auto=False)  # the first answer warms up
         began = time.monotonic()
         for _, task in turns([case.task for case in cases], args.runs, rng):
             if args.minutes and time.monotonic() - began > 60 * args.minutes:
@@ -136,12 +137,12 @@ def measure(args: argparse.Namespace, cases: Sequence[Written], bin_: Path | Non
 
 
 def measure_peers(
-    case: Written, args: argparse.Namespace, bin_: Path, scratch: Path, rng: random.Random, rates: Rates
+    case: RenameTask, args: argparse.Namespace, bin_: Path, scratch: Path, rng: random.Random, rates: Rates
 ) -> None:
-    """llama.cpp's tools on a rename. Ends the script where they wrote another text."""
+    """Measures llama.cpp's tools on a rename. Ends the script if they write another text."""
     grammar = scratch / "text.gbnf"
     grammar.write_text(literal(case.ids), "utf-8")
-    n = len(case.ids) + 8  # the end of the text ends it
+    n = len(case.ids) + 8  # the grammar ends the text
     once = Case(args.model, None, case.prompt, n, 0.0, 1, args.threads, args.ctx, grammar)
     points = [Point(THEIR_PLAIN, "plain"), *ngrams()]
     for point in rng.sample(points, len(points)):
@@ -149,7 +150,7 @@ def measure_peers(
         if case.rename.answer not in run.text:
             raise SystemExit(f"{point.name} wrote another text for {case.rename.where}:\n{run.text[-2000:]}")
         rates[point.name].append(run.rate)
-        rates[point.name + BARE].append(run.n / (run.seconds - run.choosing))
+        rates[point.name + BARE].append(run.n / (run.seconds - run.sampling))
 
 
 def medians(rates: Rates) -> dict[str, float]:
@@ -157,13 +158,13 @@ def medians(rates: Rates) -> dict[str, float]:
 
 
 def gains(median: Mapping[str, float], bare: bool = False) -> dict[str, float]:
-    """Of each of llama.cpp's n-gram types over its plain decoding."""
+    """The gain of each n-gram type of llama.cpp over its plain decoding."""
     end = BARE if bare else ""
     return {p.name: median[p.name + end] / median[THEIR_PLAIN + end] for p in ngrams() if p.name in median}
 
 
-def line(case: Written, median: Mapping[str, float]) -> str:
-    """One rename in words."""
+def line(case: RenameTask, median: Mapping[str, float]) -> str:
+    """A line for a rename."""
     gain, theirs = median[OURS] / median[OUR_PLAIN], gains(median)
     text = f"{case.rename.where:44.44} {len(case.ids):5} tokens  {gain:5.2f} x plain"
     if theirs:
@@ -173,12 +174,12 @@ def line(case: Written, median: Mapping[str, float]) -> str:
 
 
 def totals(cells: Sequence[Mapping[str, float]]) -> list[str]:
-    """Geometric means over the renames, smallest and largest."""
+    """The lines of the totals: geometric means over the renames, smallest and largest."""
     ours = [cell[OURS] / cell[OUR_PLAIN] for cell in cells]
     rate = mean(cell[OURS] for cell in cells)
     row = "{:18} {:22} {:9} {:9} {:22} {:22}".format
     out = [
-        f"{len(cells)} renames; geometric means, in brackets the smallest and the largest",
+        f"{len(cells)} renames; geometric means, with the smallest and the largest in brackets",
         row("", "x its plain decoding", "the same*", "tokens/s", "specllama's gain over", "the same*"),
         row("specllama", ranged(ours), "", f"{rate:.1f}", "", ""),
     ]
@@ -197,7 +198,7 @@ def totals(cells: Sequence[Mapping[str, float]]) -> list[str]:
         out.append(row("best of each text", "", "", "", ranged(best), ranged(best_bare)))
         plain = mean(cell[OUR_PLAIN] / cell[THEIR_PLAIN] for cell in cells)
         bare_plain = mean(cell[OUR_PLAIN] / cell[THEIR_PLAIN + BARE] for cell in cells)
-        out.append("* what llama.cpp spent on choosing, the grammar with it, left out of its times")
+        out.append("* without the time that llama.cpp spends on sampling, grammar included")
         out.append(f"plain over llama.cpp's plain: {plain:.2f}, over its decodes alone {bare_plain:.2f}")
     return [line.rstrip() for line in out]
 

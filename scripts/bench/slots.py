@@ -1,15 +1,13 @@
-#!/usr/bin/env python3
-"""How much a request's logits and greedy text change beside other requests: near-ties with several slots.
+"""How much logits and greedy text of a request change when other requests run at the same time.
 
-usage: -m scripts.bench.slots [-m TARGET] [--prompts N] [--beside 1,3,7] [-n TOKENS] [-t N] [-fa MODE]
-                      [--show N]
+usage: python -m scripts.bench.slots [-m TARGET] [--prompts N] [--others 1,3,7] [-n TOKENS] [-t N] [-fa MODE]
+                                     [--show N]
 
-Each prompt is written alone, then beside so many others, decoded plainly in one batch with them; no drafter
-takes part. Its logits are those of the text that it is alone, decoded row by row in an empty cache, against
-the same ids among others: `layout`, where only the cells of the cache lie between those of others, and
-`batch`, where the rows are decoded together with theirs too. epsilon is the 99.9 % quantile of the change of
-the margin between the two best tokens; a text may differ where its margin is within 2 epsilon, and nowhere
-else. Exit code 1 where one does.
+Each request runs alone, then in one batch with others; plain decoding, no drafter. Its logits when it runs
+alone, decoded row by row in an empty cache, are compared with those of the same ids with others: `layout`,
+where only their cells of the cache interleave, and `batch`, where their rows are decoded together too.
+epsilon is the 99.9 % quantile of the change of the margin between the two best tokens. A text may differ only
+where its margin is within 2 epsilon; the exit code is 1 if one differs elsewhere.
 """
 
 from __future__ import annotations
@@ -25,8 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts import cli
 from scripts.bench.measuring import CHATML
 from scripts.bench.measuring.extraction import records, unrelated
+from scripts.figures import quantile
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow
@@ -44,7 +44,7 @@ SLOTS = 8
 
 
 class Text(NamedTuple):
-    """A prompt, what is written behind it alone, and the row that each of its tokens was chosen by."""
+    """A prompt, the text written when it runs alone, and the logits of each of its tokens."""
 
     prompt: list[int]
     ids: list[int]
@@ -55,8 +55,8 @@ def prompts(model: LlamaModel, n: int) -> list[list[int]]:
     """Prompts of many lengths: short questions, records, sources."""
     names = ("zip", "os.walk", "shutil.copytree", "json.dumps", "sorted", "re.sub", "pathlib.Path", "open")
     found = [f"What does {name} do?" for name in names]
-    found += [asked.prompt for asked in records(8, 1)]
-    found += [asked.prompt for asked in unrelated(n, 1, 60)]
+    found += [exchange.prompt for exchange in records(8, 1)]
+    found += [exchange.prompt for exchange in unrelated(n, 1, 60)]
     texts = [found[i % 3 * 8 + i // 3] if i < 24 else found[i] for i in range(min(n, len(found)))]
     return [model.tokenize(CHATML.format(text), model.adds_bos, True) for text in texts]
 
@@ -73,7 +73,7 @@ def prefill(context: LlamaContext, ids: Sequence[int], seq: int) -> None:
 
 
 def write(context: LlamaContext, requests: Sequence[Request], end_ids: Sequence[int]) -> list[Generation]:
-    """The requests together, without drafts."""
+    """Runs the requests together, without drafts."""
     empty(context)
     engine = Engine(context, Fixed([], 0), end_ids=end_ids, clock=time.perf_counter)
     found = [engine.submit(request) for request in requests]
@@ -82,7 +82,7 @@ def write(context: LlamaContext, requests: Sequence[Request], end_ids: Sequence[
     return found
 
 
-def alone(context: LlamaContext, prompt: list[int], ids: list[int]) -> Text:
+def reference(context: LlamaContext, prompt: list[int], ids: list[int]) -> Text:
     empty(context)
     prefill(context, prompt[:-1], 0)
     known, rows = [*prompt, *ids], []
@@ -94,8 +94,9 @@ def alone(context: LlamaContext, prompt: list[int], ids: list[int]) -> Text:
 def among(
     context: LlamaContext, texts: Mapping[int, Text], together: bool
 ) -> Iterator[tuple[int, int, Rows]]:
-    """(sequence, number of the token, its row) for all texts at once, their cells in turn. together: their
-    rows in one decode as well.
+    """(sequence, index of the token, its logits) for all texts, with interleaved cells of the cache.
+
+    together: their rows are in one decode too.
     """
     empty(context)
     for seq, text in texts.items():
@@ -111,18 +112,13 @@ def among(
                 yield row.seq_id, j, got
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
-
-
 def margin(row: Rows) -> float:
     second, best = np.partition(row, -2)[-2:]
     return float(best - second)
 
 
 def measure(args: argparse.Namespace) -> bool:
-    """Print the figures; whether every divergence is a near-tie."""
+    """Prints the figures; returns whether every divergence is a near-tie."""
     model = LlamaModel(
         ModelSettings(path=str(args.model), n_threads=args.threads, flash_attn=args.flash_attn)
     )
@@ -130,33 +126,33 @@ def measure(args: argparse.Namespace) -> bool:
     end_ids, params = sorted(model.end_ids), SamplingParams(temperature=0, max_tokens=args.n)
     requests = [Request(ids, params, 1) for ids in prompts(model, args.prompts)]
     texts = [
-        alone(context, list(request.prompt), write(context, [request], end_ids)[0].output)
+        reference(context, list(request.prompt), write(context, [request], end_ids)[0].output)
         for request in requests
     ]
     n_tokens, kept = sum(len(text.ids) for text in texts), True
     print(f"{args.model.name}: {len(texts)} greedy texts, {n_tokens} tokens, {SLOTS} slots")
     rng = random.Random(1)
-    for k in args.beside:
+    for k in args.others:
         changes: dict[str, list[float]] = {"layout": [], "batch": []}
         flips: list[tuple[int, int, float]] = []
         for i, text in enumerate(texts):
             others = rng.sample([j for j in range(len(texts)) if j != i], k)
             order = [*others, i]
             rng.shuffle(order)
-            mine, seqs = order.index(i), {seq: texts[j] for seq, j in enumerate(order)}
+            own, seqs = order.index(i), {seq: texts[j] for seq, j in enumerate(order)}
             for name, together in (("layout", False), ("batch", True)):
                 for seq, j, row in among(context, seqs, together):
-                    if seq == mine:
+                    if seq == own:
                         changes[name].append(margin_change(text.rows[j], row))
-            got = write(context, [requests[j] for j in order], end_ids)[mine].output
+            got = write(context, [requests[j] for j in order], end_ids)[own].output
             at = common_prefix(got, text.ids)
             if got != text.ids:
                 flips.append((i, at, margin(text.rows[min(at, len(text.rows) - 1)])))
         epsilon = {name: quantile(found, 0.999) for name, found in changes.items()}
         limit = 2 * max(epsilon.values())
         above = [flip for flip in flips if flip[2] > limit]
-        said = ", ".join(f"epsilon of {name} {value:.3g}" for name, value in epsilon.items())
-        print(f"  beside {k}: {said} ({len(changes['batch'])} rows)")
+        epsilons = ", ".join(f"epsilon of {name} {value:.3g}" for name, value in epsilon.items())
+        print(f"  with {k} others: {epsilons} ({len(changes['batch'])} rows)")
         print(
             f"    {len(flips)} of {len(texts)} texts diverge, {len(above)} of them where the margin is above "
             "2 epsilon"
@@ -169,25 +165,21 @@ def measure(args: argparse.Namespace) -> bool:
     return kept
 
 
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("-m", "--model", type=Path, default=EMBEDDED_TARGET)
     parser.add_argument("--prompts", type=int, default=24, help="texts that are compared")
-    parser.add_argument("--beside", type=numbers, default=[1, 3, 7], help="how many others")
+    parser.add_argument(
+        "--others", type=cli.whole_list(1), default=[1, 3, 7], help="numbers of other requests"
+    )
     parser.add_argument("-n", type=int, default=64, help="tokens of a text")
     parser.add_argument("-c", "--ctx", type=int, default=8192)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-fa", "--flash-attn", default="auto")
     parser.add_argument("--show", type=int, default=10, help="divergences to list")
     args = parser.parse_args()
-    if args.n < 1 or not all(1 <= k < min(SLOTS, args.prompts) for k in args.beside):
-        parser.error(f"--beside takes numbers from 1 to {SLOTS - 1}, below --prompts")
+    if args.n < 1 or not all(1 <= k < min(SLOTS, args.prompts) for k in args.others):
+        parser.error(f"--others takes numbers from 1 to {SLOTS - 1}, below --prompts")
     try:
         sys.exit(0 if measure(args) else 1)
     except SpecllamaError as error:

@@ -1,14 +1,13 @@
-"""Structured output: is every answer valid, is it the same with and without drafts, what does it save.
+"""Structured output: whether answers are valid and equal with and without drafts, and the gain in speed.
 
-usage: -m scripts.bench.structured [-m TARGET -md DRAFT] [--runs N] [-t THREADS]
+usage: python -m scripts.bench.structured [-m TARGET -md DRAFT] [--runs N] [-t THREADS]
 
-For each of twenty schemas, at temperature 0 and 0.8: plain decoding and the default policy in turn. Needs the
-package jsonschema, one of the development dependencies. Run nothing beside it.
+Twenty schemas at temperature 0 and 0.8, plain decoding and the default policy in turn. Needs jsonschema, a
+development dependency. Run nothing else on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 
 import jsonschema
 
-from scripts.bench.structured_schemas import SCHEMAS
+from scripts import cli
+from scripts.bench.measuring.json_schemas import SCHEMAS
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
@@ -35,7 +35,7 @@ class Answer:
 
 
 def ask(client: EngineClient, name: str, temperature: float, seed: int, speculate: bool) -> Answer:
-    """One answer of the schema's form."""
+    """An answer that follows the schema `name`."""
     params = {
         "temperature": temperature, "seed": seed, "max_tokens": 400, "json_schema": json.dumps(SCHEMAS[name]),
     }  # fmt: skip
@@ -47,7 +47,7 @@ def ask(client: EngineClient, name: str, temperature: float, seed: int, speculat
 
 
 def valid(name: str, answer: Answer) -> bool:
-    """Whether the answer came to its end and fulfils the schema."""
+    """Whether the answer is complete and fulfils the schema."""
     try:
         jsonschema.validate(json.loads(answer.text), SCHEMAS[name])
     except (ValueError, jsonschema.ValidationError):
@@ -56,7 +56,7 @@ def valid(name: str, answer: Answer) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = cli.parser(__doc__)
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))
     parser.add_argument("--runs", type=int, default=3)
@@ -91,7 +91,7 @@ def report(n: int, n_valid: int, n_same: int, total: dict[str, int], ratios: dic
     guessed = total["n_accept"] / total["n_predict"]
     print(
         f"tokens: {total['n_predict']}, forced by the grammar {free:.1%}, "
-        f"guessed by other drafters {guessed:.1%}"
+        f"accepted from other drafters {guessed:.1%}"
     )
     medians = {name: statistics.median(found) for name, found in ratios.items()}
     for name, ratio in sorted(medians.items(), key=lambda item: item[1]):

@@ -1,20 +1,20 @@
-"""A second turn's time to first token, after a first turn of one token and of many.
+"""Time to first token of a second turn, after a first turn of one token and of many.
 
-usage: -m scripts.bench.turns [-m TARGET] [--tokens 1500] [--runs N] [-t THREADS]
+usage: python -m scripts.bench.turns [-m TARGET] [--tokens 1500] [--runs N] [-t THREADS]
 
-The second turn evaluates what is new and nothing else, so that its time should not depend on what was
-said before, but for attention, which looks at all of it. How much that is, is measured apart: the same rows
-decoded at the same place of the same cache. Run nothing beside it.
+The second turn evaluates only its new tokens, so its time should not depend on the length of the first one
+except for attention, which reads the whole cache. That part is measured separately: the same rows decoded at
+the same position of the same cache. Run nothing else on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from scripts import cli
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
@@ -27,32 +27,32 @@ from specllama.worker.engine_core import EngineCore
 QUESTION = {"role": "user", "content": "And what does shutil.copytree do with symbolic links?"}
 
 
-class Front:
-    """A host in this process."""
+class Chat:
+    """Requests to an engine in this process."""
 
     def __init__(self, path: str, n_threads: int) -> None:
-        self.said: list[m.Message] = []
-        self.host = EngineCore(self.said.append, Store(Path(tempfile.mkdtemp())))
+        self.messages: list[m.Message] = []
+        self.core = EngineCore(self.messages.append, Store(Path(tempfile.mkdtemp())))
         target = ModelSettings(path=path, n_ctx=2048, n_threads=n_threads)
-        self.host.handle(m.Load(LoadSettings(target=target, drafters=())))
+        self.core.handle(m.Load(LoadSettings(target=target, drafters=())))
         self.next_id = 0
 
     def ask(self, messages: list[dict[str, str]], follows: int | None) -> tuple[int, str, RunStats]:
         """The id of the request, its answer and its statistics."""
         self.next_id += 1
-        self.said.clear()
+        self.messages.clear()
         params = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
-        self.host.handle(m.Generate(self.next_id, messages=messages, params=params, follows=follows))
-        while self.host.busy:
-            self.host.step()
-        done = self.said[-1]
+        self.core.handle(m.Generate(self.next_id, messages=messages, params=params, follows=follows))
+        while self.core.busy:
+            self.core.step()
+        done = self.messages[-1]
         if not isinstance(done, m.Done):
             raise SystemExit(f"no answer: {done}")
-        return self.next_id, fold(self.said).text, done.stats
+        return self.next_id, fold(self.messages).text, done.stats
 
     def decode_seconds(self, ids: list[int], n_past: int) -> float:
-        """Seconds of a decode of what follows n_past ids in the cache, choice included."""
-        context = self.host.loaded.context  # type: ignore[union-attr]
+        """Seconds of a decode of `ids` after n_past ids in the cache, argmax included."""
+        context = self.core.loaded.context  # type: ignore[union-attr]
         context.truncate(0, n_past)
         rows = [BatchRow(t, n_past + i, 0, i == len(ids) - 1) for i, t in enumerate(ids)]
         started = time.perf_counter()
@@ -60,33 +60,33 @@ class Front:
         return time.perf_counter() - started
 
 
-def second_turn(front: Front, n_words: int) -> tuple[float, float, int, int]:
-    """Seconds to the second turn's first token, those of its decode alone, ids evaluated, ids kept."""
+def second_turn(chat: Chat, n_words: int) -> tuple[float, float, int, int]:
+    """Seconds to the first token of the second turn, seconds of its decode, ids evaluated, ids kept."""
     first = [{"role": "user", "content": " ".join(["copy"] * n_words)}]
-    id_, text, _ = front.ask(first, None)
+    id_, text, _ = chat.ask(first, None)
     second = [*first, {"role": "assistant", "content": text}, QUESTION]
-    _, _, stats = front.ask(second, id_)
+    _, _, stats = chat.ask(second, id_)
     kept, n = stats.n_reused, stats.n_prompt
-    history = front.host._last
-    alone = min(front.decode_seconds(history[kept:n], kept) for _ in range(3))
-    front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
-    front.host.loaded.context.truncate(0, 0)  # type: ignore[union-attr]
+    history = chat.core._last
+    alone = min(chat.decode_seconds(history[kept:n], kept) for _ in range(3))
+    chat.core.engine.slots[0].ids = []  # type: ignore[union-attr]
+    chat.core.loaded.context.truncate(0, 0)  # type: ignore[union-attr]
     return stats.ttft_seconds, alone, n - kept, kept
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = cli.parser(__doc__)
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--runs", type=int, default=11)
     parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
-    front = Front(args.model, args.threads)
-    second_turn(front, 1)
+    chat = Chat(args.model, args.threads)
+    second_turn(chat, 1)
     found: dict[int, list[tuple[float, float, int, int]]] = {1: [], args.tokens: []}
     for _ in range(args.runs):
         for n in found:
-            found[n].append(second_turn(front, n))
+            found[n].append(second_turn(chat, n))
     medians = {}
     for n, rows in found.items():
         ttft, alone = (statistics.median(r[i] for r in rows) for i in (0, 1))

@@ -1,11 +1,11 @@
-"""Train the pydoc pair from nothing but the running Python's standard library: target, then draft.
+"""Trains the embedded pair on the standard library of the running Python: target, then draft.
 
-    -m scripts.demo_pair --out DIR
-    -m scripts.demo_pair.make_data DIR/target-f16.gguf DIR/draft-f16.gguf      into specllama/data/
+usage: python -m scripts.demo_pair --out DIR
+       python -m scripts.demo_pair.make_data DIR/target-f16.gguf DIR/draft-f16.gguf    # into specllama/data/
 
-Writes DIR/target-f16.gguf (13 M parameters) and DIR/draft-f16.gguf (2 M). The same command goes on after an
-interruption; DIR/work holds corpus, tokenizer and states, and can be removed afterwards. Needs torch and
-tokenizers (pip install ".[train]"). Minutes on a GPU, some hours on two CPU cores.
+Writes DIR/target-f16.gguf (13 M parameters) and DIR/draft-f16.gguf (2 M). The same command continues after an
+interruption; DIR/work holds corpus, tokenizer and checkpoints, and can be removed afterwards. Needs torch and
+tokenizers (pip install ".[train]"). Takes minutes on a GPU, some hours on two CPU cores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from scripts.demo_pair import cli
+from scripts import cli
 
 NEEDED = ("torch", "tokenizers", "numpy", "gguf")
 
@@ -28,28 +28,28 @@ def need_packages() -> None:
         raise cli.BadInput(f'{" and ".join(missing)} not installed; in the checkout: pip install ".[train]"')
 
 
-def choose_device(wanted: str) -> str:
-    """`auto` is CUDA where there is one."""
+def choose_device(name: str) -> str:
+    """The torch device; `auto` is CUDA if there is one. Raises BadInput."""
     import torch
 
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if name == "cuda" and not torch.cuda.is_available():
         raise cli.BadInput("--device cuda: torch finds no CUDA device here")
-    return wanted if wanted != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def remember(folder: Path, n_vocab: int) -> None:
-    """Refuse to go on with work that another vocabulary or another Python began."""
-    mine = {"n_vocab": n_vocab, "python": "{}.{}".format(*sys.version_info)}
+def check_settings(folder: Path, n_vocab: int) -> None:
+    """Refuses to continue work with another vocabulary or another Python. Raises BadInput."""
+    current = {"n_vocab": n_vocab, "python": "{}.{}".format(*sys.version_info)}
     path = folder / "settings.json"
-    if path.exists() and (theirs := json.loads(path.read_text())) != mine:
+    if path.exists() and (earlier := json.loads(path.read_text())) != current:
         raise cli.BadInput(
-            f"{folder} was begun with {theirs}, this is {mine}; remove it or choose another --out"
+            f"{folder} was begun with {earlier}, this is {current}; remove it or choose another --out"
         )
-    path.write_text(json.dumps(mine))
+    path.write_text(json.dumps(current))
 
 
 def train(a: argparse.Namespace) -> None:
-    """Corpus, tokenizer, training, export; each is taken from DIR/work where it is there already."""
+    """Corpus, tokenizer, training, export; finished parts are read from DIR/work."""
     import numpy as np
     import torch
     from tokenizers import Tokenizer
@@ -61,7 +61,7 @@ def train(a: argparse.Namespace) -> None:
     torch.set_num_threads(a.threads)
     work: Path = a.out / "work"
     work.mkdir(parents=True, exist_ok=True)
-    remember(work, a.vocab)
+    check_settings(work, a.vocab)
     tokenizer_path, stream_path = work / "tokenizer.json", work / "tokens.npy"
     if not stream_path.exists():
         docs = corpus.documents()
@@ -98,9 +98,7 @@ def minutes(text: str) -> float:
 
 def main() -> None:
     p = cli.parser(__doc__)
-    p.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder for the models and the work"
-    )
+    p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for models and work")
     p.add_argument(
         "--steps-target", type=cli.whole(1), default=9000, metavar="N", help="steps of text, target"
     )
@@ -110,7 +108,7 @@ def main() -> None:
         type=minutes,
         default=15.0,
         metavar="M",
-        help="most minutes that the draft learns copying before; the target has a fifth of them",
+        help="minutes of training to copy for the draft; a fifth of them for the target",
     )
     p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train")
     p.add_argument("--batch", type=cli.whole(1), default=6, metavar="N", help="rows of a batch")

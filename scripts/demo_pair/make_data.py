@@ -1,7 +1,8 @@
 """Make specllama/data/ from two f16 GGUFs: quantise target and draft with llama.cpp and write the model card.
 
-    -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16
-    -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16 --measure      what each type costs; writes nothing
+usage: python -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16
+       python -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16 --measure    # costs of each type; writes
+       nothing
 
 A better-trained pair takes the embedded one's place by this one command. The default types are what
 --measure found fastest, of the target's those that choose as f16 does in 99 of 100 tokens, of the draft's
@@ -18,7 +19,8 @@ from typing import NamedTuple
 
 import gguf
 
-from scripts.demo_pair import agreement, cli
+from scripts import cli
+from scripts.demo_pair import agreement
 from scripts.demo_pair.llm import FTYPES, Llm, ModelFileError, measure, quantize, start_llama
 
 DATA = Path(__file__).resolve().parents[2] / "specllama" / "data"

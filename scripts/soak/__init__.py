@@ -1,1 +1,1 @@
-"""Hours in the life of a server: what `python -m scripts.soak` and its test share."""
+"""A soak test of `specllama serve`, which `python -m scripts.soak` and tests/faults/test_soak.py run."""

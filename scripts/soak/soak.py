@@ -1,7 +1,7 @@
-"""A soak from its start to its verdict: a server, clients, kills, figures of health and memory.
+"""Runs a soak test and judges it: a server, its clients, kills of its engine, health and memory.
 
-The engine process is killed in the first third of the time and behind its end; in between one process lives,
-over which memory is measured.
+The engine process is killed several times in the first third of the time and once after the end; in between
+one process lives, whose memory is measured.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from scripts.soak.clients import COMPLETIONS, Client, Tally
-from scripts.soak.health import EVERY, Look, Watcher, percentile
+from scripts.figures import quantile
+from scripts.health import HealthPoller, HealthReply
+from scripts.soak.load_client import COMPLETIONS, LoadClient, Outcomes
 from tests.support.serving import Server
 
 MB = 1 << 20
-_REST = 20.0  # seconds for what runs at the end
-_KILLING = 0.25  # share of the time in which engines are killed at the beginning
-_WARM = 75.0  # seconds of work by which an engine has touched all of its buffers and caches
-_POINTS = 60  # of the curves of memory in the report
+_POLL_EVERY = 0.1  # seconds between requests of /health
+_DRAIN = 20.0  # seconds for the last requests to end
+_KILL_SHARE = 0.25  # of the time, at its beginning, in which engines are killed
+_WARM_UP = 75.0  # seconds after which an engine has touched all of its buffers and caches
+_POINTS = 60  # of the memory curves in the report
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is a violation. health_ms: p99 of /health while there is an engine. dead_seconds: from a kill to
-    the first 503. growth_mb: of the resident memory of a process; steady_mb: what of it comes by and by, as
-    from a leak, and not at once with the first request of its kind.
+    """What counts as a violation.
+
+    health_ms: p99 latency of /health while there is an engine. dead_seconds: from a kill to the first 503.
+    growth_mb: of the resident memory of a process; steady_mb: the part of it that grows steadily, as a leak
+    does, and not in one step with the first request of its kind.
     """
 
     health_ms: float = 50.0
@@ -45,7 +49,7 @@ class Limits:
 
 
 class Sample(NamedTuple):
-    """Resident memory (bytes) at a time."""
+    """Resident memory in bytes of the front and the engine process `pid`. at: seconds, monotonic."""
 
     at: float
     front: int
@@ -55,7 +59,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Soak:
-    """One run. seconds: until memory is measured for the last time; kills take a twentieth more."""
+    """A run. seconds: until the last sample of memory; the last kill takes a twentieth more."""
 
     home: Path
     seconds: float
@@ -63,66 +67,58 @@ class Soak:
     seed: int = 1
     limits: Limits = Limits()
     flags: Sequence[str] = ()
-    say: Callable[[str], None] = lambda _: None
+    progress: Callable[[str], None] = lambda _: None
     samples: list[Sample] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    replies: list[HealthReply] = field(default_factory=list)
 
     def run(self) -> dict[str, Any]:
-        """The figures, with `violations`, none of which there should be."""
-        tally, over = Tally(), threading.Event()
+        """The report; `violations` is empty if all requirements hold."""
+        outcomes, stop = Outcomes(), threading.Event()
         with Server(self.home, *self.flags) as server:
-            watcher = Watcher(server.host, server.port)
-            watching = threading.Thread(target=self._watch, args=(watcher,), daemon=True)
-            watching.start()
+            poller = HealthPoller(server.host, server.port, _POLL_EVERY)
+            self.replies = poller.replies
             began = time.monotonic()
             clients = [
-                Client(server.connect, self.seed * 1000 + i, tally, over) for i in range(self.n_clients)
+                LoadClient(server.connect, self.seed * 1000 + i, outcomes, stop)
+                for i in range(self.n_clients)
             ]
             for client in clients:
                 client.start()
             try:
-                self._go_on(server, began, tally)
+                self._work(server, began, outcomes)
             finally:
-                over.set()
+                stop.set()
                 for client in clients:
-                    client.join(_REST + 10)
+                    client.join(_DRAIN + 10)
             if any(client.is_alive() for client in clients):
-                tally.wrong("a request had not ended at the end")
-            left = self._what_is_left(server)
-            watcher.close()
-            watching.join()
+                outcomes.add_violation("a request did not end")
+            problems = self._leftovers(server)
+            poller.close()
             code = server.stop(signal.SIGTERM)
-        said = [line for line in server.lines if "unexpected" in line or "Traceback" in line]
+        logged = [line for line in server.lines if "unexpected" in line or "Traceback" in line]
         if code != 143:
-            left.append(f"the exit code is {code} after SIGTERM, not 143")
-        return self._report(began, tally, [*left, *said])
-
-    def _watch(self, watcher: Watcher) -> None:
-        try:
-            while True:
-                self.looks.append(watcher.poll())
-        except ValueError:  # it has ended
-            return
+            problems.append(f"the exit code is {code} after SIGTERM, not 143")
+        return self._report(began, outcomes, [*problems, *logged])
 
     def _kill_times(self) -> list[float]:
         """Seconds from the start."""
         r, found = random.Random(self.seed), list[float]()
         at = 0.05 * self.seconds
-        while at < _KILLING * self.seconds:
+        while at < _KILL_SHARE * self.seconds:
             found.append(at)
             at += min(r.uniform(0.06, 0.1) * self.seconds, r.uniform(70, 110))
         return [*found, self.seconds + 0.5]
 
     @property
     def _settled(self) -> float:
-        """Seconds after which memory is measured: a third of the time, and the engine is warm by then."""
-        return max(self.seconds / 3, _KILLING * self.seconds + min(_WARM, 0.35 * self.seconds))
+        """Seconds after which memory is measured: at least a third of the time, and the engine is warm."""
+        return max(self.seconds / 3, _KILL_SHARE * self.seconds + min(_WARM_UP, 0.35 * self.seconds))
 
-    def _go_on(self, server: Server, began: float, tally: Tally) -> None:
-        """Kill, sample, say how it goes, until the time is over."""
+    def _work(self, server: Server, began: float, outcomes: Outcomes) -> None:
+        """Kills engines, samples memory and reports progress until the time is over."""
         kills, front = self._kill_times(), psutil.Process(server.process.pid)
-        end, said = began + 1.05 * self.seconds + 5, began
+        end, reported = began + 1.05 * self.seconds + 5, began
         while (now := time.monotonic()) < end:
             engine = next(iter(front.children()), None)
             if engine is not None:
@@ -131,9 +127,11 @@ class Soak:
                     kills.pop(0)
                     self.kills.append(time.monotonic())
                     os.kill(engine.pid, signal.SIGKILL)
-            if now - said > 60:
-                said = now
-                self.say(f"{(now - began) / 60:.0f} min: {dict(tally.ends)}, {len(self.kills)} kills")
+            if now - reported > 60:
+                reported = now
+                self.progress(
+                    f"{(now - began) / 60:.0f} min: {dict(outcomes.counts)}, {len(self.kills)} kills"
+                )
             time.sleep(0.5)
 
     def _sample(self, now: float, front: psutil.Process, engine: psutil.Process) -> None:
@@ -143,13 +141,13 @@ class Soak:
             return
         self.samples.append(Sample(now, *sizes, engine.pid))
 
-    def _what_is_left(self, server: Server) -> list[str]:
-        """Violations of a server whose clients have gone."""
+    def _leftovers(self, server: Server) -> list[str]:
+        """Violations by a server whose clients are gone: busy slots, waiting texts, lost cache cells."""
         try:
             server.until(lambda: server.get("/health").status == 200, 60)
-            server.until(lambda: not any(s["is_processing"] for s in server.get("/slots").json), _REST)
-            server.until(lambda: server.samples()["specllama_texts_waiting"] == 0, _REST)
-            server.until(lambda: server.samples()["specllama_texts_running"] == 0, _REST)
+            server.until(lambda: not any(s["is_processing"] for s in server.get("/slots").json), _DRAIN)
+            server.until(lambda: server.samples()["specllama_texts_waiting"] == 0, _DRAIN)
+            server.until(lambda: server.samples()["specllama_texts_running"] == 0, _DRAIN)
         except AssertionError:
             return [f"texts are left: {server.get('/slots').json}"]
         n_ctx = server.get("/props").json["default_generation_settings"]["n_ctx"]
@@ -159,16 +157,16 @@ class Soak:
             return [f"the cache has lost cells: {answer.body!r}"]
         return []
 
-    def _report(self, began: float, tally: Tally, more: list[str]) -> dict[str, Any]:
-        violations = [*tally.violations, *more]
-        if not tally.ends["text"]:
+    def _report(self, began: float, outcomes: Outcomes, more: list[str]) -> dict[str, Any]:
+        violations = [*outcomes.violations, *more]
+        if not outcomes.counts["text"]:
             violations.append("nothing was answered")
         found = {
             "schema": "specllama.soak/1",
             "seconds": self.seconds,
             "clients": self.n_clients,
             "seed": self.seed,
-            "requests": dict(tally.ends),
+            "requests": dict(outcomes.counts),
             "kills": self._kill_figures(violations),
             "health": self._health(violations),
             "memory": self._memory(began, violations),
@@ -176,44 +174,44 @@ class Soak:
         return {**found, "memory_mb": self._curve(began), "violations": violations}
 
     def _curve(self, began: float) -> list[tuple[float, float, float]]:
-        """Seconds, and the size of front and engine process then: some of the samples."""
+        """(seconds, MB of the front, MB of the engine process) for some of the samples."""
         some = self.samples[:: max(1, len(self.samples) // _POINTS)]
         return [(round(s.at - began, 1), round(s.front / MB, 1), round(s.engine / MB, 1)) for s in some]
 
     def _kill_figures(self, violations: list[str]) -> list[dict[str, float | None]]:
         found = []
         for at in self.kills:
-            later = [look for look in self.looks if look.at + look.seconds >= at]
-            dead = next((look.at + look.seconds - at for look in later if look.status == 503), None)
-            again = next((x.at - at for x in later if x.status == 200 and dead and x.at > at + dead), None)
+            later = [r for r in self.replies if r.at + r.seconds >= at]
+            dead = next((r.at + r.seconds - at for r in later if r.status == 503), None)
+            back = next((r.at - at for r in later if r.status == 200 and dead and r.at > at + dead), None)
             if dead is None or dead > self.limits.dead_seconds:
                 violations.append(
                     f"/health said 503 {'never' if dead is None else f'{dead:.2f} s'} after a kill"
                 )
-            found.append({"dead_seconds": dead, "back_seconds": again})
+            found.append({"dead_seconds": dead, "back_seconds": back})
         return found
 
     def _health(self, violations: list[str]) -> dict[str, float]:
-        times = [1000 * look.seconds for look in self.looks if look.status == 200]
-        p99 = percentile(times, 0.99)
+        times = [1000 * r.seconds for r in self.replies if r.status == 200]
+        p99 = quantile(times, 0.99)
         if p99 > self.limits.health_ms:
             violations.append(f"/health took {p99:.1f} ms (p99)")
-        if unanswered := sum(look.status not in (200, 503) for look in self.looks):
+        if unanswered := sum(r.status not in (200, 503) for r in self.replies):
             violations.append(f"/health was not answered {unanswered} times")
-        if len(self.looks) < 0.5 * self.seconds / EVERY:
-            violations.append(f"/health was asked {len(self.looks)} times only")
+        if len(self.replies) < 0.5 * self.seconds / _POLL_EVERY:
+            violations.append(f"/health was requested only {len(self.replies)} times")
         longest = max(times, default=0.0)
-        return {"n": len(self.looks), "p50_ms": percentile(times, 0.5), "p99_ms": p99, "max_ms": longest}
+        return {"n": len(self.replies), "p50_ms": quantile(times, 0.5), "p99_ms": p99, "max_ms": longest}
 
     def _memory(self, began: float, violations: list[str]) -> dict[str, Any]:
-        """Over the time in which nothing was killed: medians of its tenths, the last against the first. It
-        grows by and by as far as half of the tenths have it.
+        """Growth over the time without kills: the median of its last tenth against that of its first. The
+        steady part is the median growth from tenth to tenth, times their number.
         """
         begin, end = began + self._settled, began + self.seconds
         quiet = [s for s in self.samples if begin <= s.at < end]
         edges = [len(quiet) * i // 10 for i in range(11)]
         if len({s.pid for s in quiet}) != 1:
-            violations.append("the engine process did not live through the time in which nothing was killed")
+            violations.append("the engine process did not survive the time without kills")
             return {}
         found: dict[str, Any] = {"from_second": self._settled, "samples": len(quiet)}
         for name in ("front", "engine"):
@@ -224,7 +222,7 @@ class Soak:
             if after - before >= self.limits.growth_mb:
                 violations.append(f"the {name} process grew by {after - before:.1f} MB")
             elif steady >= self.limits.steady_mb:
-                violations.append(f"the {name} process grows by and by, {steady:.1f} MB")
+                violations.append(f"the {name} process grows steadily, {steady:.1f} MB")
             found[name] = {
                 "before_mb": before, "after_mb": after, "growth_mb": after - before, "steady_mb": steady
             }  # fmt: skip

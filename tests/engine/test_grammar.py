@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from scripts.bench.structured_schemas import SCHEMAS
+from scripts.bench.measuring.json_schemas import SCHEMAS
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.core.interfaces import BatchRow, MaskError

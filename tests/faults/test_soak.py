@@ -1,5 +1,5 @@
-"""A short soak: clients that ask, err and leave, engines that are killed. SOAK_SECONDS sets its length;
-python -m scripts.soak is the long one.
+"""A short soak test: valid and invalid requests, dropped connections, killed engines. SOAK_SECONDS sets its
+length; `python -m scripts.soak` is the long one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.soak.health import Look, percentile
+from scripts.figures import quantile
+from scripts.health import HealthReply
 from scripts.soak.soak import MB, Limits, Sample, Soak
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "180"))
-# A machine that runs tests is no place for figures. And in so short a time an engine meets requests of a kind
-# that it had not yet, which take some MB once.
+# A machine that runs tests is too busy for the strict limits. And in so short a time an engine still meets
+# kinds of requests that are new to it, each of which takes some MB once.
 BUSY = Limits(health_ms=2000, dead_seconds=5, growth_mb=10, steady_mb=3)
 
 
@@ -38,7 +39,7 @@ def soak(**fields) -> Soak:
 
 
 class TestVerdict:
-    """What the figures are taken for; times from 0, one engine process from second 54 to 90."""
+    """The judgement of samples; times from 0, one engine process from second 54 to 90."""
 
     def test_memory(self) -> None:
         found: list[str] = []
@@ -48,11 +49,11 @@ class TestVerdict:
         assert figures["engine"]["growth_mb"] == pytest.approx(6, abs=1)
         assert found == [f"the engine process grew by {figures['engine']['growth_mb']:.1f} MB"]
 
-    def test_memory_that_was_taken_once_is_no_leak(self) -> None:
+    def test_memory_that_grows_in_a_step_is_no_leak(self) -> None:
         kinds = {
             "once": lambda t: 8 * (t > 70),
             "in two steps": lambda t: 4 * (t > 60) + 4 * (t > 80),
-            "by and by": lambda t: (t - 54) / 8,
+            "steadily": lambda t: (t - 54) / 8,
             "much at once": lambda t: 21 * (t > 70),
         }
         found = dict[str, list[str]]()
@@ -60,28 +61,28 @@ class TestVerdict:
             samples = [Sample(t, MB, round((200 + mb(t)) * MB), 7) for t in range(90)]
             soak(samples=samples, limits=BUSY)._memory(0, found.setdefault(kind, []))
         assert found["once"] == found["in two steps"] == []
-        assert "grows by and by, 3.9" in found["by and by"][0]
+        assert "grows steadily, 3.9" in found["steadily"][0]
         assert "grew by 21" in found["much at once"][0]
 
     def test_an_engine_that_died_by_itself(self) -> None:
         found: list[str] = []
         soak(samples=[Sample(t, MB, MB, 7 + t // 60) for t in range(90)])._memory(0, found)
-        assert "did not live" in found[0]
+        assert "did not survive" in found[0]
 
     def test_health(self) -> None:
         found: list[str] = []
-        looks = [Look(t / 10, 200, 0.2 if t > 880 else 0.01) for t in range(900)]
-        figures = soak(looks=looks)._health(found)
+        replies = [HealthReply(t / 10, 200, 0.2 if t > 880 else 0.01) for t in range(900)]
+        figures = soak(replies=replies)._health(found)
         assert (figures["n"], figures["p50_ms"], figures["p99_ms"]) == (900, 10, 200)
         assert found == ["/health took 200.0 ms (p99)"]
         found.clear()
-        soak(looks=[Look(0, 0, 1), Look(1, 200, 0)])._health(found)
-        assert found == ["/health was not answered 1 times", "/health was asked 2 times only"]
+        soak(replies=[HealthReply(0, 0, 1), HealthReply(1, 200, 0)])._health(found)
+        assert found == ["/health was not answered 1 times", "/health was requested only 2 times"]
 
     def test_kills(self) -> None:
         found: list[str] = []
-        looks = [Look(t / 10, 503 if 12 <= t < 20 else 200, 0.01) for t in range(50)]
-        (kill, late) = soak(kills=[1.0, 4.0], looks=looks)._kill_figures(found)
+        replies = [HealthReply(t / 10, 503 if 12 <= t < 20 else 200, 0.01) for t in range(50)]
+        (kill, late) = soak(kills=[1.0, 4.0], replies=replies)._kill_figures(found)
         assert kill["dead_seconds"] == pytest.approx(0.21)
         assert kill["back_seconds"] == pytest.approx(1.0)
         assert late == {"dead_seconds": None, "back_seconds": None}
@@ -95,7 +96,7 @@ class TestVerdict:
             assert all(t < seconds / 3 for t in times[:-1])
             assert times[-1] > seconds
 
-    def test_percentiles(self) -> None:
-        assert percentile([], 0.99) == 0
-        assert percentile([3, 1, 2], 0.5) == 2
-        assert percentile(range(1000), 0.99) == 990
+    def test_quantiles(self) -> None:
+        assert quantile([], 0.99) == 0
+        assert quantile([3, 1, 2], 0.5) == 2
+        assert quantile(range(1000), 0.99) == 990

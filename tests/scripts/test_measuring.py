@@ -1,4 +1,4 @@
-"""What is measured by the clock, without a clock: renames, adversarial texts, ignorant drafts, losses."""
+"""Texts, random drafts and figures of the measurements by the clock, without a clock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import gguf
 import numpy as np
 import pytest
 
-from scripts.bench.measuring.adversaries import STRETCH, dropping, noise, sources, switching
-from scripts.bench.measuring.figures import losses, mean, ranged
-from scripts.bench.measuring.ignorant import write_ignorant
-from scripts.bench.measuring.renames import LEAST_USES, LINES, renamed, renames
+from scripts.bench.measuring.adversarial_texts import STRETCH, dropping, noise, sources, switching
+from scripts.bench.measuring.random_draft import write_random_draft
+from scripts.bench.measuring.renames import LINES, MIN_USES, renamed, renames
+from scripts.figures import mean, median_interval, overhead, quantile, ranged
 from specllama.data import EMBEDDED_DRAFT
 
 
@@ -23,11 +23,11 @@ def test_renames_of_the_standard_library() -> None:
     assert len({r.where for r in found}) == 8
     for r in found:
         assert r.code.count("\n") + 1 in LINES
-        before, behind = (_names(text) for text in (r.code, r.renamed))
-        assert r.old not in behind
+        before, after = (_names(text) for text in (r.code, r.renamed))
+        assert r.old not in after
         assert r.new not in before
-        assert behind.count(r.new) == before.count(r.old) >= LEAST_USES
-        assert [r.new if name == r.old else name for name in before] == behind
+        assert after.count(r.new) == before.count(r.old) >= MIN_USES
+        assert [r.new if name == r.old else name for name in before] == after
         assert renamed(r.renamed, r.new, r.old) == r.code
         assert r.code in r.instruction
         assert r.renamed in r.answer
@@ -86,35 +86,35 @@ def test_sources_are_those_of_this_python() -> None:
     ast.parse(first)
 
 
-@pytest.mark.parametrize("sure", [False, True])
-def test_an_ignorant_draft_is_the_same_file_with_other_weights(tmp_path: Path, sure: bool) -> None:
-    out = tmp_path / "ignorant.gguf"
-    write_ignorant(Path(EMBEDDED_DRAFT), out, 1, sure)
+@pytest.mark.parametrize("confident", [False, True])
+def test_a_random_draft_is_the_same_file_with_other_weights(tmp_path: Path, confident: bool) -> None:
+    out = tmp_path / "random.gguf"
+    write_random_draft(Path(EMBEDDED_DRAFT), out, 1, confident)
     assert out.stat().st_size == Path(EMBEDDED_DRAFT).stat().st_size
-    before, behind = gguf.GGUFReader(EMBEDDED_DRAFT), gguf.GGUFReader(out)
-    for a, b in zip(before.tensors, behind.tensors, strict=True):
+    before, after = gguf.GGUFReader(EMBEDDED_DRAFT), gguf.GGUFReader(out)
+    for a, b in zip(before.tensors, after.tensors, strict=True):
         assert (a.name, a.tensor_type, list(a.shape)) == (b.name, b.tensor_type, list(b.shape))
         if len(a.shape) > 1:
             assert a.data.tobytes() != b.data.tobytes()
             mine, theirs = (np.sort(x.data.reshape(-1).view(np.uint8)) for x in (a, b))
             assert (mine == theirs).all()
         else:
-            assert (a.data.tobytes() == b.data.tobytes()) == (not sure or a.name != "output_norm.weight")
+            assert (a.data.tobytes() == b.data.tobytes()) == (not confident or a.name != "output_norm.weight")
 
 
-def test_losses() -> None:
-    found = losses([[(1.0, 1.1), (1.0, 1.3), (1.2, 1.0)], [(3.0, 2.0)] * 3], 11)
+def test_overhead() -> None:
+    found = overhead([[(1.0, 1.1), (1.0, 1.3), (1.2, 1.0)], [(3.0, 2.0)] * 3], 11)
     assert found.t1 == pytest.approx(4 / 20)
     assert found.ratio == pytest.approx(3.1 / 4)
     assert found.worst == pytest.approx(1.1)
     assert found.each == pytest.approx(-0.9 / 0.2 / 2)
     assert found.lost == pytest.approx((9.4 - 12.2) / 0.2)
-    assert found.may == pytest.approx(0.01 * 12.2 / 0.2 + 4)
+    assert found.allowed == pytest.approx(0.01 * 12.2 / 0.2 + 4)
     assert found.kept
     assert found.pairs == pytest.approx((1.1 * 1.3 / 1.2 * (2 / 3) ** 3) ** (1 / 6))
     assert 0.2 < found.error < 0.3
-    assert losses([[(1.0, 1.1)] * 3], 11).error == pytest.approx(0)
-    one = losses([[(1.0, 1.6)]], 11)
+    assert overhead([[(1.0, 1.1)] * 3], 11).error == pytest.approx(0)
+    one = overhead([[(1.0, 1.6)]], 11)
     assert not one.kept
     assert one.pairs == pytest.approx(1.6)
     assert one.error == float("inf")
@@ -123,3 +123,19 @@ def test_losses() -> None:
 def test_means() -> None:
     assert mean([1, 4]) == 2
     assert ranged([1, 4]) == "2.00 (1.00 to 4.00)"
+
+
+def test_quantiles() -> None:
+    assert quantile([], 0.99) == 0
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile(range(1000), 0.99) == 990
+
+
+def test_the_interval_of_a_median() -> None:
+    found = median_interval([1.0, 1.1, 1.2, 1.3, 9.0])
+    assert found.low is not None
+    assert found.high is not None
+    assert found.value == pytest.approx(1.2)
+    assert 1.0 <= found.low < found.value < found.high <= 9.01
+    single = median_interval([2.0])
+    assert (single.low, single.high) == (pytest.approx(2), pytest.approx(2))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.bench.peers import about
+from scripts.bench.peers import environment
 from scripts.bench.peers.cells import Cell, Figures, key, measure, spread, together
 from scripts.bench.peers.points import Case, Measured, Point, grid, literal
 from scripts.bench.peers.raw import SCHEMA, OtherSettings, Raw
@@ -187,13 +187,13 @@ def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
     again.add(figures(JSON, RATES, ttft_ms={"specllama": [1.0]}), {"command": "x"})
     assert set(Raw(path, SETTINGS).figures) == {EDIT, JSON}
     assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
-    assert Raw(path, {**SETTINGS, "n": 5}, begin_anew=True).figures == {}
+    assert Raw(path, {**SETTINGS, "n": 5}, fresh=True).figures == {}
     with pytest.raises(OtherSettings, match=r"runs 4, not 2.*--fresh"):
         Raw(path, {**SETTINGS, "runs": 2})
     path.write_text(path.read_text().replace(SCHEMA, "specllama.peers/1"))
     with pytest.raises(OtherSettings, match=r"another version.*--fresh"):
         Raw(path, SETTINGS)
-    assert Raw(path, SETTINGS, begin_anew=True).figures == {}
+    assert Raw(path, SETTINGS, fresh=True).figures == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"command": "old", "rates": {}}'])
@@ -237,9 +237,9 @@ def test_grids() -> None:
 
 def test_a_command_line_tells_no_places() -> None:
     argv = ["/opt/x/bench/peers/__main__.py", "--pairs", "/srv/pairs", "--out=/srv/b.md", "--temps", "0,0.8"]
-    assert about.command(argv) == "python -m scripts.bench.peers --pairs pairs --out=b.md --temps 0,0.8"
-    assert about.machine()
-    assert about.commit()
+    assert environment.command(argv) == "python -m scripts.bench.peers --pairs pairs --out=b.md --temps 0,0.8"
+    assert environment.machine()
+    assert environment.commit()
 
 
 def test_a_grammar_of_tokens() -> None:

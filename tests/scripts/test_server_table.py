@@ -1,4 +1,4 @@
-"""specllama serve beside llama-server, without starting either: command lines, ratios, health."""
+"""specllama serve against llama-server, without starting either: command lines, ratios, health."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.server.health import Health, p99
 from scripts.bench.server.programs import OURS, PEER_DRAFT, PEER_PLAIN, Files
 from scripts.bench.server.table import healths, label, lines, medians, ratios
+from scripts.figures import quantile
+from scripts.health import HealthPoller
 from tests.support.openai_server import openai_server
 
 FILES = Files(Path("t.gguf"), Path("d.gguf"), 4, 2, 4096, Path("bin"))
@@ -69,10 +70,13 @@ def test_lines() -> None:
     assert "HTTP" not in "\n".join(lines(told | {"overhead": None}))
 
 
-def test_health_is_asked_from_another_process() -> None:
-    with openai_server() as one, Health(int(one.root.rpartition(":")[2])) as health:
+def test_health_is_polled_from_another_process() -> None:
+    with (
+        openai_server() as one,
+        HealthPoller("127.0.0.1", int(one.root.rpartition(":")[2]), 0.05) as health,
+    ):
         while len(one.paths) < 3:
             time.sleep(0.02)
-    assert len(health.found) >= 2
-    assert max(health.found) == pytest.approx(p99(health.found))
-    assert p99([]) is None
+    assert len(health.replies) >= 2
+    seconds = [reply.seconds for reply in health.replies]
+    assert max(seconds) == pytest.approx(quantile(seconds, 0.99))

@@ -1,4 +1,4 @@
-"""specllama's engine in one process of its own, plain and by default in turn, on texts that are given."""
+"""An engine process that writes given texts, plainly and with the default policy in turn."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from specllama.llama.model import LlamaModel
 
 
 class Vocab:
-    """The target's vocabulary, without its weights."""
+    """The vocabulary of a model, without its weights."""
 
     def __init__(self, path: Path) -> None:
         self._model = LlamaModel(ModelSettings(path=str(path)), vocab_only=True)
 
     def prompt(self, text: str) -> list[int]:
-        """Ids of a prompt, control tokens in it taken for such."""
+        """Ids of a prompt; control tokens are parsed."""
         return self._model.tokenize(text, self._model.adds_bos, True)
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text that is gone on with."""
+        """Ids of a continuation; control tokens are plain text."""
         return self._model.tokenize(text, False, False)
 
     def words(self) -> list[int]:
-        """All ids that stand for a text."""
+        """All ids that have a text."""
         return [i for i in range(self._model.n_vocab) if self._model.piece(i)]
 
     def close(self) -> None:
@@ -44,7 +44,9 @@ class Vocab:
 
 @dataclass(frozen=True)
 class Task:
-    """What is written: `text` behind `prompt`, both ids; without a text what the model writes, n ids."""
+    """A prompt, and the text to write after it, both as ids; without a text the model writes n ids of its
+    own.
+    """
 
     name: str
     prompt: Sequence[int]
@@ -52,18 +54,18 @@ class Task:
     n: int = -1
 
 
-class Times(NamedTuple):
-    """One task, plain and by default: statistics of each."""
+class PlainAndAuto(NamedTuple):
+    """Statistics of a task, decoded plainly and with the default policy."""
 
     plain: RunStats
     auto: RunStats
 
 
-class Timed:
-    """A loaded pair in an engine process; a context manager. draft: None decodes with copies alone.
-    copies: whether the draft model has them beside it.
+class TimedEngine:
+    """A loaded pair in an engine process; a context manager.
 
-    Nothing that was learnt in earlier processes helps: its cache directory is empty.
+    draft: None for the copy drafter alone; copies: whether the copy drafter is used with the draft model. The
+    cache directory is empty, so nothing learned in earlier processes helps.
     """
 
     def __init__(
@@ -77,11 +79,11 @@ class Timed:
             ModelSettings(path=str(path), n_ctx=n_ctx, n_threads=n_threads) for path in (target, draft)
         )
         drafters = (*(["model"] if draft else []), *(["copy"] if copies else []))
-        # the same texts are asked for again: what was written before must not help
+        # texts repeat, and request history must not help
         draft_settings = small if draft else None
         self._client.load(LoadSettings(target=main, draft=draft_settings, drafters=drafters, memory=False))
 
-    def __enter__(self) -> Timed:
+    def __enter__(self) -> TimedEngine:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -98,15 +100,15 @@ class Timed:
         result = fold(self._client.generate(request))
         return result.ids, result.stats
 
-    def both(self, task: Task, rng: random.Random) -> Times:
-        """The task plain and by default, in an order drawn by `rng`."""
+    def both(self, task: Task, rng: random.Random) -> PlainAndAuto:
+        """The task decoded both ways, in random order."""
         ways = rng.sample((False, True), 2)
         found = {auto: self.write(task, auto)[1] for auto in ways}
-        return Times(found[False], found[True])
+        return PlainAndAuto(found[False], found[True])
 
 
 def turns(tasks: Sequence[Task], runs: int, rng: random.Random) -> Iterator[tuple[int, Task]]:
-    """Every task in every run, in another order each time: what is compared is measured close together."""
+    """(run, task) for every task in every run, in random order within a run."""
     for run in range(runs):
         for task in rng.sample(tasks, len(tasks)):
             yield run, task

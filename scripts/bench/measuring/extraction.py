@@ -1,7 +1,6 @@
-"""Requests of one form, as a program that fills a table makes them, and requests that have nothing in common.
+"""Requests of one form, such as those of a program that fills a table, and unrelated requests.
 
-Values are words that nobody has seen: they stand in the prompt and are copied from there, only the form comes
-again.
+The values are made-up words that are copied from the prompt; only the form repeats.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from scripts.bench.measuring.adversaries import sources
+from scripts.bench.measuring.adversarial_texts import sources
 
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 _QUESTION = "Extract the record as JSON.\n\n{}\n"
 
 
-class Asked(NamedTuple):
-    """A prompt and the answer to it."""
+class Exchange(NamedTuple):
+    """A prompt and its answer."""
 
     prompt: str
     text: str
@@ -28,8 +27,8 @@ def word(rng: random.Random) -> str:
     return "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 4)))
 
 
-def record(rng: random.Random) -> Asked:
-    """A sentence about somebody, and what is in it as JSON; the keys are always the same."""
+def record(rng: random.Random) -> Exchange:
+    """A sentence about a person, and its content as JSON with the same keys each time."""
     found = {
         "first_name": word(rng).title(),
         "family_name": word(rng).title(),
@@ -46,26 +45,28 @@ def record(rng: random.Random) -> Asked:
         f"{where['street']}, {where['city']}. Number {found['employee_number']}, {found['department']}, "
         f"{'still with us' if found['is_active'] else 'has left'}."
     )
-    return Asked(_QUESTION.format(sentence), json.dumps(found, indent=2))
+    return Exchange(_QUESTION.format(sentence), json.dumps(found, indent=2))
 
 
-def records(n: int, seed: int) -> list[Asked]:
-    """So many of one form, all different."""
+def records(n: int, seed: int) -> list[Exchange]:
+    """`n` different exchanges of one form."""
     rng = random.Random(seed)
     return [record(rng) for _ in range(n)]
 
 
-def unrelated(n: int, seed: int, n_words: int = 120) -> list[Asked]:
-    """So many places of the standard library's sources, each in another module as far as there are enough."""
+def unrelated(n: int, seed: int, n_words: int = 120) -> list[Exchange]:
+    """`n` excerpts of the standard library's sources, each of another module if there are enough."""
     rng, texts = random.Random(seed), sources(n, seed)
 
-    def places() -> Iterator[Asked]:
+    def excerpts() -> Iterator[Exchange]:
         for i in range(n):
             words = texts[i % len(texts)].split(" ")
             at = rng.randrange(max(1, len(words) - 2 * n_words))
-            yield Asked(" ".join(words[at : at + n_words]), " ".join(words[at + n_words : at + 2 * n_words]))
+            yield Exchange(
+                " ".join(words[at : at + n_words]), " ".join(words[at + n_words : at + 2 * n_words])
+            )
 
-    return list(places())
+    return list(excerpts())
 
 
-WORKLOADS: dict[str, Callable[[int, int], list[Asked]]] = {"one form": records, "unrelated": unrelated}
+WORKLOADS: dict[str, Callable[[int, int], list[Exchange]]] = {"one form": records, "unrelated": unrelated}

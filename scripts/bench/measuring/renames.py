@@ -1,7 +1,7 @@
-"""True renames, made from the functions of this Python's standard library: code before and behind.
+"""Renames of a variable in functions of this Python's standard library: the code before and after.
 
-One local variable or parameter of a function gets another name everywhere. Which functions there are depends
-on the version of Python; which are taken, on the seed.
+A local variable or parameter gets another name everywhere in its function. The functions depend on the
+version of Python, the choice among them on the seed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LINES = range(20, 81)  # of a function
-MOST_CHARACTERS = 3500
-LEAST_USES = 4  # of the name
+MAX_CHARACTERS = 3500
+MIN_USES = 4  # of the name
 PER_FILE = 2
 WORDS = (
     "amount", "batch", "bundle", "carrier", "cursor", "digest", "entry", "factor", "fragment", "holder",
@@ -27,7 +27,7 @@ WORDS = (
     "segment", "subject", "symbol", "thing", "token_text", "unit", "vector", "weight",
 )  # fmt: skip
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data"}
-_BY_NAME = {"locals", "vars", "globals", "eval", "exec"}  # see names as texts
+_BY_NAME = {"locals", "vars", "globals", "eval", "exec"}  # functions that take names as strings
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Rename:
 
 
 def renames(n: int, seed: int, library: Path | None = None) -> list[Rename]:
-    """`n` renames, fewer where the library has no more. library: directory of sources, the standard library's
-    if absent.
+    """`n` renames, or fewer if there are no more. library: the directory of sources, None for the standard
+    library.
     """
     root, rng = library or Path(sysconfig.get_paths()["stdlib"]), random.Random(seed)
     files = [p for p in sorted(root.rglob("*.py")) if not _SKIPPED & set(p.relative_to(root).parts)]
@@ -66,8 +66,8 @@ def renames(n: int, seed: int, library: Path | None = None) -> list[Rename]:
 
 
 def renamed(code: str, old: str, new: str) -> str | None:
-    """The code of one function with the variable called otherwise; None where `old` is something else there
-    too: an attribute, a keyword, a text.
+    """The code of a function with the variable renamed; None if `old` also names something else there: an
+    attribute, a keyword, a part of an f-string.
     """
     tree = ast.parse(code)
     if any(old in _other_names(node) for node in ast.walk(tree)):
@@ -79,12 +79,12 @@ def renamed(code: str, old: str, new: str) -> str | None:
     lines = code.split("\n")
     for line, column in sorted(places, reverse=True):
         text = lines[line - 1]
-        if text[column : column + len(old)] != old:  # inside of an f-string places are not known
+        if text[column : column + len(old)] != old:  # in an f-string, where positions are not exact
             return None
         lines[line - 1] = text[:column] + new + text[column + len(old) :]
     found = "\n".join(lines)
-    before, behind = ast.dump(tree), ast.dump(ast.parse(found))
-    return found if before.replace(repr(old), repr(new)) == behind else None
+    before, after = ast.dump(tree), ast.dump(ast.parse(found))
+    return found if before.replace(repr(old), repr(new)) == after else None
 
 
 def _of_file(path: Path, name: Path, rng: random.Random) -> Iterator[Rename]:
@@ -99,11 +99,11 @@ def _of_file(path: Path, name: Path, rng: random.Random) -> Iterator[Rename]:
         if not isinstance(node, ast.FunctionDef) or node.end_lineno is None:
             continue
         code = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-        if code.count("\n") + 1 not in LINES or len(code) > MOST_CHARACTERS or not code.isascii():
+        if code.count("\n") + 1 not in LINES or len(code) > MAX_CHARACTERS or not code.isascii():
             continue
         try:
             function = ast.parse(code)
-        except SyntaxError:  # a text of several lines that begins at the margin
+        except SyntaxError:  # a multi-line string that starts at the margin
             continue
         known = {n for part in ast.walk(function) for n in (_name(part), *_other_names(part)) if n}
         words = [word for word in WORDS if word not in known]
@@ -123,7 +123,7 @@ def _candidates(function: ast.Module) -> list[str]:
     bound |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     others = {name for node in nodes for name in _other_names(node)}
     reserved = {"self", "cls", "_", *keyword.softkwlist, *dir(builtins)}
-    return sorted(name for name in bound - others - reserved if uses[name] >= LEAST_USES and len(name) > 1)
+    return sorted(name for name in bound - others - reserved if uses[name] >= MIN_USES and len(name) > 1)
 
 
 def _name(node: ast.AST) -> str:
@@ -132,7 +132,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _other_names(node: ast.AST) -> list[str]:
-    """Names in the node that are no Name and no parameter: of keywords, imports, globals, patterns ..."""
+    """Names in the node other than variables and parameters: of keywords, imports, globals, patterns ..."""
     if isinstance(node, ast.keyword):
         return [node.arg or ""]
     if isinstance(node, ast.alias):

@@ -1,4 +1,4 @@
-"""Build llama.cpp's tools from the source package of the installed llama-cpp-python, not in the checkout."""
+"""Builds llama.cpp's tools from the source package of the installed llama-cpp-python, in the user's cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOLS = ("llama-speculative-simple", "llama-completion", "llama-server", "llama-
 
 
 def tools(given: Path | None) -> Path:
-    """The directory of the tools: the one given, or one that is built once for each version (8 minutes)."""
+    """The directory of the tools: `given`, or one that is built once for each version (8 minutes)."""
     if given is not None:
         missing = [name for name in TOOLS[:2] if not (given / name).exists()]
         if missing:

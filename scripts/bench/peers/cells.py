@@ -1,4 +1,4 @@
-"""The cells of the comparison, and the order in which they are measured. Knows no files' contents."""
+"""The cells of the comparison, their order and their measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .points import Case, Measured, Point
+from scripts.bench.peers.points import Case, Measured, Point
 
 
 class Cell(NamedTuple):
@@ -28,9 +28,11 @@ class Cell(NamedTuple):
 
 @dataclass
 class Figures:
-    """What was measured of a cell. rates: way of decoding to tokens per second, run after run; wholes: those
-    of prompt and answer together; ttft_ms: from the request to the first token, specllama's alone. key: what
-    they depend on beside the settings of all. commit: of specllama; machine: where; date: when.
+    """The measurements of a cell.
+
+    rates: way of decoding → tokens per second, run after run; wholes: the same for prompt and answer
+    together; ttft_ms: time to first token, of specllama only. key: hash of the requests; commit: of
+    specllama.
     """
 
     cell: Cell
@@ -55,22 +57,22 @@ def spread(
 ) -> list[Cell]:
     """All cells, ordered so that any beginning covers weights, costs, workloads and temperatures evenly.
 
-    Weights take turns, each with another cost, and with every turn of all weights and costs the workload and
-    the temperature of each are the next ones.
+    Weights alternate, each with another cost; after each pass over all weights and costs, each pair gets the
+    next workload and temperature.
     """
     pairs = [
         (kind, costs[(i + shift) % len(costs)]) for shift in range(len(costs)) for i, kind in enumerate(kinds)
     ]
-    asked = [(workload, t) for t in temperatures for workload in workloads]
+    prompts = [(workload, t) for t in temperatures for workload in workloads]
     return [
-        Cell(*pair, *asked[(j + turn) % len(asked)])
-        for turn in range(len(asked))
+        Cell(*pair, *prompts[(j + turn) % len(prompts)])
+        for turn in range(len(prompts))
         for j, pair in enumerate(pairs)
     ]
 
 
 def together(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Those that differ in their draft models alone, which `measure` takes at once; in the given order."""
+    """Groups of cells that differ only in their draft models, which `measure` measures together; in order."""
     found: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         found.setdefault((cell.kind, cell.workload, cell.temperature), []).append(cell)
@@ -78,8 +80,8 @@ def together(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def key(requests: Sequence[Case]) -> str:
-    """What the figures of these requests depend on: prompts, the names of the files, and the target's size.
-    (A draft model is made of the size that has the named cost on the machine.)
+    """A hash of what the figures of these requests depend on: prompts, file names and the size of the target.
+    (The size of a draft model depends on the machine, on which it has the cost in its name.)
     """
     text = repr([(c.prompt, c.seed, _file(c.target), c.draft and c.draft.name) for c in requests])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -92,11 +94,11 @@ def _file(path: Path) -> tuple[str, int]:
 def measure(
     tools: Path, asked: Sequence[tuple[Sequence[Case], Figures]], compared: Sequence[Point], runs: int
 ) -> None:
-    """Every point on every request, the order of the points another one each time, and the seed another one
-    in each run: with one seed a point that was lucky with its text would be chosen and praised for it.
+    """Measures every point on every request, in random order. Each run has another seed: with a single one, a
+    point with a lucky text would be chosen as the best and compared on the same text.
 
-    asked: the requests of cells that differ in their draft models alone, and where the figures go. A point
-    that takes no draft model decodes once for all of them, in turn with the others.
+    asked: requests and figures of cells that differ only in their draft models. A point without a draft model
+    decodes once for all of them.
     """
     rng = random.Random(0)
     every = [into for _, into in asked]

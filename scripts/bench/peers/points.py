@@ -1,4 +1,4 @@
-"""The ways of decoding that are compared: llama.cpp's plain, its drafts on a grid, its n-grams; specllama."""
+"""The ways of decoding to compare: llama.cpp plain, with drafts on a grid, with n-grams; specllama."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ENCODED = re.compile(r"encoded\s+\d+ tokens in\s+([\d.]+) seconds")
 
 @dataclass(frozen=True)
 class Case:
-    """What is decoded: files, prompt, how many tokens, how they are chosen. grammar: a file with the only
-    text that may be written; llama.cpp's tools end with it.
+    """A request with its files and settings. n: tokens. grammar: a file with a grammar of the only text that
+    may be written; llama.cpp's tools end with it.
     """
 
     target: Path
@@ -43,15 +43,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """A run of a program by its own clock. n: tokens that were asked for and decoded in `seconds`, of which
-    `choosing` were spent on choosing them, where the program says it. before: seconds that the prompt took,
-    in which some programs let the draft model read it too. text: what it printed.
+    """A run of a program by its own clock.
+
+    n: requested tokens that were decoded in `seconds`, of which `sampling` were spent on sampling, if the
+    program reports it. before: seconds of the prompt, in which some programs let the draft model read it too.
+    text: what it printed.
     """
 
     n: int
     seconds: float
     before: float
-    choosing: float = 0.0
+    sampling: float = 0.0
     text: str = ""
 
     @property
@@ -61,13 +63,13 @@ class Measured:
 
     @property
     def whole(self) -> float:
-        """Decoded tokens per second of prompt and answer together."""
+        """Decoded tokens per second of the time of prompt and answer."""
         return self.n / (self.before + self.seconds)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One way of decoding. kind: "plain", "draft", "ngram" (llama.cpp's) or "ours"."""
+    """A way of decoding. kind: "plain", "draft", "ngram" (of llama.cpp) or "ours"."""
 
     name: str
     kind: str
@@ -75,11 +77,11 @@ class Point:
 
     @property
     def drafts(self) -> bool:
-        """Whether it decodes with the draft model, where there is one."""
+        """Whether it uses the draft model, if there is one."""
         return self.kind == "draft" or (self.kind == "ours" and self.name != OUR_PLAIN)
 
     def run(self, tools: Path, case: Case) -> Measured:
-        """Decode the case."""
+        """Runs the program on the case."""
         if self.kind == "ours":
             return _ours(case, self.args)
         common = ["-m", str(case.target), "-t", str(case.n_threads), "-c", str(case.n_ctx), "-n", str(case.n)]
@@ -89,14 +91,14 @@ class Point:
             return _plain(tools, common, case.grammar is not None)
         draft = ["-md", str(case.draft), "-td", str(case.n_threads)] if self.kind == "draft" else []
         command = [tools / "llama-speculative-simple", *common, *draft, *self.args]
-        text, (n, seconds), before, choosing = _measured(command, _SPEC, _ENCODED)
-        # Its clock starts before the decode of the prompt's last token, so that all tokens are in it. It
-        # looks at -n between rounds only: with a draft accepted at the end it writes more than was asked for.
-        return Measured(min(int(n), case.n), float(seconds), before, choosing, text)
+        text, (n, seconds), before, sampling = _measured(command, _SPEC, _ENCODED)
+        # Its clock starts before the decode of the last prompt token, so it includes all tokens. It checks -n
+        # between rounds only: after an accepted draft it may write more than n tokens.
+        return Measured(min(int(n), case.n), float(seconds), before, sampling, text)
 
 
 def grid(draft: bool = True, short: bool = False) -> list[Point]:
-    """All that is compared; without a draft model the n-gram types and plain alone."""
+    """All points; without a draft model only the n-gram types and plain decoding."""
     found = [Point(PLAIN, "plain")]
     for n_max, p_min in (SHORT_DRAFTS if short else DRAFTS) if draft else ():
         args = ("--spec-type", "draft-simple", "--spec-draft-n-max", str(n_max))
@@ -108,41 +110,39 @@ def grid(draft: bool = True, short: bool = False) -> list[Point]:
 
 
 def ngrams(short: bool = False) -> list[Point]:
-    """llama.cpp's n-gram types, and the simple one with sizes that suit short texts."""
+    """llama.cpp's n-gram types, and the simple one with sizes for short texts."""
     names = SHORT_NGRAMS if short else NGRAMS
     found = [Point(name, "ngram", ("--spec-type", name)) for name in names]
     return [*found, Point("ngram-simple 4/15", "ngram", ("--spec-type", "ngram-simple", *SMALL))]
 
 
 def literal(ids: Sequence[int]) -> str:
-    """A GBNF grammar of these tokens alone. (One of their text admits other tokens that spell it, and a model
-    that would write something else takes twice as many, which no draft has.)
+    """A GBNF grammar of exactly these tokens. (A grammar of their text admits other tokens that spell it; a
+    model that would write something else then needs twice as many, which no draft contains.)
     """
     return "root ::= " + " ".join(f"<[{i}]>" for i in ids) + "\n"
 
 
-def _plain(tools: Path, common: Sequence[str], with_choosing: bool) -> Measured:
-    """with_choosing: that is a part of the time, as it is of the speculative tool's."""
+def _plain(tools: Path, common: Sequence[str], include_sampling: bool) -> Measured:
+    """include_sampling: count the sampling time, as the speculative tool does."""
     command = [tools / "llama-completion", *common, "--perf", "-no-cnv", "--no-display-prompt"]
-    text, (ms, n), before, choosing = _measured(command, _EVAL, _PROMPT)
-    choosing = choosing if with_choosing else 0.0
-    return Measured(int(n), float(ms) / 1000 + choosing, before / 1000, choosing, text)
+    text, (ms, n), before, sampling = _measured(command, _EVAL, _PROMPT)
+    sampling = sampling if include_sampling else 0.0
+    return Measured(int(n), float(ms) / 1000 + sampling, before / 1000, sampling, text)
 
 
 def _measured(
     command: Sequence[object], figures: re.Pattern[str], prompt: re.Pattern[str]
 ) -> tuple[str, tuple[str, str], float, float]:
-    """What llama.cpp's tool wrote, its figures, what the prompt took, and the seconds that it spent on
-    choosing tokens.
+    """(text, figures, time of the prompt, seconds of sampling) of a run of llama.cpp's tool.
 
-    Its log is written by a thread that does not always get to the end before the process does: then the run
-    tells nothing, and is made again.
+    A thread writes its log and does not always finish before the process ends; such a run is repeated.
     """
     for _ in range(TRIES):
         text, log = _run(command)
-        found, before, choosing = (p.findall(text + log) for p in (figures, prompt, _SAMPLING))
-        if found and before and choosing:
-            return text, found[-1], float(before[-1]), float(choosing[-1]) / 1000
+        found, before, sampling = (p.findall(text + log) for p in (figures, prompt, _SAMPLING))
+        if found and before and sampling:
+            return text, found[-1], float(before[-1]), float(sampling[-1]) / 1000
     raise SystemExit(f"{Path(str(command[0])).name} printed no times:\n{(text + log)[-2000:]}")
 
 
@@ -153,12 +153,12 @@ def _ours(case: Case, args: tuple[str, ...]) -> Measured:
     command += ["--temp", str(case.temperature), "-s", str(case.seed), "-p", case.prompt]
     found = json.loads(_run(command)[0])
     n = found["n_predict"] - 1  # the prompt gives the first
-    before, choosing = found["ttft_ms"] / 1000, found["time"]["sampling"]
-    return Measured(n, n / found["decode_tps"], before, choosing, found["text"])
+    before, sampling = found["ttft_ms"] / 1000, found["time"]["sampling"]
+    return Measured(n, n / found["decode_tps"], before, sampling, found["text"])
 
 
 def _run(command: Sequence[object]) -> tuple[str, str]:
-    """What a program writes on stdout and on stderr; where it fails, the script ends."""
+    """The stdout and stderr of a program. Ends the script if it fails."""
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The file of all figures, from which a long comparison goes on; replaced after every cell."""
+"""The JSON file of all figures, from which an interrupted comparison continues; replaced after every cell."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .cells import Cell, Figures
+from scripts.bench.peers.cells import Cell, Figures
 
 KIND = "specllama.peers/"
 SCHEMA = KIND + "4"
 
 
 class OtherSettings(Exception):
-    """The file holds figures that these cannot stand beside; the message says why and what to do."""
+    """The file holds figures that cannot be combined with these; the message says why and what to do."""
 
 
 class Raw:
-    """The figures by cell. path: None keeps them in memory alone. settings: what all figures depend on.
-
-    begin_anew: what the file holds is replaced. Raises OtherSettings.
+    """The figures by cell. path: None keeps them in memory only; settings: what all figures depend on; fresh:
+    replace the file instead of reading it. Raises OtherSettings.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any], begin_anew: bool = False) -> None:
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], fresh: bool = False) -> None:
         self.path, self.settings = path, dict(settings)
         self.figures: dict[Cell, Figures] = {}
         if path is not None and path.exists():
             found = _read(path)
-            if not begin_anew:
-                self._take(found)
+            if not fresh:
+                self._load(found)
 
     def known(self, cell: Cell, key: str) -> Figures | None:
-        """What was measured of the cell with the same prompts and files."""
+        """The figures of the cell, if they are from the same prompts and files."""
         found = self.figures.get(cell)
         return found if found is not None and found.key == key else None
 
     def add(self, figures: Figures, about: Mapping[str, Any]) -> None:
-        """Keep the figures of a cell, and write the file. about: what else it is to say."""
+        """Adds the figures of a cell and writes the file. about: further content of the file."""
         self.figures[figures.cell] = figures
         if self.path is not None:
             cells = [f.to_dict() for f in self.figures.values()]
             data = {"schema": SCHEMA, "settings": self.settings, "about": dict(about), "cells": cells}
             replace(self.path, json.dumps(data, indent=1) + "\n")
 
-    def _take(self, found: Mapping[str, Any]) -> None:
+    def _load(self, found: Mapping[str, Any]) -> None:
         if found["schema"] != SCHEMA:
             raise OtherSettings(
                 f"{self.path} was measured by another version ({found['schema']}, this is {SCHEMA}); "
@@ -68,7 +67,7 @@ class Raw:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Writes a file atomically."""
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with open(number, "w", encoding="utf-8") as file:

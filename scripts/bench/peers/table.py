@@ -1,4 +1,4 @@
-"""What the figures come to: cells, totals, and the page. Figures in, text out."""
+"""The summary of each cell, the totals and the page. Figures in, text out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .cells import Figures
-from .points import OUR_PLAIN, OURS, PLAIN
+from scripts.bench.peers.cells import Figures
+from scripts.bench.peers.points import OUR_PLAIN, OURS, PLAIN
 
 TITLE = "# specllama beside llama.cpp's own tools"
-DEFAULT = "n_max 3"  # what llama.cpp's tool drafts unless told otherwise
+DEFAULT = "n_max 3"  # the default of llama.cpp's tool
 
 
 class Pick(NamedTuple):
-    """llama.cpp's fastest point by one half of a cell's runs; best: specllama's rate over it by the other."""
+    """llama.cpp's fastest point by half of a cell's runs; best: specllama's rate over it by the other half.
+    """
 
     label: str
     name: str
@@ -24,9 +25,10 @@ class Pick(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A cell: specllama's rate in tokens/s, and over others'. picks: both ways to choose llama.cpp's best
-    point on one half of the runs. default: None without a draft model. ttft: specllama's time to first token
-    over that of its plain decoding.
+    """A cell: specllama's rate in tokens/s, and its ratio to other ways of decoding.
+
+    picks: llama.cpp's best point chosen by each half of the runs. default: None without a draft model. ttft:
+    specllama's time to first token over that of its plain decoding.
     """
 
     label: str
@@ -41,18 +43,19 @@ class Summary(NamedTuple):
 
     @property
     def best(self) -> float:
-        """Over llama.cpp's best point, the mean of both picks."""
+        """The ratio to llama.cpp's best point, the mean of both picks."""
         return _geometric(self.picks, "best")
 
     @property
     def best_name(self) -> str:
-        """What was picked, or either."""
+        """The picked point, or both."""
         return " or ".join(sorted({pick.name for pick in self.picks}))
 
 
 def summary(figures: Figures, whole: bool = False) -> Summary:
     """Medians of all runs; llama.cpp's best point is chosen on one half of them and compared on the other.
-    whole: of prompt and answer together.
+
+    whole: rates over the time of prompt and answer.
     """
     rates = figures.wholes if whole else figures.rates
     halves = [{name: statistics.median(found[i::2]) for name, found in rates.items()} for i in (0, 1)]
@@ -78,13 +81,13 @@ def _pick(label: str, chosen: Mapping[str, float], compared: Mapping[str, float]
 
 
 def line(s: Summary) -> str:
-    """A cell in words."""
+    """A line for a cell."""
     default = f"{s.default:.2f} x its default, " if s.default is not None else ""
     return f"{s.label:28} {s.rate:7.1f} t/s, {s.plain:.2f} x plain, {default}{s.best:.2f} x {s.best_name}"
 
 
 def totals(cells: Sequence[Summary], with_first: bool = True) -> list[str]:
-    """Geometric means and worst cells, a sentence each. with_first: of the time to the first token too."""
+    """Geometric means and worst cells, a sentence each. with_first: include the time to first token."""
     out = [
         _mean("over its own plain decoding", cells, "plain"),
         _mean("over llama.cpp's plain decoding", cells, "peer_plain"),
@@ -120,7 +123,7 @@ def _geometric(cells: Sequence[Summary | Pick], name: str) -> float:
 
 
 def markdown(found: Sequence[Figures], about: Mapping[str, Any]) -> str:
-    """The page. about: settings, versions, command, dates, how many cells there will be, the file of raw
+    """The page. about: settings, versions, command, dates, the number of planned cells, the file of raw
     figures.
     """
     cells, wholes = [summary(f) for f in found], [summary(f, whole=True) for f in found]
@@ -192,7 +195,7 @@ def _groups(cells: Sequence[Summary]) -> Iterator[str]:
 
 
 def _weights(cells: Sequence[Summary]) -> Iterator[str]:
-    """The table that the README has too."""
+    """The table by type of weights."""
     yield from ("## By weights", "", "Geometric means over draft costs, workloads and temperatures.", "")
     yield (
         "| weights | default against plain decoding: mean, worst, best cell | against llama.cpp's default, 3 "

@@ -1,5 +1,5 @@
-"""What the way over HTTP adds to the time between tokens: the same requests, plainly decoded, streamed by
-`specllama serve` and by an engine of the same settings in a process of its own, in turn.
+"""The overhead of HTTP between tokens: the same requests, decoded plainly, through `specllama serve` and by
+an engine process with the same settings, in turn.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from http.client import HTTPConnection, HTTPException
 from statistics import median
 from typing import Any
 
+from scripts.bench.server.programs import Files
 from specllama.bench.serving.answer import (
-    TOGETHER,
+    ONE_PIECE,
     BrokenStreamError,
     ServedAnswer,
     ServedPiece,
@@ -25,13 +26,11 @@ from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError
 
-from .programs import Files
-
 _SECONDS = 600.0  # that an answer may take
 
 
 def engine(files: Files) -> EngineClient:
-    """An engine as `serve` has it, which measures nothing beside."""
+    """An engine with the settings of `serve`, without idle measuring."""
     client = EngineClient()
     main, small = (
         ModelSettings(path=str(path), n_ctx=files.n_ctx, n_threads=files.n_threads)
@@ -42,21 +41,23 @@ def engine(files: Files) -> EngineClient:
     return client
 
 
-def overhead(port: int, client: EngineClient, wanted: SweepSettings, model: str) -> dict[str, Any]:
-    """Milliseconds between tokens at p50, through HTTP and of the engine, and what HTTP adds: the median over
-    the requests of the difference of their p50s. Other work on the machine disturbs that difference, but not
-    the second one: the mean through HTTP against what the server's engine says of the same answer.
+def overhead(port: int, client: EngineClient, settings: SweepSettings, model: str) -> dict[str, Any]:
+    """Milliseconds between tokens (p50) through HTTP and of the engine, and the overhead of HTTP in two ways.
+
+    added_ms: the median over requests of the difference of their p50s, which other load on the machine
+    disturbs. added_mean_ms: the mean through HTTP minus the time that the server's engine reports for the
+    same answer.
 
     Raises SpecllamaError.
     """
     connection = HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
     rng, gaps = random.Random(0), dict[str, list[tuple[float, float]]](http=[], engine=[])
     differences, within = list[float](), list[float]()
-    for number in range(-1, len(wanted.prompts)):  # the first one warms up
-        request = body(wanted, ServingCell(PLAIN, 1, 0), max(0, number), model)
+    for number in range(-1, len(settings.prompts)):  # the first one warms up
+        request = body(settings, ServingCell(PLAIN, 1, 0), max(0, number), model)
         found: dict[str, ServedAnswer] = {}
         for way in rng.sample(["http", "engine"], 2):
-            found[way] = _stream(connection, request) if way == "http" else _ask(client, request)
+            found[way] = _stream(connection, request) if way == "http" else _generate(client, request)
         mine = {way: percentile(answer.gaps(), 0.5) for way, answer in found.items()}
         if number < 0 or mine["http"] is None or mine["engine"] is None:
             continue
@@ -75,7 +76,7 @@ def overhead(port: int, client: EngineClient, wanted: SweepSettings, model: str)
 
 
 def _within(answer: ServedAnswer) -> list[float]:
-    """Milliseconds per token that pass outside the engine, of an answer whose server tells its own time."""
+    """Milliseconds per token outside the engine, for an answer whose server reports its decode time."""
     if answer.decode_seconds is None or answer.n_tokens < 2:
         return []
     seen = answer.pieces[-1].at - answer.pieces[0].at
@@ -83,35 +84,35 @@ def _within(answer: ServedAnswer) -> list[float]:
 
 
 def _stream(connection: HTTPConnection, request: dict[str, Any]) -> ServedAnswer:
-    """One request over HTTP, read by as little as will do: `bench --server`'s client takes longer for a token
-    than the front does, and on a machine that has no core to spare the decodes wait for it.
+    """A request over HTTP with a minimal client: that of `bench --server` spends more time on a token than
+    the front does, and decodes wait for it on a machine without a free core.
     """
     answer, began = ServedAnswer(0), time.perf_counter()
-    reading = StreamReader(answer)
+    reader = StreamReader(answer)
     try:
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/chat/completions", json.dumps(request), headers)
         response = connection.getresponse()
         while line := response.readline():
             if line.startswith(b"data:"):
-                reading.take(line[5:].decode(), time.perf_counter() - began)
-        reading.end()
+                reader.read(line[5:].decode(), time.perf_counter() - began)
+        reader.end()
     except (OSError, HTTPException, BrokenStreamError) as error:
         raise NetworkError(f"the server does not answer as it should: {error!r}") from None
     answer.seconds = time.perf_counter() - began
     return answer
 
 
-def _ask(client: EngineClient, request: dict[str, Any]) -> ServedAnswer:
+def _generate(client: EngineClient, request: dict[str, Any]) -> ServedAnswer:
     """The same request without HTTP."""
     params = {name: request[name] for name in ("temperature", "seed", "max_tokens")}
     params["ignore_eos"] = request.get("ignore_eos", False)
-    asked = m.Generate(client.next_id(), messages=request["messages"], params=params, speculate=False)
+    generate = m.Generate(client.next_id(), messages=request["messages"], params=params, speculate=False)
     answer, began = ServedAnswer(0), time.perf_counter()
-    for message in client.generate(asked):
+    for message in client.generate(generate):
         at = time.perf_counter() - began
         if isinstance(message, m.Tokens):
-            if answer.pieces and at - answer.pieces[-1].at < TOGETHER:
+            if answer.pieces and at - answer.pieces[-1].at < ONE_PIECE:
                 answer.pieces[-1].n += 1
             else:
                 answer.pieces.append(ServedPiece(at))

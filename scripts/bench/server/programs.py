@@ -1,4 +1,4 @@
-"""The servers that are compared, started on loopback with the same files, slots and threads, one by one."""
+"""The servers to compare, started on loopback one by one with the same files, slots and threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _START, _END = 120.0, 10.0  # seconds
 
 @dataclass(frozen=True)
 class Files:
-    """What is served, and how. tools: the directory with llama-server. n_ctx: of all slots together."""
+    """Files and settings of a server. tools: the directory with llama-server; n_ctx: of all slots together.
+    """
 
     target: Path
     draft: Path | None
@@ -31,7 +32,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Way:
-    """A server. draft: whether it drafts with the draft model; specllama's requests can switch that off."""
+    """A server. draft: whether it uses the draft model; requests to specllama can switch that off."""
 
     name: str
     draft: bool
@@ -44,7 +45,7 @@ class Way:
         if self == OURS:
             draft = ["-md", str(files.draft)] if drafts else ["-md", "none"]
             return [sys.executable, "-m", "specllama", "serve", *common, *draft]
-        # -md alone does nothing there: the type is what switches drafting on, its length is the default's
+        # -md alone does nothing there: --spec-type switches drafting on, with its default length
         draft = ["-md", str(files.draft), "-td", str(files.n_threads), "--spec-type", "draft-simple"]
         return [str(files.tools / "llama-server"), *common, "--no-ui", *(draft if drafts else [])]
 
@@ -56,7 +57,7 @@ PEER_PLAIN = Way("llama-server plain", False)
 
 @contextlib.contextmanager
 def running(command: Sequence[str], port: int) -> Iterator[str]:
-    """The server's address, once it is ready; it is ended behind the block."""
+    """Runs a server while the block runs; yields its address once it is ready."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=os.environ
@@ -65,9 +66,9 @@ def running(command: Sequence[str], port: int) -> Iterator[str]:
             _wait(process, port)
             yield f"http://127.0.0.1:{port}"
             if process.poll() is not None:
-                _tell(command, process, log.fileno())
+                _fail(command, process, log.fileno())
         except TimeoutError:
-            _tell(command, process, log.fileno())
+            _fail(command, process, log.fileno())
         finally:
             process.terminate()
             try:
@@ -78,7 +79,7 @@ def running(command: Sequence[str], port: int) -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A port at which nobody listens."""
+    """A free port."""
     with socket.socket() as link:
         link.bind(("127.0.0.1", 0))
         return int(link.getsockname()[1])
@@ -101,8 +102,8 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
     raise TimeoutError
 
 
-def _tell(command: Sequence[str], process: subprocess.Popen[bytes], log: int) -> None:
-    """Raises SystemExit with the end of what the server said."""
-    said = os.pread(log, 1 << 20, 0).decode("utf-8", "replace")[-2000:]
-    state = "does not begin" if process.poll() is None else f"ended with {process.returncode}"
-    raise SystemExit(f"{Path(command[0]).name} {state}:\n{said}")
+def _fail(command: Sequence[str], process: subprocess.Popen[bytes], log: int) -> None:
+    """Raises SystemExit with the end of the server's log."""
+    log_end = os.pread(log, 1 << 20, 0).decode("utf-8", "replace")[-2000:]
+    state = "does not start" if process.poll() is None else f"ended with {process.returncode}"
+    raise SystemExit(f"{Path(command[0]).name} {state}:\n{log_end}")

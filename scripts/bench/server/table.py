@@ -1,4 +1,4 @@
-"""What the runs come to: medians, and of ratios the medians of the runs' own. Numbers in, lines out."""
+"""Medians of the runs, and of their ratios. Numbers in, lines out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from scripts.bench.server.programs import OURS, PEER_DRAFT, PEER_PLAIN
 from specllama.bench.serving.sweep import PLAIN, SPECULATIVE
-
-from .programs import OURS, PEER_DRAFT, PEER_PLAIN
 
 DEFAULT, OWN_PLAIN = OURS.name, f"{OURS.name} plain"
 RATIOS = {
@@ -21,14 +20,14 @@ Rates = Mapping[tuple[str, int, int], float]  # (name, concurrency, run) → tok
 
 
 def label(way: str, series: str) -> str:
-    """What a series of a server is called here."""
+    """The name of a series of a server."""
     if way != OURS.name:
         return way
     return {PLAIN: OWN_PLAIN, SPECULATIVE: DEFAULT}.get(series, DEFAULT)
 
 
 def ratios(rates: Rates) -> list[dict[str, Any]]:
-    """Each comparison at each concurrency: median, lowest and highest of the runs."""
+    """Each ratio at each concurrency: median, lowest and highest of the runs."""
     found = []
     for concurrency in sorted({c for _, c, _ in rates}):
         for name, (mine, theirs) in RATIOS.items():
@@ -44,7 +43,7 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
 
 
 def medians(rates: Rates) -> list[dict[str, Any]]:
-    """Tokens per second of each way at each concurrency."""
+    """Median tokens per second of each way at each concurrency."""
     keys = sorted({(c, name) for name, c, _ in rates})
     return [
         {
@@ -57,7 +56,7 @@ def medians(rates: Rates) -> list[dict[str, Any]]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The figures for people. found: as the script writes them."""
+    """The figures as lines of text. found: as in the file of the script."""
     for one in found["medians"]:
         yield f"concurrency {one['concurrency']:<3} {one['way']:20} {one['tps']:8.2f} t/s"
     for one in found["ratios"]:
@@ -75,6 +74,6 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def healths(found: Mapping[str, Sequence[float | None]]) -> dict[str, dict[str, float]]:
-    """Of the p99s of the runs, ms, the median and the worst."""
+    """The median and the worst of the runs' p99 latencies, ms."""
     known = {name: [p for p in each if p is not None] for name, each in found.items()}
     return {name: {"p99_ms": median(each), "worst_ms": max(each)} for name, each in known.items() if each}

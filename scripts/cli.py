@@ -1,4 +1,5 @@
-"""What the scripts' command lines share: help with defaults; bad input is one line and exit 2."""
+"""Command lines of the scripts: help from the docstring, types of options, bad input as one line and exit 2.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +14,33 @@ EXIT_USAGE = 2
 
 
 class BadInput(Exception):
-    """What the caller gave cannot be used; the message says what and why, in one line."""
+    """An argument or file that cannot be used; the message says which and why, in one line."""
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The description as written, and every option with its default, where it has one."""
+    """The description as written, and the default of every option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False:
+        if action.default is None or isinstance(action.default, bool):
             return action.help
         return super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message} (--help says what is possible)\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see --help)\n")
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the script's own docstring; `--threads` is all cores unless given."""
-    p = Parser(description=doc, formatter_class=Help, allow_abbrev=False)
+    """A parser whose help is the docstring of the script; `--threads` defaults to all cores unless it has a
+    default.
+    """
+    spec = sys.modules["__main__"].__spec__
+    prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
+    usage = argparse.SUPPRESS if "usage:" in (doc or "") else None
+    p = Parser(prog, usage, description=doc, formatter_class=Help, allow_abbrev=False)
     p.set_defaults(threads=os.cpu_count() or 1)
     return p
 
@@ -54,8 +60,24 @@ def whole(least: int) -> Callable[[str], int]:
     return parse
 
 
+def whole_list(least: int) -> Callable[[str], list[int]]:
+    """An option's type: whole numbers of at least `least`, "1,2,8-11", sorted and without repeats."""
+    number = whole(least)
+
+    def parse(text: str) -> list[int]:
+        found = set[int]()
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            low, _, high = part.partition("-")
+            found.update(range(number(low), number(high or low) + 1))
+        if not found:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1,2,8-11")
+        return sorted(found)
+
+    return parse
+
+
 def gguf_file(path: Path) -> Path:
-    """The path, if a GGUF file is there. Raises BadInput."""
+    """The path, if it is a GGUF file. Raises BadInput."""
     try:
         with path.open("rb") as f:
             magic = f.read(4)
@@ -67,7 +89,7 @@ def gguf_file(path: Path) -> Path:
 
 
 def run(main: Callable[[], None], *errors: type[Exception]) -> None:
-    """Run `main`; BadInput and `errors` end it with their message and exit 2, Ctrl-C with 130."""
+    """Runs `main`; BadInput and `errors` end it with their message and exit code 2, Ctrl-C with 130."""
     expected: tuple[type[Exception], ...] = (BadInput, *errors)
     try:
         main()

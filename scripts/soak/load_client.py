@@ -1,4 +1,4 @@
-"""What the clients of a soak ask, and what may come back. Knows HTTP, no processes."""
+"""A client that sends random requests, and checks the responses. Knows HTTP, no processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PATIENCE = 120.0  # seconds without a byte
+TIMEOUT = 120.0  # seconds without a byte
 _NAMES = ("shutil.copytree", "zip", "open", "itertools.chain", "json.dumps", "pathlib.Path", "re.sub")
 _WORDS = [
     "read",
@@ -62,47 +62,52 @@ _BAD: tuple[tuple[str, str, Any, int], ...] = (
 
 
 @dataclass
-class Tally:
-    """How requests ended, and those that ended as none may. Threads share it."""
+class Outcomes:
+    """How requests ended, and descriptions of those that ended wrongly. Thread-safe."""
 
-    ends: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, end: str) -> None:
         with self._lock:
-            self.ends[end] += 1
+            self.counts[end] += 1
 
-    def wrong(self, what: str) -> None:
+    def add_violation(self, what: str) -> None:
         with self._lock:
-            self.ends["wrong"] += 1
+            self.counts["wrong"] += 1
             self.violations.append(what[:500])
 
 
-class Client(threading.Thread):
-    """One that asks and asks until `over` is set, differently each time, the same for the same seed."""
+class LoadClient(threading.Thread):
+    """Sends random requests, the same for the same seed, until `stop` is set."""
 
     def __init__(
         self,
         connect: Callable[[float], http.client.HTTPConnection],
         seed: int,
-        tally: Tally,
-        over: threading.Event,
+        outcomes: Outcomes,
+        stop: threading.Event,
     ) -> None:
         super().__init__(daemon=True)
-        self._connect, self._random, self._tally, self._over = connect, random.Random(seed), tally, over
+        self._connect, self._random, self._outcomes, self._stopped = (
+            connect,
+            random.Random(seed),
+            outcomes,
+            stop,
+        )
 
     def run(self) -> None:
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             kind = self._random.random()
             try:
                 if kind < 0.12:
-                    self._ask_wrongly()
+                    self._send_invalid()
                 else:
-                    self._ask(leaves=kind < 0.30)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the soak has to tell of it
-                self._tally.wrong(f"{type(error).__name__}: {error}")
-            self._over.wait(self._random.choice((0, 0, 0.01, 0.2)))
+                    self._send_valid(leaves=kind < 0.30)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the soak reports it
+                self._outcomes.add_violation(f"{type(error).__name__}: {error}")
+            self._stopped.wait(self._random.choice((0, 0, 0.01, 0.2)))
 
     def _request(self) -> tuple[str, dict[str, Any]]:
         r = self._random
@@ -130,46 +135,46 @@ class Client(threading.Thread):
             fields["logprobs"] = r.randint(0, 5)
         return COMPLETIONS, {"prompt": f"def {text}", **fields}
 
-    def _ask(self, leaves: bool) -> None:
+    def _send_valid(self, leaves: bool) -> None:
         path, fields = self._request()
-        link = self._connect(PATIENCE)
+        link = self._connect(TIMEOUT)
         try:
             link.request("POST", path, json.dumps(fields).encode())
             if leaves and not fields["stream"]:
                 time.sleep(self._random.uniform(0, 0.3))
-                self._tally.add("left")
+                self._outcomes.add("left")
                 return
             answer = link.getresponse()
             if answer.status != 200:
                 self._refused(answer)
             elif not fields["stream"]:
-                self._whole(json.loads(answer.read()), fields)
+                self._complete(json.loads(answer.read()), fields)
             elif self._stream(answer, fields, self._random.randint(0, 30) if leaves else None):
-                self._tally.add("left")
+                self._outcomes.add("left")
         finally:
             link.close()
 
     def _refused(self, answer: http.client.HTTPResponse) -> None:
-        """A clean one says why and when to come again."""
+        """A clean refusal has a message and a Retry-After."""
         body = json.loads(answer.read())
         clean = answer.status in (429, 503) and body["error"]["message"] and answer.getheader("retry-after")
         if clean:
-            self._tally.add("refused" if answer.status == 429 else "error")
+            self._outcomes.add("refused" if answer.status == 429 else "error")
         else:
-            self._tally.wrong(f"status {answer.status}: {body}")
+            self._outcomes.add_violation(f"status {answer.status}: {body}")
 
-    def _whole(self, body: dict[str, Any], fields: dict[str, Any]) -> None:
+    def _complete(self, body: dict[str, Any], fields: dict[str, Any]) -> None:
         choices = body["choices"]
         ended = all(c["finish_reason"] in ("stop", "length") for c in choices)
         if len(choices) == fields.get("n", 1) and ended and body["usage"]["completion_tokens"]:
-            self._tally.add("text")
+            self._outcomes.add("text")
         else:
-            self._tally.wrong(f"an answer without an end: {body}")
+            self._outcomes.add_violation(f"an incomplete answer: {body}")
 
     def _stream(
         self, answer: http.client.HTTPResponse, fields: dict[str, Any], leave_after: int | None
     ) -> bool:
-        """Read the events; whether it left before their end."""
+        """Reads the events; returns whether it left before the last."""
         events, ends, error = 0, 0, None
         while line := answer.readline():
             if not line.startswith(b"data: "):
@@ -183,27 +188,27 @@ class Client(threading.Thread):
             if leave_after is not None and events > leave_after:
                 return True
         else:
-            self._tally.wrong(f"a stream was cut off after {events} events")
+            self._outcomes.add_violation(f"a stream was cut off after {events} events")
             return False
         if error is not None and error["message"]:
-            self._tally.add("error")
+            self._outcomes.add("error")
         elif ends == fields.get("n", 1):
-            self._tally.add("text")
+            self._outcomes.add("text")
         else:
-            self._tally.wrong(f"a stream of {events} events has {ends} ends")
+            self._outcomes.add_violation(f"a stream of {events} events has {ends} ends")
         return False
 
-    def _ask_wrongly(self) -> None:
+    def _send_invalid(self) -> None:
         method, path, body, status = self._random.choice(_BAD)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        link = self._connect(PATIENCE)
+        link = self._connect(TIMEOUT)
         try:
             link.request(method, path, data)
             answer = link.getresponse()
             answer.read()
-            if answer.status in (status, 429, 503):  # no place or no engine, which is found out first
-                self._tally.add("bad")
+            if answer.status in (status, 429, 503):  # 429 and 503 come before validation
+                self._outcomes.add("bad")
             else:
-                self._tally.wrong(f"{method} {path} got {answer.status}, not {status}")
+                self._outcomes.add_violation(f"{method} {path} got {answer.status}, not {status}")
         finally:
             link.close()

@@ -1,4 +1,4 @@
-"""Texts that are hard on drafting, as ids: what was right a moment ago is wrong now, or nothing ever is."""
+"""Texts, as ids, whose drafts stop being accepted or never are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-STRETCH = 50  # tokens that are copied, and that are new, in turn
+STRETCH = 50  # tokens that are copied, then as many that are new
 MODULES = (
     "argparse.py", "ast.py", "bdb.py", "calendar.py", "configparser.py", "csv.py", "difflib.py", "doctest.py",
     "fractions.py", "ftplib.py", "heapq.py", "inspect.py", "locale.py", "mailbox.py", "optparse.py", "pdb.py",
@@ -17,7 +17,7 @@ MODULES = (
 
 
 def sources(n: int, seed: int, library: Path | None = None) -> list[str]:
-    """Texts of `n` modules of this Python's standard library, in an order drawn by the seed."""
+    """Sources of `n` modules of this Python's standard library, in random order."""
     root = library or Path(sysconfig.get_paths()["stdlib"])
     paths = [root / name for name in MODULES if (root / name).is_file()]
     chosen = random.Random(seed).sample(paths, min(n, len(paths)))
@@ -25,7 +25,7 @@ def sources(n: int, seed: int, library: Path | None = None) -> list[str]:
 
 
 def switching(prompt: Sequence[int], new: Sequence[int], n: int, rng: random.Random) -> list[int]:
-    """`n` ids, in turn STRETCH that stand somewhere in the prompt and STRETCH of `new`."""
+    """`n` ids: STRETCH from a random place of the prompt, then STRETCH of `new`, and so on."""
     found: list[int] = []
     fresh = _stretches(new)
     while len(found) < n:
@@ -35,13 +35,14 @@ def switching(prompt: Sequence[int], new: Sequence[int], n: int, rng: random.Ran
 
 
 def dropping(own: Sequence[int], new: Sequence[int], n: int) -> list[int]:
-    """`n` ids, half of them what the model writes itself, then what it would not: another text, backwards."""
+    """`n` ids: half of them the model's own text, then one that it would not write: another text, reversed.
+    """
     first = list(own[: n // 2])
     return [*first, *reversed(new[: n - len(first)])]
 
 
 def noise(words: Sequence[int], n: int, rng: random.Random) -> list[int]:
-    """`n` ids drawn evenly."""
+    """`n` ids, uniformly random."""
     return rng.choices(words, k=n)
 
 

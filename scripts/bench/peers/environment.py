@@ -1,4 +1,4 @@
-"""What figures are to be read with: the machine, the versions, the command line."""
+"""The environment of a measurement: machine, versions, command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import specllama
 from specllama.models.memory.available import physical_cores
 
 ROOT = Path(__file__).resolve().parents[3]
-_WIDE = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "i8mm", "sve")  # what kernels are chosen by
+_SIMD = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "i8mm", "sve")  # they decide on the kernels
 
 
 def machine() -> str:
@@ -25,22 +25,22 @@ def machine() -> str:
         info = ""
     name = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
-    wide = [flag for flag in _WIDE if flags and flag in flags[1].split()]
-    parts = [name[1] if name else platform.processor() or platform.machine(), *wide]
+    simd = [flag for flag in _SIMD if flags and flag in flags[1].split()]
+    parts = [name[1] if name else platform.processor() or platform.machine(), *simd]
     parts.append(f"{physical_cores()} physical cores, {os.cpu_count()} logical")
     return f"{', '.join(parts)}; {platform.system()} {platform.machine()}"
 
 
 def commit() -> str:
-    """specllama's version and, in a checkout, its commit, with a + where files differ from it."""
+    """specllama's version and, in a checkout, its commit, with a + if files differ from it."""
     version = specllama.__version__
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return f"{version} ({done.stdout.strip()})" if done.returncode == 0 else version
 
 
 def peer(tools: Path) -> str:
-    """The version that llama.cpp's tools say they are."""
+    """The version that llama.cpp's tools print."""
     command = [str(tools / "llama-completion"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"^version:\s*([^\s(]+)", done.stdout + done.stderr, re.MULTILINE)
@@ -48,12 +48,12 @@ def peer(tools: Path) -> str:
 
 
 def binding() -> str:
-    """The llama-cpp-python that specllama decodes with."""
+    """The version of llama-cpp-python that specllama uses."""
     return metadata.version("llama-cpp-python")
 
 
 def command(argv: Sequence[str]) -> str:
-    """A command line with paths reduced to their last parts."""
+    """A command line, with paths reduced to their last parts."""
 
     def short(part: str) -> str:
         head, equals, path = part.rpartition("=") if part.startswith("-") else ("", "", part)

@@ -1,4 +1,4 @@
-"""Twenty JSON schemas as people send them, all of them bounded, so that any model comes to an end."""
+"""Twenty typical JSON schemas, all bounded, so that any model ends its answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SMALL = {"type": "integer", "minimum": 0, "maximum": 999}
 
 
 def record(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
-    """An object with these properties, all of them required unless said otherwise."""
+    """An object with these properties. required: None for all of them."""
     return {
         "type": "object",
         "properties": properties,
