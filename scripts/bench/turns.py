@@ -67,11 +67,11 @@ def second_turn(chat: Chat, n_words: int) -> tuple[float, float, int, int]:
     second = [*first, {"role": "assistant", "content": text}, QUESTION]
     _, _, stats = chat.ask(second, id_)
     kept, n = stats.n_reused, stats.n_prompt
-    history = chat.core._last
-    alone = min(chat.decode_seconds(history[kept:n], kept) for _ in range(3))
-    chat.core.engine.slots[0].ids = []  # type: ignore[union-attr]
+    slot = chat.core.engine.slots[0]  # type: ignore[union-attr]
+    decode = min(chat.decode_seconds(slot.ids[kept:n], kept) for _ in range(3))
+    slot.ids = []
     chat.core.loaded.context.truncate(0, 0)  # type: ignore[union-attr]
-    return stats.ttft_seconds, alone, n - kept, kept
+    return stats.ttft_seconds, decode, n - kept, kept
 
 
 def main() -> None:
@@ -89,14 +89,14 @@ def main() -> None:
             found[n].append(second_turn(chat, n))
     medians = {}
     for n, rows in found.items():
-        ttft, alone = (statistics.median(r[i] for r in rows) for i in (0, 1))
-        medians[n] = ttft, alone
+        ttft, decode = (statistics.median(r[i] for r in rows) for i in (0, 1))
+        medians[n] = ttft, decode
         print(
             f"first turn of {n} words: {rows[0][3]} ids kept, {rows[0][2]} evaluated; first token after "
-            f"{1000 * ttft:.2f} ms, of these {1000 * alone:.2f} ms are the decode"
+            f"{1000 * ttft:.2f} ms, of these {1000 * decode:.2f} ms are the decode"
         )
-    (short, short_alone), (long, long_alone) = medians[1], medians[args.tokens]
-    growth = long_alone - short_alone
+    (short, short_decode), (long, long_decode) = medians[1], medians[args.tokens]
+    growth = long_decode - short_decode
     print(f"ratio {long / short:.2f}; without the decode's growth of {1000 * growth:.2f} ms: ", end="")
     print(f"{(long - growth) / short:.2f}")
 
