@@ -258,7 +258,7 @@ class TestClient:
     def test_bad_requests_fail_alone(self, client: EngineClient) -> None:
         cases = (
             ({"nonsense": 1}, "nonsense"),
-            ({"temperature": -1}, "temperature"),
+            ({"temperature": -1}, "--temp"),
             ({"stop": 5}, "stop"),
             ({"logit_bias": {"9999": 1}}, "0 to 4095"),
         )
@@ -283,7 +283,7 @@ class TestClient:
                 list(client.generate(ask(client)))
             with pytest.raises(IntegrityError):
                 client.load(LoadSettings(target=ModelSettings(path=str(tmp_path / "bad.gguf"))))
-            assert client.load(SETTINGS)["n_ctx"] == 2048
+            assert client.load(SETTINGS).n_ctx == 2048
             with pytest.raises(EngineError, match="already"):
                 client.load(SETTINGS)
             assert finished(client, ask(client, 3))[2].reason == "length"
