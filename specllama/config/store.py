@@ -1,4 +1,4 @@
-"""What is remembered between runs, in the cache directory. A broken file is moved aside, never fatal."""
+"""Figures stored between runs, in the cache directory. A broken file is moved aside and is never fatal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import platformdirs
 
 SCHEMA = 1
-# Where so many rows of a decode are bit-equal to single ones, wider decodes can be done without.
+# Where so many rows of a decode are bit-equal to single ones, no wider decodes are needed.
 ENOUGH_ROWS = 17
-_LARGEST = 4 << 20  # bytes; what is longer was not written here
+_LARGEST = 4 << 20  # bytes; a larger file was not written here
 
 
 def cache_dir() -> Path:
-    """The user's cache directory for specllama; SPECLLAMA_CACHE names another one."""
+    """The cache directory: SPECLLAMA_CACHE, else the user's cache directory for specllama."""
     given = os.environ.get("SPECLLAMA_CACHE")
     return Path(given) if given else Path(platformdirs.user_cache_dir("specllama", appauthor=False))
 
@@ -28,19 +28,19 @@ def cache_dir() -> Path:
 class Store:
     """JSON objects by key, one file each.
 
-    root: a directory, made when first written to; the user's cache directory if absent.
+    root: the directory, created at the first write; "calibration" in the cache directory by default.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root if root is not None else cache_dir() / "calibration"
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file for a key: what the stored figures depend on."""
+        """The file for a key, which holds all that the stored figures depend on."""
         text = json.dumps(key, sort_keys=True, default=str)
         return self.root / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def read(self, key: Mapping[str, Any]) -> dict[str, Any]:
-        """What is stored under the key; empty if nothing is, or the file is broken (then moved aside)."""
+        """The values stored under the key; empty without any, or if the file is broken (and moved aside)."""
         path = self.path(key)
         try:
             if not path.is_file():
@@ -59,7 +59,7 @@ class Store:
             return {}
 
     def write(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Store under the key, whole or not at all; a cache that cannot be written is no error."""
+        """Store values under the key, atomically; a cache that cannot be written is no error."""
         path = self.path(key)
         temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
         text = json.dumps({"schema": SCHEMA, "key": dict(key), **values}, default=str)

@@ -1,1 +1,1 @@
-"""Between token ids and text: detokenizing, grammars, chat templates, reasoning."""
+"""Text and token ids: detokenizing, grammars, chat templates, reasoning."""

@@ -1,7 +1,7 @@
-"""Chat templates: messages to the text a model was trained on, in a sandbox, with limits of time and memory.
+"""Chat templates: from messages to a prompt, rendered in a sandbox with limits on time and memory.
 
-What a user writes stays text: stretches of a message that could be parsed as control tokens are marked while
-the template runs (chat_marks.py), and `Part.parse_special` says in what is rendered control tokens are meant.
+A user's text stays text: stretches of a message that could be parsed as control tokens are marked while the
+template runs (control_tokens.py), and `PromptPart.parse_special` is False for them in the result.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from specllama.errors import SpecllamaError, TemplateError, UsageError, option
-from specllama.text.control_tokens import ControlTexts, Marks, TextPart
+from specllama.text.control_tokens import ControlTexts, Marks, PromptPart
 from specllama.text.sandbox import Sandbox
 
-__all__ = ["ChatTemplate", "Message", "TextPart", "encode"]
+__all__ = ["ChatTemplate", "Message", "PromptPart", "encode"]
 Message = Mapping[str, Any]
 Value = TypeVar("Value")
 SECONDS, MAX_CHARS, MAX_BYTES = 2.0, 4 * 1024 * 1024, 512 * 1024 * 1024
-_LOOK_SECONDS = 0.02
+_CHECK_SECONDS = 0.02
+_LONGEST = 256  # characters of a control token
 _HINT = f"use {option('raw')}"
 
 
-class _Stop(BaseException):
-    """Raised inside a template that took too much; no template can catch it."""
+class _LimitReached(BaseException):
+    """Raised inside a template that exceeds a limit; no template can catch it."""
 
 
 class ChatTemplate:
-    """A compiled template. Raises TemplateError where the model's own does not compile.
+    """A compiled template. Raises TemplateError if it does not compile.
 
-    control_texts: texts of the model's control tokens. own: False for a template that the user gave, whose
-    faults are the user's (UsageError).
+    control_texts: texts of the model's control tokens. bos, eos: texts of these tokens, "" for none. own:
+    whether the template is the model's own; errors in one that the user gave are UsageError instead.
     """
 
     def __init__(
@@ -50,14 +51,15 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 - whatever Python raises for a source
             raise self._error(f"the chat template does not compile: {_one_line(error)}", _HINT) from None
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> list[TextPart]:
+    def render(self, messages: Sequence[Message], **variables: Any) -> list[PromptPart]:
         """The prompt for the next answer, in parts whose concatenated ids are the prompt's ids.
 
-        variables: what else the template may ask for (tools, enable_thinking …). No text of a control token
-        in messages or variables is parsed as one, and none that the template puts together from pieces of
-        them either, unless it looks at what control texts begin with. Raises TemplateError (UsageError where
-        the user gave the template) where it refuses the messages, runs longer than 2 s, takes more than
-        512 MB or writes 4 MB more than the messages are; UsageError for messages nested too deeply.
+        variables: further variables of the template (tools, enable_thinking …). The text of a control token
+        in messages or variables is never parsed as one, nor is one that the template assembles from pieces of
+        them, unless the template itself examines the characters that control texts begin with. Raises
+        TemplateError (UsageError for the user's template) if the template refuses the messages, runs longer
+        than 2 s, allocates more than 512 MB or writes over 4 MB more than the messages have; UsageError for
+        messages that are nested too deeply.
         """
         marks = Marks(self._control, taken=self._source)
         text = self._rendered(marks, messages, variables)
@@ -66,24 +68,25 @@ class ChatTemplate:
             try:
                 parts = thorough.parts(self._rendered(thorough, messages, variables))
             except SpecllamaError:
-                parts = []  # the template looks at what was marked
+                parts = []  # the template examines marked characters
             if "".join(p.text for p in parts) == "".join(p.text for p in marks.parts(text)):
                 return parts
         return marks.parts(text)
 
-    def continued(self, parts: Sequence[TextPart], text: str) -> list[TextPart]:
-        """The parts with a text behind them that is never parsed for control tokens: the beginning of an
-        answer. It is tokenised together with what stands before it where nothing else comes of that.
+    def continued(self, parts: Sequence[PromptPart], text: str) -> list[PromptPart]:
+        """The parts followed by the beginning of an answer, in which no control token is parsed.
+
+        It joins the last part, and is tokenised with it, unless that would create a control text.
         """
         if not text or not parts:
-            return [*parts, TextPart(text, False)] if text else list(parts)
+            return [*parts, PromptPart(text, False)] if text else list(parts)
         last, both = parts[-1], parts[-1].text + text
         same = not last.parse_special or len(list(self._control.find(both))) == len(
             list(self._control.find(last.text))
         )
         if same:
-            return [*parts[:-1], TextPart(both, last.parse_special)]
-        return [*parts, TextPart(text, False)]
+            return [*parts[:-1], PromptPart(both, last.parse_special)]
+        return [*parts, PromptPart(text, False)]
 
     def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         def work() -> str:
@@ -103,7 +106,7 @@ class ChatTemplate:
             for piece in self._template.generate(values):
                 size += len(piece)
                 if size > MAX_CHARS:
-                    raise self._error("the chat template writes 4 MB more than it was given", _HINT)
+                    raise self._error("the chat template writes over 4 MB more than the messages have", _HINT)
                 out.append(piece)
         except SpecllamaError:
             raise
@@ -115,22 +118,23 @@ class ChatTemplate:
 
 
 def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
-    """Run in this thread; another raises _Stop in it when it takes too long or too much memory.
+    """Run `work` in this thread; another thread raises _LimitReached in it after SECONDS or MAX_BYTES.
 
-    What templates repeat is Python code; chat_sandbox.py refuses what would be one long operation.
+    Loops of templates run as Python code, where that works; sandbox.py refuses single operations that would
+    take long.
     """
     thread, lock, done, problem = threading.get_ident(), threading.Lock(), threading.Event(), ""
 
     def watch() -> None:
         nonlocal problem
         before, ends = _private_bytes(), time.monotonic() + SECONDS
-        while not done.wait(_LOOK_SECONDS):
+        while not done.wait(_CHECK_SECONDS):
             late = time.monotonic() > ends
             if late or _private_bytes() - before > MAX_BYTES:
                 with lock:
                     if not done.is_set():
-                        problem = f"ran for more than {SECONDS:g} s" if late else "takes more than 512 MB"
-                        stop = ctypes.py_object(_Stop)
+                        problem = f"ran for more than {SECONDS:g} s" if late else "allocates more than 512 MB"
+                        stop = ctypes.py_object(_LimitReached)
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), stop)
                 return
 
@@ -143,12 +147,12 @@ def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
             with lock:
                 done.set()
             watcher.join()
-    except _Stop:  # it may also arrive when the work is just done
+    except _LimitReached:  # it may also arrive when the work has just finished
         raise error(f"the chat template {problem}", _HINT) from None
 
 
 def _private_bytes() -> int:
-    """Memory that this process has to itself; the most that it ever had where only that can be told."""
+    """Private memory of this process; its peak where the system reports only that."""
     if sys.platform == "linux":
         with open("/proc/self/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -165,23 +169,25 @@ def _one_line(error: BaseException) -> str:
 
 
 def encode(
-    parts: Sequence[TextPart], tokenize: Callable[[str, bool, bool], list[int]], bos_text: str, adds_bos: bool
+    parts: Sequence[PromptPart],
+    tokenize: Callable[[str, bool, bool], list[int]],
+    bos_text: str,
+    adds_bos: bool,
 ) -> list[int]:
-    """Ids of rendered parts: control tokens as the template meant them, BOS only if not written already.
+    """The ids of rendered parts: control tokens parsed where the template wrote them, BOS added unless the
+    template has written it.
 
-    tokenize: (text, add_special, parse_special) to ids.
+    tokenize: from (text, add_special, parse_special) to ids. bos_text: "" for none. adds_bos: whether the
+    vocabulary says that BOS is added.
     """
     ids: list[int] = []
     begins = bool(parts) and bool(bos_text) and parts[0].parse_special and parts[0].text.startswith(bos_text)
     for i, part in enumerate(parts):
         text = part.text
         if i and parts[i - 1].parse_special and text[:1].isspace() and not part.parse_special:
-            # Some control tokens take the blanks behind them along.
+            # Some control tokens swallow the whitespace that follows them.
             blanks, token = text[: -len(text.lstrip())] or text, parts[i - 1].text[-_LONGEST:]
             if tokenize(token + blanks, False, True) == tokenize(token, False, True):
                 text = text[len(blanks) :]
         ids += tokenize(text, i == 0 and adds_bos and not begins, part.parse_special)
     return ids
-
-
-_LONGEST = 256  # characters of a control token

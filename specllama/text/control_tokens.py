@@ -1,7 +1,7 @@
-"""Keeps what messages say apart from what a chat template writes: private-use characters as marks.
+"""Tells text of messages from text of the chat template, by marks: private-use characters.
 
-A text that comes from a message and must not be parsed for control tokens is one such character while the
-template runs. Knows nothing about Jinja.
+While the template runs, a mark stands for each text of a message that must not be parsed as a control token.
+Knows nothing about Jinja.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Any
 
 from specllama.errors import UsageError
 
-_FIRST, _LAST = 0xF0000, 0xFFFFD  # a plane that is all private use
+_FIRST, _LAST = 0xF0000, 0xFFFFD  # a Unicode plane of private-use characters
 _MARK = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 _ESCAPED = re.compile(r"\\U000f[0-9a-f]{4}|\\udb[89ab][0-9a-f]\\ud[c-f][0-9a-f]{2}")  # by Python, by JSON
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
-    """A stretch of rendered text; parse_special: whether control tokens in it are meant."""
+class PromptPart:
+    """A stretch of a rendered prompt. parse_special: whether control tokens are parsed in it."""
 
     text: str
     parse_special: bool
 
 
 class ControlTexts:
-    """Finds the texts of control tokens, of which a vocabulary may have thousands. Single characters are no
-    such texts: they would be everywhere.
+    """Finds the texts of control tokens, of which a vocabulary may have thousands. Texts of one character are
+    ignored: they would match everywhere.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(t for t in texts if len(t) > 1)
-        self._lengths: dict[str, list[int]] = {}  # by the first two characters, the longest first
+        self._lengths: dict[str, list[int]] = {}  # by the first two characters, longest first
         for start, length in sorted({(t[:2], len(t)) for t in self._texts}, reverse=True):
             self._lengths.setdefault(start, []).append(length)
         firsts = "".join(map(re.escape, sorted({t[0] for t in self._texts})))
-        self.firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")  # what any of the texts begins with
+        self.firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")  # the first characters of all texts
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where control texts begin and end: the first, and the longest of those that begin there."""
+        """(begin, end) of each control text, from left to right; the longest of those with the same begin."""
         done = 0
         for found in self.firsts.finditer(text):
             begin = found.start()
@@ -58,8 +58,9 @@ class ControlTexts:
 class Marks:
     """The marks of one rendering.
 
-    thorough: mark every character that a control text could begin with, so that none can be put together out
-    of pieces; otherwise the control texts alone. taken: a text whose private-use characters are not used.
+    thorough: mark every character that a control text can begin with, so that the template cannot assemble
+    one from pieces; otherwise mark whole control texts only. taken: a text whose private-use characters are
+    not used as marks.
     """
 
     def __init__(self, control: ControlTexts, thorough: bool = False, taken: str = "") -> None:
@@ -68,15 +69,15 @@ class Marks:
         self._free = (chr(c) for c in range(_FIRST, _LAST + 1) if chr(c) not in used)
         self._marks: dict[str, str] = {}
         self._texts: dict[str, str] = {}
-        self._escapes = True  # whether a mark's escape in the rendered text can only be a mark
-        self.loose = False  # whether a message has characters that a control text could begin with
+        self._escapes = True  # whether an escape of a mark in the rendered text must come from a mark
+        self.loose = False  # whether an unmarked character could begin a control text
 
     def hide(self, value: Any) -> Any:
-        """A copy of plain data in which what must stay text is marked."""
+        """A copy of plain data with marks. Raises UsageError where there are not enough marks."""
         if isinstance(value, str):
             return self._hidden(value)
         if isinstance(value, Mapping):
-            # Roles and keys are compared with words of the template, which a vocabulary may have as tokens.
+            # Templates compare roles and keys with words, which may also be tokens of the vocabulary.
             return {
                 k if _is_word(k) else self.hide(k): v if k == "role" and _is_word(v) else self.hide(v)
                 for k, v in value.items()
@@ -85,17 +86,16 @@ class Marks:
             return [self.hide(v) for v in value]
         return value
 
-    def parts(self, rendered: str) -> list[TextPart]:
-        """The rendered text with its marks replaced by what they stand for.
+    def parts(self, rendered: str) -> list[PromptPart]:
+        """The rendered text with each mark replaced by its text.
 
-        Between two control tokens of the template the text is one part, so that its ids are those which it
-        has where it is not cut.
+        Text between two control tokens of the template stays one part, so that it is tokenised as a whole.
         """
         if self._escapes and self._texts:
             rendered = _ESCAPED.sub(self._unescaped, rendered)
         pieces = [p for p in re.split(f"({_MARK.pattern})", rendered) if p]
         if not any(p in self._texts for p in pieces):
-            return [TextPart(rendered, True)]
+            return [PromptPart(rendered, True)]
         return list(_joined(self._spans(pieces)))
 
     def _hidden(self, text: str) -> str:
@@ -121,7 +121,7 @@ class Marks:
         return self._marks[text]
 
     def _unescaped(self, found: re.Match[str]) -> str:
-        """A mark that the template wrote as data, with the escapes of Python or JSON."""
+        """The mark that the template wrote as an escape of Python or JSON."""
         mark = (
             str(json.loads(f'"{found.group()}"'))
             if found.group()[1] == "u"
@@ -129,24 +129,24 @@ class Marks:
         )
         return mark if mark in self._texts else found.group()
 
-    def _spans(self, pieces: Sequence[str]) -> Iterator[TextPart]:
-        """Control tokens of the template, and what stands between them."""
+    def _spans(self, pieces: Sequence[str]) -> Iterator[PromptPart]:
+        """The control tokens of the template, and the text between them."""
         for piece in pieces:
             if piece in self._texts:
-                yield TextPart(self._texts[piece], False)
+                yield PromptPart(self._texts[piece], False)
                 continue
             done = 0
             for begin, end in self._control.find(piece):
-                yield TextPart(piece[done:begin], False)
-                yield TextPart(piece[begin:end], True)
+                yield PromptPart(piece[done:begin], False)
+                yield PromptPart(piece[begin:end], True)
                 done = end
-            yield TextPart(piece[done:], False)
+            yield PromptPart(piece[done:], False)
 
 
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value.isidentifier()
 
 
-def _joined(spans: Iterable[TextPart]) -> Iterator[TextPart]:
+def _joined(spans: Iterable[PromptPart]) -> Iterator[PromptPart]:
     for special, group in itertools.groupby((s for s in spans if s.text), key=lambda s: s.parse_special):
-        yield TextPart("".join(s.text for s in group), special)
+        yield PromptPart("".join(s.text for s in group), special)

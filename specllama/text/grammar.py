@@ -1,7 +1,7 @@
-"""From a JSON schema or a grammar to masks over a model's tokens, by llguidance.
+"""Masks over a model's tokens from a JSON schema or a grammar, with llguidance.
 
-Knows nothing of logits and of how tokens are chosen. Errors of a grammar are UsageError when it is compiled,
-MaskError when it proves too complex on the way.
+Knows nothing of logits and sampling. A grammar that cannot be used is UsageError when it is compiled,
+MaskError when it proves too complex during generation.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from specllama.errors import UsageError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of a schema or grammar as it is given
+MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of the text of a schema or grammar
 _KEPT = 16  # compiled grammars
-_KEYS = (
-    20_000  # alternatives that a place in a grammar may have, as the keys of a large object; default 2,000
-)
-# As models were trained to write JSON; free blanks could go on for ever and are never forced. llguidance
-# knows no oneOf: what fulfils one of its schemas is taken.
+_MAX_ALTERNATIVES = 20_000  # at one position, such as the keys of a large object; by default 2,000
+# The style of JSON that models were trained to write; flexible whitespace could be endless and is never
+# forced. llguidance has no oneOf: it is treated as anyOf.
 _JSON_STYLE: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -55,7 +53,7 @@ class GrammarVocabulary(Protocol):
 
 
 class Grammars:
-    """The grammars of one model. The first mask builds llguidance's tokenizer, 0.5 s at 128k tokens."""
+    """Compiles grammars for a model. The first mask builds llguidance's tokenizer: 0.5 s for 128k tokens."""
 
     def __init__(self, model: GrammarVocabulary) -> None:
         self._model = model
@@ -63,7 +61,10 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def mask(self, *, json_schema: str | None = None, grammar: str | None = None) -> GrammarMask | None:
-        """A mask at the beginning of what is asked for; None where nothing is. Raises UsageError."""
+        """A mask at the start of the schema (JSON text) or grammar (GBNF or Lark); None if neither is given.
+
+        Raises UsageError for one that cannot be used.
+        """
         if json_schema is not None:
             what, source = "JSON schema", _from_schema(json_schema)
         elif grammar is not None:
@@ -83,18 +84,18 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
         from llguidance.llamacpp import lltokenizer_from_vocab
 
-        limits = LLParserLimits(max_items_in_row=_KEYS)
+        limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES)
         if problem := LLMatcher.validate_grammar(source, None, limits=limits):
             raise _refused(what, problem)
         if self._tokenizer is None:
             end_ids = sorted(self._model.end_ids) or [max(0, self._model.eos_id)]
-            with warnings.catch_warnings():  # it calls what llama-cpp-python has renamed
+            with warnings.catch_warnings():  # it calls functions that llama-cpp-python has renamed
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._tokenizer = lltokenizer_from_vocab(
                     self._model.vocab, self._model.n_vocab, eos_token=end_ids
                 )
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
-        probe = matcher.deep_copy()  # what it says of the first choice, it says before anything is decoded
+        probe = matcher.deep_copy()  # errors at the first tokens show before anything is decoded
         for _ in range(2):
             if not probe.is_stopped() and not any(probe.compute_bitmask()) and not probe.is_accepting():
                 raise _refused(what, probe.get_error() or "no text fulfils it")
@@ -105,10 +106,11 @@ class Grammars:
 
 
 class GrammarMask:
-    """One sequence's place in a grammar; see `ports.Mask`. end_ids: legal where the text may end.
+    """One sequence's position in a grammar; implements core.interfaces.Mask. end_ids: legal where the text
+    may end.
 
-    What is supposed ahead is tried on a copy of the matcher: one that gives up does not come back, and what
-    drafts look at must not end a text that goes on without them.
+    Tokens `ahead` are tried on a copy of the matcher, the scout: a matcher that has failed cannot be rolled
+    back, and a failure on drafted tokens must not end a text that continues without them.
     """
 
     def __init__(self, matcher: LLMatcher, n_vocab: int, end_ids: Collection[int]) -> None:
@@ -116,11 +118,11 @@ class GrammarMask:
         self._end_ids = frozenset(end_ids)
         self._ends = np.array(sorted(self._end_ids), np.int64)
         self._scout: LLMatcher | None = None
-        self._lead: list[int] = []  # what the scout has consumed behind the accepted tokens
+        self._lead: list[int] = []  # tokens that the scout has consumed after the accepted ones
         self._lag: list[int] = []  # accepted tokens that the scout has not consumed
 
     def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:
-        matcher = self._behind(ahead) if ahead else self._sound()
+        matcher = self._after(ahead) if ahead else self._checked()
         if matcher is None:
             return False
         if token in self._end_ids:
@@ -130,66 +132,66 @@ class GrammarMask:
 
     def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
         found = np.zeros(self._n_vocab, np.bool_)
-        matcher = self._behind(ahead) if ahead else self._sound()
+        matcher = self._after(ahead) if ahead else self._checked()
         if matcher is not None:
             if not matcher.is_stopped():
                 bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
                 found[:] = np.unpackbits(bits, count=self._n_vocab, bitorder="little")
             found[self._ends] = matcher.is_accepting()
         if not ahead:
-            self._sound()
+            self._checked()
         return found
 
     def legal(self, tokens: Sequence[int]) -> int:
-        scout = self._behind(())
+        scout = self._after(())
         end = next((i for i, t in enumerate(tokens) if t in self._end_ids), len(tokens))
         if scout is None or not tokens:
             return 0
         n = scout.validate_tokens(list(tokens[:end])) if end else 0
         if n == end < len(tokens):
-            last = self._behind(tokens[:end])
+            last = self._after(tokens[:end])
             n += last is not None and last.is_accepting()
         return n
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
-        scout = self._behind(ahead)
+        scout = self._after(ahead)
         if scout is None or scout.is_stopped():
             return []
         return [t for t in scout.compute_ff_tokens() if t not in self._end_ids]
 
     def accept(self, token: int) -> None:
-        if self._sound().try_consume_tokens([token]) != 1:
-            self._sound()
+        if self._checked().try_consume_tokens([token]) != 1:
+            self._checked()
             raise MaskError(f"token {token} is not legal here")
         if self._lead[:1] == [token]:
             del self._lead[0]
         else:
-            self._go_back(0)
+            self._roll_back(0)
             self._lag.append(token)
 
-    def _sound(self) -> LLMatcher:
-        """The matcher behind the accepted tokens. Raises MaskError where it has given up."""
+    def _checked(self) -> LLMatcher:
+        """The matcher after the accepted tokens. Raises MaskError if it has failed."""
         if self._matcher.is_error():
             raise MaskError(_first_line(self._matcher.get_error()))
         return self._matcher
 
-    def _behind(self, ahead: Sequence[int]) -> LLMatcher | None:
-        """A matcher behind `ahead`; None where that is not legal."""
+    def _after(self, ahead: Sequence[int]) -> LLMatcher | None:
+        """The scout after `ahead`; None if `ahead` is not legal."""
         if self._scout is None or self._scout.is_error():
-            self._scout, self._lead, self._lag = self._sound().deep_copy(), [], []
+            self._scout, self._lead, self._lag = self._checked().deep_copy(), [], []
         elif self._lag:
             self._scout.consume_tokens(self._lag)
             self._lag = []
         common = 0
         while common < min(len(ahead), len(self._lead)) and ahead[common] == self._lead[common]:
             common += 1
-        self._go_back(common)
+        self._roll_back(common)
         if rest := list(ahead[common:]):
             self._lead += rest[: self._scout.try_consume_tokens(rest)]
         return self._scout if len(self._lead) == len(ahead) and not self._scout.is_error() else None
 
-    def _go_back(self, n: int) -> None:
-        """Keep n of the tokens that the scout is ahead."""
+    def _roll_back(self, n: int) -> None:
+        """Keep the first n of the tokens that the scout is ahead."""
         if self._scout is not None and n < len(self._lead):
             self._scout.rollback(len(self._lead) - n)
             del self._lead[n:]
@@ -216,7 +218,7 @@ def _from_schema(text: str) -> str:
 
 
 def _from_grammar(text: str) -> str:
-    """GBNF has `::=`; anything else is taken for Lark."""
+    """A text with `::=` is GBNF, any other is Lark."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -237,13 +239,13 @@ def _check_size(text: str, what: str) -> None:
     except UnicodeEncodeError:
         raise UsageError(f"the {what} is no valid UTF-8") from None
     if size > MAX_BYTES:
-        raise UsageError(f"the {what} has {size} bytes, {MAX_BYTES} are the most")
+        raise UsageError(f"the {what} has {size} bytes, at most {MAX_BYTES} are allowed")
     if "\0" in text:
         raise UsageError(f"the {what} contains a NUL character")
 
 
 def _depth(value: Any) -> int:
-    """Levels of nesting; not recursive, as what is measured may be deep."""
+    """Levels of nesting; without recursion, since the value may be nested deeply."""
     deepest, todo = 0, [(value, 1)]
     while todo:
         item, level = todo.pop()
@@ -258,5 +260,5 @@ def _refused(what: str, problem: str) -> UsageError:
 
 
 def _first_line(text: str) -> str:
-    """llguidance adds the state of its parser behind what happened."""
+    """The message of llguidance without the parser state that follows it."""
     return " ".join(text.partition("<state>")[0].split())[:300]

@@ -1,6 +1,6 @@
-"""The Jinja environment of chat templates: no way out, and no single operation that fills the memory.
+"""The Jinja environment of chat templates: sandboxed, and without single operations that fill the memory.
 
-Loops are ended from outside (chat.py); what is refused here would run in C, where nothing can interrupt it.
+chat_template.py interrupts loops; the operations refused here run in C, where nothing can interrupt them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 class _Code(compiler.CodeGenerator):
-    """What can take long or much in one operation goes through the environment, which looks at the sizes."""
+    """Compiles comparisons and concatenations to calls of the environment, which checks sizes first."""
 
     def visit_Compare(self, node: nodes.Compare, frame: compiler.Frame) -> None:
         self.write("(environment.bounded(")
@@ -59,7 +59,7 @@ class _Code(compiler.CodeGenerator):
 
 
 class Sandbox(sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox with limits on sizes. Raises SecurityError (a TemplateError) where one is passed."""
+    """A sandbox with limits on sizes; exceeding one raises jinja2's SecurityError."""
 
     intercepted_binops = frozenset(["**", "*", "%", "+"])
     code_generator_class = _Code
@@ -87,17 +87,17 @@ class Sandbox(sandbox.ImmutableSandboxedEnvironment):
             tests[name] = _guarded(tests[name], _check_value)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Lists may grow and shrink: a template reaches its own ones and copies of the messages."""
+        """Allow `append` and `pop` on lists: a template reaches only its own and copies of the messages."""
         if isinstance(obj, list) and attr in ("append", "pop"):
             return True
         return attr != "translate" and super().is_safe_attribute(obj, attr, value)
 
     def bounded(self, value: Value) -> Value:
-        """The value itself. Lists that share their parts compare in exponential time."""
+        """The value, if not too large: lists that share parts compare in exponential time."""
         return _bounded(value)
 
     def joined(self, values: tuple[Any, ...]) -> str:
-        """The texts of the values behind one another."""
+        """The concatenated texts of the values."""
         _bounded(values)
         return "".join(map(str, values))
 
@@ -139,7 +139,7 @@ class Sandbox(sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}…{% endgeneration %}`, a mark for training that some templates carry."""
+    """`{% generation %}…{% endgeneration %}`, which some templates have for training."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own annotation
 
@@ -149,7 +149,7 @@ class _Generation(ext.Extension):
 
 
 def _bounded(value: Value) -> Value:
-    """The value itself if its text is not too long. Shared parts count each time they would be written."""
+    """The value, if its text is not too long; shared parts count each time they would be written."""
     if isinstance(value, _CONTAINERS) and _size(value, {}) > _MAX_SIZE:
         raise SecurityError("the template makes too large a value")
     return value
@@ -227,7 +227,7 @@ def _check_join(values: Any, separator: Any = "", *_: Any) -> None:
 
 
 def _guarded(function: Callable[..., Any], check: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter with a check of its arguments in front (Jinja passes some filters its context first)."""
+    """The filter after a check of its arguments. (Jinja passes its context to some filters first.)"""
     mark = getattr(function, "jinja_pass_arg", None)
 
     n_own = int(mark is not None)
@@ -243,7 +243,7 @@ def _guarded(function: Callable[..., Any], check: Callable[..., Any]) -> Callabl
 
 
 def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
-    """JSON as Hugging Face's templates expect it; a generator counts as a list."""
+    """JSON as Hugging Face's templates expect it; generators are written as lists."""
     allowed = {k: v for k, v in kwargs.items() if k in ("separators", "sort_keys")}
     width = min(indent, 16) if indent else indent
     return json.dumps(_bounded(_listed(value)), indent=width, ensure_ascii=ensure_ascii, **allowed)

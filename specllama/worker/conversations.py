@@ -59,7 +59,7 @@ def _continued(
     earlier: _Turn,
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
-    parts: Sequence[chat.TextPart],
+    parts: Sequence[chat.PromptPart],
 ) -> list[int] | None:
     """The earlier turn's ids and those of the text behind its answer; None where the template writes another
     beginning now (it drops the reasoning of earlier turns, or blanks around an answer).
@@ -82,7 +82,7 @@ def _continued(
     return [*kept, *chat.encode([part for part in rest if part.text], model.tokenize, "", False)]
 
 
-def _behind(parts: Sequence[chat.TextPart], beginning: str) -> list[chat.TextPart] | None:
+def _behind(parts: Sequence[chat.PromptPart], beginning: str) -> list[chat.PromptPart] | None:
     """The parts of the text behind `beginning`; None where it begins otherwise."""
     done = 0
     for i, part in enumerate(parts):
@@ -91,5 +91,5 @@ def _behind(parts: Sequence[chat.TextPart], beginning: str) -> list[chat.TextPar
             return None
         done += size
         if done == len(beginning):
-            return [chat.TextPart(part.text[size:], part.parse_special), *parts[i + 1 :]]
+            return [chat.PromptPart(part.text[size:], part.parse_special), *parts[i + 1 :]]
     return None

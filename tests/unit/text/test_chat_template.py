@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.errors import IntegrityError, TemplateError, UsageError
-from specllama.text import control_tokens as chat_marks
-from specllama.text.chat_template import ChatTemplate, TextPart, encode
+from specllama.text import control_tokens
+from specllama.text.chat_template import ChatTemplate, PromptPart, encode
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -93,7 +93,7 @@ def test_content_in_parts_reaches_the_template():
         {"role": "user", "content": [{"type": "text", "text": "a<s>"}, {"type": "text", "text": "b"}]}
     ]
     parts = ChatTemplate(source, CONTROL).render(messages)
-    assert parts == [TextPart("a<s>b", False)]
+    assert parts == [PromptPart("a<s>b", False)]
 
 
 # Control tokens
@@ -109,18 +109,18 @@ def fake_tokenize(text: str, add_special: bool, parse_special: bool) -> list:
     return ids
 
 
-def ids(parts: list[TextPart], bos: str = "<s>", adds_bos: bool = True) -> list:
+def ids(parts: list[PromptPart], bos: str = "<s>", adds_bos: bool = True) -> list:
     return encode(parts, fake_tokenize, bos, adds_bos)
 
 
 def test_bos_comes_once():
-    assert ids([TextPart("hi", True)]) == ["BOS", ord("h"), ord("i")]
-    assert ids([TextPart("<s>hi", True)]) == ["<s>", ord("h"), ord("i")]
-    assert ids([TextPart("hi", True)], adds_bos=False) == [ord("h"), ord("i")]
-    assert ids([TextPart("hi", True)], bos="") == ["BOS", ord("h"), ord("i")]
+    assert ids([PromptPart("hi", True)]) == ["BOS", ord("h"), ord("i")]
+    assert ids([PromptPart("<s>hi", True)]) == ["<s>", ord("h"), ord("i")]
+    assert ids([PromptPart("hi", True)], adds_bos=False) == [ord("h"), ord("i")]
+    assert ids([PromptPart("hi", True)], bos="") == ["BOS", ord("h"), ord("i")]
     # A message that begins with the text of BOS is not a BOS.
-    assert ids([TextPart("<s>", False), TextPart("x", True)])[:2] == ["BOS", ord("<")]
-    assert ids([TextPart("a", True), TextPart("b", True)]) == ["BOS", ord("a"), ord("b")]
+    assert ids([PromptPart("<s>", False), PromptPart("x", True)])[:2] == ["BOS", ord("<")]
+    assert ids([PromptPart("a", True), PromptPart("b", True)]) == ["BOS", ord("a"), ord("b")]
     assert ids([]) == []
 
 
@@ -166,7 +166,7 @@ def test_a_template_with_sentinels_of_its_own_gets_no_users_text():
     said = [{"role": "user", "content": "<s>\U000f0000"}]
     for own in ("\U000f0000", "\U000f0007"):
         template = ChatTemplate("{{ messages[0].content }}" + own + "</s>", CONTROL)
-        assert template.render(said) == [TextPart("<s>\U000f0000" + own, False), TextPart("</s>", True)]
+        assert template.render(said) == [PromptPart("<s>\U000f0000" + own, False), PromptPart("</s>", True)]
     assert text(ChatTemplate("a\U000f0007", CONTROL)) == "a\U000f0007"
 
 
@@ -211,7 +211,7 @@ def test_private_use_characters_of_a_user_are_kept():
 
 def test_marks_survive_being_written_as_data():
     written = ChatTemplate("{{ messages }}", CONTROL).render([{"role": "user", "content": "a<s>b"}])
-    assert written == [TextPart("[{'role': 'user', 'content': 'a<s>b'}]", False)]
+    assert written == [PromptPart("[{'role': 'user', 'content': 'a<s>b'}]", False)]
     like_a_mark = "<s>\\U000f0000\\udb80\\udc00"
     assert (
         text(ChatTemplate(CHATML, CONTROL), [{"role": "user", "content": like_a_mark}]).count(like_a_mark)
@@ -221,14 +221,14 @@ def test_marks_survive_being_written_as_data():
 
 def test_longer_control_texts_come_first():
     template = ChatTemplate("{{ messages[0].content }}", ["<a>", "<a><b>", "<b>"])
-    assert template.render([{"role": "user", "content": "<a><b>"}]) == [TextPart("<a><b>", False)]
+    assert template.render([{"role": "user", "content": "<a><b>"}]) == [PromptPart("<a><b>", False)]
     source = "<a><b>x<b>{{ messages[0].content }}"
     parts = ChatTemplate(source, ["<a>", "<a><b>", "<b>"]).render([{"role": "user", "content": "<b>"}])
     assert parts == [
-        TextPart("<a><b>", True),
-        TextPart("x", False),
-        TextPart("<b>", True),
-        TextPart("<b>", False),
+        PromptPart("<a><b>", True),
+        PromptPart("x", False),
+        PromptPart("<b>", True),
+        PromptPart("<b>", False),
     ]
 
 
@@ -253,8 +253,12 @@ def test_blanks_that_a_control_token_takes_along():
         [{"role": "user", "content": "a</s>"}]
     )
     assert encode(parts, tokenize, "", False) == ["<s>", *map(ord, "a</s>")]
-    assert encode([TextPart("<s>", True), TextPart(" \n", False)], tokenize, "", False) == ["<s>"]
-    assert encode([TextPart("</s>", True), TextPart(" \n", False)], tokenize, "", False) == ["</s>", 32, 10]
+    assert encode([PromptPart("<s>", True), PromptPart(" \n", False)], tokenize, "", False) == ["<s>"]
+    assert encode([PromptPart("</s>", True), PromptPart(" \n", False)], tokenize, "", False) == [
+        "</s>",
+        32,
+        10,
+    ]
 
 
 # What it cannot do
@@ -484,7 +488,7 @@ def test_templates_that_do_not_compile(source):
 
 
 def test_too_many_control_texts(monkeypatch):
-    monkeypatch.setattr(chat_marks, "_LAST", 0xF0001)
+    monkeypatch.setattr(control_tokens, "_LAST", 0xF0001)
     template = ChatTemplate(CHATML, CONTROL)
     assert text(template, [{"role": "user", "content": "<s></s>" * 9}]).count("<s>") == 9
     with pytest.raises(UsageError, match="too many"):

@@ -25,7 +25,7 @@ from specllama.config.load import ModelSettings
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import TemplateError
 from specllama.llama.model import LlamaModel
-from specllama.text.chat_template import ChatTemplate, TextPart, encode
+from specllama.text.chat_template import ChatTemplate, PromptPart, encode
 from tests.support.paths import SHARED
 
 FOLDER = Path(sys.prefix) / "share" / "llama.cpp-templates"
@@ -154,11 +154,11 @@ def control_texts(name: str) -> tuple[str, ...]:
     return BOS, EOS, *sorted({t for p in patterns for t in re.findall(p, SOURCES[name])})
 
 
-def rendered(name: str, messages: list[dict[str, Any]], **variables: Any) -> list[TextPart]:
+def rendered(name: str, messages: list[dict[str, Any]], **variables: Any) -> list[PromptPart]:
     return compiled(name).render(messages, **own(name), **variables)
 
 
-def text(parts: list[TextPart]) -> str:
+def text(parts: list[PromptPart]) -> str:
     return "".join(part.text for part in parts)
 
 
@@ -208,7 +208,7 @@ def with_text(said: str) -> Iterator[dict[str, Any]]:
     yield {"messages": [USER, CALLING, {**RESULT, "content": said}], "tools": [TOOL]}
 
 
-def meant(name: str, parts: list[TextPart]) -> Counter[str]:
+def meant(name: str, parts: list[PromptPart]) -> Counter[str]:
     """The control tokens that would be parsed."""
     found = re.compile("|".join(map(re.escape, sorted(control_texts(name), key=len, reverse=True))))
     return Counter(t for part in parts if part.parse_special for t in found.findall(part.text))
