@@ -1,1 +1,1 @@
-"""Model files: what they need of memory, where they are."""
+"""Model files: names, resolving and downloading them, and the memory that they need."""

@@ -1,4 +1,4 @@
-"""The models that are on this disk, in the hub's cache: what they are, their removal, their verification."""
+"""The models in the hub's cache on this disk: listing, removing and verifying them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READ = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """A model in the cache. files: its parts; missing: parts that are not there."""
+    """A model in the cache. files: its parts on disk. missing: paths of parts that are not."""
 
     repo: str
     commit: str
@@ -32,19 +32,20 @@ class OnDisk:
 
     @property
     def name(self) -> str:
-        """What it can be called by."""
+        """A name that resolves to it."""
         if self.quant:
             return f"{self.repo}:{self.quant}"
         return f"{self.repo}:{self.files[0].path}"
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the parts on disk."""
         return sum(file.link.stat().st_size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A download that has stopped, or is under way."""
+    """An unfinished download, stopped or in progress."""
 
     repo: str
     etag: str
@@ -53,7 +54,7 @@ class Unfinished:
 
 
 def on_disk(library: Library, repo: str | None = None) -> Iterator[OnDisk]:
-    """The models of all repositories, or of one; those of the newest snapshot first, each once."""
+    """The models of all repositories, or of one: the newest snapshot first, each model once."""
     for one in [repo] if repo is not None else repositories(library.root):
         cache, seen = RepoCache(library.root, one), set[tuple[tuple[str, Path], ...]]()
         for commit in cache.commits():
@@ -68,7 +69,7 @@ def on_disk(library: Library, repo: str | None = None) -> Iterator[OnDisk]:
 
 
 def unfinished(library: Library, repo: str | None = None) -> Iterator[Unfinished]:
-    """Downloads that have not come to their end."""
+    """The unfinished downloads of all repositories, or of one."""
     for one in [repo] if repo is not None else repositories(library.root):
         for etag, path in RepoCache(library.root, one).partials():
             with suppress(OSError):
@@ -76,22 +77,22 @@ def unfinished(library: Library, repo: str | None = None) -> Iterator[Unfinished
 
 
 def chosen(library: Library, name: str) -> list[OnDisk]:
-    """What a name means of what is on disk: one model, or without a quantisation all of a repository; [] if
-    there is only something unfinished.
+    """The models on disk that a name refers to: one, or all of a repository if the name has no quantisation;
+    [] if the repository has unfinished downloads only.
 
     Raises NotFoundError, UsageError.
     """
     meaning = library.meaning(name, "NAME")
     if meaning.where is None:
-        hint = "name it as specllama models does; a file of your own is not ours to remove"
+        hint = "use a name that specllama models lists; files outside the cache are not removed"
         raise NotFoundError(f"there is no downloaded model {name}", hint)
     there = list(on_disk(library, meaning.where.repo))
     if not meaning.where.tag and (there or any(unfinished(library, meaning.where.repo))):
         return there
     found = [m for m in there if _is(m, meaning.where)]
     if not found:
-        names = ", ".join(m.name for m in there) or "nothing of it"
-        raise NotFoundError(f"{meaning.where} is not on disk", f"there is: {names}")
+        names = ", ".join(m.name for m in there) or "nothing of this repository"
+        raise NotFoundError(f"{meaning.where} is not on disk", f"on disk: {names}")
     return found
 
 
@@ -103,7 +104,7 @@ def _is(model: OnDisk, where: RepoName) -> bool:
 
 
 def remove(library: Library, model: OnDisk) -> int:
-    """Remove a model; content that another snapshot has too stays. Bytes that this has freed.
+    """Remove a model, but keep content that another snapshot uses; the bytes freed.
 
     Raises ResourceError.
     """
@@ -129,7 +130,7 @@ def remove(library: Library, model: OnDisk) -> int:
 
 
 def remove_unfinished(library: Library, repo: str) -> int:
-    """Remove what stopped downloads of a repository have left; bytes freed. Raises ResourceError."""
+    """Remove the stopped downloads of a repository; the bytes freed. Raises ResourceError."""
     cache = RepoCache(library.root, repo)
     before = sum(u.n_bytes for u in unfinished(library, repo))
     try:
@@ -141,7 +142,7 @@ def remove_unfinished(library: Library, repo: str) -> int:
 
 
 def _prune(folder: Path, top: Path) -> None:
-    """Remove directories that have become empty, up to but not with `top`."""
+    """Remove empty directories from `folder` up to, but not including, `top`."""
     while folder != top:
         try:
             folder.rmdir()
@@ -151,7 +152,7 @@ def _prune(folder: Path, top: Path) -> None:
 
 
 def _tidy(cache: RepoCache) -> None:
-    """A repository without any content leaves nothing."""
+    """Remove the directories of a repository without content."""
     if cache.commits() or cache.partials() or not cache.folder.is_dir():
         return
     for folder, _, names in os.walk(cache.folder / "refs", topdown=False):
@@ -164,9 +165,10 @@ def _tidy(cache: RepoCache) -> None:
 
 
 def verify(file: Snapshot, progress: Callable[[int], None]) -> bool:
-    """Hash a file again: its blob's name is what it should be. progress: is given the bytes read so far.
+    """Hash a file again and compare with its blob's name. progress: called with the bytes read so far.
 
-    False where that is not known, the file being a copy and no link. Raises IntegrityError.
+    False if there is nothing to compare with: the file is a copy, not a link. Raises IntegrityError if the
+    hash differs or the file cannot be read.
     """
     expected = file.blob.name
     if len(expected) not in (40, 64) or file.blob.parent.name != "blobs":

@@ -1,7 +1,7 @@
-"""models.toml: the models and pairs that are known by name. The user's own file goes before ours, a project's
-before both, entry by entry.
+"""models.toml: the models and pairs known by name. The user's file overrides the shipped one, and a project's
+file both, entry by entry.
 
-Knows what the files say; nothing of disks, hubs or GGUF. Mistakes are errors that name the file and line.
+Knows nothing of disks, hubs or GGUF. Mistakes are errors that name the file and line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAIR_KEYS = ("target", "drafts", "notes", "source")
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """A model that is known by name. default: what is taken where nobody asks for another quantisation."""
+    """A model known by name. default: its quantisation or file where the user names none."""
 
     name: str
     where: RepoName
@@ -42,7 +42,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class KnownPair:
-    """Drafts for a target, by name, in the order in which they are tried."""
+    """Drafts for a target, by name, best first."""
 
     target: str
     drafts: tuple[str, ...]
@@ -52,7 +52,7 @@ class KnownPair:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries; names and aliases are looked up without regard to case."""
+    """All entries. Names and aliases are case-insensitive."""
 
     entries: Mapping[str, ManifestEntry]
     pairs: Mapping[str, KnownPair]
@@ -66,11 +66,11 @@ class Manifest:
         )
 
     def of_repo(self, repo: str) -> ManifestEntry | None:
-        """The entry that stands for a repository."""
+        """The entry of a repository of the hub."""
         return next((e for e in self.entries.values() if e.where.repo.lower() == repo.lower()), None)
 
     def drafts_for(self, entry: ManifestEntry) -> list[ManifestEntry]:
-        """The drafts that are known to fit, those to be tried first in front."""
+        """The drafts that are known to fit, best first."""
         pair = self.pairs.get(entry.name)
         found = [self.find(name) for name in pair.drafts] if pair else []
         return [e for e in found if e is not None]
@@ -80,13 +80,13 @@ class Manifest:
         return [name for e in self.entries.values() for name in (*e.aliases, e.name)]
 
     def similar(self, name: str) -> list[str]:
-        """Names that somebody may have meant."""
+        """Up to three names that resemble this one."""
         known = {n.lower(): n for n in self.names()}
         return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3)]
 
 
 def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Manifest:
-    """Ours with the user's and the project's over it. Raises ConfigError."""
+    """The shipped manifest, overridden by the user's and the project's. Raises ConfigError."""
     entries: dict[str, ManifestEntry] = {}
     pairs: dict[str, KnownPair] = {}
     for path in files(os.environ if environ is None else environ, cwd or Path.cwd()):
@@ -111,7 +111,7 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
 
 
 def files(environ: Mapping[str, str], cwd: Path) -> Iterator[Path]:
-    """The files that are read, ours first."""
+    """The files to read, the shipped one first. Raises ConfigError if SPECLLAMA_MODELS names no file."""
     ours = Path(__file__).parent.parent / FILE
     yield ours if ours.is_file() else ours.parent.parent / FILE  # in a wheel, in a checkout
     user = Path(platformdirs.user_config_dir("specllama", appauthor=False)) / FILE
@@ -131,7 +131,7 @@ def files(environ: Mapping[str, str], cwd: Path) -> Iterator[Path]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a models.toml that lies in a project is meant for us: others use that name too."""
+    """Whether a project's models.toml is specllama's: other programs use that name too."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -143,7 +143,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _without(entry: ManifestEntry, taken: set[str]) -> ManifestEntry:
-    """The entry without the aliases that a nearer file gives to another model."""
+    """The entry without the aliases that an overriding file gives to another model."""
     kept = tuple(a for a in entry.aliases if a.lower() not in taken)
     return ManifestEntry(entry.name, entry.where, entry.default, entry.licence, entry.source, kept)
 
@@ -169,7 +169,7 @@ def _read(path: Path) -> Manifest:
 
 @dataclass(frozen=True)
 class _File:
-    """A file and its text, for errors that name a line."""
+    """A file and its text, for errors that name a line. word: the key or value at fault."""
 
     path: Path
     text: str

@@ -1,6 +1,6 @@
-"""What a model can be called, as text: a repository of the hub with a tag and a revision, or something else.
+"""The syntax of model names: a repository of the hub with a tag and a revision, or a path.
 
-Checks spellings and nothing more: looks at no disk, asks nobody. What passes here can be part of a path.
+Checks spelling only, without disk or network. Names that pass are safe as part of a path.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specllama.errors import UsageError
 
-MAX_NAME = 4096  # characters of anything that is typed
+MAX_NAME = 4096  # characters of a name or path that the user types
 MAX_FILE = 1024  # characters of a file's path in a repository
 DEFAULT_REVISION = "main"
 
@@ -24,9 +24,9 @@ _FORM = "hf:user/repo, user/repo:Q4_K_M, user/repo:file.gguf or user/repo@revisi
 
 @dataclass(frozen=True, slots=True)
 class RepoName:
-    """Something in a repository of the hub. tag: a quantisation, or the path of a .gguf file, "" for neither.
+    """A model in a repository of the hub. tag: a quantisation, the path of a .gguf file, or "".
 
-    Checked at construction: UsageError.
+    Raises UsageError at construction for what cannot be a repository, tag or revision.
     """
 
     repo: str
@@ -56,7 +56,7 @@ class RepoName:
 
 
 def check_text(name: str, argument: str) -> None:
-    """Refuse what can be neither a path nor a name. Raises UsageError."""
+    """Raises UsageError for a text that can be neither path nor name. argument: the option it belongs to."""
     if "\0" in name or len(name) > MAX_NAME:
         raise UsageError(f"{argument}: not a usable path or name")
     if not name:
@@ -66,9 +66,9 @@ def check_text(name: str, argument: str) -> None:
 
 
 def parse_repo(text: str) -> RepoName | None:
-    """The repository that a text names with or without "hf:"; None where it has another shape.
+    """The repository that a text names, with or without "hf:"; None if the text has another form.
 
-    Raises UsageError where it has the shape and cannot be one, and for everything behind "hf:".
+    Raises UsageError for a text of this form, or after "hf:", that cannot be a repository.
     """
     explicit = text.startswith("hf:")
     match = _SHAPE.fullmatch(text.removeprefix("hf:").removeprefix("//"))
@@ -88,7 +88,7 @@ def parse_repo(text: str) -> RepoName | None:
 
 
 def check_file(path: str) -> None:
-    """Refuse a path in a repository that could lead out of a directory. Raises UsageError."""
+    """Raises UsageError for a path that could lead out of its repository's directory."""
     parts = path.split("/")
     odd = any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts)
     if odd or len(path) > MAX_FILE or "\\" in path or ":" in path or not path.isprintable():
@@ -96,5 +96,5 @@ def check_file(path: str) -> None:
 
 
 def shown(text: str) -> str:
-    """A text for people: quoted, nothing in it that a terminal would obey, and not too long."""
+    """A text for messages: quoted, without control characters, shortened to 80 characters."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}…"

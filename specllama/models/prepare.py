@@ -1,4 +1,4 @@
-"""A target and a draft, ready to be loaded: found by name, compared before a big download, downloaded."""
+"""Prepares a target and a draft for loading: resolves names, checks the pair from headers, downloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET, DRAFT = option("model"), option("draft_model")  # what messages call the
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where two models are. draft: None for none."""
+    """The paths of target and draft. draft: None for none."""
 
     target: str
     draft: str | None
@@ -47,7 +47,7 @@ def _names(settings: LoadSettings) -> tuple[str, str]:
 
 
 def _with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:
-    """No draft where there is no path for it."""
+    """The settings with these paths; without a draft if there is no path for it."""
     draft = None
     if settings.draft is not None and paths.draft is not None:
         draft = replace(settings.draft, path=paths.draft)
@@ -55,9 +55,9 @@ def _with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:
 
 
 def here(library: Library, target: str, draft: str | None) -> Paths | None:
-    """The paths of a pair whose names are given, None where one of them is not on disk. No network.
+    """The paths of a pair that is on disk, None if one of the models is not. Uses no network.
 
-    draft: "auto" takes the first that is known and on disk, "none" or None is none. Raises UsageError,
+    draft: "auto" for the first known draft that is on disk, "none" or None for none. Raises UsageError,
     NotFoundError, ConfigError.
     """
     ours = library.on_disk(library.meaning(target, TARGET), TARGET)
@@ -79,10 +79,10 @@ def ready(
     draft: str | None,
     force: bool = False,
 ) -> Paths:
-    """As `here`, but what is not on disk is downloaded.
+    """As `here`, but models that are not on disk are downloaded.
 
-    force: download what the headers speak against. Raises what `here`, Library.find and `download` raise,
-    GGUFError, and IncompatiblePairError before anything big is downloaded.
+    force: download even if the headers show that the models cannot be used. Raises what `here`, Library.find
+    and `download` raise, GGUFError, and IncompatiblePairError before anything but headers is downloaded.
     """
     found = here(library, target, draft)
     if found is not None:
@@ -100,10 +100,10 @@ def ready(
 
 
 def fetched(library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool = False) -> list[str]:
-    """The paths of models, downloaded where they are not on disk. pair: the second is to draft for the first,
-    which is checked before. Says what is downloaded and whether it fits.
+    """The paths of models, downloaded if they are not on disk, with notes on size, licence and memory.
 
-    Raises what `check` and `download` raise.
+    pair: the second is a draft for the first, and the pair is checked before the download. Raises what
+    `check` and `download` raise.
     """
     from specllama.models.hub.pull import download, plan, size
 
@@ -127,9 +127,9 @@ def fetched(library: Library, found: Sequence[ResolvedModel], pair: bool, force:
 
 
 def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool) -> None:
-    """Read the headers, by Range requests where that is all there is, and refuse what could not be run.
+    """Check the headers of models, by Range requests if they are on the hub.
 
-    Raises GGUFError, IncompatiblePairError; with `force` that is a warning.
+    Raises GGUFError or IncompatiblePairError for models that could not be run; with `force` that is a note.
     """
     from specllama.gguf.check import check_model
     from specllama.pair.check import check_pair
@@ -142,7 +142,7 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
         if pair and len(headers) > 1:
             verdict = check_pair(headers[0], headers[1])
             if not verdict.ok:
-                force_it = f"download all the same with {option('force')}"
+                force_it = f"download anyway with {option('force')}"
                 hint = f"choose another draft (specllama models), or {force_it}"
                 raise IncompatiblePairError(f"target and draft do not fit together: {verdict.reason}", hint)
             library.listener.note(f"the vocabularies are {verdict.verdict}: {verdict.reason}")
@@ -159,7 +159,7 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
 
 
 def _note_memory(library: Library, headers: Sequence[Header]) -> None:
-    """Whether memory is enough, without any device: only a note, since devices are known later."""
+    """Note whether the memory is sufficient without devices, which are unknown before loading."""
     from specllama.models.hub.pull import size
     from specllama.models.memory.plan import FitSettings, available_memory, plan_memory
 
@@ -174,7 +174,7 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
 
 
 def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
-    """The draft that models.toml knows for a target, if it is on disk and does fit."""
+    """The draft that models.toml names for a target, if it is on disk and compatible."""
     found, known = library.draft_for(target)
     if found is None:
         if known:

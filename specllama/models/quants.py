@@ -1,6 +1,6 @@
-"""Which of a repository's files a tag means: models with their parts, sidecars left out.
+"""Which files of a repository make up a model, and which model a tag selects.
 
-Works on paths alone: the same rule for a listing of the hub and for what lies on disk.
+Works on paths alone, so that one rule serves listings of the hub and files on disk.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ _MAX_NAMED = 30
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """One model of a repository: its parts in order, one if it is not split; those that are missing too."""
+    """One model of a repository. parts: all its parts in order, one if it is not split; missing: those
+    absent.
+    """
 
     parts: tuple[str, ...]
     missing: tuple[str, ...] = ()
 
     @property
     def quant(self) -> str:
-        """The quantisation by its path, in capitals; "" where the path does not say."""
+        """The quantisation in its path, in capitals; "" if the path has none."""
         found = list(_QUANT.finditer(self.parts[0]))
         return found[-1][0].upper() if found else ""
 
 
 def is_sidecar(path: str) -> bool:
-    """Whether a file belongs to a model and is none: projectors, importance matrices, heads that draft."""
+    """Whether a file accompanies a model: a projector, an importance matrix, a draft head."""
     name = path.rpartition("/")[2].lower()
     return any(word in name for word in _SIDECAR_WORDS) or name.startswith(_SIDECAR_STARTS)
 
 
 def models(paths: Iterable[str]) -> list[ModelFiles]:
-    """The models among the paths, those in one piece before split ones, by name."""
+    """The models among the paths, sorted by name, unsplit ones first."""
     found: dict[tuple[str, int], set[int]] = {}
     names: dict[tuple[str, int, int], str] = {}
     whole = []
@@ -71,10 +73,10 @@ def models(paths: Iterable[str]) -> list[ModelFiles]:
 
 
 def choose(found: Sequence[ModelFiles], tag: str, where: str, preferred: str = "") -> ModelFiles:
-    """The model that a tag means: the one asked for, else `preferred`, else Q4_K_M, Q8_0, the first.
+    """The model that a tag selects; without a tag `preferred`, else Q4_K_M, else Q8_0, else the first.
 
-    where: what messages call the repository. Raises NotFoundError naming what there is, IntegrityError naming
-    a missing part.
+    tag: a quantisation or a file. where: the repository, for messages. Raises NotFoundError listing the
+    models of the repository, IntegrityError naming a missing part.
     """
     if not found:
         raise NotFoundError(f"{where} has no GGUF model", "look for a repository whose name ends with -GGUF")
@@ -92,7 +94,7 @@ def choose(found: Sequence[ModelFiles], tag: str, where: str, preferred: str = "
 
 
 def _by_quant(found: Sequence[ModelFiles], quant: str) -> ModelFiles | None:
-    # As llama.cpp looks for a tag: anywhere in the path, in front of a dot, a dash or a directory's end.
+    # llama.cpp's rule for tags: anywhere in the path, followed by a dot, a dash or a slash.
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?=[.\-/])", re.IGNORECASE)
     return next((m for m in found if pattern.search(m.parts[0])), None)
 

@@ -1,6 +1,6 @@
-"""From a model's name to its file: an alias, a repository of the hub or a path; on disk, else on the hub.
+"""Resolves a model's name (an alias, a repository of the hub, a path) to a file on disk or on the hub.
 
-The one function for this is `Library.find`: commands, the server and the Python API all come here.
+`Library.find` does so for all commands, the server and the Python API.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from specllama.models.names import RepoName, check_text, parse_repo, shown
 from specllama.models.progress import Listener, Silent
 from specllama.models.quants import ModelFiles, choose, models
 
-if TYPE_CHECKING:  # what is on disk is found without them
+if TYPE_CHECKING:  # not needed for models on disk
     from specllama.gguf.header import Header
     from specllama.models.hub.api import Hub, HubFile, Listing
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """What a name stands for, before anybody has looked. where: None for a path."""
+    """What a name refers to, before it is looked up. where: None for a path. entry: in models.toml."""
 
     name: str
     where: RepoName | None = None
@@ -36,14 +36,14 @@ class ParsedName:
 
     @property
     def default(self) -> str:
-        """The quantisation or file that models.toml names, if it knows the model."""
+        """The quantisation or file that models.toml names, or ""."""
         return self.entry.default if self.entry is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model that there is. path: its first part on disk, "" where it has to be downloaded; listing, files:
-    where it is on the hub, None where nobody asked.
+    """A model that was found. path: its first part on disk, "" if it must be downloaded; listing, files: the
+    model on the hub, None if the hub was not asked.
     """
 
     meaning: ParsedName
@@ -53,20 +53,22 @@ class ResolvedModel:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that the user gave."""
         return self.meaning.name
 
     @property
     def parts(self) -> list[HubFile]:
-        """Its files on the hub."""
+        """Its files on the hub; [] if the hub was not asked."""
         if self.listing is None or self.files is None:
             return []
         return [self.listing.files[part] for part in self.files.parts]
 
 
 class Library:
-    """All models that can be named here: on this disk, in models.toml, on the hub. Asks the hub for what is
-    not on disk only.
+    """All models that a name can refer to: on this disk, in models.toml, on the hub. Asks the hub only about
+    models that are not on disk.
+
+    listener: receives notes and progress. environ: os.environ by default.
     """
 
     def __init__(self, listener: Listener | None = None, environ: Mapping[str, str] | None = None) -> None:
@@ -88,9 +90,9 @@ class Library:
         return manifest.load(self.environ)
 
     def meaning(self, name: str, argument: str) -> ParsedName:
-        """What a name stands for: a file, an alias with or without a quantisation, a repository.
+        """What a name refers to: a file, an alias with or without a quantisation, a repository.
 
-        argument: what messages call it. Raises UsageError, NotFoundError, ConfigError.
+        argument: the option, for messages. Raises UsageError, NotFoundError, ConfigError.
         """
         check_text(name, argument)
         path = os.path.expanduser(name)
@@ -114,7 +116,7 @@ class Library:
         return ParsedName(name, where, self.manifest.of_repo(where.repo))
 
     def find(self, name: str, argument: str) -> ResolvedModel:
-        """The model with this name, on disk if it is there, else on the hub.
+        """The model with this name, on disk or else on the hub.
 
         Raises UsageError, NotFoundError, AccessError, NetworkError, IntegrityError, ConfigError.
         """
@@ -124,7 +126,9 @@ class Library:
         return self.on_hub(meaning)
 
     def on_disk(self, meaning: ParsedName, argument: str = "") -> ResolvedModel | None:
-        """The model if it is whole on this disk; None where it would have to be downloaded."""
+        """The model if it is complete on this disk; None if it must be downloaded. Raises NotFoundError for a
+        path that does not exist.
+        """
         if meaning.where is None:
             return ResolvedModel(meaning, self._path(meaning.name, argument))
         cache = RepoCache(self.root, meaning.where.repo)
@@ -137,26 +141,28 @@ class Library:
                 except (NotFoundError, IntegrityError):
                     continue
                 if tag != wanted:
-                    self.listener.note(f"{meaning.name}: {files.parts[0]} is on disk and is taken")
+                    self.listener.note(f"{meaning.name}: {files.parts[0]} is used, as it is on disk")
                 return ResolvedModel(meaning, str(paths[files.parts[0]].link))
         return None
 
     def on_hub(self, meaning: ParsedName) -> ResolvedModel:
-        """The model on the hub, whether it is on disk or not."""
+        """The model on the hub, even if it is on disk. Raises what `listing` and `choose` raise."""
         assert meaning.where is not None
         listing = self.listing(meaning.where)
         files = choose(models(listing.files), meaning.where.tag, str(meaning.where), meaning.default)
         return ResolvedModel(meaning, listing=listing, files=files)
 
     def listing(self, where: RepoName) -> Listing:
-        """What the hub says of a repository; asked once."""
+        """The hub's listing of a repository, requested once. Raises what `Hub.listing` raises."""
         key = RepoName(where.repo, "", where.revision)
         if key not in self._listings:
             self._listings[key] = self.hub.listing(key)
         return self._listings[key]
 
     def header(self, found: ResolvedModel) -> Header:
-        """The model's header, from disk or by Range requests. Raises what reading it raises."""
+        """The model's header, from disk or by Range requests. Raises what `read_model` and `remote_header`
+        raise.
+        """
         from specllama.gguf.header import read_model
 
         if found.path or found.listing is None or found.files is None:
@@ -173,7 +179,7 @@ class Library:
             raise
 
     def draft_for(self, target: ResolvedModel) -> tuple[ResolvedModel | None, list[ManifestEntry]]:
-        """The first draft known for a target that is on disk, and all that are known."""
+        """The first known draft for a target that is on disk, and all known drafts."""
         entry = target.meaning.entry or self._entry_of(target.path)
         known = self.manifest.drafts_for(entry) if entry is not None else []
         for draft in known:
@@ -183,7 +189,7 @@ class Library:
         return None, known
 
     def _entry_of(self, path: str) -> ManifestEntry | None:
-        """What models.toml calls a file that lies in the cache."""
+        """The entry in models.toml of a file in the cache."""
         try:
             first = Path(path).absolute().relative_to(self.root.absolute()).parts[0]
         except (ValueError, IndexError):

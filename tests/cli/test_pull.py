@@ -281,7 +281,7 @@ def test_removing(named: Named) -> None:
     named("pull", "8B:Q8_0")  # the same content under another name
     missing = named("models", "rm", "8B:Q2_K")
     assert (missing.code, missing.raw) == (3, b"")
-    assert "there is: " in missing.err
+    assert "on disk: " in missing.err
     result = named("models", "rm", "8B:Q4_K_M")
     assert result.code == 0
     assert "0 bytes freed" in result.out  # the other one still needs it

@@ -18,7 +18,7 @@ _FILE_PAGES = ("inactive_file", "active_file")  # the kernel drops them before i
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be allocated without swapping: MemAvailable, or less where a cgroup (v1, v2) limits it.
+    """Bytes that can be allocated without swapping: MemAvailable, or less if a cgroup (v1, v2) limits it.
 
     macOS: free, speculative, purgeable and file-backed pages. Elsewhere UNKNOWN.
     """

@@ -1,4 +1,4 @@
-"""What a model costs in memory once loaded: weights, KV cache, recurrent state, compute buffers. In bytes.
+"""The memory of a loaded model in bytes: weights, KV cache, recurrent state, compute buffers.
 
 Pure functions over headers. KV cache and recurrent state follow llama-kv-cache.cpp and llama-hparams.cpp to
 the byte; compute buffers are an upper estimate, 1.1 to 1.6 times what llama.cpp reserves for dense models.
@@ -20,7 +20,7 @@ from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK
 from specllama.gguf.header import Header
 from specllama.gguf.types import row_bytes
 
-N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to it
+N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to a multiple of it
 
 _F32 = 4
 _COMPUTE_MARGIN = 1.15
@@ -33,7 +33,7 @@ FlashAttn = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class CostSettings:
-    """How a model and its context are loaded, as far as memory depends on it. Checked at construction."""
+    """The settings of a model and its context that memory depends on. Raises UsageError at construction."""
 
     n_slots: int = 1
     n_batch: int = 2048
@@ -58,7 +58,7 @@ class CostSettings:
 
 @dataclass(frozen=True)
 class Usage:
-    """Memory of one model and its context: the parts, and how much of the sum is on devices."""
+    """Memory of one model and its context in bytes: by part, and in total on the host and on devices."""
 
     n_ctx: int
     n_gpu_layers: int
@@ -74,13 +74,13 @@ class Usage:
 
 @dataclass(frozen=True, eq=False)
 class MemoryCosts:
-    """A header with load settings; answers what any n_ctx and n_gpu_layers would cost."""
+    """Computes the memory of a model for any n_ctx and n_gpu_layers."""
 
     header: Header
     settings: CostSettings
 
     def usage(self, n_ctx: int, n_gpu_layers: int = 0) -> Usage:
-        """The memory with a context of `n_ctx` and the last `n_gpu_layers` (of n_layer + 1) on devices."""
+        """The memory with `n_ctx` tokens of context and the last `n_gpu_layers` of n_layer + 1 on devices."""
         layers = [w + c for w, c in zip(self.layer_weights, self.layer_caches(n_ctx), strict=True)]
         compute = self.compute(n_ctx)
         outputs = reserved_outputs(self.settings.n_outputs_max) * self.header.n_vocab * _F32
@@ -90,7 +90,7 @@ class MemoryCosts:
         device = 0
         if n_gpu:
             moved = sum(layers[len(layers) - (n_gpu - 1) :])
-            # Output matrices that are the embeddings too stay on the host as well.
+            # An output matrix that is also the embeddings stays on the host as well.
             host -= moved + (self.output_weights if self.has_output else 0)
             device = moved + self.output_weights + compute
         return Usage(
@@ -118,7 +118,7 @@ class MemoryCosts:
 
     @cached_property
     def has_output(self) -> bool:
-        """Whether the output matrix is a tensor of its own, not the embeddings."""
+        """Whether the output matrix is a separate tensor, not the embeddings."""
         return any(t.name == "output.weight" for t in self.header.tensors)
 
     @cached_property
@@ -129,7 +129,7 @@ class MemoryCosts:
 
     @cached_property
     def head_sizes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(key, value) elements of an attention head, of full layers and of layers with a sliding window."""
+        """(key, value) elements of an attention head: in full layers, and in layers with a sliding window."""
         h = self.header
         n_head = next((n for n in h.n_head if n), 0)
         default = h.n_embd // n_head if n_head else 0
@@ -139,7 +139,7 @@ class MemoryCosts:
 
     @cached_property
     def cache_widths(self) -> tuple[tuple[int, int], ...]:
-        """Elements per token of each layer's K and V cache; (0, 0) for a layer without."""
+        """Elements per token of each layer's K and V cache; (0, 0) for a layer without a cache."""
         h = self.header
         n_kv = h.n_head_kv
         if h.architecture in RECURRENT or not any(n_kv):
@@ -158,7 +158,7 @@ class MemoryCosts:
             attends = i < last and not (h.architecture in INTERVAL and self.recurrent[i])
             n = n_kv[i] if attends else 0
             widths.append((sizes[0] * n + (index if n else 0), 0 if latent else sizes[1] * n))
-        if self.settings.flash_attn == "off":  # V is transposed then, and padded to the widest layer
+        if self.settings.flash_attn == "off":  # V is then transposed and padded to the widest layer
             widest = max(v for _, v in widths)
             widths = [(k, widest if k else 0) for k, _ in widths]
         return tuple(widths)
@@ -201,10 +201,10 @@ class MemoryCosts:
         return sum(self.layer_caches(n_ctx)) - sum(self.state_layers)
 
     def compute(self, n_ctx: int) -> int:
-        """Bytes of the compute buffer, an upper estimate: the widest moment of a graph over n_ubatch tokens.
+        """Bytes of the compute buffer, an upper estimate: the widest point of a graph over n_ubatch tokens.
 
-        That is the feed-forward part, attention (with n_ctx × n_head scores where flash attention is off) or
-        the logits; the attention masks are there all the time.
+        That is the feed-forward part, attention (with n_ctx × n_head scores if flash attention is off) or the
+        logits, together with the attention masks.
         """
         h, s = self.header, self.settings
         off = s.flash_attn == "off"
@@ -227,14 +227,14 @@ class MemoryCosts:
 
 
 def _first_shared_layer(h: Header) -> int:
-    """From this layer on, KV caches are those of earlier layers."""
+    """The first layer that uses the KV cache of an earlier one."""
     if h.architecture == "gemma3n":
         return 20
     return h.n_layer - h.arch_integer("attention.shared_kv_layers")
 
 
 def _active_ff(h: Header) -> int:
-    """Feed-forward elements of one token: of the dense layers, or of the experts it is routed to."""
+    """Feed-forward elements of one token: in dense layers, or in the experts that it is routed to."""
     dense = h.arch_integer("feed_forward_length")
     used = h.arch_integer("expert_used_count")
     expert = h.arch_integer("expert_feed_forward_length", dense) * used

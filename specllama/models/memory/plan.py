@@ -1,7 +1,7 @@
-"""The memory plan: whether a target and a draft fit before anything is loaded, with which context and layers.
+"""The memory plan: whether target and draft fit, with which context and layers, before anything is loaded.
 
-Pure functions over headers and numbers (memory.py knows what a model costs, host.py what there is). What does
-not fit is refused with settings that would, each of them computed.
+Pure functions over headers and numbers: cost.py computes what a model needs, available.py what the machine
+has. A plan that does not fit is refused with settings that would fit.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, Mem
 
 __all__ = ["DeviceMemory", "FitSettings", "MemoryPlan", "Usage", "available_memory", "plan_memory"]
 
-N_CTX_DEFAULT = 8192  # unless the model was trained on less, or less fits
+N_CTX_DEFAULT = 8192  # unless the model was trained on fewer tokens, or fewer fit
 N_CTX_LEAST = 512
-_DEFAULT_SHARE = 0.9  # of the available memory that a context chosen by us may take
-_DEVICE_RESERVE = 256 << 20  # bytes of each device left to its driver and others
+_DEFAULT_SHARE = 0.9  # of the available memory that a default context may use
+_DEVICE_RESERVE = 256 << 20  # bytes of each device left to its driver and other programs
 
-# Bits per weight of the quantisations that people publish, best first.
+# Bits per weight of common quantisations, best first.
 _QUANTS = (("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_K_M", 4.0), ("Q2_K", 3.2))
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A device to offload layers to, with its free bytes. `unified`: its memory is the host's (Apple)."""
+    """A device to offload layers to. free: bytes. unified: its memory is the host's (Apple)."""
 
     name: str
     free: int
@@ -38,8 +38,8 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What was asked for; None is "choose", for devices_draft the target's. `available` is in bytes. Checked
-    at construction.
+    """The settings to plan for. available: bytes of host memory. None: the plan chooses; for devices_draft:
+    those of the target. Raises UsageError at construction.
     """
 
     available: int
@@ -89,8 +89,8 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What will be loaded and what it takes. `host` and `device` in bytes, over both models. device_room: of
-    the target's devices; draft_room: what the target leaves of the draft's.
+    """The memory of both models. available, host, device: bytes. device_room: free bytes of the target's
+    devices; draft_room: free bytes of the draft's devices next to the target.
     """
 
     target: Usage
@@ -108,10 +108,12 @@ class MemoryPlan:
 
     @property
     def n_ctx_draft(self) -> int:
+        """0 without a draft."""
         return self.draft.n_ctx if self.draft else 0
 
     @property
     def fits(self) -> bool:
+        """Whether host memory and devices suffice."""
         return self.host <= self.available and self.fits_devices
 
     @property
@@ -121,28 +123,28 @@ class MemoryPlan:
 
 
 def plan_memory(target: Header, draft: Header | None, settings: FitSettings) -> MemoryPlan:
-    """Choose context and layers and check that all fits.
+    """Choose context and layers, and check that everything fits.
 
-    Raises ResourceError with needed and available GB and the settings that would fit, UsageError for a cache
-    type that the heads do not divide into. The headers must have passed `check_model`.
+    The headers must have passed `check_model`. Raises ResourceError with needed and available GB and settings
+    that would fit, UsageError for a cache type whose blocks do not divide the head size.
     """
     _check_cache_types(target, settings.of_target())
     if draft:
         _check_cache_types(draft, settings.of_draft())
-    asked = _Question(target, draft, settings)
+    planner = _Planner(target, draft, settings)
     if settings.n_ctx is not None:
-        plan = asked.plan(settings.n_ctx)
+        plan = planner.plan(settings.n_ctx)
     else:
         roomy = replace(settings, available=int(settings.available * _DEFAULT_SHARE))
-        chosen = _Question(target, draft, roomy).largest_fitting(_default_n_ctx(target))
-        plan = asked.plan(chosen or _least_n_ctx(target))
+        chosen = _Planner(target, draft, roomy).largest_fitting(_default_n_ctx(target))
+        plan = planner.plan(chosen or _least_n_ctx(target))
     if not plan.fits:
-        raise _refusal(asked, plan)
-    return replace(plan, warnings=tuple(_warnings(asked, plan)))
+        raise _refusal(planner, plan)
+    return replace(plan, warnings=tuple(_warnings(planner, plan)))
 
 
-class _Question:
-    """One combination of models and settings; the answers are plans, fitting or not."""
+class _Planner:
+    """One combination of models and settings, whose plans may fit or not."""
 
     def __init__(self, target: Header, draft: Header | None, settings: FitSettings) -> None:
         self.target, self.draft, self.settings = target, draft, settings
@@ -167,7 +169,7 @@ class _Question:
         return MemoryPlan(target, draft, s.available, host, device, room, draft_room)
 
     def largest_fitting(self, most: int) -> int | None:
-        """The largest n_ctx up to `most`, in steps of 256 from 512, that fits; memory grows with n_ctx."""
+        """The largest n_ctx up to `most` that fits, by bisection in steps of 256 from 512; or None."""
         if self.plan(most).fits:
             return most
         least = min(_least_n_ctx(self.target), most)
@@ -181,7 +183,9 @@ def _room(devices: Iterable[DeviceMemory]) -> int:
 
 
 def _part(n_bytes: int, spread: Sequence[DeviceMemory], counted: Iterable[DeviceMemory]) -> int:
-    """How much of what is spread over devices, by their room as llama.cpp does, lies on some of them."""
+    """The bytes on `counted` devices of `n_bytes` that llama.cpp spreads over devices in proportion to their
+    room.
+    """
     names = {d.name for d in counted}
     inside = [d for d in spread if d.name in names]
     whole = _room(spread)
@@ -189,7 +193,7 @@ def _part(n_bytes: int, spread: Sequence[DeviceMemory], counted: Iterable[Device
 
 
 def _offloaded(costs: MemoryCosts, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:
-    """The usage with the layers asked for, or (None) as many as the room on the devices takes."""
+    """The usage with `n_gpu_layers`, or (None) with as many layers as the devices have room for."""
     if n_gpu_layers is not None:
         everything = costs.header.n_layer + 1
         return costs.usage(n_ctx, everything if n_gpu_layers < 0 else n_gpu_layers)
@@ -219,10 +223,10 @@ def _least_n_ctx(target: Header) -> int:
     return min(N_CTX_LEAST, target.n_ctx_train or N_CTX_LEAST)
 
 
-def _warnings(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
-    pairs = [(asked.target, plan.target, "n_ctx")]
-    if asked.draft and plan.draft:
-        pairs.append((asked.draft, plan.draft, "n_ctx_draft"))
+def _warnings(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
+    pairs = [(planner.target, plan.target, "n_ctx")]
+    if planner.draft and plan.draft:
+        pairs.append((planner.draft, plan.draft, "n_ctx_draft"))
     for header, usage, name in pairs:
         if 0 < header.n_ctx_train < usage.n_ctx:
             trained = f"{header.name} was trained on {header.n_ctx_train} tokens, n_ctx is {usage.n_ctx}"
@@ -230,7 +234,7 @@ def _warnings(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
             yield f"{trained}: beyond that {effect}; {option(name, header.n_ctx_train)} avoids it"
 
 
-def _refusal(asked: _Question, plan: MemoryPlan) -> ResourceError:
+def _refusal(planner: _Planner, plan: MemoryPlan) -> ResourceError:
     if plan.target.device > plan.device_room:
         needed, there, where = plan.target.device, plan.device_room, "on the devices"
     elif plan.draft and plan.draft.device > plan.draft_room:
@@ -244,70 +248,70 @@ def _refusal(asked: _Question, plan: MemoryPlan) -> ResourceError:
         "buffers": sum(u.compute + u.outputs + u.fixed for u in usages),
     }
     detail = ", ".join(f"{name} {_gigabytes(n)}" for name, n in parts.items())
-    models = asked.target.name + (f" and {asked.draft.name}" if asked.draft else "")
+    models = planner.target.name + (f" and {planner.draft.name}" if planner.draft else "")
     message = (
         f"not enough memory for {models} with n_ctx {plan.n_ctx}: "
         f"{_gigabytes(needed)} GB {where} needed ({detail}), {_gigabytes(there)} GB available"
     )
-    found = list(_remedies(asked, plan))
+    found = list(_remedies(planner, plan))
     if not found:
         return ResourceError(message, "No setting makes it fit: free memory, or use a smaller model.")
     return ResourceError(message, "It would fit with " + ", or with ".join(found[:4]) + ".")
 
 
-def _remedies(asked: _Question, plan: MemoryPlan) -> Iterator[str]:
-    """Settings that fit, the least loss first; a smaller quantisation only where no setting does."""
-    s, target, draft = asked.settings, asked.target, asked.draft
+def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
+    """Settings that fit, those that lose least first; a smaller quantisation only if no setting fits."""
+    s, target, draft = planner.settings, planner.target, planner.draft
     found = False
     if not plan.fits_devices:
         free = replace(s, n_gpu_layers=None, n_gpu_layers_draft=None)
-        auto = _Question(target, draft, free).plan(plan.n_ctx)
+        auto = _Planner(target, draft, free).plan(plan.n_ctx)
         if auto.fits:
             found = True
             both = " " + option("n_gpu_layers_draft", auto.draft.n_gpu_layers) if auto.draft else ""
             yield option("n_gpu_layers", auto.target.n_gpu_layers) + both
-    alone = _Question(target, None, s) if draft else None
+    alone = _Planner(target, None, s) if draft else None
     no_draft = option("draft_model", "none")
     variants = [
-        ("", asked),
-        (_cache_flags(draft), _quantised(asked)),
+        ("", planner),
+        (_cache_flags(draft), _quantised(planner)),
         (no_draft, alone),
         (f"{no_draft} {_cache_flags(None)}", _quantised(alone) if alone else None),
     ]
-    for flags, question in variants:
-        if question is None:
+    for flags, variant in variants:
+        if variant is None:
             continue
-        if flags and question.plan(plan.n_ctx).fits:
+        if flags and variant.plan(plan.n_ctx).fits:
             found = True
             yield flags
-            if question is alone:  # caches need not shrink, too
+            if variant is alone:  # no need to shrink the caches too
                 break
-        elif n_ctx := _smaller_n_ctx(question, plan):
+        elif n_ctx := _smaller_n_ctx(variant, plan):
             found = True
-            both = " " + option("n_ctx_draft", n_ctx) if question.draft and s.n_ctx_draft else ""
+            both = " " + option("n_ctx_draft", n_ctx) if variant.draft and s.n_ctx_draft else ""
             yield f"{flags} {option('n_ctx', n_ctx)}".strip() + both
     if not found:
-        yield from _smaller_quants(alone or asked, f"{no_draft} and " if draft else "")
+        yield from _smaller_quants(alone or planner, f"{no_draft} and " if draft else "")
 
 
-def _smaller_n_ctx(question: _Question, plan: MemoryPlan) -> int | None:
-    """The largest context below the refused one that fits, a draft's context shrinking with it."""
-    shrunk = replace(question.settings, n_ctx_draft=None)
+def _smaller_n_ctx(variant: _Planner, plan: MemoryPlan) -> int | None:
+    """The largest context below the refused one that fits; the draft's context shrinks with it."""
+    shrunk = replace(variant.settings, n_ctx_draft=None)
     if plan.n_ctx <= N_CTX_LEAST:
         return None
     below = (plan.n_ctx - 1) // N_CTX_PAD * N_CTX_PAD
-    return _Question(question.target, question.draft, shrunk).largest_fitting(below)
+    return _Planner(variant.target, variant.draft, shrunk).largest_fitting(below)
 
 
-def _quantised(asked: _Question) -> _Question | None:
-    """The same with Q8_0 caches, None where that would not help or rows do not divide into its blocks."""
-    headers = [asked.target, *([asked.draft] if asked.draft else [])]
-    wide = {"f32", "f16", "bf16"} & {asked.settings.cache_type_k, asked.settings.cache_type_v}
+def _quantised(planner: _Planner) -> _Planner | None:
+    """The same with Q8_0 caches; None if that would not help, or its blocks do not divide the head size."""
+    headers = [planner.target, *([planner.draft] if planner.draft else [])]
+    wide = {"f32", "f16", "bf16"} & {planner.settings.cache_type_k, planner.settings.cache_type_v}
     sizes = [size for h in headers for pair in MemoryCosts(h, CostSettings()).head_sizes for size in pair]
-    if not wide or not any(sizes) or any(size % 32 for size in sizes) or asked.settings.flash_attn == "off":
+    if not wide or not any(sizes) or any(size % 32 for size in sizes) or planner.settings.flash_attn == "off":
         return None
     q8 = dict.fromkeys(("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"), "q8_0")
-    return _Question(asked.target, asked.draft, replace(asked.settings, **q8))  # type: ignore[arg-type]
+    return _Planner(planner.target, planner.draft, replace(planner.settings, **q8))  # type: ignore[arg-type]
 
 
 def _cache_flags(draft: Header | None) -> str:
@@ -315,11 +319,11 @@ def _cache_flags(draft: Header | None) -> str:
     return " ".join([*(option(name, "q8_0") for name in names), option("flash_attn", "on")])
 
 
-def _smaller_quants(asked: _Question, flags: str) -> Iterator[str]:
-    """The best quantisation of the target whose weights would leave room for the least context."""
-    plan = asked.plan(_least_n_ctx(asked.target))
+def _smaller_quants(planner: _Planner, flags: str) -> Iterator[str]:
+    """The best quantisation of the target that would leave room for the smallest context."""
+    plan = planner.plan(_least_n_ctx(planner.target))
     room = plan.target.weights - max(plan.host - plan.available, plan.target.device - plan.device_room)
-    n_params = max(asked.target.n_params, 1)
+    n_params = max(planner.target.n_params, 1)
     for name, bits in _QUANTS:
         if bits < plan.target.weights * 8 / n_params and n_params * bits / 8 <= room:
             yield f"{flags}a {name} file of the model"
