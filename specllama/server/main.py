@@ -1,6 +1,6 @@
-"""A server from its start to its end: the socket, the event loop, the signals.
+"""A server from start to end: the socket, the event loop, the signals.
 
-SIGTERM and the first Ctrl-C let what runs end, a second Ctrl-C does not.
+SIGTERM and the first Ctrl-C let running requests end, a second Ctrl-C does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvicorn
 
 from specllama.client.protocol import LoadInfo
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
-from specllama.server.app import build
+from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
 from specllama.server.metrics import Metrics
@@ -28,7 +28,7 @@ from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
-_MARGIN_SECONDS = 2.0  # that clients have to take note of a drain that took too long
+_MARGIN_SECONDS = 2.0  # for clients to receive their errors after a drain that took too long
 _BACKLOG = 1024
 
 
@@ -39,10 +39,13 @@ def serve(
     log: IO[str] | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> int:
-    """Serve until a signal; its number. ready: called once with what the engine says of the models and the
-    URL. Raises UsageError and ResourceError for the address, and what loading raises.
+    """Serve until a signal; its number.
+
+    say: gets lines for the operator. ready: called once, with the information about the loaded models and the
+    URL. log: where llama.cpp's log goes. progress: gets the name of a model and the share that is loaded.
+    Raises UsageError and ResourceError for the address, and what loading raises.
     """
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what matters is said by `say`
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # `say` gets what matters
     listener = listen(settings.host, settings.port, settings.client_seconds)
     with listener:
         supervisor = Supervisor(settings.load, say, log, progress)
@@ -50,8 +53,9 @@ def serve(
 
 
 def listen(host: str, port: int, seconds: float) -> socket.socket:
-    """A listening socket; the system drops who leaves what it was sent unread for so long. Raises UsageError
-    for an address that is none, ResourceError for one that cannot be had.
+    """A listening socket whose clients the system drops when sent bytes stay unread for `seconds`.
+
+    Raises UsageError for an address that this machine does not have, ResourceError for one in use.
     """
     where = f"{host}:{port}"
     try:
@@ -86,7 +90,7 @@ def _no_socket(error: OSError, where: str) -> SpecllamaError:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, but what a signal does is ours to say."""
+    """uvicorn's, which leaves the signals to _Stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -94,7 +98,7 @@ class _Server(uvicorn.Server):
 
 
 class _Stop:
-    """What a signal does. number: of the first one that came, None before."""
+    """What signals do. number: of the first one, None before."""
 
     def __init__(self, server: uvicorn.Server, service: Service, say: Say) -> None:
         self._server, self._service, self._say = server, service, say
@@ -114,14 +118,15 @@ class _Stop:
         self._server.should_exit = self._service.draining = True
         seconds = self._service.settings.drain_seconds
         if self._service.jobs:
-            self._say(f"no new requests; {len(self._service.jobs)} may still take {seconds:g} s to end")
+            n = len(self._service.jobs)
+            self._say(f"no new requests; {n} {'has' if n == 1 else 'have'} {seconds:g} s to end")
         self._drain = asyncio.get_running_loop().call_later(seconds, self._end)
 
     def _end(self) -> None:
         self._service.end_all(EngineDiedError("the server is shutting down"))
 
-    def over(self) -> None:
-        """Nothing is left to be ended."""
+    def close(self) -> None:
+        """All requests have ended."""
         if self._drain is not None:
             self._drain.cancel()
 
@@ -143,21 +148,21 @@ async def _serve(
     with _signals(loop, stop):
         engine = asyncio.create_task(supervisor.run())
         engine.add_done_callback(lambda _: setattr(server, "should_exit", True))
-        said = asyncio.create_task(_say_ready(supervisor, ready, url))
+        announcing = asyncio.create_task(_say_ready(supervisor, ready, url))
         try:
             await server.serve([listener])
         finally:
-            said.cancel()
+            announcing.cancel()
             engine.cancel()
-            stop.over()
-            await asyncio.wait((said, engine))
+            stop.close()
+            await asyncio.wait((announcing, engine))
     if not engine.cancelled() and (problem := engine.exception()) is not None:
         raise problem
     return stop.number or signal.SIGTERM
 
 
 def _complaint(context: Mapping[str, Any]) -> str:
-    """What the event loop has to say, without a traceback."""
+    """A line about an error in the event loop, without a traceback."""
     error = context.get("exception")
     return unexpected(error) if error is not None else f"unexpected: {context['message']}"
 
@@ -165,7 +170,7 @@ def _complaint(context: Mapping[str, Any]) -> str:
 def _config(service: Service, say: Say) -> uvicorn.Config:
     return uvicorn.Config(
         build(service, say),
-        http=limited(service.settings.client_seconds, service.n_slots + service.settings.queue),
+        http=limited(service.settings.client_seconds, service.n_slots + service.settings.queue, ERRORS),
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -180,7 +185,7 @@ def _config(service: Service, say: Say) -> uvicorn.Config:
 async def _say_ready(supervisor: Supervisor, ready: Callable[[LoadInfo, str], None], url: str) -> None:
     await supervisor.started()
     gc.collect()
-    gc.freeze()  # what a server begins with stays: without it in the way, what requests leave is found soon
+    gc.freeze()  # objects made at start live on: collections after requests need not look at them
     ready(supervisor.info, url)
 
 

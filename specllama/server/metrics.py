@@ -1,7 +1,7 @@
 """Counters and histograms for Prometheus, in a registry of their own.
 
-Counters grow when a text has ended, by the same figures that the response reports, so that both agree to the
-token; a text whose engine died has no figures and is in none.
+Counters grow when a text has ended, by the figures that its response reports, so that both agree to the
+token. A text whose engine died has no figures and is not counted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Metrics:
         registry.register(_Aliases(self, model))
 
     def count(self, stats: RunStats, first_of_prompt: bool) -> None:
-        """A text has ended. first_of_prompt: whether it is the first one of its prompt."""
+        """Count a text that has ended. first_of_prompt: whether it is the first one of its prompt."""
         self.texts.inc()
         if first_of_prompt:
             self.prompt.inc(stats.n_prompt)
@@ -81,18 +81,18 @@ class Metrics:
             self.rate.observe(stats.acceptance_rate)
 
     def update_open(self, n: int, n_slots: int) -> None:
-        """So many texts run or wait now."""
+        """Update the gauges of running and waiting texts; n: both together."""
         self.running.set(min(n, n_slots))
         self.waiting.set(max(0, n - n_slots))
         self.slots.set(n_slots)
 
     def text(self) -> bytes:
-        """What a scrape gets."""
+        """In Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class _Aliases(Collector):
-    """vLLM's names for the same counters, which dashboards know."""
+    """vLLM's names for the same counters, for existing dashboards."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model

@@ -1,37 +1,14 @@
-"""The OpenAPI document, made of the same models that requests are checked with."""
+"""The OpenAPI document, made of the routes and of the models that requests are checked with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel
-
 import specllama
-from specllama.server.dialects.llama_server.requests import (
-    DetokenizeRequest,
-    TemplateRequest,
-    TokenizeRequest,
-)
-from specllama.server.dialects.openai.chat_request import ChatRequest
-from specllama.server.dialects.openai.completions_request import CompletionRequest
+from specllama.server.dialects.base import ApiRoute
 
 _REF = "#/components/schemas/{model}"
-_POSTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
-    ("/v1/chat/completions", "Answer a conversation", ChatRequest),
-    ("/v1/completions", "Go on behind a prompt", CompletionRequest),
-    ("/tokenize", "The ids of a text", TokenizeRequest),
-    ("/detokenize", "The text of ids", DetokenizeRequest),
-    ("/apply-template", "The prompt that messages make", TemplateRequest),
-)
-_GETS = (
-    ("/health", "Whether the engine answers"),
-    ("/metrics", "Figures for Prometheus"),
-    ("/v1/models", "The model that is served"),
-    ("/v1/models/{name}", "One model"),
-    ("/props", "What the server was started with"),
-    ("/slots", "What each slot is doing"),
-    ("/openapi.json", "This document"),
-)
 _ERRORS = {
     400: "the request cannot be used", 401: "no key or a wrong one", 404: "no such model or route",
     408: "the body came too slowly", 413: "the body is too large", 429: "the queue is full",
@@ -55,22 +32,14 @@ _ERROR = {
 }
 
 
-def document(keyed: bool) -> dict[str, Any]:
-    """keyed: whether clients need a key."""
+def document(routes: Iterable[ApiRoute], keyed: bool) -> dict[str, Any]:
+    """The document of the routes that have a summary. keyed: whether clients need a key."""
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
-    for path, summary in _GETS:
-        paths[path] = {"get": _operation(summary, path in ("/health",))}
-        if "{name}" in path:
-            parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-            paths[path]["get"]["parameters"] = [parameter]
-    for path, summary, model in _POSTS:
-        schema = model.model_json_schema(ref_template=_REF, by_alias=True)
-        schemas |= schema.pop("$defs", {})
-        schemas[model.__name__] = schema
-        body = {"schema": {"$ref": _REF.format(model=model.__name__)}}
-        paths[path] = {"post": _operation(summary)}
-        paths[path]["post"]["requestBody"] = {"required": True, "content": {"application/json": body}}
+    for route in routes:
+        if route.summary:
+            path = route.path.replace(":path}", "}")
+            paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "specllama", "version": specllama.__version__},
@@ -83,8 +52,22 @@ def document(keyed: bool) -> dict[str, Any]:
     return found
 
 
-def _operation(summary: str, open_: bool = False) -> dict[str, Any]:
+def _operation(route: ApiRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+    """One operation; the schemas that it refers to are added to `schemas`."""
     refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     answers = {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
-    operation = {"summary": summary, "responses": {"200": {"description": "done"}, **answers}}
-    return operation | ({"security": []} if open_ else {})
+    found: dict[str, Any] = {
+        "summary": route.summary,
+        "responses": {"200": {"description": "done"}, **answers},
+    }
+    if route.open:
+        found["security"] = []
+    if "{name" in route.path:
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if route.body is not None:
+        schema = route.body.model_json_schema(ref_template=_REF, by_alias=True)
+        schemas |= schema.pop("$defs", {})
+        schemas[route.body.__name__] = schema
+        content = {"schema": {"$ref": _REF.format(model=route.body.__name__)}}
+        found["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return found

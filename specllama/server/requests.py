@@ -1,4 +1,4 @@
-"""One request in the engine: its texts, handed in together, as one stream of events."""
+"""One request in the engine: its texts, submitted together, as one stream of events."""
 
 from __future__ import annotations
 
@@ -7,48 +7,47 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import Submission
 from specllama.client.loop_client import LoopClient
 from specllama.errors import DeadlineError, SpecllamaError
-from specllama.server.event_assembler import EventAssembler
-from specllama.server.events import Event
+from specllama.server.events import Event, EventAssembler
 from specllama.server.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionSpec:
-    """One text that is wanted. prompt: number of the prompt that it answers. splits: see Reader."""
+    """One text to generate. prompt: index of the prompt that it answers. splits: see EventAssembler."""
 
-    request: m.Generate
+    request: protocol.Generate
     prompt: int = 0
     splits: bool = False
 
 
 class RequestStream:
-    """The texts of one request. ended: called once when all have ended in the engine, however that came
-    about. n_open: those that have not. end_ids: tokens
-    that end a text.
+    """The texts of one request, on their way through the engine.
+
+    ended: called once when the engine has ended all of them, for whatever reason. end_ids: tokens that end a
+    text. n_open: texts that the engine has not ended.
     """
 
     def __init__(
         self,
-        wanted: Sequence[CompletionSpec],
+        specs: Sequence[CompletionSpec],
         metrics: Metrics,
         ended: Callable[[RequestStream], None],
         end_ids: Collection[int] = (),
     ) -> None:
-        self._end_ids = end_ids
-        self.wanted = list(wanted)
-        self.n_open = len(wanted)
-        self._metrics, self._ended = metrics, ended
+        self.specs = list(specs)
+        self.n_open = len(specs)
+        self._metrics, self._ended, self._end_ids = metrics, ended, end_ids
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
-        self._inbox: list[tuple[EventAssembler, m.Message, float] | SpecllamaError] = []
-        self._news, self._whole = asyncio.Event(), asyncio.Event()  # something is in it; all that will be
-        self._left = self._poked = False
-        self._last: dict[int, float] = {}
+        self._inbox: list[tuple[EventAssembler, protocol.Message, float] | SpecllamaError] = []
+        self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # something, everything has
+        self._abandoned = self._woken = False
+        self._last: dict[int, float] = {}  # by choice: when its latest tokens arrived
 
     @property
     def seconds(self) -> float:
@@ -56,45 +55,46 @@ class RequestStream:
         return self._loop.time() - self._began
 
     def start(self, client: LoopClient) -> None:
-        """Hand all texts in."""
-        for i, wanted in enumerate(self.wanted):
-            begun = bool(wanted.request.prefix)
-            reader = EventAssembler(i, wanted.prompt, wanted.splits, begun, self._end_ids)
-            request = replace(wanted.request, id=client.next_id(), turn=i)
+        """Submit all texts."""
+        for i, spec in enumerate(self.specs):
+            continues = bool(spec.request.prefix)
+            assembler = EventAssembler(i, spec.prompt, spec.splits, continues, self._end_ids)
+            request = replace(spec.request, id=client.next_id(), turn=i)
             try:
-                self._submitted.append(client.submit(request, partial(self._arrive, reader)))
+                self._submitted.append(client.submit(request, partial(self._arrive, assembler)))
             except SpecllamaError as error:
-                self._arrive(reader, error)
+                self._arrive(assembler, error)
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:
-        """The events, those that came together at once, until all texts have ended; whole: all of them then.
-        An empty list after a `poke`. Raises what the engine says, what `fail` was given, DeadlineError by way
-        of it.
+        """The events until all texts have ended, those that arrived together as one list.
+
+        whole: wait for all of them and yield them once. A list is empty after `wake`. Raises the engine's
+        error, and what `fail` and `expire` were called for.
         """
-        awaited, n_done = self._whole if whole else self._news, 0
-        while n_done < len(self.wanted):
+        awaited, n_done = self._complete if whole else self._arrived, 0
+        while n_done < len(self.specs):
             await awaited.wait()
             awaited.clear()
-            poked, self._poked = self._poked, False
+            woken, self._woken = self._woken, False
             arrived, self._inbox = self._inbox, []
             events: list[Event] = []
             for one in arrived:
                 if isinstance(one, SpecllamaError):
                     raise one
-                reader, message, at = one
-                events += reader.take(message, at)
-                n_done += isinstance(message, m.Done)
-            if events or poked:
+                assembler, message, at = one
+                events += assembler.add(message, at)
+                n_done += isinstance(message, protocol.Done)
+            if events or woken:
                 yield events
 
     def wake(self) -> None:
-        """Let who waits for news go on without any."""
-        self._poked = True
-        self._news.set()
+        """Make `batches` yield, even without events."""
+        self._woken = True
+        self._arrived.set()
 
     def expire(self) -> None:
-        """It takes too long: whoever reads it gets DeadlineError."""
-        self.fail(DeadlineError(f"the request took longer than {self.seconds:.0f} s, which is what it may"))
+        """It takes too long: `batches` raises DeadlineError."""
+        self.fail(DeadlineError(f"the request took longer than {self.seconds:.0f} s, which is its limit"))
 
     def fail(self, error: SpecllamaError) -> None:
         """End it with an error."""
@@ -102,46 +102,51 @@ class RequestStream:
         self.cancel()
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
-        self._left = True
+        """Have the engine end its texts; nothing more is yielded."""
+        self._abandoned = True
         if self.n_open:
             for submission in self._submitted:
                 submission.cancel()
 
-    def _arrive(self, reader: EventAssembler, message: m.Message | SpecllamaError) -> None:
-        """In the loop: what the engine says about one of the texts."""
+    def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
+        """In the event loop: a message of the engine about one of the texts."""
         now = self._loop.time()
-        if isinstance(message, m.Tokens):
-            self._observe(reader, len(message.items[0].ids), now)
-        over = isinstance(message, (m.Done, SpecllamaError))
-        if isinstance(message, m.Done):
-            if message.queue_seconds is not None:
-                self._metrics.queued.observe(message.queue_seconds)
-            first_of_prompt = reader.index == 0 or self.wanted[reader.index - 1].prompt != reader.prompt
-            self._metrics.count(message.stats, first_of_prompt)
-        if over:
+        if isinstance(message, protocol.Tokens):
+            self._observe(assembler.index, len(message.items[0].ids), now)
+        ended = isinstance(message, (protocol.Done, SpecllamaError))
+        if isinstance(message, protocol.Done):
+            self._count(assembler, message)
+        if ended:
             self.n_open -= 1
         if isinstance(message, SpecllamaError):
             self._put(message)
-            if not self._left:
-                self.cancel()  # the others are worth nothing alone
-        elif not self._left:
-            self._put((reader, message, now))
-        if over and self.n_open == 0:
+            if not self._abandoned:
+                self.cancel()  # the other texts alone are of no use
+        elif not self._abandoned:
+            self._put((assembler, message, now))
+        if ended and self.n_open == 0:
             self._metrics.seconds.observe(self.seconds)
             self._ended(self)
 
-    def _put(self, arrived: tuple[EventAssembler, m.Message, float] | SpecllamaError) -> None:
+    def _put(self, arrived: tuple[EventAssembler, protocol.Message, float] | SpecllamaError) -> None:
         self._inbox.append(arrived)
-        self._news.set()
+        self._arrived.set()
         if self.n_open == 0 or isinstance(arrived, SpecllamaError):
-            self._whole.set()
+            self._complete.set()
 
-    def _observe(self, reader: EventAssembler, n: int, now: float) -> None:
-        if reader.index not in self._last:
+    def _count(self, assembler: EventAssembler, done: protocol.Done) -> None:
+        if done.queue_seconds is not None:
+            self._metrics.queued.observe(done.queue_seconds)
+        i = assembler.index
+        first_of_prompt = i == 0 or self.specs[i - 1].prompt != assembler.prompt
+        self._metrics.count(done.stats, first_of_prompt)
+
+    def _observe(self, index: int, n: int, now: float) -> None:
+        """n tokens of a choice have arrived."""
+        if index not in self._last:
             self._metrics.first_token.observe(now - self._began)
         else:
-            gap = (now - self._last[reader.index]) / n
+            gap = (now - self._last[index]) / n
             for _ in range(n):
                 self._metrics.between_tokens.observe(gap)
-        self._last[reader.index] = now
+        self._last[index] = now

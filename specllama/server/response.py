@@ -13,30 +13,27 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.base import DialectWriter, to_json
+from specllama.server.dialects.writer import DialectWriter, to_json
 from specllama.server.events import Event, Start
+from specllama.server.http.errors import ClientGoneError
 from specllama.server.http.timeout import IdleTimer
 from specllama.server.requests import RequestStream
 
-PING_SECONDS = 15.0  # of silence, after which a stream says that it is still there
+PING_SECONDS = 15.0  # of silence, after which a stream shows that it is alive
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds. answer: that the whole may take, 0 for no limit. client: that what was sent may lie unread."""
+    """Seconds. answer: for the whole answer, 0 for no limit. client: for which sent bytes may stay unread."""
 
     answer: float
     client: float
 
 
-class ClientGoneError(Exception):
-    """Nobody reads the answer any more."""
-
-
 class StreamingResponse(Response):
-    """The answer to a request that a job works on.
+    """The answer to a request that a RequestStream works on.
 
-    Errors before the first byte are raised, those behind it are an event of the stream.
+    Errors before the first byte are raised, later ones are an event of the stream.
     """
 
     def __init__(self, job: RequestStream, writer: DialectWriter, stream: bool, limits: Limits) -> None:
@@ -44,13 +41,13 @@ class StreamingResponse(Response):
         self._job, self._writer, self._stream, self._limits = job, writer, stream, limits
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises SpecllamaError while nothing was sent, ClientGoneError."""
+        """Raises SpecllamaError as long as nothing was sent, ClientGoneError."""
         loop, limit = asyncio.get_running_loop(), None
         if self._limits.answer:
             limit = loop.call_later(self._limits.answer, self._job.expire)
         write = self._write_stream if self._stream else self._write_whole
 
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(_disconnected(receive))
         unread = IdleTimer(self._limits.client, gone.cancel)
 
         async def timed(message: Message) -> None:
@@ -68,7 +65,7 @@ class StreamingResponse(Response):
             if limit is not None:
                 limit.cancel()
             unread.close()
-            self._job.cancel()  # nothing where it has ended
+            self._job.cancel()  # does nothing where it has ended
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
@@ -76,16 +73,14 @@ class StreamingResponse(Response):
     async def _write_whole(self, send: Send) -> None:
         async with aclosing(self._job.batches(whole=True)) as batches:
             async for events in batches:
-                self._writer.fold.take(events)
+                self._writer.fold.add(events)
         self.body = to_json(self._writer.answer())
         self.init_headers({"content-type": "application/json"})
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body})
 
     async def _write_stream(self, send: Send) -> None:
-        """What comes before the first text is held back for a while: what goes wrong until then is a plain
-        status.
-        """
+        """Starts are held back until the first text or ping: an error until then is a plain status."""
         writer, sent = self._writer, False
 
         async def body(data: bytes, more: bool = True) -> None:
@@ -108,7 +103,7 @@ class StreamingResponse(Response):
                     if events and all(isinstance(event, Start) for event in held):
                         continue
                     if held:
-                        await body(writer.stream(held, len(self._job.wanted)))
+                        await body(writer.stream(held, len(self._job.specs)))
                         held.clear()
                     if not events:
                         await body(writer.ping)
@@ -121,6 +116,6 @@ class StreamingResponse(Response):
         await body(writer.end(), more=False)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,14 +1,17 @@
-"""What requests share: the engine behind its supervisor, places for a bounded number of texts, the metrics.
+"""What requests share: the engine through its supervisor, a bounded number of texts, the metrics.
 
 Knows no HTTP. Everything runs in one event loop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from specllama.client import protocol
 from specllama.core.seeds import nth_seed
 from specllama.errors import BusyError, ResourceError, SpecllamaError
 from specllama.server.metrics import Metrics
@@ -16,15 +19,21 @@ from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
 
+_GAUGE_SECONDS = 1.0  # for which a scrape waits for the engine's own figures
+
 
 class Service:
-    """One model being served. draining: nothing new is let in."""
+    """One model being served.
+
+    created: seconds since the epoch. jobs: the requests in the engine. draining: no new request is accepted.
+    """
 
     def __init__(self, settings: ServerSettings, supervisor: Supervisor, metrics: Metrics) -> None:
         self.settings, self.supervisor, self.metrics = settings, supervisor, metrics
-        self.draining = False
+        self.created = int(time.time())
         self.jobs: set[RequestStream] = set()
-        self._took = 1.0  # seconds, moving average over requests
+        self.draining = False
+        self._mean_seconds = 1.0  # of a request, moving average
 
     @property
     def n_open(self) -> int:
@@ -37,56 +46,67 @@ class Service:
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which a place is likely to be free."""
+        """Seconds after which a slot is likely to be free."""
         waiting = max(1, self.n_open - self.n_slots + 1)
-        return max(1, min(60, round(self._took * waiting / self.n_slots)))
+        return max(1, min(60, round(self._mean_seconds * waiting / self.n_slots)))
 
-    async def start(self, prompts: Sequence[CompletionSpec], n: int = 1) -> RequestStream:
-        """Hand in n texts of each prompt, with seeds of their own. Raises BusyError where too many wait
-        already, EngineDiedError without an engine.
+    async def start(self, specs: Sequence[CompletionSpec], n: int = 1) -> RequestStream:
+        """Start n texts of each spec, with different seeds.
+
+        Raises BusyError where too many wait already, EngineDiedError without an engine, ResourceError while
+        the server shuts down.
         """
-        wanted = [each for prompt in prompts for each in _choices(prompt, n)]
-        self._refuse_new()
-        self._check_room(len(wanted))
+        texts = [text for spec in specs for text in _choices(spec, n)]
+        self._check_accepting(len(texts))
         client = await self.supervisor.client()
-        self._refuse_new()
-        self._check_room(len(wanted))
-        job = RequestStream(wanted, self.metrics, self._ended, frozenset(self.supervisor.info.end_ids))
+        self._check_accepting(len(texts))  # again: others may have come meanwhile
+        end_ids = frozenset(self.supervisor.info.end_ids)
+        job = RequestStream(texts, self.metrics, self._ended, end_ids)
         self.jobs.add(job)
         self.metrics.update_open(self.n_open, self.n_slots)
         job.start(client)
         return job
 
     def end_all(self, error: SpecllamaError) -> None:
-        """Whoever waits for an answer gets this error instead."""
+        """End all requests with this error."""
         for job in list(self.jobs):
             job.fail(error)
 
-    def _refuse_new(self) -> None:
+    async def update_gauges(self) -> None:
+        """Bring the metrics about the engine up to date; they stay as they are where it does not answer."""
+        problem = self.supervisor.problem
+        self.metrics.up.set(not problem)
+        self.metrics.restarts.set(self.supervisor.restarts)
+        if problem:
+            return
+        with contextlib.suppress(SpecllamaError, TimeoutError):
+            found = await self.supervisor.query(protocol.GetSlots, protocol.Slots, _GAUGE_SECONDS)
+            self.metrics.kv.set(found.n_used / max(1, found.n_ctx))
+
+    def _check_accepting(self, n: int) -> None:
+        """Raises what `start` does about the number of texts."""
         if self.draining:
             raise ResourceError("the server is shutting down", "ask again when it is back")
-
-    def _check_room(self, n: int) -> None:
-        if self.n_open and self.n_open + n > self.n_slots + self.settings.queue:
+        most = self.n_slots + self.settings.queue
+        if self.n_open and self.n_open + n > most:
             self.metrics.refused.inc()
-            most = self.n_slots + self.settings.queue
-            said = f"{self.n_open} texts are being written or wait, {most} are the most"
-            raise BusyError(said, "ask again later", {"retry_after": self.retry_after})
+            problem = f"{self.n_open} texts are running or waiting, {most} are the most"
+            raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
 
     def _ended(self, job: RequestStream) -> None:
-        """All texts of a job have ended in the engine."""
+        """The engine has ended all texts of a request."""
         self.jobs.discard(job)
-        self._took += 0.2 * (job.seconds - self._took)
+        self._mean_seconds += 0.2 * (job.seconds - self._mean_seconds)
         self.metrics.update_open(self.n_open, self.n_slots)
 
 
-def _choices(prompt: CompletionSpec, n: int) -> list[CompletionSpec]:
-    """The prompt n times; choice i has the i-th seed made of the request's."""
-    params = prompt.request.params
+def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:
+    """The spec n times; choice i has the i-th seed derived from the request's."""
+    params = spec.request.params
     if n == 1:
-        return [prompt]
+        return [spec]
     seed = params["seed"] if params.get("seed") is not None else secrets.randbits(32)
     return [
-        replace(prompt, request=replace(prompt.request, params={**params, "seed": nth_seed(seed, i)}))
+        replace(spec, request=replace(spec.request, params={**params, "seed": nth_seed(seed, i)}))
         for i in range(n)
     ]

@@ -1,9 +1,9 @@
-"""What a server is started with. Plain data; secrets in it are never shown."""
+"""The settings of a server. Plain data; its repr shows no secrets."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -17,12 +17,12 @@ ANY_NAME = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """names: what clients may call the model, the first one is shown, "*" stands for any. keys: API keys, one
-    of which a client has to send; none needed without. queue: texts that may wait for a slot. seconds: that a
-    request may take, 0 for no limit. drain_seconds: that what runs may take to its end after a SIGTERM.
-    client_seconds: that a client may take to send its request, or leave what it was sent unread.
-    hosts, origins: names of this server and web pages that are let in beside those of the address itself.
-    sampling, variables: of requests that bring none. Raises UsageError.
+    """names: for the model, of which the first one is shown and "*" stands for any. keys: API keys, one of
+    which a client must send; () lets everybody in. queue: texts that may wait for a slot. seconds: limit of a
+    request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
+    client to send its request, and for which sent bytes may stay unread. hosts, origins: names of this server
+    and web pages that are let in, in addition to those of the address itself. sampling, variables: of
+    requests that set none. Raises UsageError.
     """
 
     load: LoadSettings
@@ -59,13 +59,18 @@ class ServerSettings:
             )
 
     @property
-    def name(self) -> str:
-        """What the model is called."""
+    def shown_names(self) -> Sequence[str]:
+        """The model's names, the preferred one first."""
         shown = [name for name in self.names if name != ANY_NAME]
-        return shown[0] if shown else PurePath(self.load.target.path).name.removesuffix(".gguf")
+        return shown or [PurePath(self.load.target.path).name.removesuffix(".gguf")]
+
+    @property
+    def name(self) -> str:
+        """The model's preferred name."""
+        return self.shown_names[0]
 
     def serves(self, name: str) -> bool:
-        """Whether a client may call the model so."""
+        """Whether this is a name of the model."""
         return name == self.name or name in self.names or ANY_NAME in self.names
 
 

@@ -1,6 +1,6 @@
 """Keeps an engine process running: loads it, notices its end at once, starts another one with back-off.
 
-Knows nothing of HTTP and of what is asked of the engine.
+Knows no HTTP and no requests.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ import asyncio
 from collections.abc import Callable
 from typing import IO, TypeVar
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.loop_client import LoopClient
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
 
-WAIT_SECONDS = 5.0  # that a request waits for an engine which is being started
-SILENT_SECONDS = 10.0  # a living engine says something every half second
-_DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before a start, by the number of ends in a row
-_LONG_LIFE = 60.0  # seconds after which an end is no longer in a row with those before
+WAIT_SECONDS = 5.0  # for which a request waits for an engine that is being started
+SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
+_DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the number of ends in a row
+_LONG_LIFE = 60.0  # seconds of life after which an end does not count as one in a row
 Say = Callable[[str], None]
-_A = TypeVar("_A", m.Tokenized, m.Detokenized, m.Rendered, m.Slots)
+Answer = TypeVar("Answer", protocol.Tokenized, protocol.Detokenized, protocol.Rendered, protocol.Slots)
 
 
 class Supervisor:
-    """One engine process after another. say: gets lines for the operator. log: where llama.cpp's log goes.
+    """One engine process after another.
 
-    restarts: how often one was started after the end of another.
+    say: gets lines for the operator. log: where llama.cpp's log goes. loaded: by the last engine, None
+    before that. restarts: engine processes started after the end of another one.
     """
 
     def __init__(
@@ -36,20 +37,20 @@ class Supervisor:
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
         self.settings = settings
-        self.loaded: m.LoadInfo | None = None  # by the last engine
+        self.loaded: protocol.LoadInfo | None = None
         self.restarts = 0
         self._say, self._log, self._progress = say, log, progress
         self._client: LoopClient | None = None
         self._ready = asyncio.Event()
-        self._why: SpecllamaError | None = None  # there is no engine, but at the very beginning
+        self._why: SpecllamaError | None = None  # the last engine ended
 
     async def run(self) -> None:
-        """Have an engine until cancelled. Raises what the first load raises."""
+        """Keep an engine running until cancelled. Raises what the first load raises."""
         loop, in_a_row = asyncio.get_running_loop(), 0
         while True:
             began = loop.time()
             try:
-                await self._live()
+                await self._run_once()
             except SpecllamaError as error:
                 if self.loaded is None:
                     raise
@@ -57,9 +58,8 @@ class Supervisor:
             in_a_row = 1 if loop.time() - began > _LONG_LIFE else in_a_row + 1
             delay = _DELAYS[min(in_a_row - 1, len(_DELAYS) - 1)]
             soon = f"in {delay:.0f} s" if delay else "now"
-            self._say(
-                f"{self._why.message if self._why else 'the engine ended'}; another one is started {soon}"
-            )
+            why = self._why.message if self._why else "the engine ended"
+            self._say(f"{why}; another one is started {soon}")
             await asyncio.sleep(delay)
             self.restarts += 1
 
@@ -68,7 +68,7 @@ class Supervisor:
         await self._ready.wait()
 
     async def client(self) -> LoopClient:
-        """The engine; waits a little for one that is being started. Raises EngineDiedError."""
+        """The engine; waits WAIT_SECONDS for one that is being started. Raises EngineDiedError."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._ready.wait()
@@ -79,7 +79,7 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the engine at this moment; "" where nothing is."""
+        """What is wrong with the engine at this moment, "" if nothing."""
         if self._client is None:
             return f"{self._why.message}; it is being started again" if self._why else "the model is loading"
         if (dead := self._client.dead) is not None:
@@ -88,38 +88,39 @@ class Supervisor:
         return f"the engine process has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
     @property
-    def info(self) -> m.LoadInfo:
+    def info(self) -> protocol.LoadInfo:
         """What is loaded. Raises EngineDiedError before the first engine is ready."""
         if self.loaded is None:
             raise EngineDiedError(self.problem)
         return self.loaded
 
-    async def ask(
-        self, question: Callable[[int], m.Question], answer: type[_A], seconds: float | None = None
-    ) -> _A:
-        """The engine's answer, of this type, to a question (a function of its id). Raises what the engine
-        says, TimeoutError after `seconds`.
+    async def query(
+        self, question: Callable[[int], protocol.Question], answer: type[Answer], seconds: float | None = None
+    ) -> Answer:
+        """The engine's answer, of this type, to a question that is made of its id.
+
+        Raises the engine's error, TimeoutError after `seconds`.
         """
         client = await self.client()
-        reply: asyncio.Future[m.Message | SpecllamaError] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[protocol.Message | SpecllamaError] = asyncio.get_running_loop().create_future()
 
-        def settle(message: m.Message | SpecllamaError) -> None:
+        def settle(message: protocol.Message | SpecllamaError) -> None:
             if not reply.done():
                 reply.set_result(message)
 
-        asked = client.submit(question(client.next_id()), settle)
+        submission = client.submit(question(client.next_id()), settle)
         try:
             async with asyncio.timeout(seconds):
                 found = await reply
         finally:
-            asked.leave()
+            submission.leave()
         if isinstance(found, SpecllamaError):
             raise found
         assert isinstance(found, answer)
         return found
 
-    async def _live(self) -> None:
-        """The life of one engine process. Raises why it ended."""
+    async def _run_once(self) -> None:
+        """Run one engine process to its end. Raises why it ended."""
         ended = asyncio.Event()
         client = LoopClient(self._log, self._say, ended.set)
         try:

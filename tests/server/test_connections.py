@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import uvicorn
 
+from specllama.server.app import ERRORS
 from specllama.server.http import connection
 from tests.support.serving import QUESTION, SOON, Server
 
@@ -187,6 +188,7 @@ def served(kind: type[connection.Connection]) -> Iterator[tuple[int, threading.E
 
 class Few(connection.Connection):
     n_most = 3
+    errors = ERRORS
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis.checks import content_type_conformance, not_a_server_error, status_code_conformance
 
+from specllama.server.app import ROUTES
 from specllama.server.openapi import document
 from tests.support.serving import Server
 
@@ -26,7 +27,7 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")  # the first one 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 
 config = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": THOROUGH}}})
-schema = schemathesis.openapi.from_dict(document(keyed=False), config=config)
+schema = schemathesis.openapi.from_dict(document(ROUTES, keyed=False), config=config)
 
 
 def asks_for_many(value: Any) -> bool:

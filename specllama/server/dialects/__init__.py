@@ -1,1 +1,1 @@
-"""One writer per API over the one stream of events."""
+"""The APIs that the server speaks: one package or module each: its requests, writer, routes, errors."""

@@ -1,6 +1,6 @@
-"""Fields that have no effect here, and how a body becomes a checked model of pydantic.
+"""From the JSON object of a request to a checked model of pydantic; the fields that have no effect here.
 
-A field that would change the text and is not supported is an error that names it; null is as absent.
+A field that would change the text and is not supported is an error that names it. null means absent.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "lora": ([],),
     "samplers": (["penalties", "top_k", "top_p", "min_p", "temperature"],),
 }
-"""Fields that are not supported, with the values of them that change nothing."""
+"""Fields that are not supported, with the values that would change nothing."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class Body(BaseModel):
-    """What all bodies are: no unknown fields, no values of another type than asked for, finite numbers."""
+    """The base of all bodies: no unknown fields, no values of another type, finite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class FieldError(UsageError):
-    """A field that cannot be used; `details["param"]` is its name."""
+    """A field that cannot be used. `details["param"]`: its name."""
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message, details={"param": param})
@@ -91,11 +91,11 @@ def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
 
 def _field_error(error: ValidationError) -> FieldError:
     found = error.errors(include_url=False, include_context=False)
-    # Where several types may be, what is wrong within one of them says more than that it is none of them.
+    # Of a union's errors, one inside a member says more than that it is none of the members.
     first = min(found, key=lambda e: e["type"].endswith("_type"))
     names, path = _field_names(), list(first["loc"])
     name = ""
-    for i, part in enumerate(path):  # in between stand the names of pydantic's types
+    for i, part in enumerate(path):  # between them are the names of pydantic's types
         if isinstance(part, int):
             name += f"[{part}]"
         elif part in names or (i == len(path) - 1 and first["type"] == "extra_forbidden"):

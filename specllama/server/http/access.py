@@ -1,6 +1,6 @@
-"""Who is let in: the Host that was asked for, the Origin of a web page, the key; and the log of requests.
+"""Who is let in: the Host of a request, the Origin of a web page, the API key; and the log of requests.
 
-Knows no routes but the open ones. Nothing that a client sends as a secret or as text is logged.
+Nothing that a client sends as a secret or as text is logged. Knows no engine.
 """
 
 from __future__ import annotations
@@ -18,29 +18,19 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specllama.errors import AccessError, SpecllamaError, UsageError
-from specllama.server.dialects import errors
+from specllama.errors import AccessError, SpecllamaError
+from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
 from specllama.server.metrics import Metrics
-from specllama.server.response import ClientGoneError
 from specllama.server.settings import ServerSettings, is_loopback
 from specllama.server.supervisor import Say
 
-OPEN_PATHS = frozenset({"/", "/health", "/v1/health"})
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS, _MAX_AGE = "GET, POST, OPTIONS", "600"
 
 
-class WrongHostError(UsageError):
-    http_status = 421
-
-
-class WrongOriginError(UsageError):
-    http_status = 403
-
-
 class Keys:
-    """The keys that a client may have; compared in constant time, all of them whichever fits."""
+    """The API keys. They are compared in constant time, all of them whichever fits."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
@@ -49,9 +39,7 @@ class Keys:
         return bool(self._digests)
 
     def owner(self, headers: Headers) -> str:
-        """Which key the request has, as `Authorization: Bearer` or as `x-api-key`: a name for it that is no
-        secret, "" for none.
-        """
+        """A name, which is no secret, for the key in `Authorization: Bearer` or `x-api-key`; "" for none."""
         given = []
         for name, value in headers.raw:
             if name == b"x-api-key":
@@ -63,12 +51,24 @@ class Keys:
 
 
 class AccessMiddleware:
-    """The middleware before everything else."""
+    """The outermost middleware: checks who asks, gives each request an id, logs and counts it.
+
+    errors: writes refusals. paths: those counted by name. open_paths: those that need no key and are not
+    logged.
+    """
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, say: Say, paths: frozenset[str]
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        metrics: Metrics,
+        say: Say,
+        errors: ErrorResponder,
+        paths: frozenset[str],
+        open_paths: frozenset[str],
     ) -> None:
-        self._app, self._metrics, self._say, self._paths = app, metrics, say, paths
+        self._app, self._metrics, self._say = app, metrics, say
+        self._errors, self._paths, self._open_paths = errors, paths, open_paths
         self._keys = Keys(settings.keys)
         self._any_host = not is_loopback(settings.host) and not settings.hosts
         self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}
@@ -95,12 +95,15 @@ class AccessMiddleware:
                     more.add_vary_header("Origin")
             await send(message)
 
+        async def refuse(error: SpecllamaError) -> None:
+            await self._errors.response(error, scope["path"], id_)(scope, receive, marked)
+
         try:
             problem = self._problem(scope, headers, origin)
             if problem is not None:
-                await refuse(scope, marked, problem, problem.http_status)
+                await refuse(problem)
             elif scope["method"] == "OPTIONS" and origin:
-                await self._preflight(headers, marked)
+                await _preflight(headers, marked)
             else:
                 await self._app(scope, receive, marked)
         except ClientGoneError:
@@ -108,62 +111,50 @@ class AccessMiddleware:
         except Exception as error:  # noqa: BLE001 - the last line of defence; the operator reads it
             self._say(f"{id_} {unexpected(error)}")
             if not status:
-                await refuse(scope, marked, SpecllamaError("something unexpected went wrong"), 500)
+                await refuse(SpecllamaError("something unexpected went wrong"))
         finally:
             known = scope["path"] if scope["path"] in self._paths else "other"
             self._metrics.http.labels(known, str(status or 499)).inc()
             self._log(scope, id_, status, time.monotonic() - began)
 
     def _problem(self, scope: Scope, headers: Headers, origin: str) -> SpecllamaError | None:
+        """Why a request is refused, None where it is not; sets scope["specllama.owner"]."""
         host = headers.get("host", "")
-        if not self._any_host and _name(host) not in self._hosts:
+        if not self._any_host and _hostname(host) not in self._hosts:
             return WrongHostError("the Host header names another server; --allowed-host NAME lets it in")
-        if origin and origin not in self._origins and not _same(origin, host):
+        if origin and origin not in self._origins and not _is_same(origin, host):
             return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
-        if not self._keys or scope["path"] in OPEN_PATHS or (scope["method"] == "OPTIONS" and origin):
+        if not self._keys or scope["path"] in self._open_paths or (scope["method"] == "OPTIONS" and origin):
             return None
         scope["specllama.owner"] = self._keys.owner(headers)
         if not scope["specllama.owner"]:
             return AccessError("the API key is missing or wrong")
         return None
 
-    async def _preflight(self, headers: Headers, send: Send) -> None:
-        """A browser asks whether a page may ask; only allowed origins come here."""
-        asked = headers.get("access-control-request-headers", "")
-        names = ", ".join(
-            n for n in map(str.strip, asked.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n)
-        )
-        found = {
-            "access-control-allow-methods": _METHODS,
-            "access-control-allow-headers": names,
-            "access-control-max-age": _MAX_AGE,
-        }
-        raw = [(k.encode(), v.encode()) for k, v in found.items()]
-        await send({"type": "http.response.start", "status": 204, "headers": raw})
-        await send({"type": "http.response.body", "body": b""})
-
     def _log(self, scope: Scope, id_: str, status: int, seconds: float) -> None:
-        if scope["path"] in OPEN_PATHS or scope["path"] == "/metrics":
+        if scope["path"] in self._open_paths or scope["path"] == "/metrics":
             return
         path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "backslashreplace")[:200]
         ended = str(status) if status else "client left"
         self._say(f"{id_} {scope['method']} {path} {ended} {seconds:.3f} s")
 
 
-async def refuse(scope: Scope, send: Send, error: SpecllamaError, status: int) -> None:
-    """Answer with an error in the dialect of the path."""
-    body = errors.error_bytes(scope["path"], error, status, scope.get("specllama.id", ""))
-    headers = {"content-type": "application/json", "content-length": str(len(body))}
-    headers |= errors.headers(error, status)
-    if status in (408, 413):
-        headers["connection"] = "close"
-    raw = [(k.encode(), v.encode()) for k, v in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+async def _preflight(headers: Headers, send: Send) -> None:
+    """Answer a browser that checks whether a page may send a request; only allowed origins come here."""
+    wanted = headers.get("access-control-request-headers", "")
+    names = ", ".join(n for n in map(str.strip, wanted.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n))
+    found = {
+        "access-control-allow-methods": _METHODS,
+        "access-control-allow-headers": names,
+        "access-control-max-age": _MAX_AGE,
+    }
+    raw = [(k.encode(), v.encode()) for k, v in found.items()]
+    await send({"type": "http.response.start", "status": 204, "headers": raw})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def unexpected(error: BaseException) -> str:
-    """What the operator reads of an error that nobody planned: its kind and place, no text of a client."""
+    """A line about an error that was not foreseen: its type and place, none of its text."""
     frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     where = f" in {PurePath(frame.filename).name}, line {frame.lineno}" if frame else ""
     return f"unexpected {type(error).__name__}{where}; please report it"
@@ -173,7 +164,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _name(host: str) -> str:
+def _hostname(host: str) -> str:
     """The name in a Host header, without port and brackets."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
@@ -181,7 +172,7 @@ def _name(host: str) -> str:
         return ""
 
 
-def _same(origin: str, host: str) -> bool:
+def _is_same(origin: str, host: str) -> bool:
     """Whether a page from this origin was served by this server."""
     scheme, _, rest = origin.partition("://")
     return scheme in ("http", "https") and bool(rest) and rest == host.lower()

@@ -1,44 +1,42 @@
-"""From the bytes of a body to a JSON object, within limits of size, time and depth. Knows no fields."""
+"""From the bytes of a request's body to a JSON object, within limits of size, time and depth.
+
+Knows no fields: what the object must hold is for its caller to check.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import Model, checked
+from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
 
 MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
-_LARGE = 64 * 1024  # bytes that are parsed in a thread, so that nobody else waits
+_LARGE = 64 * 1024  # bytes that are parsed in a thread, so that other requests do not wait
 _DISCARDED = 8 * MAX_BYTES  # of a body that is too large, so that its sender comes to read the answer
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+Checked = TypeVar("Checked")
 
 
-class BodyTooLargeError(UsageError):
-    http_status = 413
+async def read(request: Request, check: Callable[[dict[str, Any]], Checked], seconds: float) -> Checked:
+    """What `check` makes of the JSON object in a request's body, which must arrive within `seconds`.
 
-
-class BodyTooSlowError(UsageError):
-    http_status = 408
-
-
-async def read(request: Request, model: type[Model], seconds: float) -> Model:
-    """A request's body as this model, if it arrives in time. Raises UsageError, BodyTooLargeError,
-    BodyTooSlowError.
+    Raises UsageError, BodyTooLargeError, BodyTooSlowError, and what `check` raises.
     """
-    body = await _read(request, seconds)
+    body = await _received(request, seconds)
 
-    def work() -> Model:
-        return checked(model, parse(body))
+    def work() -> Checked:
+        return check(parse(body))
 
     return await asyncio.to_thread(work) if len(body) > _LARGE else work()
 
 
-async def _read(request: Request, seconds: float) -> bytes:
+async def _received(request: Request, seconds: float) -> bytes:
     given = request.headers.get("content-length", "0")
     too_large = given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES
     parts, size = list[bytes](), 0

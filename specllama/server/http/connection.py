@@ -1,43 +1,45 @@
-"""Connections whose clients take their time: requests that never end, more connections than can be held.
+"""Connections of slow clients: requests that never end, more connections than the server can hold.
 
-uvicorn alone waits for a request's head for ever. Knows the states of HTTP/1.1, no routes and no engine.
+uvicorn alone waits forever for the head of a request. Knows the states of HTTP/1.1, no routes and no engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from typing import ClassVar
 
 import h11
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specllama.errors import ResourceError, SpecllamaError
-from specllama.server.dialects import errors
-from specllama.server.http.body import BodyTooSlowError
+from specllama.errors import ResourceError
+from specllama.server.http.errors import BodyTooSlowError, ErrorResponder
 
-HEAD_SECONDS = 10.0  # that the head of a request may take at most
-_SPARE = 512  # connections beside those whose requests run or wait
-_REFUSABLE = 64  # more, which are told so
-_SETTLED_SECONDS = 1.0  # after which who has asked for nothing makes room
+HEAD_SECONDS = 10.0  # for the head of a request, at most
+_SPARE = 512  # connections in addition to those whose requests run or wait
+_REFUSABLE = 64  # further ones, which get an answer that says so
+_SETTLED_SECONDS = 1.0  # after which a connection without a request may be closed to make room
 _OTHER_FILES = 128  # that the process may have open
 
 
 class Connection(H11Protocol):
-    """uvicorn's, closed where a head takes longer than head_seconds, or a body that nobody waits for.
+    """uvicorn's, closed where a head takes longer than head_seconds, or a body that is not read.
 
-    Where more than n_most are open, the one that has been idle for longest makes room; where all are at work,
-    the new one gets a 503. Slow readers and idle clients are left to `respond` and to uvicorn's keep-alive.
+    Where more than n_most are open, the one that has been idle longest is closed; where all have requests,
+    the new one gets a 503. Slow readers are left to StreamingResponse, idle clients to uvicorn's keep-alive.
+    errors: writes what is refused here.
     """
 
     head_seconds = HEAD_SECONDS
     n_most = _SPARE
+    errors: ClassVar[ErrorResponder]
     _timer: asyncio.TimerHandle | None = None
     _idle_since = 0.0
 
     @property
     def idle(self) -> bool:
-        """Whether nobody works on a request of it."""
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,11 +60,11 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # else it is idle, and uvicorn has an eye on that
+        if self.conn.their_state is h11.SEND_BODY:  # else it is idle, which uvicorn's keep-alive limits
             self._watch()
 
     def _watch(self) -> None:
-        """Have a timer run while a head is awaited, or the rest of a body after its answer."""
+        """Have the timer run while a head is awaited, or the rest of a body after its answer."""
         theirs = self.conn.their_state
         if self.transport.is_closing() or not (theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.idle)):
             self._stop()
@@ -80,11 +82,12 @@ class Connection(H11Protocol):
         begun = bool(self.conn.trailing_data[0])
         if begun and self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE:
             error = BodyTooSlowError(f"the head of the request did not arrive within {self.head_seconds:g} s")
-            body = errors.error_bytes("", error, error.http_status)
-            headers = _headers(error, error.http_status, body)
+            refusal = self.errors.response(error)
             for event in (
-                h11.Response(status_code=error.http_status, headers=headers, reason=b"Request Timeout"),
-                h11.Data(data=body),
+                h11.Response(
+                    status_code=refusal.status_code, headers=refusal.raw_headers, reason=b"Request Timeout"
+                ),
+                h11.Data(data=bytes(refusal.body)),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
@@ -102,35 +105,28 @@ class Connection(H11Protocol):
         if idle := [c for c in others if c.idle and c._idle_since <= settled]:
             min(idle, key=lambda c: c._idle_since).transport.close()
         elif len(others) < self.n_most + _REFUSABLE:
-            self.app = _full
+            self.app = self._refuse
         else:
             self.transport.abort()
 
-
-async def _full(scope: Scope, _receive: Receive, send: Send) -> None:
-    """The answer to who connects while as many as can be are being answered."""
-    error = ResourceError("too many connections are open", "ask again later")
-    body = errors.error_bytes(scope["path"], error, error.http_status)
-    headers = _headers(error, error.http_status, body)
-    await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An application for a connection that is one too many."""
+        error = ResourceError("too many connections are open", "ask again later")
+        await self.errors.response(error, scope["path"], close=True)(scope, receive, send)
 
 
-def _headers(error: SpecllamaError, status: int, body: bytes) -> list[tuple[bytes, bytes]]:
-    found = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    return [(k.encode(), v.encode()) for k, v in (found | dict(errors.headers(error, status))).items()]
+def limited(seconds: float, n_requests: int, errors: ErrorResponder) -> type[Connection]:
+    """Connections on which requests must arrive within `seconds`, enough of them for n_requests requests.
 
-
-def limited(seconds: float, n_requests: int) -> type[Connection]:
-    """Connections on which requests arrive within `seconds`, enough of them for so many requests; as many
-    files as that needs are allowed to the process where the system lets it.
+    Raises the process's limit on open files as far as that needs and the system allows.
     """
     n_most = _allowed(n_requests + _SPARE)
-    return type("Limited", (Connection,), {"head_seconds": min(HEAD_SECONDS, seconds), "n_most": n_most})
+    attributes = {"head_seconds": min(HEAD_SECONDS, seconds), "n_most": n_most, "errors": errors}
+    return type("LimitedConnection", (Connection,), attributes)
 
 
 def _allowed(n: int) -> int:
-    """So many connections, or what the system's limit on open files leaves."""
+    """n connections, or as many as the system's limit on open files leaves."""
     if sys.platform == "win32":
         return n
     import resource

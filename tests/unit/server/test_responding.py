@@ -8,24 +8,25 @@ from collections.abc import Awaitable, Callable
 import pytest
 from starlette.types import Message
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError, SpecllamaError
-from specllama.server import response as respond
+from specllama.server import response
 from specllama.server.dialects.openai.chat import ChatWriter
 from specllama.server.dialects.openai.writer import ResponseOptions
 from specllama.server.events import End, Start, TextEvent
+from specllama.server.http.errors import ClientGoneError
 from specllama.server.metrics import Metrics
 from specllama.server.requests import CompletionSpec, RequestStream
 
-DONE = m.Done(0, "", "stop", RunStats())
+DONE = protocol.Done(0, "", "stop", RunStats())
 
 
 class Engine:
     """Stands for a LoopClient: `say` is what the engine says of the i-th text."""
 
     def __init__(self) -> None:
-        self.deliver: list[Callable[[m.Message | SpecllamaError], None]] = []
+        self.deliver: list[Callable[[protocol.Message | SpecllamaError], None]] = []
         self.cancelled = 0
 
     def next_id(self) -> int:
@@ -38,14 +39,14 @@ class Engine:
     def cancel(self) -> None:
         self.cancelled += 1
 
-    def say(self, i: int, message: m.Message | SpecllamaError) -> None:
+    def say(self, i: int, message: protocol.Message | SpecllamaError) -> None:
         self.deliver[i](message)
 
     def starts(self, i: int) -> None:
-        self.say(i, m.Started(0, 1, {"seed": 1}))
+        self.say(i, protocol.Started(0, 1, {"seed": 1}))
 
     def writes(self, i: int, text: str) -> None:
-        self.say(i, m.Tokens([m.SequenceDelta(0, text, [1], [(len(text), "target")], 0, 0)]))
+        self.say(i, protocol.Tokens([protocol.SequenceDelta(0, text, [1], [(len(text), "target")], 0, 0)]))
 
 
 Speak = Callable[[Engine], Awaitable[None]]
@@ -53,7 +54,7 @@ Speak = Callable[[Engine], Awaitable[None]]
 
 def a_job(n: int) -> tuple[Engine, RequestStream]:
     engine = Engine()
-    job = RequestStream([CompletionSpec(m.Generate(0, prompt="x"))] * n, Metrics("m"), lambda _: None)
+    job = RequestStream([CompletionSpec(protocol.Generate(0, prompt="x"))] * n, Metrics("m"), lambda _: None)
     job.start(engine)  # type: ignore[arg-type]
     return engine, job
 
@@ -75,8 +76,8 @@ def streamed(n: int, speak: Speak, reading: float = 0.0, patience: float = 5.0) 
 
     async def main() -> None:
         engine, job = a_job(n)
-        answer = respond.StreamingResponse(
-            job, ChatWriter(ResponseOptions("m")), True, respond.Limits(0, patience)
+        answer = response.StreamingResponse(
+            job, ChatWriter(ResponseOptions("m")), True, response.Limits(0, patience)
         )
         speaking = asyncio.ensure_future(speak(engine))
         try:
@@ -94,7 +95,7 @@ class TestStreams:
             engine.starts(0)
             engine.writes(0, "a")
 
-        with pytest.raises(respond.ClientGoneError):
+        with pytest.raises(ClientGoneError):
             streamed(1, speak, reading=60, patience=0.05)
 
     def test_who_reads_slowly_is_not(self) -> None:
@@ -111,7 +112,7 @@ class TestStreams:
 
     def test_a_stream_says_that_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Starts wait for the first text, but not for ever; errors behind them are part of the stream."""
-        monkeypatch.setattr(respond, "PING_SECONDS", 0.05)
+        monkeypatch.setattr(response, "PING_SECONDS", 0.05)
 
         async def speak(engine: Engine) -> None:
             engine.starts(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from functools import partial
 
 import pytest
 from starlette.requests import Request
@@ -16,13 +18,15 @@ from specllama.core.sequence import Request as Asked
 from specllama.core.speedup import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import BusyError, EngineDiedError, SpecllamaError, UsageError
-from specllama.server import main as run
-from specllama.server.dialects.errors import error_body, headers
+from specllama.server import main
+from specllama.server.app import ERRORS
+from specllama.server.dialects.fields import checked
 from specllama.server.dialects.llama_server.requests import TokenizeRequest
 from specllama.server.dialects.openai.usage import figures, usage
 from specllama.server.events import Accumulator, End, Start, TextEvent
-from specllama.server.http import body as reading
+from specllama.server.http import body
 from specllama.server.http.access import Keys, unexpected
+from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
 from specllama.server.settings import ServerSettings
 
 LOAD = LoadSettings(target=ModelSettings(path="a/model.gguf"), n_slots=2)
@@ -81,9 +85,9 @@ class TestFigures:
     def test_of_two_prompts_with_two_choices(self) -> None:
         fold = Accumulator()
         for i in range(4):
-            fold.take([Start(i, i // 2, 10 + i // 2, 1), TextEvent(i, "x")])
+            fold.add([Start(i, i // 2, 10 + i // 2, 1), TextEvent(i, "x")])
         stats = {"n_prompt": 10, "n_predict": 5, "n_drafted": 6, "n_accept": 3, "reached": [3, 2, 1]}
-        fold.take(end(i, **stats, accepted_at=[2, 1, 0], n_reused=i) for i in range(4))
+        fold.add(end(i, **stats, accepted_at=[2, 1, 0], n_reused=i) for i in range(4))
         found = usage(fold)
         assert (found["prompt_tokens"], found["completion_tokens"]) == (21, 20)
         assert found["prompt_tokens_details"]["cached_tokens"] == 0 + 2
@@ -93,7 +97,7 @@ class TestFigures:
 
     def test_of_nothing(self) -> None:
         fold = Accumulator()
-        fold.take([Start(0, 0, 1, 1), end(0)])
+        fold.add([Start(0, 0, 1, 1), end(0)])
         found = figures(fold, False)
         assert found["timings"]["predicted_per_second"] == 0
         assert found["metrics"]["speculative_decoding"]["acceptance_histogram"] == [0]
@@ -110,14 +114,16 @@ class TestErrors:
         ],
     )
     def test_shapes(self, path, keys) -> None:
-        assert set(error_body(path, UsageError("no"), 400)) == keys
+        assert set(json.loads(ERRORS.response(UsageError("no"), path).body)) == keys
 
     def test_busy_says_when(self) -> None:
         error = BusyError("full", details={"retry_after": 7})
-        assert headers(error, 429) == {"retry-after": "7"}
+        response = ERRORS.response(error, "/v1/models")
+        assert (response.status_code, response.headers["retry-after"]) == (429, "7")
         assert SpecllamaError.from_dict(error.to_dict()).details == {"retry_after": 7}
-        assert error_body("/v1/models", error, 429)["error"]["code"] == "queue_full"
-        assert headers(EngineDiedError("gone"), 503) == {"retry-after": "1"}
+        assert json.loads(response.body)["error"]["code"] == "queue_full"
+        gone = ERRORS.response(EngineDiedError("gone"))
+        assert (gone.status_code, gone.headers["retry-after"]) == (503, "1")
 
 
 class TestBodies:
@@ -133,21 +139,21 @@ class TestBodies:
 
         messages = sent()
         scope = {"type": "http", "method": "POST", "headers": list(headers)}
-        return asyncio.run(reading.read(Request(scope, receive), TokenizeRequest, seconds))
+        return asyncio.run(body.read(Request(scope, receive), partial(checked, TokenizeRequest), seconds))
 
     def test_in_parts(self) -> None:
         assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
 
     def test_too_slow(self) -> None:
-        with pytest.raises(reading.BodyTooSlowError) as found:
+        with pytest.raises(BodyTooSlowError) as found:
             self.read([(b"{", True), (None, True)], seconds=0.05)
         assert found.value.http_status == 408
 
     def test_too_large(self) -> None:
         part = b"x" * (1024 * 1024)
-        with pytest.raises(reading.BodyTooLargeError):
+        with pytest.raises(BodyTooLargeError):
             self.read([(part, True)] * 4 + [(b"x", False)])
-        with pytest.raises(reading.BodyTooLargeError):
+        with pytest.raises(BodyTooLargeError):
             self.read([(part, True)] * 100)
         assert self.read([(b'{"content": "' + part + b'"}', False)]).content == part.decode()
 
@@ -182,4 +188,4 @@ def test_an_unexpected_error_is_told_without_its_text() -> None:
 
 
 def test_a_port_that_is_not_for_everybody() -> None:
-    assert "1024" in run._no_socket(PermissionError(13, "no"), "127.0.0.1:80").hint
+    assert "1024" in main._no_socket(PermissionError(13, "no"), "127.0.0.1:80").hint

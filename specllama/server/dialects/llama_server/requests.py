@@ -11,7 +11,7 @@ from specllama.server.dialects.openai.chat_request import TemplateInput
 
 
 class TokenizeRequest(Body):
-    """with_pieces: the text of each token beside its id."""
+    """with_pieces: each token's text next to its id."""
 
     content: str
     add_special: bool = False
@@ -20,10 +20,10 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """The text of these ids."""
+    """tokens: the ids whose text is wanted."""
 
     tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class TemplateRequest(TemplateInput):
-    """The prompt that these messages make."""
+    """The conversation whose prompt is wanted."""

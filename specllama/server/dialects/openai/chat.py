@@ -10,7 +10,7 @@ from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, 
 
 
 class ChatWriter(OpenAIWriter):
-    """The first delta has the role and an empty content; none behind it has a role, the last no content."""
+    """The first delta has the role and empty content; later ones have no role, the last has no content."""
 
     prefix, chunk_object, answer_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
@@ -37,7 +37,7 @@ class ChatWriter(OpenAIWriter):
         return {
             "index": choice.start.index,
             "message": message,
-            "logprobs": _logprobs(choice.logprobs) if self.shape.logprobs else None,
+            "logprobs": _logprobs(choice.logprobs) if self.options.logprobs else None,
             **ending(choice.end, choice.start),
         }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import Body, FieldError
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Count, SamplingFields, first
@@ -17,19 +18,19 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class TextPart(Body):
-    """A part of a message's content; text is all that a text model reads."""
+    """A part of a message's content, which can only be text."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
 
     @property
-    def words(self) -> str:
+    def shown(self) -> str:
         return self.text or self.refusal or ""
 
 
 class Message(Body):
-    """One message. reasoning_content: how its writer came to it, for templates that show that."""
+    """One message. reasoning_content: the reasoning before it, for templates that show it."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
@@ -44,18 +45,18 @@ class Message(Body):
     @property
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "\n".join(part.words for part in self.content)
+            return "\n".join(part.shown for part in self.content)
         return self.content or self.refusal or ""
 
     def for_template(self) -> dict[str, Any]:
-        """As a template reads it."""
+        """The message as chat templates read it."""
         role = "system" if self.role == "developer" else self.role
         more = {"name": self.name, "reasoning_content": self.reasoning_content}
         return {"role": role, "content": self.text} | {k: v for k, v in more.items() if v}
 
 
 class JsonSchema(Body):
-    """response_format.json_schema; names and descriptions change nothing, the schema always holds."""
+    """response_format.json_schema. The schema holds, strict or not; the other fields change nothing."""
 
     name: str | None = None
     description: str | None = None
@@ -64,14 +65,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """text, json_object (perhaps with a schema), json_schema."""
+    """type: json_object may have a schema, json_schema must."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
     def as_schema(self) -> dict[str, Any] | None:
-        """The schema that the text must obey. Raises FieldError."""
+        """The schema that the text must obey, None for free text. Raises FieldError."""
         if self.type == "text":
             return None
         inner = self.json_schema.schema_ if self.json_schema else None
@@ -82,7 +83,7 @@ class ResponseFormat(Body):
 
 
 class TemplateInput(Body):
-    """Messages with what the template is told beside them."""
+    """A conversation, and the variables of its chat template."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -104,7 +105,7 @@ class TemplateInput(Body):
         return messages[:-1], last.text
 
     def variables(self) -> dict[str, Any]:
-        """What the template is told. Raises FieldError."""
+        """The variables of the chat template. Raises FieldError."""
         try:
             variables = template_variables(self.chat_template_kwargs)
         except UsageError as error:
@@ -121,15 +122,15 @@ class ChatRequest(SamplingFields, TemplateInput):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     response_format: ResponseFormat | None = None
 
-    def generation(self, defaults: dict[str, Any], variables: dict[str, Any]) -> m.Generate:
-        """What the engine is asked for each choice. defaults, variables: of the server. Raises FieldError."""
+    def generation(self, defaults: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
+        """The engine's request. defaults, variables: of the server. Raises UsageError."""
         messages, prefix = self.parts()
-        return m.Generate(
+        return protocol.Generate(
             -1,
             messages=messages,
             prefix=prefix,
-            params=defaults | self._params(),
-            variables=variables | self.variables(),
+            params={**defaults, **self._params()},
+            variables={**variables, **self.variables()},
             speculate=self.speculation.enabled,
             draft_max=self.speculation.max,
         )

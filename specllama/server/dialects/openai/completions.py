@@ -10,7 +10,7 @@ from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, 
 
 
 class CompletionWriter(OpenAIWriter):
-    """Choices of one prompt stand together, in the order of the prompts."""
+    """Choices are ordered by prompt."""
 
     prefix, chunk_object, answer_object = "cmpl", "text_completion", "text_completion"
 
@@ -29,7 +29,7 @@ class CompletionWriter(OpenAIWriter):
         return {
             "index": choice.start.index,
             "text": choice.text,
-            "logprobs": _logprobs(choice.logprobs, 0) if self.shape.logprobs else None,
+            "logprobs": _logprobs(choice.logprobs, 0) if self.options.logprobs else None,
             **ending(choice.end, choice.start),
         }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.server.dialects.fields import FieldError
 from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
 
@@ -15,17 +16,17 @@ Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)
 
 
 class CompletionRequest(SamplingFields):
-    """prompt: a text, ids, or a list of either, each of which gets its own choices."""
+    """prompt: a text, ids, or a list of either, each of which has its own choices."""
 
     prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
 
-    def generations(self, defaults: dict[str, Any]) -> list[m.Generate]:
-        """What the engine is asked for each prompt. Raises FieldError."""
+    def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
+        """The engine's request for each prompt. defaults: of the server. Raises UsageError."""
         if self.best_of not in (None, self.n):
-            raise FieldError("best_of is not supported but as n", "best_of")
-        params = defaults | self.sampling(logprobs=self.logprobs)
+            raise FieldError("best_of must be n, or absent", "best_of")
+        params = {**defaults, **self.sampling(logprobs=self.logprobs)}
         prompts: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         if isinstance(prompts[0], int):
             prompts = [self.prompt]
@@ -34,7 +35,7 @@ class CompletionRequest(SamplingFields):
                 f"{len(prompts)} prompts with n {self.n} are more than {MAX_CHOICES} texts", "prompt"
             )
         return [
-            m.Generate(
+            protocol.Generate(
                 -1,
                 prompt=prompt if isinstance(prompt, str) else None,
                 ids=prompt if isinstance(prompt, list) else None,

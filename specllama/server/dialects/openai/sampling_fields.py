@@ -17,7 +17,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class StreamOptions(Body):
-    """include_usage: a last chunk carries the figures. The others change nothing."""
+    """include_usage: a last chunk has the figures. The others change nothing."""
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
@@ -25,9 +25,9 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """enabled: False decodes plainly, the text is the same. max: most draft tokens of a round. trace: each
-    chunk of a stream says whose tokens it came from. memory: False drafts from no earlier request, and lets
-    no later one draft from this.
+    """enabled: False decodes plainly, to the same text. max: draft tokens of a round at most. trace: each
+    chunk of a stream says which drafter its tokens came from. memory: False takes no drafts from earlier
+    requests and lets later ones take none from this.
     """
 
     enabled: bool = True
@@ -49,7 +49,7 @@ _TYPES: Mapping[str, Any] = {
     "grammar": Annotated[str, Field(max_length=64 * 1024)],
     "json_schema": dict[str, Any] | bool,
 }
-"""Types of parameters that JSON writes in another way than a command line."""
+"""Types of the parameters whose form in JSON differs from that on a command line."""
 
 if TYPE_CHECKING:
 
@@ -72,7 +72,7 @@ else:
 
 
 class SamplingFields(ParameterFields):
-    """The fields of a generation, whatever it continues."""
+    """How to generate, whatever the prompt. Of several names of a parameter, the first one given counts."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     stream: bool = False
@@ -95,14 +95,14 @@ class SamplingFields(ParameterFields):
         try:
             SamplingParams.merge(params)
         except UsageError as error:
-            told = error.spelled(lambda name, _: sent.get(name, name))
-            known = error.option in params
-            raise FieldError(told.message, sent.get(error.option, error.option) if known else None) from None
+            message = error.spelled(lambda name, _: sent.get(name, name)).message
+            field = sent.get(error.option, error.option)
+            raise FieldError(message, field if error.option in params else None) from None
         return params
 
 
 def _read(name: str, value: Any) -> Any:
-    """A field's value as SamplingParams takes it; None where it stands for nothing."""
+    """A field's value as SamplingParams takes it, None where it stands for the default."""
     if name == "top_k" and value == -1:  # vLLM's value for off
         return 0
     if name == "seed":
@@ -111,12 +111,12 @@ def _read(name: str, value: Any) -> Any:
 
 
 def first(*values: Any) -> Any:
-    """The first that was given."""
+    """The first value that is not None, None where there is none."""
     return next((value for value in values if value is not None), None)
 
 
 def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
-    """JSON has no minus infinity: llama-server's clients say false."""
+    """JSON has no minus infinity: llama-server's clients write false."""
     if not isinstance(given, list):
         return given
     found = {}

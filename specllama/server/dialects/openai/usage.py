@@ -1,5 +1,7 @@
-"""What drafting did, in the three dialects that tools read: llama-server's timings, vLLM's metrics, OpenAI's
-usage; and in our own. All are made of the same counters. Times in seconds unless named ms.
+"""The figures of an answer in the three dialects that tools read (llama-server's timings, vLLM's metrics,
+OpenAI's usage) and in our own.
+
+All are made of the same counters, so that they agree. Times are in seconds unless named ms.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from specllama.server.events import Accumulator, End
 
 
 def usage(fold: Accumulator) -> dict[str, Any]:
-    """Tokens; each prompt counts once, however many choices it got."""
+    """Numbers of tokens; each prompt counts once, however many choices it has."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)
     n_cached = sum(c.end.stats.n_reused for c in prompts if c.end)
@@ -35,7 +37,9 @@ def usage(fold: Accumulator) -> dict[str, Any]:
 
 
 def figures(fold: Accumulator, enabled: bool) -> dict[str, Any]:
-    """timings, metrics and speculation, for the last chunk or the answer. enabled: what was asked for."""
+    """timings, metrics and speculation, for the last chunk or the whole answer. enabled: whether drafts were
+    allowed.
+    """
     return {
         "timings": _timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
@@ -48,7 +52,7 @@ def _timings(stats: Iterable[RunStats]) -> dict[str, Any]:
     prompt_n = sum(s.n_prompt - s.n_reused for s in all_)
     predicted_n = sum(s.n_predict for s in all_)
     prompt, predicted = sum(s.encode_seconds for s in all_), sum(s.decode_seconds for s in all_)
-    decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first comes with the prompt
+    decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first token comes with the prompt
     return {
         "prompt_n": prompt_n,
         "cache_n": sum(s.n_reused for s in all_),
@@ -65,7 +69,7 @@ def _timings(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 
 def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
-    """acceptance_histogram[j]: drafts of which j tokens were accepted."""
+    """acceptance_histogram[j]: the number of drafts of which j tokens were accepted."""
     all_ = list(stats)
     k = max((len(s.reached) for s in all_), default=0)
     steps = sum(s.reached[0] for s in all_ if s.reached)
@@ -82,7 +86,7 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 
 def _own(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
-    """speedup: decode rate over plain decoding's, of the first choice; None where nobody measured that."""
+    """speedup: the first choice's decode rate over that of plain decoding, None where that is not known."""
     all_ = list(ends)
     by: Counter[str] = Counter()
     for end in all_:

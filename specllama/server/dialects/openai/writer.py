@@ -1,4 +1,4 @@
-"""What the writers of chat completions and completions have in common."""
+"""What the writers of chat completions and completions share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import specllama
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.base import to_json
-from specllama.server.dialects.errors import error_body
+from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.usage import figures, usage
+from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
     AccumulatedChoice,
     Accumulator,
@@ -30,18 +30,20 @@ from specllama.server.events import (
 FINGERPRINT = f"specllama-{specllama.__version__}"
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _ALPHANUMERICS = string.ascii_letters + string.digits
-_SHOWN = {"memory": "copy"}  # copied from an earlier text
+_SHOWN = {"memory": "copy"}  # sources that clients know by another name
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 def new_id(prefix: str) -> str:
-    """An id that no other answer has."""
+    """A random id."""
     return f"{prefix}-{''.join(secrets.choice(_ALPHANUMERICS) for _ in range(24))}"
 
 
 @dataclass(slots=True)
 class ResponseOptions:
-    """What the client asked of the form of its answer."""
+    """How a client wants its answer. usage_chunk: usage in a chunk of its own. trace: each chunk says which
+    drafter its tokens came from. speculate: whether drafts were allowed. created: seconds since the epoch.
+    """
 
     model: str
     logprobs: bool = False
@@ -52,58 +54,57 @@ class ResponseOptions:
 
 
 class OpenAIWriter:
-    """An answer, as chunks of a stream or in one piece. Subclasses know their choices."""
+    """A DialectWriter, whose subclasses know the form of a choice."""
 
     prefix, chunk_object, answer_object = "", "", ""
     media_type, ping = "text/event-stream", b": waiting\n\n"
 
-    def __init__(self, shape: ResponseOptions) -> None:
-        self.shape, self.fold = shape, Accumulator()
+    def __init__(self, options: ResponseOptions) -> None:
+        self.options, self.fold = options, Accumulator()
         self.id = new_id(self.prefix)
 
     def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
-        """The chunks that these events are, of an answer with so many choices."""
+        """The next events of an answer with n_choices choices, as chunks of a stream."""
         found = []
         for event in events:
-            self.fold.take([event])
-            over = isinstance(event, End) and len(self.fold.ends) == n_choices
+            self.fold.add([event])
             for choice in self._deltas(event):
                 found.append(self._chunk([choice], event))
-            if over:
-                found += self._last(found)
+            if isinstance(event, End) and len(self.fold.ends) == n_choices:
+                self._add_figures(found)
         return found
 
-    def _last(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The figures: a chunk of their own where that was asked for, else on the last one."""
-        more = figures(self.fold, self.shape.speculate)
-        if self.shape.usage_chunk:
-            return [self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more]
-        found[-1] |= more
-        return []
+    def _add_figures(self, found: list[dict[str, Any]]) -> None:
+        """In a chunk of their own if the client wants that, else on the last chunk."""
+        more = figures(self.fold, self.options.speculate)
+        if self.options.usage_chunk:
+            found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
+        else:
+            found[-1] |= more
 
     def answer(self) -> dict[str, Any]:
-        """The whole."""
+        """See DialectWriter."""
         choices = [self._whole(choice) for choice in self.fold.in_order]
-        more = {"usage": usage(self.fold)} | figures(self.fold, self.shape.speculate)
+        more = {"usage": usage(self.fold)} | figures(self.fold, self.options.speculate)
         return self._head(self.answer_object) | {"choices": choices} | more
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
-        """See Writer."""
+        """See DialectWriter."""
         return b"".join(_event(chunk) for chunk in self.chunks(events, n_choices))
 
     def error_event(self, error: SpecllamaError) -> bytes:
-        """See Writer."""
-        return _event(error_body("/v1", error, error.http_status))
+        """See DialectWriter."""
+        return _event(error_body(error))
 
     def end(self) -> bytes:
-        """See Writer."""
+        """See DialectWriter."""
         return b"data: [DONE]\n\n"
 
     def _chunk(self, choices: Sequence[dict[str, Any]], event: Event) -> dict[str, Any]:
         chunk = self._head(self.chunk_object) | {"choices": list(choices)}
-        if self.shape.usage_chunk:
+        if self.options.usage_chunk:
             chunk["usage"] = None
-        if self.shape.trace and isinstance(event, (TextEvent, Reasoning)):
+        if self.options.trace and isinstance(event, (TextEvent, Reasoning)):
             chunk["speculation"] = _trace(event.runs, event.round)
         return chunk
 
@@ -111,8 +112,8 @@ class OpenAIWriter:
         return {
             "id": self.id,
             "object": kind,
-            "created": self.shape.created,
-            "model": self.shape.model,
+            "created": self.options.created,
+            "model": self.options.model,
             "system_fingerprint": FINGERPRINT,
         }
 
@@ -128,7 +129,7 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def ending(end: End | None, start: Start) -> dict[str, Any]:
-    """How a choice ended, and by which seed it comes again."""
+    """How a choice ended, and the seed that reproduces it."""
     reason = _REASONS.get(end.reason, "stop") if end else None
     return {
         "finish_reason": reason,
@@ -138,7 +139,7 @@ def ending(end: End | None, start: Start) -> dict[str, Any]:
 
 
 def number(logprob: float | None) -> float:
-    """A logprob as clients expect it."""
+    """A logprob as clients expect it: always a finite number."""
     return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
 
 

@@ -1,0 +1,79 @@
+"""The JSON of /props, /slots and /tokenize, as llama-server's clients read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import specllama
+from specllama.client.protocol import LoadInfo, Slots, Tokenized
+from specllama.core.sampling.params import PARAMETERS
+
+_MODALITIES = {"vision": False, "audio": False}
+_PARAMS = tuple(p.name for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
+
+
+def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """info: of the loaded models. names: of the model for clients. sampling: the server's own defaults, which
+    take precedence over the model's.
+    """
+    params: dict[str, Any] = {name: sampling.get(name, getattr(info.sampling, name)) for name in _PARAMS}
+    params["n_predict"] = params["max_tokens"]
+    params["seed"] = -1 if params["seed"] is None else params["seed"]
+    return {
+        "default_generation_settings": {"n_ctx": info.n_ctx, "params": params},
+        "total_slots": info.n_slots,
+        "model_alias": ",".join(names),
+        "model_path": info.target.path,
+        "draft_model_path": info.draft.path if info.draft else None,
+        "modalities": _MODALITIES,
+        "chat_template": info.template,
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": f"specllama {specllama.__version__}",
+        "speculation": {
+            "speculation": info.speculation,
+            "reason": info.off_reason,
+            "drafters": list(info.drafters),
+            "draft_max": info.draft_max,
+        },
+    }
+
+
+def slots(found: Slots, info: LoadInfo) -> list[dict[str, Any]]:
+    """The slots, without their prompts. found: the engine's answer to GetSlots."""
+    shown = []
+    for slot in found.slots:
+        busy = slot.id is not None
+        one: dict[str, Any] = {
+            "id": slot.slot,
+            "id_task": slot.id if busy else -1,
+            "n_ctx": info.n_ctx,
+            "speculative": not info.off_reason and (not busy or slot.speculate),
+            "is_processing": busy,
+            "n_past": slot.n_past,
+        }
+        if busy:
+            one["n_prompt_tokens"] = slot.n_prompt
+            one["next_token"] = {"has_next_token": True, "n_decoded": slot.n_decoded}
+            one["draft_n"], one["draft_n_accepted"] = slot.n_drafted, slot.n_accept
+        shown.append(one)
+    return shown
+
+
+def tokens(found: Tokenized, with_pieces: bool) -> dict[str, Any]:
+    """Ids, each with its text if with_pieces; a text that is not whole characters is a list of its bytes.
+
+    found: the engine's answer to Tokenize.
+    """
+    if not with_pieces:
+        return {"tokens": found.ids}
+    pieces = (_piece(bytes(data)) for data in found.pieces)
+    return {"tokens": [{"id": i, "piece": p} for i, p in zip(found.ids, pieces, strict=True)]}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

@@ -1,0 +1,16 @@
+"""Ollama's API, whose clients find its errors here in the shape that they know. It has no routes yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specllama.errors import SpecllamaError
+from specllama.server.dialects.base import Dialect
+
+
+def error_body(error: SpecllamaError, _request_id: str) -> dict[str, Any]:
+    """See ErrorBody."""
+    return {"error": error.message}
+
+
+DIALECT = Dialect(error_body, prefixes=("/api",))

@@ -1,0 +1,46 @@
+"""What writes an answer: an API's form of the one stream of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from specllama.errors import SpecllamaError
+from specllama.server.events import Accumulator, Event
+
+
+class DialectWriter(Protocol):
+    """Writes one answer.
+
+    fold: the events so far. media_type: of a stream. ping: bytes that a stream may carry between events and
+    that clients ignore.
+    """
+
+    fold: Accumulator
+    media_type: str
+    ping: bytes
+
+    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
+        """The next events of an answer with n_choices choices, as part of a stream; adds them to `fold`."""
+        ...
+
+    def error_event(self, error: SpecllamaError) -> bytes:
+        """An error after the first byte, as part of a stream."""
+        ...
+
+    def end(self) -> bytes:
+        """The last bytes of a stream, after an error too."""
+        ...
+
+    def answer(self) -> dict[str, Any]:
+        """The answer in one piece: what `fold` holds."""
+        ...
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def to_json(value: Any) -> bytes:
+    """UTF-8 on one line, without blanks between tokens."""
+    return _JSON.encode(value).encode("utf-8", "replace")

@@ -1,0 +1,81 @@
+"""From an exception to the response that a client gets: its status, headers and body.
+
+The status belongs to the type of the error: specllama/errors.py has the whole table, and here are the errors
+that only HTTP knows. The body has the shape of the API that the path belongs to; this module knows no API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from specllama.errors import SpecllamaError, UsageError
+
+ErrorBody = Callable[[SpecllamaError, str], Mapping[str, Any]]
+"""From an error and the request's id to the JSON object that an API's clients expect."""
+
+
+class NoRouteError(UsageError):
+    http_status = 404
+
+
+class MethodError(UsageError):
+    """`details["allow"]`: the methods that the path has."""
+
+    http_status = 405
+
+
+class WrongHostError(UsageError):
+    http_status = 421
+
+
+class WrongOriginError(UsageError):
+    http_status = 403
+
+
+class BodyTooLargeError(UsageError):
+    http_status = 413
+
+
+class BodyTooSlowError(UsageError):
+    http_status = 408
+
+
+class ClientGoneError(Exception):
+    """The client has left: there is nobody to respond to."""
+
+
+class ErrorResponder:
+    """Writes errors in the shape of the API that a path belongs to.
+
+    shapes: (prefix, body), a prefix is a path itself or followed by a slash; default: for all other paths.
+    """
+
+    def __init__(self, default: ErrorBody, shapes: Sequence[tuple[str, ErrorBody]] = ()) -> None:
+        self._default, self._shapes = default, tuple(shapes)
+
+    def response(
+        self, error: SpecllamaError, path: str = "", request_id: str = "", close: bool = False
+    ) -> Response:
+        """The response to a request for this path. close: the connection ends with it, as it does after a
+        body that was not read to its end.
+        """
+        write = next((w for p, w in self._shapes if path == p or path.startswith(f"{p}/")), self._default)
+        content = json.dumps(write(error, request_id)).encode()  # ASCII, whatever the message quotes
+        status = error.http_status
+        headers = {"content-type": "application/json", **_headers(error)}
+        if close or status in (408, 413):
+            headers["connection"] = "close"
+        return Response(content, status, headers)
+
+
+def _headers(error: SpecllamaError) -> Mapping[str, str]:
+    status = error.http_status
+    if status in (429, 503):
+        return {"retry-after": str(error.details.get("retry_after", 1))}
+    if status == 401:
+        return {"www-authenticate": "Bearer"}
+    return {"allow": error.details["allow"]} if "allow" in error.details else {}
