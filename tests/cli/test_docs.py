@@ -240,6 +240,13 @@ def test_code_in_sentences_is_there(page: str) -> None:
         assert code_is_there(page, code), code
 
 
+def test_names_in_files_are_there() -> None:
+    found = re.findall(r"`(\w+)` in\s+`([\w/.-]+\.\w+)`", PAGES["docs/development.md"])
+    assert len(found) > 3
+    for name, path in found:
+        assert re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8")), (name, path)
+
+
 def test_paths_in_the_changelog_exist() -> None:
     for code in CODE.findall((ROOT / "CHANGELOG.md").read_text("utf-8")):
         if re.fullmatch(r"(?:specllama|scripts|tests|docs)(?:/[\w.-]+)+", code):

@@ -149,25 +149,26 @@ def _head(cells: Sequence[Summary], about: Mapping[str, Any]) -> Iterator[str]:
 def _method(about: Mapping[str, Any]) -> Iterator[str]:
     points = "; ".join(about["peer_points"])
     for text in (
-        f"""A cell is a type of weights, the cost of a draft model (one of its decodes relative to one of the
-        target's), a workload and a temperature. In each cell all ways of decoding answer the same prompts with
-        the same files, threads and seeds: {about["n"]} tokens each, prompts per workload:
+        f"""A cell is a type of weights, the cost of a draft model (one of its decodes relative to one of
+        the target's), a workload and a temperature. In each cell all ways of decoding answer the same
+        prompts with the same files, threads and seeds: {about["n"]} tokens each, prompts per workload:
         {about["per_workload"]}, runs: {about["runs"]}, in a different order each time, each in a process of
-        its own. At a temperature each run has another seed, and llama.cpp writes other texts than specllama,
-        which may be easier or harder to draft for: there only the mean of many cells means something.""",
-        """Rates are by each program's own clock: decoded tokens over the time after the prompt. specllama runs
-        with its defaults; its plain decoding is `--draft-max 0`. llama.cpp's plain decoding is
+        its own. At a temperature each run has another seed, and llama.cpp writes other texts than
+        specllama, which may be easier or harder to draft for: there only the mean of many cells means
+        something.""",
+        """Rates are by each program's own clock: decoded tokens over the time after the prompt. specllama
+        runs with its defaults; its plain decoding is `--draft-max 0`. llama.cpp's plain decoding is
         `llama-completion`, by the time of its decodes alone; everything else of llama.cpp is
-        `llama-speculative-simple`. That program ends with the round in which it reaches the requested number
-        of tokens: tokens beyond it are not counted, their time is. Ways of decoding without a draft model are
-        run once for all draft costs that are measured together, in turn with everything else.""",
+        `llama-speculative-simple`. That program ends with the round in which it reaches the requested
+        number of tokens: tokens beyond it are not counted, their time is. Ways of decoding without a draft
+        model are run once for all draft costs that are measured together, in turn with everything else.""",
         """The programs read the prompt with the draft model at different times: llama.cpp's tool before its
-        clock for decoding starts, specllama after the first token, as far as that pays. So the totals are given
-        twice: for decoding alone, and for prompt and answer together. specllama has answered one other prompt
-        with each pair before it is measured, and keeps what it learns (`tune` was not run).""",
-        f"""llama.cpp's grid ({about["grid"]}): {points}. Its best point is chosen for each cell in hindsight,
-        by one half of the runs, and compared by the medians of the other half; each half chooses once (two
-        choices a cell). All other figures are medians of all runs. Means are geometric.""",
+        clock for decoding starts, specllama after the first token, as far as that pays. So the totals are
+        given twice: for decoding alone, and for prompt and answer together. specllama has answered one
+        other prompt with each pair before it is measured, and keeps what it learns (`tune` was not run).""",
+        f"""llama.cpp's grid ({about["grid"]}): {points}. Its best point is chosen for each cell in
+        hindsight, by one half of the runs, and compared by the medians of the other half; each half chooses
+        once (two choices a cell). All other figures are medians of all runs. Means are geometric.""",
     ):
         yield from (textwrap.fill(" ".join(text.split()), 110, break_on_hyphens=False), "")
 
