@@ -16,7 +16,7 @@ DEFAULT = "n_max 3"  # the default of llama.cpp's tool
 
 
 class Pick(NamedTuple):
-    """llama.cpp's fastest point by half of a cell's runs; best: specllama's rate over it by the other half."""
+    """llama.cpp's fastest point by half of a cell's runs; best: our rate over it by the other half."""
 
     label: str
     name: str
