@@ -1,5 +1,4 @@
-"""Command lines of the scripts: help from the docstring, types of options, bad input as one line and exit 2.
-"""
+"""Command lines of the scripts: help from the docstring, option types, bad input as one line and exit 2."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 class HealthReply(NamedTuple):
-    """An answer. at: time of the request (seconds, monotonic); status: 0 if there was none; seconds: latency.
-    """
+    """An answer. at: monotonic time of the request; status: 0 if there was none; seconds: latency."""
 
     at: float
     status: int

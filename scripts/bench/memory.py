@@ -26,7 +26,7 @@ from scripts.bench.measuring.engine import Vocab
 from scripts.bench.measuring.extraction import WORKLOADS, Exchange
 from scripts.figures import mean, median_interval
 from scripts.replay import hindsight
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
@@ -117,8 +117,8 @@ def loaded(stack: ExitStack, args: argparse.Namespace, with_history: bool) -> En
 def written(client: EngineClient, vocab: Vocab, exchange: Exchange) -> RunStats:
     """The statistics of writing the text after its prompt; decodes are measured after the first request."""
     prompt, forced = vocab.prompt(CHATML.format(exchange.prompt)), vocab.ids(exchange.text)
-    request = m.Generate(client.next_id(), ids=prompt, params={"temperature": 0}, forced=forced)
-    (done,) = (event for event in client.generate(request) if isinstance(event, m.Done))
+    request = protocol.Generate(client.next_id(), ids=prompt, params={"temperature": 0}, forced=forced)
+    (done,) = (event for event in client.generate(request) if isinstance(event, protocol.Done))
     if done.unmeasured:
         client.calibrate(1.0)
     return done.stats

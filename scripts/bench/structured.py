@@ -17,7 +17,7 @@ import jsonschema
 
 from scripts import cli
 from scripts.bench.measuring.json_schemas import SCHEMAS
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
@@ -40,9 +40,8 @@ def ask(client: EngineClient, name: str, temperature: float, seed: int, speculat
         "temperature": temperature, "seed": seed, "max_tokens": 400, "json_schema": json.dumps(SCHEMAS[name]),
     }  # fmt: skip
     messages = [{"role": "user", "content": f"Write one {name} about shutil.copytree as JSON."}]
-    result = fold(
-        client.generate(m.Generate(client.next_id(), messages=messages, params=params, speculate=speculate))
-    )
+    request = protocol.Generate(client.next_id(), messages=messages, params=params, speculate=speculate)
+    result = fold(client.generate(request))
     return Answer(result.text, result.finish_reason, result.stats)
 
 

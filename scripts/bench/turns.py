@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from scripts import cli
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
@@ -31,10 +31,10 @@ class Chat:
     """Requests to an engine in this process."""
 
     def __init__(self, path: str, n_threads: int) -> None:
-        self.messages: list[m.Message] = []
+        self.messages: list[protocol.Message] = []
         self.core = EngineCore(self.messages.append, Store(Path(tempfile.mkdtemp())))
         target = ModelSettings(path=path, n_ctx=2048, n_threads=n_threads)
-        self.core.handle(m.Load(LoadSettings(target=target, drafters=())))
+        self.core.handle(protocol.Load(LoadSettings(target=target, drafters=())))
         self.next_id = 0
 
     def ask(self, messages: list[dict[str, str]], follows: int | None) -> tuple[int, str, RunStats]:
@@ -42,11 +42,11 @@ class Chat:
         self.next_id += 1
         self.messages.clear()
         params = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
-        self.core.handle(m.Generate(self.next_id, messages=messages, params=params, follows=follows))
+        self.core.handle(protocol.Generate(self.next_id, messages=messages, params=params, follows=follows))
         while self.core.busy:
             self.core.step()
         done = self.messages[-1]
-        if not isinstance(done, m.Done):
+        if not isinstance(done, protocol.Done):
             raise SystemExit(f"no answer: {done}")
         return self.next_id, fold(self.messages).text, done.stats
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.bench.plan import BenchCase, BenchConfig, BenchSample, BenchStep, ForcedText
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult, fold
 from specllama.errors import ContextLengthError
@@ -75,8 +75,8 @@ class BenchRunner:
         id_ = self.client.next_id()
         forced = text.text if text else None
         if self.raw or (text and text.raw):
-            request = m.Generate(id_, prompt=prompt, params=params, forced=forced)
+            request = protocol.Generate(id_, prompt=prompt, params=params, forced=forced)
         else:
             messages, variables = [{"role": "user", "content": prompt}], dict(self.variables)
-            request = m.Generate(id_, messages, params=params, variables=variables, forced=forced)
+            request = protocol.Generate(id_, messages, params=params, variables=variables, forced=forced)
         return fold(self.client.generate(request))

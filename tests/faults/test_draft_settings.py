@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specllama import LLM
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_TARGET
@@ -138,8 +138,8 @@ def test_a_loaded_engine_is_not_configured_in_such_ways() -> None:
                 client.configure(**settings)
             assert needle in raised.value.message
         client.configure(4, 2, 0.5)
-        request = m.Generate(client.next_id(), prompt="zip", params={"max_tokens": 3})
-        assert isinstance(list(client.generate(request))[-1], m.Done)
+        request = protocol.Generate(client.next_id(), prompt="zip", params={"max_tokens": 3})
+        assert isinstance(list(client.generate(request))[-1], protocol.Done)
 
 
 def test_what_has_no_effect_is_said(shared: Command) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.bench.engine.prompts import load_prompts
 from scripts.figures import mean
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.worker.engine_core import EngineCore
@@ -41,8 +41,8 @@ def gain(args: argparse.Namespace) -> None:
 def decode(client: EngineClient, prompt: str, speculate: bool, args: argparse.Namespace) -> float:
     """Decode rate of one request, tokens/s."""
     params = {"max_tokens": args.n, "temperature": 0, "ignore_eos": True}
-    request = m.Generate(client.next_id(), prompt=prompt, params=params, speculate=speculate)
-    stats = [event.stats for event in client.generate(request) if isinstance(event, m.Done)][-1]
+    request = protocol.Generate(client.next_id(), prompt=prompt, params=params, speculate=speculate)
+    stats = [event.stats for event in client.generate(request) if isinstance(event, protocol.Done)][-1]
     return (stats.n_predict - 1) / stats.decode_seconds
 
 
@@ -59,11 +59,11 @@ def ttft(args: argparse.Namespace) -> None:
             words = f"{i} " * 40 + prompt  # no prefix of an earlier request
             turns = (("with", one), ("without", two))
             for name, client in turns if i % 2 else reversed(turns):
-                request = m.Generate(
+                request = protocol.Generate(
                     client.next_id(), prompt=words, params={"max_tokens": 24, "temperature": 0}
                 )
                 for event in client.generate(request):
-                    if isinstance(event, m.Done) and i:
+                    if isinstance(event, protocol.Done) and i:
                         times[name].append(event.stats.ttft_seconds)
     ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
     a, b = (1000 * statistics.median(times[name]) for name in ("with", "without"))
@@ -92,26 +92,26 @@ def own_time(args: argparse.Namespace) -> None:
 
 def own_rounds(args: argparse.Namespace, temperature: float, n_max: int) -> Iterator[tuple[float, int]]:
     """(own seconds, drafted tokens) of each round of a generation."""
-    done: list[m.Done] = []
+    done: list[protocol.Done] = []
     null = os.open(os.devnull, os.O_WRONLY)
 
-    def send(message: m.Message) -> None:
-        os.write(null, m.encode(message))
-        if isinstance(message, m.Done):
+    def send(message: protocol.Message) -> None:
+        os.write(null, protocol.encode(message))
+        if isinstance(message, protocol.Done):
             done.append(message)
 
     core = EngineCore(send)
     target = ModelSettings(path=args.model, n_ctx=2048, n_threads=args.threads)
     draft = ModelSettings(path=args.draft, n_ctx=2048, n_threads=args.threads) if n_max else None
     settings = LoadSettings(target=target, draft=draft, draft_max=n_max, drafters=("model",) if n_max else ())
-    core.handle(m.Load(settings))
+    core.handle(protocol.Load(settings))
     loaded = core.loaded
     if loaded is None:
         sys.exit("the pair does not load")
     contexts = [c for c in (loaded.context, loaded.draft and loaded.draft.context) if c is not None]
     params = {"temperature": temperature, "top_k": 40, "max_tokens": 200, "ignore_eos": True, "seed": 3}
     for turn in range(2):  # the first one warms up
-        core.handle(m.Generate(turn, ids=list(range(1000, 1040)), params=params))
+        core.handle(protocol.Generate(turn, ids=list(range(1000, 1040)), params=params))
         core.step()
         while core.busy:
             stats = core.running[0].generation.stats

@@ -35,8 +35,7 @@ def switching(prompt: Sequence[int], new: Sequence[int], n: int, rng: random.Ran
 
 
 def dropping(own: Sequence[int], new: Sequence[int], n: int) -> list[int]:
-    """`n` ids: half of them the model's own text, then one that it would not write: another text, reversed.
-    """
+    """`n` ids: half of them the model's own text, then what it would not write: another text, reversed."""
     first = list(own[: n // 2])
     return [*first, *reversed(new[: n - len(first)])]
 

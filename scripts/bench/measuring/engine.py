@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
@@ -45,13 +45,14 @@ class Vocab:
 @dataclass(frozen=True)
 class Task:
     """A prompt, and the text to write after it, both as ids; without a text the model writes n ids of its
-    own.
+    own. A prompt that is a string is the message of a chat. ignore_eos: write n ids even if the answer ends.
     """
 
     name: str
-    prompt: Sequence[int]
+    prompt: Sequence[int] | str
     text: Sequence[int] | None = None
     n: int = -1
+    ignore_eos: bool = True
 
 
 class PlainAndAuto(NamedTuple):
@@ -94,9 +95,14 @@ class TimedEngine:
         if auto != self._auto:
             self._client.configure(None if auto else 0)
             self._auto = auto
-        params = {"temperature": 0, "max_tokens": task.n, "ignore_eos": True}
-        forced = None if task.text is None else list(task.text)
-        request = m.Generate(self._client.next_id(), ids=list(task.prompt), params=params, forced=forced)
+        chat = isinstance(task.prompt, str)
+        request = protocol.Generate(
+            self._client.next_id(),
+            messages=[{"role": "user", "content": task.prompt}] if chat else None,
+            ids=None if chat else list(task.prompt),
+            params={"temperature": 0, "max_tokens": task.n, "ignore_eos": task.ignore_eos},
+            forced=None if task.text is None else list(task.text),
+        )
         result = fold(self._client.generate(request))
         return result.ids, result.stats
 

@@ -1,5 +1,4 @@
-"""A draft model with random weights that costs as much as the real one: the same file, its weights shuffled.
-"""
+"""A draft model with random weights and the cost of the real one: the same file, its weights shuffled."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from specllama.bench.serving.answer import (
 )
 from specllama.bench.serving.summary import percentile
 from specllama.bench.serving.sweep import PLAIN, ServingCell, SweepSettings, body
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError
@@ -107,16 +107,18 @@ def _generate(client: EngineClient, request: dict[str, Any]) -> ServedAnswer:
     """The same request without HTTP."""
     params = {name: request[name] for name in ("temperature", "seed", "max_tokens")}
     params["ignore_eos"] = request.get("ignore_eos", False)
-    generate = m.Generate(client.next_id(), messages=request["messages"], params=params, speculate=False)
+    generate = protocol.Generate(
+        client.next_id(), messages=request["messages"], params=params, speculate=False
+    )
     answer, began = ServedAnswer(0), time.perf_counter()
     for message in client.generate(generate):
         at = time.perf_counter() - began
-        if isinstance(message, m.Tokens):
+        if isinstance(message, protocol.Tokens):
             if answer.pieces and at - answer.pieces[-1].at < ONE_PIECE:
                 answer.pieces[-1].n += 1
             else:
                 answer.pieces.append(ServedPiece(at))
-        elif isinstance(message, m.Done):
+        elif isinstance(message, protocol.Done):
             answer.n_predict = message.stats.n_predict
     answer.seconds = time.perf_counter() - began
     return answer

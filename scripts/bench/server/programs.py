@@ -19,8 +19,7 @@ _START, _END = 120.0, 10.0  # seconds
 
 @dataclass(frozen=True)
 class Files:
-    """Files and settings of a server. tools: the directory with llama-server; n_ctx: of all slots together.
-    """
+    """Files and settings of a server. tools: directory with llama-server; n_ctx: of all slots together."""
 
     target: Path
     draft: Path | None
