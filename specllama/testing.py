@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal
 from specllama.core.sampling.sampler import Sampler
+from specllama.drafters import REGISTRY, DrafterEntry, RegisteredDrafter
 
 Memory = Literal["full", "window", "rollback", "checkpoint"]
 
@@ -158,7 +160,7 @@ class TableMask:
         self.output.append(token)
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(RegisteredDrafter):
     """Proposes what a function says; the simplest drafter there is.
 
     guess: (sequence's ids, tokens drafted so far) to the next token, or None.
@@ -171,8 +173,9 @@ class ScriptedDrafter:
         confidence: float = 0.9,
         continues: bool = True,
     ) -> None:
-        self.continues = continues
-        self.guess, self.name, self.confidence = guess, name, confidence
+        entry = REGISTRY.get(name) or DrafterEntry(name, lambda inputs: None, name)  # noqa: ARG005
+        self.entry = replace(entry, continues=continues)
+        self.guess, self.confidence = guess, confidence
         self.histories: dict[int, list[int]] = {}
 
     def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002

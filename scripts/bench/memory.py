@@ -29,7 +29,8 @@ from scripts.replay import hindsight
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.simulator import Replay, Replayed, Seconds, Trace, curve
 from specllama.core.stats import RunStats
@@ -42,8 +43,8 @@ from specllama.errors import SpecllamaError
 def known(seconds: Seconds) -> CostCurve:
     """A cost curve with all widths measured."""
     found = CostCurve()
-    for n in range(1, WIDEST + 1):
-        for _ in range(FIRST):
+    for n in range(1, DEFAULT.max_rows + 1):
+        for _ in range(DEFAULT.min_samples):
             found.observe(n, seconds(n))
     return found
 

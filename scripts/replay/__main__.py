@@ -26,7 +26,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,12 +34,9 @@ from typing import Any, NamedTuple
 from scripts.replay import hindsight as others
 from specllama.bench import workloads
 from specllama.core.interfaces import Drafter
-from specllama.core.policy import budget as ledger
-from specllama.core.policy import draft_gate as looks
-from specllama.core.policy import model_draft as asking
-from specllama.core.policy import planner
 from specllama.core.policy.base import Draft, Round
-from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.config import DEFAULT, PolicyConfig
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.recording import record, write_text
 from specllama.core.replay.simulator import Replay, Seconds, Trace, curve
@@ -52,22 +49,18 @@ Workloads = dict[str, list[Trace]]
 CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
 
 
-def eager_view(self: Planner, seq: int, t1: float, active: int) -> tuple[int, float, None]:  # noqa: ARG001
-    """As if catching up cost nothing that is worth a thought."""
-    return self._caching.view(seq).n_pending if self._caching else 1, 0.0, None
-
-
-PARTS: dict[str, list[tuple[object, str, object]]] = {
-    "look-ahead over further tokens": [(asking, "AHEAD", 1)],
-    "their risk counts for less": [(asking, "DOUBT", 1.0)],
-    "drafts longer than 16": [(asking, "MOST_LOOKED", 16), (planner, "NEAR_END", -1)],
-    "when to look is learnt": [(looks, "REQUEST_RATE", 0.0), (looks, "PAIR_RATE", 0.0)],
-    "over requests too": [(looks, "PAIR_RATE", 0.0)],
-    "catching up is paid as skis are": [(Planner, "_view", eager_view)],
-    "three kinds of looks": [(planner, "kind_of", lambda offer, n: 0)],  # noqa: ARG005
-    "ledger": [(ledger, "STAKE", 1e9), (ledger, "ALLOWANCE", 1e9)],
-    "stake is a part of the credit": [(ledger, "STAKE", 1.0)],
-    "plain rounds no more than needed": [(ledger, "PLAIN_EVERY", 25.0)],
+NO_LIMIT = 1e9
+PARTS: dict[str, PolicyConfig] = {
+    "look-ahead over further tokens": replace(DEFAULT, lookahead=1),
+    "their risk counts for less": replace(DEFAULT, risk_share=1.0),
+    "drafts longer than 16": replace(DEFAULT, max_model_draft=16, chunk_margin=-1),
+    "when to ask the model is learnt": replace(DEFAULT, request_rate=0.0, pair_rate=0.0),
+    "over requests too": replace(DEFAULT, pair_rate=0.0),
+    "catching up waits for forgone gain": replace(DEFAULT, forgone_share=NO_LIMIT, min_tail=int(NO_LIMIT)),
+    "gains kept apart by the copy on offer": replace(DEFAULT, gate_by_copy=False),
+    "speculation budget": replace(DEFAULT, round_share=NO_LIMIT, allowance=NO_LIMIT),
+    "a round loses a part of the credit": replace(DEFAULT, round_share=1.0),
+    "plain rounds no more than needed": replace(DEFAULT, plain_every=25.0),
 }
 
 
@@ -88,13 +81,14 @@ class How(NamedTuple):
     unread: bool = False
     fixed: bool = False
     copies: bool = True
+    config: PolicyConfig = DEFAULT
 
 
-def known(seconds: Seconds) -> CostCurve:
+def known(seconds: Seconds, config: PolicyConfig = DEFAULT) -> CostCurve:
     """A curve whose widths were all measured."""
-    found = CostCurve()
-    for n in range(1, WIDEST + 1):
-        for _ in range(FIRST):
+    found = CostCurve(config)
+    for n in range(1, config.max_rows + 1):
+        for _ in range(config.min_samples):
             found.observe(n, seconds(n))
     return found
 
@@ -120,7 +114,8 @@ def cells(traces: Workloads, how: How) -> Iterator[Cell]:
             def make(
                 drafters: Sequence[Drafter], clock: Callable[[], float], t: Seconds = seconds
             ) -> Planner:
-                return Planner(drafters, clock, None if how.cold else known(t))
+                costs = None if how.cold else known(t, how.config)
+                return Planner(drafters, clock, costs, config=how.config)
 
             session = Replay(make, seconds, step, free, prefilled=not how.unread)
             ours = seconds_by_workload(session, traces, how.mixed)
@@ -169,30 +164,17 @@ def summary(label: str, found: Sequence[Cell], detail: bool) -> None:
             print(f"    worst against {name}: {worst.rates[name]:.3f} ({where})")
 
 
-@contextmanager
-def changed(settings: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Constants of modules, for a while."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in settings]
-    for module, name, value in settings:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
-
-
 def parts(traces: Workloads, how: How) -> None:
     """Print the rate with everything over the rate without each part."""
 
-    def rate(copies: bool = True) -> float:
-        return mean([c.rates["plain"] for c in cells(traces, how._replace(fixed=False, copies=copies))])
+    def rate(copies: bool = True, config: PolicyConfig = DEFAULT) -> float:
+        varied = how._replace(fixed=False, copies=copies, config=config)
+        return mean([c.rates["plain"] for c in cells(traces, varied)])
 
     whole = rate()
-    print(f"    what is lost without copying: {whole / rate(copies=False) - 1:+.1%}")
-    for name, settings in PARTS.items():
-        with changed(settings):
-            print(f"    {name}: {whole / rate() - 1:+.1%}", flush=True)
+    print(f"    copying: {whole / rate(copies=False) - 1:+.1%}")
+    for name, config in PARTS.items():
+        print(f"    {name}: {whole / rate(config=config) - 1:+.1%}", flush=True)
 
 
 class TimedPlanner(Planner):
@@ -202,7 +184,7 @@ class TimedPlanner(Planner):
         self.rounds: list[float] = []
         self._spent = self._outside = 0.0
         for drafter in drafters:
-            for name in ("start", "step", "propose", "view", "cover", "committed", "forget"):
+            for name in ("start", "step", "propose", "view", "restart_from_tail", "committed", "forget"):
                 if hasattr(drafter, name):
                     setattr(drafter, name, self._drafters_own(getattr(drafter, name)))
         super().__init__(drafters, clock, costs)

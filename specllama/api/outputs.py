@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specllama.core.speedup import PlainRate, PlainSource, speedup
-from specllama.core.stats import RunStats
+from specllama.core.stats import PlainRate, PlainSource, RunStats, speedup
 
 NOT_MEASURED = PlainRate(None, "none", 0)
 FinishReason = Literal["stop", "length", "context", "cancel"]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.protocol import LoadInfo
-from specllama.core.speedup import PlainRate, plain_rate, speedup
-from specllama.core.stats import RunStats
+from specllama.core.stats import PlainRate, RunStats, plain_rate, speedup
 
 __all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]
 

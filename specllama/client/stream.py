@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.client import protocol
-from specllama.core.speedup import PlainRate, plain_rate
-from specllama.core.stats import RunStats
+from specllama.core.stats import PlainRate, RunStats, plain_rate
 
 
 @dataclass(slots=True)

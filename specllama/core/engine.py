@@ -153,7 +153,7 @@ class Engine:
             generation.drafted, generation.sources = draft.tokens, draft.sources
             n_accept = verify(rows[begin:end], draft.tokens, generation.choose, generation.commit)
             generation.alone = generation.alone and len(generation.history) == before
-            generation.stats.drafted(draft.sources, n_accept, draft.n_discarded)
+            generation.stats.drafted(draft.sources, n_accept, draft.n_discarded, self.policy.forced_sources)
             outcomes.append(
                 VerifyResult(generation.seq_id, draft, n_accept, len(generation.history) - before)
             )
@@ -175,7 +175,8 @@ class Engine:
         except MaskError:
             return {}
         except DecodeError as error:
-            self.policy.drop("model")
+            for drafter in [d for d in self.policy.drafters if d.priced]:
+                self.policy.remove_drafter(drafter.name)
             self.draft_failed = True
             self.notices.append(f"the draft model failed ({error}); going on without it")
             return {}

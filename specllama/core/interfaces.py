@@ -112,11 +112,23 @@ class Proposal(NamedTuple):
 class Drafter(Protocol):
     """A source of draft tokens for all sequences at once. It proposes; it never decides.
 
-    continues: whether it can draft behind tokens that another drafter proposed.
+    name: unique; statistics and stored tables are keyed by it. priced: a step costs a decode of its own, so
+    the planner asks only where that pays; others are free. continues: it can draft after tokens that another
+    drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave them
+    out. prior: chance that its token is right, by bin of its confidence, before any observation; None: about
+    the confidence itself.
     """
 
-    name: str
-    continues: bool
+    @property
+    def name(self) -> str: ...
+    @property
+    def priced(self) -> bool: ...
+    @property
+    def continues(self) -> bool: ...
+    @property
+    def forces(self) -> bool: ...
+    @property
+    def prior(self) -> Sequence[float] | None: ...
 
     def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:
         """A sequence begins with these ids, its tokens chosen by `chooser` among what `mask` allows. Real
@@ -176,11 +188,11 @@ class RememberingDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
-class CallingDrafter(Drafter, Protocol):
-    """A drafter that says for nearly nothing whether it is worth being asked."""
+class SpanDrafter(Drafter, Protocol):
+    """A drafter that can propose several tokens of a sequence at once."""
 
-    def peek_confidence(self, seq_id: int) -> float:
-        """About the confidence of the token that it would propose next; 0 without one."""
+    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
+        """The first `limit` tokens that `step` would propose one by one."""
         ...
 
 

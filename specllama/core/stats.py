@@ -1,23 +1,31 @@
-"""What a generation did and what it took: the figures that every front prints, times in seconds."""
+"""Counters of a generation and the figures made of them, which every front prints. Times are in seconds.
+
+Knows no clock and no models; fronts import it, so it needs no numpy.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from specllama.core.policy.candidates import CandidateDraft
+
+MIN_PLAIN_ROUNDS = 8  # of the run; with fewer the stored t(1) stands in for the missing ones
+PlainSource = Literal["run", "stored", "none"]
 
 
 @dataclass(slots=True)
 class RunStats:
-    """Counters of one sequence; times in seconds by the engine's clock.
+    """Counters of one sequence; times in seconds of the engine's clock.
 
-    n_drafted: draft tokens that entered a verify batch, of these n_accept were emitted; n_discarded:
-    drafted and not verified. n_forced, n_forced_accept: the same for tokens that a grammar forces, which are
-    in no other figure but drafted_by. reached[j] / accepted_at[j]: rounds whose draft had more than j tokens
-    that were not forced / whose token j of those was emitted. decode_seconds: from the first token to the
-    end, n_predict - 1 tokens. plain_seconds: the plain rounds among that. round_seconds: rows of a decode to
-    the number of such rounds and the seconds of their decodes.
+    n_drafted: guessed draft tokens that were verified, of which n_accept were emitted; n_discarded: drafted
+    and not verified. n_forced, n_forced_accept: the same for tokens that a grammar forces, which apart from
+    these are counted in drafted_by only. reached[j], accepted_at[j]: rounds whose draft had more than j
+    guessed tokens, and those in which number j of them was emitted. decode_seconds: from the first token to
+    the end, n_predict - 1 tokens; plain_seconds: of the plain rounds in it. round_seconds: by the rows of a
+    decode the number of such rounds and the seconds of their decodes.
     """
 
     n_prompt: int = 0
@@ -44,9 +52,13 @@ class RunStats:
     redecided: int = 0
     round_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)
 
-    def drafted(self, sources: Sequence[str], n_accept: int, n_discarded: int) -> None:
-        """Count one verified draft: the source of each of its tokens, and how many of them were emitted."""
-        guessed = [j < n_accept for j, source in enumerate(sources) if source != "grammar"]
+    def drafted(
+        self, sources: Sequence[str], n_accept: int, n_discarded: int, forced: Collection[str] = ()
+    ) -> None:
+        """Count one verified draft. sources: the drafter of each token. n_accept: how many were emitted.
+        forced: the drafters whose tokens are forced, not guessed.
+        """
+        guessed = [j < n_accept for j, source in enumerate(sources) if source not in forced]
         self.n_drafted += len(guessed)
         self.n_accept += sum(guessed)
         self.n_forced += len(sources) - len(guessed)
@@ -77,7 +89,7 @@ class RunStats:
 
     @property
     def decode_tps(self) -> float | None:
-        """Tokens per second behind the first."""
+        """Tokens per second after the first."""
         n = self.n_predict - 1
         return n / self.decode_seconds if n > 0 and self.decode_seconds > 0 else None
 
@@ -88,7 +100,7 @@ class RunStats:
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """Seconds of decoding by what they went into; they add up to decode_seconds."""
+        """Seconds of decoding by what they were spent on; the sum is decode_seconds."""
         known = self.verify_seconds + self.draft_seconds + self.sampling_seconds
         return {
             "verify": self.verify_seconds,
@@ -98,7 +110,7 @@ class RunStats:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, to cross a pipe; `from_dict` is the inverse."""
+        """Plain data; `from_dict` is the inverse."""
         data = {name: getattr(self, name) for name in self.__slots__}
         data["drafted_by"] = dict(self.drafted_by)
         return data
@@ -107,3 +119,60 @@ class RunStats:
     def from_dict(cls, data: dict[str, Any]) -> RunStats:
         rounds = {int(n): (count, seconds) for n, (count, seconds) in data["round_seconds"].items()}
         return cls(**{**data, "drafted_by": Counter(data["drafted_by"]), "round_seconds": rounds})
+
+
+@dataclass(slots=True)
+class OfferStats:
+    """What the drafters offered a request, verified or not. rounds: of the planner; offered: rounds with a
+    model-free token that was not forced; offered_right: rounds where the first such token was right; asked:
+    rounds that asked the draft model; named, named_right: those in which it drafted, and was right at first.
+    """
+
+    rounds: int = 0
+    offered: int = 0
+    offered_right: int = 0
+    asked: int = 0
+    named: int = 0
+    named_right: int = 0
+
+    def count(self, free: CandidateDraft, modelled: CandidateDraft | None, tokens: Sequence[int]) -> None:
+        """Count a round: the model-free candidate, the model's if it was asked, and the tokens that came."""
+        first = list(tokens[:1])
+        self.rounds += 1
+        if free.tokens and not free.forced:
+            self.offered += 1
+            self.offered_right += free.tokens[:1] == first
+        if modelled is not None:
+            self.asked += 1
+            self.named += bool(modelled.tokens)
+            self.named_right += bool(first) and modelled.tokens[:1] == first
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRate:
+    """Speed of plain decoding: tokens per second, where that is known from, and plain rounds of the run."""
+
+    tps: float | None
+    source: PlainSource
+    rounds: int
+
+
+def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
+    """From the plain rounds of the run; where they are few, `stored_t1` (seconds) stands in for the rest."""
+    missing = MIN_PLAIN_ROUNDS - stats.plain_rounds
+    if missing <= 0 or (stats.plain_rounds and not stored_t1):
+        return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
+    if stored_t1:
+        # A plain round is more than its decode: a row is sampled, and the round has other work.
+        sampling = stats.sampling_seconds / max(1, stats.n_predict - 1)
+        other = stats.time_shares["other"] / max(1, stats.rounds)
+        seconds = stats.plain_seconds + missing * (stored_t1 + sampling + other)
+        return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", stats.plain_rounds)
+    return PlainRate(None, "none", 0)
+
+
+def speedup(stats: RunStats, plain: PlainRate) -> float | None:
+    """Decode rate over the plain rate; None where nothing was drafted or one of the rates is unknown."""
+    if not stats.decode_tps or not plain.tps or stats.plain_rounds == stats.rounds:
+        return None
+    return stats.decode_tps / plain.tps

@@ -1,1 +1,138 @@
-"""Sources of draft tokens, one file each. A drafter proposes; it never decides."""
+"""The registry of drafters: one entry each. A drafter proposes tokens; it never decides.
+
+A new drafter is a file with a class derived from `RegisteredDrafter`, and an entry here. Everything else,
+from the planner to the read-outs, goes by the attributes of the entry, never by its name. Importing this
+package loads no drafter and no numpy: factories import theirs when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specllama.core.interfaces import Context, Drafter
+    from specllama.drafters.request_history import RequestHistory
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInputs:
+    """What drafters are made of. n_vocab, end_ids: of the target. draft_context: of a draft model, None
+    without one. confident: whether the policy uses confidences. history: texts of earlier requests, None: not
+    kept.
+    """
+
+    n_vocab: int
+    end_ids: Collection[int] = ()
+    draft_context: Context | None = None
+    confident: bool = True
+    history: RequestHistory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterEntry:
+    """name: the key of statistics and stored tables. make: the drafter, None where its inputs are missing.
+    label: what read-outs call the source of its tokens. option: the word of the option `drafters` that
+    enables it, its name where "". needs_draft_model: a draft model has to be loaded for it. priced,
+    continues, forces, prior: see `core.interfaces.Drafter`.
+    """
+
+    name: str
+    make: Callable[[DrafterInputs], Drafter | None]
+    label: str
+    option: str = ""
+    needs_draft_model: bool = False
+    priced: bool = False
+    continues: bool = False
+    forces: bool = False
+    prior: tuple[float, ...] | None = None
+
+    @property
+    def word(self) -> str:
+        """The word of the option `drafters` that enables it."""
+        return self.option or self.name
+
+
+class RegisteredDrafter:
+    """Gives a drafter the attributes of its entry."""
+
+    entry: DrafterEntry
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def priced(self) -> bool:
+        return self.entry.priced
+
+    @property
+    def continues(self) -> bool:
+        return self.entry.continues
+
+    @property
+    def forces(self) -> bool:
+        return self.entry.forces
+
+    @property
+    def prior(self) -> tuple[float, ...] | None:
+        return self.entry.prior
+
+
+def _grammar(inputs: DrafterInputs) -> Drafter:  # noqa: ARG001
+    from specllama.drafters.grammar import GrammarDrafter
+
+    return GrammarDrafter()
+
+
+def _copy(inputs: DrafterInputs) -> Drafter:  # noqa: ARG001
+    from specllama.drafters.copy import CopyDrafter
+
+    return CopyDrafter()
+
+
+def _memory(inputs: DrafterInputs) -> Drafter | None:
+    from specllama.drafters.request_history import MemoryDrafter
+
+    return None if inputs.history is None else MemoryDrafter(inputs.history)
+
+
+def _model(inputs: DrafterInputs) -> Drafter | None:
+    from specllama.drafters.model import ModelDrafter
+
+    if inputs.draft_context is None:
+        return None
+    return ModelDrafter(inputs.draft_context, inputs.n_vocab, inputs.confident, inputs.end_ids)
+
+
+GRAMMAR = DrafterEntry(
+    "grammar", _grammar, "grammar", continues=True, forces=True,
+    prior=(0.95,),  # the target may split the forced text into other tokens
+)  # fmt: skip
+COPY = DrafterEntry("copy", _copy, "copy")
+MEMORY = DrafterEntry("memory", _memory, "memory", option="copy")
+MODEL = DrafterEntry("model", _model, "model", needs_draft_model=True, priced=True, continues=True)
+
+REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL)}  # in order of asking
+
+
+def words() -> tuple[str, ...]:
+    """The words of the option `drafters`."""
+    return tuple(dict.fromkeys(entry.word for entry in REGISTRY.values()))
+
+
+def words_of(drafters: Iterable[Drafter]) -> list[str]:
+    """The words that enable these drafters, each once, in their order."""
+    return list(dict.fromkeys(REGISTRY[d.name].word for d in drafters))
+
+
+def wants_draft_model(enabled: Collection[str]) -> bool:
+    """Whether one of the enabled words needs a draft model."""
+    return any(entry.needs_draft_model and entry.word in enabled for entry in REGISTRY.values())
+
+
+def make_drafters(enabled: Collection[str], inputs: DrafterInputs) -> list[Drafter]:
+    """The drafters of the enabled words, as far as their inputs are there, in the order of asking."""
+    made = (entry.make(inputs) for entry in REGISTRY.values() if entry.word in enabled)
+    return [drafter for drafter in made if drafter is not None]

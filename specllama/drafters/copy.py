@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from specllama.core.interfaces import Mask, Proposal
 from specllama.core.sampling.sampler import Sampler
+from specllama.drafters import COPY, RegisteredDrafter
 from specllama.drafters.edits import Change, Edits
 from specllama.drafters.ngram_index import Index, TokenIndex
 
@@ -89,12 +90,6 @@ class CopiedText:
                 break
             self._drafted.append(proposal)
         return self._drafted[:limit]
-
-    def peek_confidence(self) -> float:
-        """About the confidence of the first of them, as if all candidates agreed; 0 where none was found."""
-        if self._source is None or self.source[self._source] < 0:
-            return 0.0
-        return confidence(self._length, 1.0, self.record)
 
     def start(self) -> None:
         """Index what is left of the prompt and take in what was pushed meanwhile."""
@@ -259,15 +254,14 @@ class CopiedText:
         return sum(self.source[end] == goes_on for end in ends) / len(ends)
 
 
-class CopyDrafter:
+class CopyDrafter(RegisteredDrafter):
     """Drafts by copying, for all sequences; see the module.
 
     Evidence of a proposal: (match length at that token, agreement of the candidates). Length 1, all along:
     drafting resumed right behind a change. Length 2, growing: it resumed behind one token that agreed again.
     """
 
-    name = "copy"
-    continues = False
+    entry = COPY
 
     def __init__(self) -> None:
         self._texts: dict[int, CopiedText] = {}
@@ -300,10 +294,6 @@ class CopyDrafter:
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """What `step` would propose one by one, at most `limit` tokens."""
         return self._texts[seq_id].propose(limit)
-
-    def peek_confidence(self, seq_id: int) -> float:
-        """About the confidence of what `propose` would begin with; `CallingDrafter.certainty`."""
-        return self._texts[seq_id].peek_confidence()
 
     def record(self, seq_id: int) -> float:
         """Share of the latest tokens that copying would have got right, used or not, in [0, 1]."""

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import Mask, Proposal
 from specllama.core.sampling.sampler import Sampler
+from specllama.drafters import GRAMMAR, RegisteredDrafter
 
 
-class GrammarDrafter:
+class GrammarDrafter(RegisteredDrafter):
     """Proposes the tokens that spell what the sequence's grammar forces, behind whatever was drafted before.
 
     The text is certain, its split into tokens is the usual one; where the target prefers another legal split
     it says so when it verifies. Sequences without a grammar get nothing.
     """
 
-    name = "grammar"
-    continues = True
+    entry = GRAMMAR
 
     def __init__(self) -> None:
         self.masks: dict[int, Mask] = {}

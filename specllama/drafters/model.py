@@ -25,6 +25,7 @@ from specllama.core.interfaces import (
 )
 from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler, probability
 from specllama.core.sequence import common_prefix
+from specllama.drafters import MODEL, RegisteredDrafter
 
 LEAST_SHARED = 32  # ids that two sequences begin with; fewer are evaluated for each
 
@@ -42,7 +43,7 @@ class _State:
     usable: bool
 
 
-class ModelDrafter:
+class ModelDrafter(RegisteredDrafter):
     """Drafts with the model behind `context`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
@@ -53,8 +54,7 @@ class ModelDrafter:
     is not touched by that.
     """
 
-    name = "model"
-    continues = True
+    entry = MODEL
 
     def __init__(
         self, context: Context, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import Mask, Proposal
-from specllama.core.policy.pair_state import MEMORY
 from specllama.core.sampling.sampler import Sampler
+from specllama.drafters import MEMORY, RegisteredDrafter
 from specllama.drafters.copy import CopiedText
 from specllama.drafters.ngram_index import MAX_COMPARED, N_GRAM
 from specllama.drafters.ring import RING_BITS, Ring, RingIndex
@@ -49,13 +49,12 @@ class RequestHistory:
         return sum(ring.n_bytes for ring in self._rings.values())
 
 
-class MemoryDrafter:
+class MemoryDrafter(RegisteredDrafter):
     """Drafts from a memory, for all sequences; see the module. It only reads: who ends a request says what
     is kept of it. Evidence of a proposal: as the copy drafter's.
     """
 
-    name = MEMORY
-    continues = False
+    entry = MEMORY
 
     def __init__(self, memory: RequestHistory) -> None:
         self.memory = memory
@@ -97,10 +96,6 @@ class MemoryDrafter:
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """What `step` would propose one by one, at most `limit` tokens."""
         return self._texts[seq_id][1].propose(limit) if seq_id in self._texts else []
-
-    def peek_confidence(self, seq_id: int) -> float:
-        """About the confidence of what `propose` would begin with; `CallingDrafter.certainty`."""
-        return self._texts[seq_id][1].peek_confidence() if seq_id in self._texts else 0.0
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence went on with these ids."""

@@ -12,8 +12,7 @@ from typing import Any
 
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult
-from specllama.core.speedup import PlainRate
-from specllama.core.stats import RunStats
+from specllama.core.stats import PlainRate, RunStats
 from specllama.errors import EngineError
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from specllama.config.store import ENOUGH_ROWS
 from specllama.core.interfaces import BatchRow, Context, NoRoomError
-from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 
 WIDTHS = (2, 4, 8, 17, 32, 63)  # of the batches that are compared with single rows
 TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are timed
@@ -140,7 +141,7 @@ def missing_widths(context: Context, n_ids: int, curve: CostCurve, seconds: floa
     if n_ids < 1 or not goes_back(context):
         return []
     t1 = curve.predict(1)
-    return [n for n in curve.missing(TIMED) if n <= most and curve.cautious(n) + t1 < seconds]
+    return [n for n in curve.unmeasured(TIMED) if n <= most and curve.upper_bound(n) + t1 < seconds]
 
 
 def time_widths(
@@ -163,9 +164,9 @@ def time_widths(
     while n_timed > before and (widths := missing_widths(context, n, curve, seconds)):
         before = n_timed
         for width in widths:
-            if curve.count(width) >= FIRST:
+            if curve.count(width) >= DEFAULT.min_samples:
                 curve.forget(width)
-            if curve.predict(1) + curve.cautious(width) >= seconds - (clock() - started):
+            if curve.predict(1) + curve.upper_bound(width) >= seconds - (clock() - started):
                 continue
             for rows in (1, width) if width > 1 else (1,):
                 stretch = [ids[(at + i) % n] for i in range(rows)]

@@ -171,7 +171,7 @@ class EngineCore:
             return Fixed([], 0)
         if s.draft_max is None:
             return loaded.profile.plan(drafters)
-        ordered: list[Drafter] = sorted(drafters, key=lambda d: d.name == "model")
+        ordered: list[Drafter] = sorted(drafters, key=lambda d: d.priced)
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 
     def _configure(self, message: m.Configure) -> None:

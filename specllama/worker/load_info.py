@@ -12,8 +12,8 @@ from typing import Any
 
 from specllama.client import protocol
 from specllama.config.load import AUTO, LoadSettings
-from specllama.core.policy.pair_state import MEMORY
 from specllama.core.sampling.params import SamplingParams
+from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
@@ -53,7 +53,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> pr
         n_ctx_draft=draft.context.n_ctx if draft else 0,
         n_vocab=model.n_vocab,
         n_threads=context.n_threads,
-        drafters=tuple(d.name for d in loaded.drafters if d.name != MEMORY),
+        drafters=tuple(words_of(loaded.drafters)),
         memory=loaded.memory is not None,
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,

@@ -15,12 +15,10 @@ from typing import Any
 from specllama.client import protocol as m
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.interfaces import BatchRow, DecodeError, Drafter
+from specllama.core.interfaces import BatchRow, DecodeError, Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
-from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.grammar import GrammarDrafter
-from specllama.drafters.model import ModelDrafter
-from specllama.drafters.request_history import MemoryDrafter, RequestHistory
+from specllama.drafters import DrafterInputs, make_drafters, wants_draft_model
+from specllama.drafters.request_history import RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError, option
 from specllama.gguf.check import check_model
 from specllama.gguf.header import Header, read_model
@@ -74,9 +72,11 @@ class Loaded:
 
     def drop_draft(self, policy: Policy | None) -> None:
         """Free the draft model, which the policy in use has dropped; `policy`, another one, drops it too."""
-        self.drafters = [d for d in self.drafters if d.name != ModelDrafter.name]
         if policy is not None:
-            policy.drop(ModelDrafter.name)
+            for drafter in self.drafters:
+                if drafter.priced:
+                    policy.remove_drafter(drafter.name)
+        self.drafters = [d for d in self.drafters if not d.priced]
         if self.draft is not None:
             self.draft.close()
         self.draft = None
@@ -101,9 +101,10 @@ def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store
     draft, problem = None, ""
     if draft_header is not None:
         draft, problem = _open_draft(settings, draft_header, plan, send)
-    remembers = settings.memory and "copy" in settings.drafters and settings.draft_max != 0
-    memory = RequestHistory() if remembers else None
+    memory = RequestHistory() if settings.memory else None
     drafters = _drafters(settings, model, draft, memory)
+    if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
+        memory = None
     warm_up(context)
     profile = ModelProfile(
         store,
@@ -138,7 +139,7 @@ def _off_reason(settings: LoadSettings, problem: str) -> str:
 
 def _checked_draft(settings: LoadSettings, target: Header) -> tuple[Header | None, PairVerdict | None]:
     """The header of the draft, if one is to be used, and how it fits. Raises IncompatiblePairError."""
-    if settings.draft is None or "model" not in settings.drafters or settings.draft_max == 0:
+    if settings.draft is None or settings.draft_max == 0 or not wants_draft_model(settings.drafters):
         return None, None
     header = _checked_header(settings.draft)
     verdict = check_pair(target, header)
@@ -177,17 +178,10 @@ def _drafters(
     """The drafters that the settings name and that can be used."""
     if settings.draft_max == 0:
         return []
-    found: list[Drafter] = []
-    if "grammar" in settings.drafters:
-        found.append(GrammarDrafter())
-    if "copy" in settings.drafters:
-        found.append(CopyDrafter())
-    if memory is not None:
-        found.append(MemoryDrafter(memory))
-    if draft is not None:
-        confident = settings.draft_max is None or settings.draft_p_min > 0
-        found.append(ModelDrafter(draft.context, model.n_vocab, confident, model.end_ids))
-    return found
+    context = draft.context if draft is not None else None
+    confident = settings.draft_max is None or settings.draft_p_min > 0
+    inputs = DrafterInputs(model.n_vocab, model.end_ids, context, confident, memory)
+    return make_drafters(settings.drafters, inputs)
 
 
 @dataclass(slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specllama.core.offer_stats import OfferStats
 from specllama.core.policy.base import Policy
 from specllama.core.policy.break_even import break_evens, easiest
-from specllama.core.policy.cost_curve import FIRST
-from specllama.core.policy.pair_state import MODEL
+from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.planner import Planner
 from specllama.core.sequence import Generation
+from specllama.core.stats import OfferStats
 
 _ENOUGH = 64  # rounds, to tell
 _HARDLY = 0.03  # drafted tokens of an answer, rounds with an offer
@@ -42,8 +41,8 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
 
 def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     """Why next to nothing was drafted of a long answer, by a policy that had drafters."""
-    model = any(d.name == MODEL for d in policy.drafters)
-    tally = policy.tally(g.seq_id) if isinstance(policy, Planner) else OfferStats()
+    model = any(d.priced for d in policy.drafters)
+    tally = policy.offer_stats(g.seq_id) if isinstance(policy, Planner) else OfferStats()
     copies = tally.offered > _HARDLY * tally.rounds
     if not model and not copies:
         return DraftingVerdict(
@@ -59,7 +58,7 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
 def _costs(planner: Planner, tally: OfferStats, model: bool) -> str:
     """What drafts cost here and need, and what was seen of them. model: speak of the draft model's."""
     steps, learnt = planner.learnt.steps.curve, planner.learnt.tables
-    if model and steps.count(1) < FIRST:
+    if model and steps.count(1) < DEFAULT.min_samples:
         return "asking the draft model was not expected to pay for its reading of the text"
     found = break_evens(planner.costs, steps.predict(1) if model else 0.0)
     need = easiest(found)
@@ -75,13 +74,14 @@ def _costs(planner: Planner, tally: OfferStats, model: bool) -> str:
     n, right = (tally.named, tally.named_right) if model else (tally.offered, tally.offered_right)
     seen = right / n if n >= _SEEN else None
     if seen is None:
-        tables = [t for name, t in learnt.items() if (name == MODEL) == model and t.n_seen >= _SEEN]
+        names = [d.name for d in planner.drafters if d.priced == model and not d.forces]
+        tables = [learnt[name] for name in names if learnt[name].n_seen >= _SEEN]
         seen = tables[0].rate if tables else None
     if seen is None:
         return text
     text += f"; {_percent(seen)} was seen"
     if seen >= need.acceptance:
-        spent = planner.ledger.stake < need.decode - 1  # no round may lose so much
+        spent = planner.budget.max_round_loss < need.decode - 1  # no round may lose so much
         text += f", but {'drafts have lost what they may' if spent else 'no draft was sure enough to gain'}"
     return text
 

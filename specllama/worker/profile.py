@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specllama.config.store import ENOUGH_ROWS, Store
 from specllama.core.interfaces import Context, DecodeError, Drafter
-from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.policy.cost_curves import Curves, bucket_of
-from specllama.core.policy.pair_state import PairState
+from specllama.core.policy.acceptance import PairState
+from specllama.core.policy.config import DEFAULT, is_number
+from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.planner import Planner
-from specllama.core.policy.stored_values import is_number
 from specllama.core.scheduler import Slot
 from specllama.worker.calibrate import Calibration, goes_back, measure, missing_widths, time_widths
 
+POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # that a front may measure at once
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once for each class of lengths
 _WRITE_SECONDS = 5.0  # between two writes
@@ -55,7 +55,7 @@ class ModelProfile:
         data = store.read(key)
         self._figures = _figures(data)
         self._learnt = next((p["learnt"] for p in _pairs(data) if p["pair"] == pair), None)
-        self.curves = Curves.from_dict(data.get("curves"))
+        self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
         self.planner: Planner | None = None
         self._calibration, self._before = Calibration(), self._figures
         self._compared, self._compare_left = -1, 0.0  # of texts of this class of lengths: seconds
@@ -97,7 +97,7 @@ class ModelProfile:
     def plan(self, drafters: Sequence[Drafter]) -> Planner:
         """The planner of this pair, which begins with what is stored; always the same one."""
         if self.planner is None:
-            self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt)
+            self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt, POLICY)
         return self.planner
 
     def follow(self, n_ids: int) -> None:
@@ -111,7 +111,7 @@ class ModelProfile:
         time.
         """
         if self.planner is not None:
-            self.planner.costs.doubt(2)
+            self.planner.costs.remeasure_if_stored(2)
 
     # Measuring
 
@@ -165,7 +165,7 @@ class ModelProfile:
     def measured(self, n_ids: int, curve: CostCurve) -> None:
         """What decodes take behind so many ids was measured anew: it stands for all that was known of it."""
         self.curves.put(n_ids, curve)
-        if bucket_of(n_ids) == 0:
+        if bucket_of(n_ids, POLICY) == 0:
             self._figures["t1"] = curve.predict(1)
         self._changed = True
         self.flush()
@@ -179,12 +179,12 @@ class ModelProfile:
             self._changed = True
             self.flush()
 
-    def stepped(self, pair: Mapping[str, Any], names: Iterable[str], steps: CostCurve) -> None:
-        """What asking a draft model takes was measured, of a pair that need not be the loaded one. names: its
-        drafters. What else was learnt of it stays.
+    def stepped(self, pair: Mapping[str, Any], steps: CostCurve) -> None:
+        """Store the measured times of a draft model's steps, of a pair that need not be the loaded one. What
+        else was learnt of that pair stays.
         """
         found = (p["learnt"] for p in _pairs(self.store.read(self.key)) if p["pair"] == pair)
-        learnt = PairState(names)
+        learnt = PairState(config=POLICY)
         learnt.restore(next(found, None))
         learnt.steps.curve = steps
         if self.keep:
@@ -219,7 +219,7 @@ class ModelProfile:
     def _write(self, ours: Mapping[str, Any]) -> None:
         """What others have stored meanwhile stays, where this process has nothing to say."""
         data = self.store.read(self.key)
-        curves = Curves.from_dict(data.get("curves")).to_dict() | ours["curves"]
+        curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict() | ours["curves"]
         ours_too = [p["pair"] for p in ours["pairs"]]
         others = [p for p in _pairs(data) if p["pair"] not in ours_too]
         pairs = [*others, *ours["pairs"]][-_MOST_PAIRS:]

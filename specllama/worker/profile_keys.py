@@ -10,7 +10,7 @@ from typing import Any
 
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
-from specllama.core.policy.pair_state import MEMORY
+from specllama.drafters import words_of
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
@@ -50,4 +50,4 @@ def pair_key(draft: Mapping[str, Any] | None, drafters: Sequence[Drafter]) -> di
     """The draft model in use (its model_key) and the drafters; the memory of earlier requests is no part of
     it, as it has an acceptance table of its own.
     """
-    return {"draft": draft, "drafters": [d.name for d in drafters if d.name != MEMORY]}
+    return {"draft": draft, "drafters": words_of(drafters)}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specllama.config.options import RUN
-from specllama.core.policy.cost_curve import FIRST
-from specllama.core.policy.cost_curves import Curves
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurves
 from specllama.core.policy.planner import Planner
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.testing import ScriptedDrafter
@@ -374,14 +374,14 @@ def test_the_next_run_begins_with_what_was_measured_and_learnt(command: Command)
         (pair,) = data["pairs"]
         assert pair["pair"]["draft"]["model"][0] == "pydoc-draft"
         drafters = [ScriptedDrafter(lambda history, draft: None, n) for n in pair["pair"]["drafters"]]  # noqa: ARG005
-        curve = Curves.from_dict(data["curves"]).at(0)
+        curve = CostCurves.from_dict(data["curves"]).at(0)
         return data, Planner(drafters, float, curve, pair["learnt"])
 
     anything = "root ::= [^\\x00]*"  # where a grammar may force something every round is looked at
     once = ("run", *ARGS, "--temp", "0", "--grammar", anything)
     assert command(*once).code == 0
     data, first = stored()
-    assert first.costs.count(1) >= FIRST
+    assert first.costs.count(1) >= DEFAULT.min_samples
     assert first.costs.predict(1) == pytest.approx(data["curves"]["0"]["widths"][0][1])
     assert first.learnt.tables["copy"].n_seen > 20
     assert command(*once, "-c", "1024").code == 0

@@ -94,7 +94,7 @@ def test_its_table_is_stored_beside_the_others_of_the_pair(load: Callable[..., F
     front = load()
     loaded = front.host.loaded
     assert loaded is not None
-    loaded.profile.planner.learnt.tables["memory"].see(12, True)
+    loaded.profile.planner.learnt.tables["memory"].observe(12, True)
     ask(front)
     front.host.leave()
     for settings in ({"memory": False}, {}):

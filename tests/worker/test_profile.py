@@ -12,10 +12,9 @@ from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.policy import cost_curves as curves
-from specllama.core.policy.cost_curve import FIRST, TRUSTED
+from specllama.core.policy.config import DEFAULT
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.worker import profile_keys
+from specllama.worker import profile, profile_keys
 from specllama.worker.calibrate import TIMED
 from tests.support.front import Front
 
@@ -51,7 +50,7 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
     assert second.host.loaded is not None
     learning = second.host.loaded.profile
     assert learning.planner is not None
-    assert all(learning.planner.costs.count(n) >= FIRST for n in TIMED)
+    assert all(learning.planner.costs.count(n) >= DEFAULT.min_samples for n in TIMED)
     assert learning.t1 == found.t1
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
@@ -77,7 +76,7 @@ def test_another_compilation_of_llama_cpp_is_measured_anew(
 
 def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with another context size goes on from the same file. A long one is 100 ids here."""
-    monkeypatch.setattr(curves, "BUCKETS", (0, 100))
+    monkeypatch.setattr(profile, "POLICY", replace(DEFAULT, context_buckets=(0, 100)))
     found = []
     for n_ctx, n_prompt in ((512, 50), (1024, 120), (2048, 20)):
         target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=n_ctx)
@@ -90,7 +89,9 @@ def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pyte
     assert [list(stored) for stored in found] == [["0"], ["0", "100"], ["0", "100"]]
     long = found[1]["100"]["widths"]
     assert long[0][0] == 1
-    assert found[2]["100"]["widths"] == [[n, seconds, min(count, TRUSTED)] for n, seconds, count in long]
+    assert found[2]["100"]["widths"] == [
+        [n, seconds, min(count, DEFAULT.stored_samples)] for n, seconds, count in long
+    ]
 
 
 def test_configuring_keeps_what_was_learnt(front: Front) -> None:

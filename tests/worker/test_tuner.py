@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from scripts.replay.hindsight import MACHINES
 from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.policy import cost_curves as curves
-from specllama.core.policy.cost_curve import FIRST, CostCurve, StepCosts
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
+from specllama.worker import profile
 from specllama.worker.calibrate import goes_back
 from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import prompts as tuning_texts
@@ -101,7 +102,7 @@ def test_everything_is_measured_and_the_better_draft_is_told_by_its_acceptance(
     assert (plan["n_texts"], plan["n_tokens"], plan["too_long"], plan["replays"]) == (2, 24, {}, False)
     assert curve["complete"]
     assert [p["rows"] for p in curve["points"]] == [1, *WIDTHS]
-    assert all(p["seconds"] > 0 and p["count"] >= FIRST for p in curve["points"])
+    assert all(p["seconds"] > 0 and p["count"] >= DEFAULT.min_samples for p in curve["points"])
     assert threads["used"] == 1
     assert 1 in [p["threads"] for p in threads["points"]]
     (epsilon,), (texts,) = parts(one, "epsilon"), parts(one, "texts")
@@ -115,9 +116,13 @@ def test_everything_is_measured_and_the_better_draft_is_told_by_its_acceptance(
     assert bad["forecast"]["acceptance"] < 0.2 < 0.5 < good["forecast"]["acceptance"]
     assert good["step"] > 0
     # On costs that do not come from this machine's clock, the good one is the best.
-    costs = CostCurve.from_dict({"widths": [[n, x / 50, FIRST] for n, x in MACHINES["A f16"].items()]})
+    costs = CostCurve.from_dict(
+        {"widths": [[n, x / 50, DEFAULT.min_samples] for n, x in MACHINES["A f16"].items()]}
+    )
     steps = StepCosts()
-    steps.curve = CostCurve.from_dict({"widths": [[1, 0.001, FIRST], [32, 0.01, FIRST]]})
+    steps.curve = CostCurve.from_dict(
+        {"widths": [[1, 0.001, DEFAULT.min_samples], [32, 0.01, DEFAULT.min_samples]]}
+    )
     foretold = []
     for trial in trials:
         forecast = Forecast(costs, steps if trial is not trials[0] else None, CopyDrafter)
@@ -223,7 +228,7 @@ def test_how_far_it_is(front: Callable[..., Front], monkeypatch: pytest.MonkeyPa
 def test_a_longer_context_is_measured_too(
     front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves, "BUCKETS", (0, 200, 4096))
+    monkeypatch.setattr(profile, "POLICY", replace(DEFAULT, context_buckets=(0, 200, 4096)))
     one = front()
     tuned(one)
     near, far = parts(one, "curve")

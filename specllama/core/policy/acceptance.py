@@ -1,58 +1,74 @@
-"""How often drafted tokens of a kind turned out right: Beta counts by bin. Knows no drafters."""
+"""What is learnt of a loaded pair over all requests: how often drafted tokens are right, what asking the
+draft model costs and gains, what drafting may still lose.
+
+Knows drafters by their attributes only; no models, no clock and no files.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from specllama.core.policy.stored_values import numbers
+from specllama.core.policy.budget import SpeculationBudget
+from specllama.core.policy.candidates import CandidateDraft
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
+from specllama.core.policy.cost_curve import CostCurve, StepCosts
 
-HIGHEST = 0.9995  # nothing is surer: S of a long draft would hardly fall
+ALONE, UNLIKELY_COPY, LIKELY_COPY = 0, 1, 2  # what the draft model competes with: nothing, a copy
+_MAX_KEPT_BINS = 64  # of a stored table whose drafter is not loaded
 
 
 class AcceptanceTable:
-    """Chances by bin, learnt with slow forgetting and shrunk to a prior.
+    """Chances by bin: Beta counts that slowly forget, shrunk towards a prior.
 
-    priors: the chance of each bin before anything was seen. weight: how many observations the prior is
-    worth. forget: what an observation is worth one later.
+    priors: the chance of each bin before any observation. weight: how many observations the prior is worth.
+    forget: weight of an observation one observation later.
     """
 
-    def __init__(self, priors: Sequence[float], weight: float = 4.0, forget: float = 0.99) -> None:
-        self.priors, self.weight, self.forget = tuple(priors), weight, forget
+    def __init__(
+        self,
+        priors: Sequence[float],
+        weight: float = DEFAULT.prior_weight,
+        forget: float = DEFAULT.forget,
+        max_chance: float = DEFAULT.max_chance,
+    ) -> None:
+        self.priors, self.weight, self.forget, self.max_chance = tuple(priors), weight, forget, max_chance
         self._right = [0.0] * len(self.priors)
         self._seen = [0.0] * len(self.priors)
-        self.chances = [min(HIGHEST, p) for p in self.priors]
+        self.chances = [min(max_chance, p) for p in self.priors]
 
-    def see(self, bin_: int, right: bool) -> None:
-        """A drafted token of the bin was right or not; tell it only of those behind right ones."""
+    def observe(self, bin_: int, right: bool) -> None:
+        """Count one drafted token, all tokens before which were right."""
         self._right[bin_] = self._right[bin_] * self.forget + right
         self._seen[bin_] = self._seen[bin_] * self.forget + 1
-        self._settle(bin_)
+        self._update(bin_)
 
-    def see_run(self, bins: Sequence[int], last: bool) -> None:
-        """The same for one token or several in turn, of which all were right but, perhaps, the last."""
+    def observe_run(self, bins: Sequence[int], last: bool) -> None:
+        """Count several tokens in a row, all of them right except, perhaps, the last."""
         if before := bins[:-1]:  # what is forgotten meanwhile is a geometric series
             for bin_, n in Counter(before).items():
                 kept = self.forget**n
                 new = (1 - kept) / (1 - self.forget) if kept < 1 else n
                 self._right[bin_] = self._right[bin_] * kept + new
                 self._seen[bin_] = self._seen[bin_] * kept + new
-                self._settle(bin_)
-        self.see(bins[-1], last)
+                self._update(bin_)
+        self.observe(bins[-1], last)
 
-    def _settle(self, bin_: int) -> None:
+    def _update(self, bin_: int) -> None:
         mean = (self._right[bin_] + self.weight * self.priors[bin_]) / (self._seen[bin_] + self.weight)
-        self.chances[bin_] = min(HIGHEST, mean)
+        self.chances[bin_] = min(self.max_chance, mean)
 
     @property
     def n_seen(self) -> float:
-        """Observations that still count, in all bins."""
+        """Weight of the observations of all bins."""
         return sum(self._seen)
 
     @property
     def rate(self) -> float | None:
-        """The share of right ones among them; None without any."""
+        """The share of right tokens among them; None without any."""
         return sum(self._right) / self.n_seen if self.n_seen else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +76,7 @@ class AcceptanceTable:
         return {"right": [round(x, 3) for x in self._right], "seen": [round(x, 3) for x in self._seen]}
 
     def restore(self, data: object) -> bool:
-        """Go on from what `to_dict` wrote; False, and nothing changed, where it is something else."""
+        """Continue from what `to_dict` wrote; False, and nothing changes, where `data` is something else."""
         if not isinstance(data, Mapping):
             return False
         most = 1.01 / (1 - self.forget)
@@ -69,5 +85,126 @@ class AcceptanceTable:
             return False
         self._right, self._seen = right, seen
         for bin_ in range(len(self.priors)):
-            self._settle(bin_)
+            self._update(bin_)
         return True
+
+
+@dataclass(slots=True)
+class PairGain:
+    """What asking the draft model gained on average over all requests, in t(1), by what it competed with
+    (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: it was never asked.
+    """
+
+    limits: tuple[float, float] = DEFAULT.stored_gain
+    gains: list[float | None] = field(default_factory=lambda: [None, None, None])
+
+    def restore(self, data: Any) -> bool:
+        """Continue from stored gains; False where the data is something else."""
+        fits = isinstance(data, list) and len(data) == len(self.gains)
+        if not fits or not all(g is None or is_number(g) for g in data):
+            return False
+        low, high = self.limits
+        self.gains = [None if g is None else max(low, min(high, float(g))) for g in data]
+        return True
+
+
+class LearntFrom(Protocol):
+    """The attributes of a drafter that decide how its acceptance is learnt; see `interfaces.Drafter`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def priced(self) -> bool: ...
+    @property
+    def prior(self) -> Sequence[float] | None: ...
+
+
+class PairState:
+    """tables: acceptance by the drafter's name, in bins of its confidence. next_token: acceptance of the
+    draft model's token after an accepted one, by the bin of that one. steps: times of the draft model. gain:
+    what asking it gained. budget: what drafting may lose. Stored tables of drafters that are not loaded are
+    kept.
+    """
+
+    def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:
+        self.config = config
+        self.tables = {d.name: self._table(d) for d in drafters}
+        self.next_token = self._weighted(config.next_chances)
+        self.steps, self.budget = StepCosts(config), SpeculationBudget(config)
+        self.gain = PairGain(config.stored_gain)
+        self._kept: dict[str, Any] = {}
+
+    def _table(self, drafter: LearntFrom) -> AcceptanceTable:
+        c = self.config
+        if drafter.prior is not None:
+            return self._weighted(drafter.prior)
+        if drafter.priced:
+            return self._weighted(c.chances)
+        return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget, c.max_chance)
+
+    def _weighted(self, priors: Sequence[float]) -> AcceptanceTable:
+        c = self.config
+        return AcceptanceTable(priors, c.prior_weight, c.forget, c.max_chance)
+
+    def bins(self, confidences: Iterable[float]) -> list[int]:
+        """The bin of each confidence."""
+        edges = self.config.confidence_edges
+        return [bisect(edges, confidence) for confidence in confidences]
+
+    def observe_model_free(self, draft: CandidateDraft, tokens: Sequence[int]) -> None:
+        """Compare a model-free draft, verified or not, with the committed tokens."""
+        n, right = 0, True
+        for drafted, token in zip(draft.tokens, tokens, strict=False):
+            n += 1
+            if drafted != token:
+                right = False
+                break
+        if n:
+            self.tables[draft.sources[0]].observe_run(draft.bins[:n], right)
+
+    def observe_model(self, draft: CandidateDraft, tokens: Sequence[int], model: str) -> None:
+        """Compare the draft of the model of this name, forced tokens among it, with the committed tokens."""
+        before = None
+        for drafted, token, source, bin_ in zip(
+            draft.tokens, tokens, draft.sources, draft.bins, strict=False
+        ):
+            if source == model:
+                self.tables[source].observe(bin_, drafted == token)
+                if before is not None:
+                    self.next_token.observe(before, drafted == token)
+            if drafted != token:
+                return
+            before = bin_ if source == model else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data to be stored."""
+        return {
+            "tables": self._kept | {name: table.to_dict() for name, table in self.tables.items()},
+            "after": self.next_token.to_dict(),
+            "steps": self.steps.curve.to_dict(),
+            "gains": list(self.gain.gains),
+            "credit": self.budget.credit,
+        }
+
+    def restore(self, data: object) -> None:
+        """Continue from what `to_dict` wrote; parts that are something else are left unchanged."""
+        if not isinstance(data, Mapping):
+            return
+        stored = data.get("tables")
+        tables = stored if isinstance(stored, Mapping) else {}
+        for name, table in self.tables.items():
+            table.restore(tables.get(name))
+        self._kept = {
+            name: table for name, table in tables.items() if name not in self.tables and _is_table(table)
+        }
+        self.next_token.restore(data.get("after"))
+        self.steps.curve = CostCurve.from_dict(data.get("steps"), self.config)
+        self.gain.restore(data.get("gains"))
+        self.budget.restore(data.get("credit"))
+
+
+def _is_table(data: object) -> bool:
+    """Whether an acceptance table could have written this."""
+    right = data.get("right") if isinstance(data, Mapping) else None
+    n = len(right) if isinstance(right, list) else 0
+    return 0 < n <= _MAX_KEPT_BINS and AcceptanceTable([0.5] * n, forget=DEFAULT.free_forget).restore(data)

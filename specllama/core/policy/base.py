@@ -1,21 +1,24 @@
-"""What a policy is: it drives the drafters before each decode and learns from what came of it.
+"""What a policy is: it asks the drafters before each decode and learns from the outcome.
 
-Knows drafters by the interface of ports.py only. Policies: fixed.py, the classical one, and planner.py.
+Knows drafters by the interface of interfaces.py only. Policies: fixed.py, a fixed draft length, and
+planner.py, which decides by measured cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from specllama.core.interfaces import Drafter, Mask, Proposal, RememberingDrafter
+from specllama.core.interfaces import Drafter, Mask, RememberingDrafter
 from specllama.core.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)
 class Draft:
-    """Tokens to verify and the drafter of each; n_discarded: drafted and left out again."""
+    """Tokens to verify and the name of the drafter of each. n_discarded: tokens of a priced drafter that were
+    drafted and left out again.
+    """
 
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -24,9 +27,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What became of one sequence's draft in a round: it emitted n_emitted tokens, n_accept of them
-    drafted.
-    """
+    """The outcome of one sequence's draft: it emitted n_emitted tokens, n_accept of them drafted."""
 
     seq_id: int
     draft: Draft
@@ -36,7 +37,7 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round as it was: rows decoded, seconds of the target's decode, of drafting, and of all."""
+    """One round: rows decoded, and the seconds of the target's decode, of drafting, and of everything."""
 
     n_rows: int
     verify_seconds: float
@@ -46,18 +47,25 @@ class Round:
 
     @property
     def plain(self) -> bool:
+        """Whether nothing was drafted."""
         return self.n_rows == len(self.outcomes) and self.draft_seconds_per_sequence == 0
 
     @property
     def draft_seconds_per_sequence(self) -> float:
+        """Seconds of drafting over the number of sequences; 0 where no token was drafted."""
         spent = any(o.draft.tokens or o.draft.n_discarded for o in self.outcomes)
         return self.draft_seconds / len(self.outcomes) if spent else 0.0
 
 
 class Policy(Protocol):
-    """Drives the drafters before each decode and learns from what came of it."""
+    """Asks the drafters before each decode and learns from the outcome."""
 
     drafters: list[Drafter]
+
+    @property
+    def forced_sources(self) -> frozenset[str]:
+        """Names of the drafters whose tokens are forced, not guessed; acceptance rates leave them out."""
+        ...
 
     def start(
         self,
@@ -65,87 +73,54 @@ class Policy(Protocol):
         prompt: Sequence[int],
         chooser: Sampler,
         mask: Mask | None = None,
-        owner: str | None = "",
+        memory_scope: str | None = "",
     ) -> None:
-        """A sequence of this owner begins with these ids: prompt and first token. As `Drafter.start`. Without
-        an owner no earlier text is drawn on.
+        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. memory_scope:
+        whose earlier texts may be drafted from; None: nobody's.
         """
         ...
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """The sequence went on with these ids, drafted or not; told before the round is observed."""
+        """The sequence continued with these ids, drafted or not; called before `observe`."""
         ...
 
     def forget(self, seq_id: int) -> None:
-        """The sequence ended; unknown ones are nothing to forget."""
+        """The sequence ended; unknown ones are ignored."""
         ...
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        """A draft for each sequence (seq_id → most tokens that may be drafted for it); absent means none."""
+        """A draft for each sequence, by seq_id; absent: none. rooms: by seq_id the most tokens that may be
+        drafted. Raises DecodeError where a drafter fails, MaskError where a grammar does.
+        """
         ...
 
     def observe(self, done: Round) -> None:
         """The round that the last `draft` led to."""
         ...
 
-    def drop(self, name: str) -> None:
-        """The drafter of this name failed; go on without it."""
+    def remove_drafter(self, name: str) -> None:
+        """The drafter of this name failed; continue without it."""
         ...
 
 
-class DraftRun(NamedTuple):
-    """What was drafted for a sequence: proposals, the drafter of each, and how many more were discarded."""
-
-    proposals: list[Proposal]
-    sources: list[str]
-    n_discarded: int
-
-    @property
-    def tokens(self) -> list[int]:
-        return [p.token for p in self.proposals]
-
-
-def run_drafter(
-    drafter: Drafter,
-    limits: Mapping[int, int],
-    p_min: float,
-    n_min: int = 0,
-    forced: Drafter | None = None,
-) -> dict[int, DraftRun]:
-    """Step a drafter for all sequences together until each has its limit, runs out, or falls below p_min.
-
-    forced: asked first for every token (what a grammar forces needs no guess); `drafter` must then be one
-    that continues. A run shorter than n_min becomes empty.
-    """
-    runs = {seq: DraftRun([], [], 0) for seq, limit in limits.items() if limit > 0}
-    wanted: dict[int, list[int]] = {seq: [] for seq in runs}
-    while wanted:
-        certain = forced.step(wanted) if forced is not None else {}
-        open_ = {seq: draft for seq, draft in wanted.items() if seq not in certain} if certain else wanted
-        proposals = drafter.step(open_) if open_ else {}
-        for seq in list(wanted):
-            run, got = runs[seq], certain.get(seq) or proposals.get(seq)
-            if got is not None and got.confidence >= p_min:
-                run.proposals.append(got)
-                run.sources.append(forced.name if forced is not None and seq in certain else drafter.name)
-                wanted[seq].append(got.token)
-                if len(run.proposals) < limits[seq]:
-                    continue
-            elif got is not None:
-                runs[seq] = run._replace(n_discarded=1)
-            del wanted[seq]
-    for seq, run in runs.items():
-        if 0 < len(run.proposals) < n_min:
-            runs[seq] = DraftRun([], [], run.n_discarded + len(run.proposals))
-    return runs
-
-
 class PolicyBase:
-    """What all policies have: the drafters, in the order in which they are asked."""
+    """What all policies have in common: the drafters, in the order in which they are asked.
+
+    forcing: the drafter of forced tokens. model: the drafter whose tokens cost decodes, the draft model. None
+    where there is no such drafter; the first counts.
+    """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._set_drafters(drafters)
+
+    def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
-        self._named = {d.name: d for d in reversed(self.drafters)}
+        self.forcing = next((d for d in drafters if d.forces), None)
+        self.model = next((d for d in drafters if d.priced), None)
+
+    @property
+    def forced_sources(self) -> frozenset[str]:
+        return frozenset(d.name for d in self.drafters if d.forces)
 
     def start(
         self,
@@ -153,11 +128,11 @@ class PolicyBase:
         prompt: Sequence[int],
         chooser: Sampler,
         mask: Mask | None = None,
-        owner: str | None = "",
+        memory_scope: str | None = "",
     ) -> None:
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):
-                drafter.set_scope(seq_id, owner)
+                drafter.set_scope(seq_id, memory_scope)
             drafter.start(seq_id, prompt, chooser, mask)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -168,10 +143,5 @@ class PolicyBase:
         for drafter in self.drafters:
             drafter.forget(seq_id)
 
-    def drop(self, name: str) -> None:
-        self.drafters = [d for d in self.drafters if d.name != name]
-        self._named.pop(name, None)
-
-    def named(self, name: str) -> Drafter | None:
-        """The first drafter of this name, if there is one."""
-        return self._named.get(name)
+    def remove_drafter(self, name: str) -> None:
+        self._set_drafters([d for d in self.drafters if d.name != name])

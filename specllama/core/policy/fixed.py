@@ -1,26 +1,78 @@
-"""The classical policy: so many draft tokens a round, whatever they bring."""
+"""A fixed draft length, whatever it gains, as llama.cpp's loop drafts. Learns nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from specllama.core.interfaces import Drafter
-from specllama.core.policy.base import Draft, PolicyBase, Round, run_drafter
-from specllama.core.policy.pair_state import MEMORY
+from specllama.core.interfaces import Drafter, Proposal
+from specllama.core.policy.base import Draft, PolicyBase, Round
+from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.errors import UsageError
 
-COPY_FLOOR = 0.5  # a copy that is less likely than this does not keep the draft model from being asked
+
+class DraftRun(NamedTuple):
+    """What was drafted for a sequence: proposals, the drafter of each, and how many more were discarded."""
+
+    proposals: list[Proposal]
+    sources: list[str]
+    n_discarded: int
+
+    @property
+    def tokens(self) -> list[int]:
+        return [p.token for p in self.proposals]
+
+
+def run_drafter(
+    drafter: Drafter,
+    limits: Mapping[int, int],
+    p_min: float,
+    n_min: int = 0,
+    forced: Drafter | None = None,
+) -> dict[int, DraftRun]:
+    """Step a drafter for all sequences together until each has its limit, runs out, or falls below p_min.
+
+    forced: asked first for every token (a forced token needs no guess); `drafter` must then be one that
+    continues. A run shorter than n_min becomes empty.
+    """
+    runs = {seq: DraftRun([], [], 0) for seq, limit in limits.items() if limit > 0}
+    wanted: dict[int, list[int]] = {seq: [] for seq in runs}
+    while wanted:
+        certain = forced.step(wanted) if forced is not None else {}
+        open_ = {seq: draft for seq, draft in wanted.items() if seq not in certain} if certain else wanted
+        proposals = drafter.step(open_) if open_ else {}
+        for seq in list(wanted):
+            run, got = runs[seq], certain.get(seq) or proposals.get(seq)
+            if got is not None and got.confidence >= p_min:
+                run.proposals.append(got)
+                run.sources.append(forced.name if forced is not None and seq in certain else drafter.name)
+                wanted[seq].append(got.token)
+                if len(run.proposals) < limits[seq]:
+                    continue
+            elif got is not None:
+                runs[seq] = run._replace(n_discarded=1)
+            del wanted[seq]
+    for seq, run in runs.items():
+        if 0 < len(run.proposals) < n_min:
+            runs[seq] = DraftRun([], [], run.n_discarded + len(run.proposals))
+    return runs
 
 
 class Fixed(PolicyBase):
-    """Always n_max tokens (n_min at least), each with a confidence of p_min at least, as llama.cpp's loop
-    drafts.
+    """Always n_max tokens (n_min at least), each with a confidence of p_min at least.
 
-    The drafters are asked in turn and the first with a draft wins; copies with little confidence leave the
-    word to a draft model if there is one. Raises UsageError for impossible settings.
+    The drafters are asked in turn and the first with a draft wins; a copy of little confidence leaves the
+    round to a draft model if there is one. Raises UsageError for impossible settings.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], n_max: int, n_min: int = 0, p_min: float = 0.0) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        n_max: int,
+        n_min: int = 0,
+        p_min: float = 0.0,
+        config: PolicyConfig = DEFAULT,
+    ) -> None:
         super().__init__(drafters)
         if n_max < 0 or n_min < 0:
             raise UsageError("draft_max and draft_min must not be negative")
@@ -28,30 +80,29 @@ class Fixed(PolicyBase):
             raise UsageError(f"draft_min {n_min} is more than draft_max {n_max}")
         if not 0 <= p_min <= 1:
             raise UsageError(f"draft_p_min must be between 0 and 1, not {p_min:g}")
-        self.n_max, self.n_min, self.p_min = n_max, n_min, p_min
+        self.n_max, self.n_min, self.p_min, self.config = n_max, n_min, p_min, config
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
         limits = {seq: min(room, self.n_max) for seq, room in rooms.items() if min(room, self.n_max) > 0}
         if not limits or not self.drafters:
             return {}
-        drafts = {seq: Draft() for seq in limits}
-        grammar = self.named("grammar")
-        others = [d for d in self.drafters if d is not grammar]
-        sure = grammar.step(dict.fromkeys(limits, ())) if grammar is not None else {}
-        if grammar is not None and not any(d.continues for d in others):
-            others.append(grammar)  # then nobody drafts behind what is forced
+        drafts, forcing = {seq: Draft() for seq in limits}, self.forcing
+        others = [d for d in self.drafters if d is not forcing]
+        forced = forcing.step(dict.fromkeys(limits, ())) if forcing is not None else {}
+        if forcing is not None and not any(d.continues for d in others):
+            others.append(forcing)  # no other drafter continues after forced tokens
         for i, drafter in enumerate(others):
             todo = {
                 seq: n for seq, n in limits.items()
-                if not drafts[seq].tokens and (drafter.continues or seq not in sure)
+                if not drafts[seq].tokens and (drafter.continues or seq not in forced)
             }  # fmt: skip
-            last = all(d.name == MEMORY for d in others[i + 1 :])
-            p_min = self.p_min if last or drafter.name == "model" else max(self.p_min, COPY_FLOOR)
-            forced = grammar if drafter.continues and drafter is not grammar else None
-            for seq, run in run_drafter(drafter, todo, p_min, self.n_min, forced).items():
+            last = not any(d.priced or d.forces for d in others[i + 1 :])
+            p_min = self.p_min if last or drafter.priced else max(self.p_min, self.config.fixed_copy_floor)
+            before = forcing if drafter.continues and drafter is not forcing else None
+            for seq, run in run_drafter(drafter, todo, p_min, self.n_min, before).items():
                 draft = drafts[seq]
                 draft.tokens, draft.sources = run.tokens, run.sources
-                draft.n_discarded += run.n_discarded if drafter.name == "model" else 0
+                draft.n_discarded += run.n_discarded if drafter.priced else 0
         return drafts
 
     def observe(self, done: Round) -> None:

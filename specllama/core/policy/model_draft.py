@@ -1,111 +1,170 @@
-"""Asking the draft model, token by token, for as long as that may pay. It proposes; the planner decides."""
+"""When to ask the draft model, and for how long: the draft gate, and the loop that asks token by token.
+
+Asking costs one token of the draft model, and the tokens that it must catch up with; its confidence says
+whether to go on. Whether asking pays is learnt from what earlier drafts of it gained. Proposes; the planner
+decides.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from specllama.core.interfaces import Drafter
-from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_of
-from specllama.core.policy.pair_state import GRAMMAR, MODEL, PairState
-
-EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-MOST_LOOKED = 48  # tokens of the draft model in a round
-AHEAD = 8  # tokens that are considered before it is stopped
-DOUBT = 0.6  # share of their risk that counts: it can still be stopped at each of them
+from specllama.core.policy.acceptance import ALONE, LIKELY_COPY, UNLIKELY_COPY, PairGain, PairState
+from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
+from specllama.core.policy.config import DEFAULT, PolicyConfig
 
 
-def confidence_bin(confidence: float) -> int:
-    """The bin of a drafter's own confidence, fine near 1: fifteen tokens at 0.95 are no fifteen at 0.995."""
-    return bisect(EDGES, confidence)
+def gate_kind(draft: CandidateDraft, n: int, config: PolicyConfig = DEFAULT) -> int:
+    """What the model competes with, where the first `n` tokens of a model-free draft would be used."""
+    if not n or draft.forced or not config.gate_by_copy:  # the model continues after forced tokens
+        return ALONE
+    return LIKELY_COPY if draft.path_probs[0] > config.likely_copy else UNLIKELY_COPY
 
 
-def confidence_bins(confidences: Iterable[float]) -> list[int]:
-    """The same of several."""
-    return [bisect(EDGES, confidence) for confidence in confidences]
+def prior_gains(
+    seconds: Callable[[int], float], step: float, config: PolicyConfig = DEFAULT
+) -> tuple[float, float, float]:
+    """The gain of asking, by `gate_kind`, in t(1), before it was ever asked. seconds: of a target decode of n
+    rows. step: seconds of one token of the draft model.
+    """
+    t1 = seconds(1)
+    if t1 <= 0:
+        return 0.0, 0.0, 0.0
+    best = accepted = 0.0
+    for k in range(1, 17):
+        accepted += config.good_chance**k
+        best = max(best, 1 + accepted - (seconds(k + 1) + k * step) / t1)
+    alone = config.good_share * min(best, config.max_prior_gain) - config.wasted_steps * step / t1
+    return alone, alone / 2, alone - config.likely_copy_gain
 
 
-class Asking:
+class DraftGate:
+    """When to ask the draft model in one request. prior: gains assumed while the pair has none."""
+
+    def __init__(
+        self, pair: PairGain, prior: tuple[float, float, float], config: PolicyConfig = DEFAULT
+    ) -> None:
+        self.pair, self.config = pair, config
+        for kind, gain in enumerate(prior):
+            if pair.gains[kind] is None:
+                pair.gains[kind] = gain
+        self.gains = [(g or 0.0) + config.optimism for g in pair.gains]
+        self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
+
+    def should_draft(self, kind: int, catch_up: float) -> bool:
+        """Whether to ask in this round. catch_up: the cost of catching up, in t(1).
+
+        Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it
+        too. Where asking does not pay, it is tried again after a wait.
+        """
+        gain, share = self.gains[kind], self.config.forgone_share
+        self._since[kind] += 1
+        if gain <= 0:
+            return self._since[kind] >= self._wait[kind]
+        self._forgone += share * gain
+        return self._forgone + (1 - share) * gain > catch_up
+
+    def asked(self, kind: int) -> None:
+        """Record that the model is asked in this round."""
+        self._since[kind], self._forgone = 0, 0.0
+
+    def observe(self, kind: int, gain: float) -> None:
+        """Record what asking gained, in t(1), the cost of catching up left aside."""
+        c = self.config
+        self.gains[kind] += c.request_rate * (gain - self.gains[kind])
+        average = self.pair.gains[kind] or 0.0
+        self.pair.gains[kind] = average + c.pair_rate * (gain - average)
+        self._wait[kind] = c.first_wait if gain > 0 else min(c.longest_wait, 2 * self._wait[kind])
+
+
+class ModelDraftLoop:
     """Steps the draft model for all sequences that want it, and times it."""
 
-    def __init__(self, clock: Callable[[], float], learnt: PairState) -> None:
-        self.clock, self.learnt = clock, learnt
+    def __init__(self, clock: Callable[[], float], pair: PairState, config: PolicyConfig = DEFAULT) -> None:
+        self.clock, self.pair, self.config = clock, pair, config
 
-    def run(
+    def extend_drafts(
         self,
         model: Drafter,
-        grammar: Drafter | None,
-        looks: Mapping[int, CandidateDraft],
+        forcing: Drafter | None,
+        drafts: Mapping[int, CandidateDraft],
         limits: Mapping[int, int],
-        beside: Mapping[int, tuple[int, float]],
-        prices: RoundBudget,
+        rest: Mapping[int, tuple[int, float]],
+        budget: RoundBudget,
         n_pending: int,
         t1: float,
     ) -> None:
-        """Extend `looks`, each up to its limit. beside: rows of the round and tokens expected of it without
-        the sequence's own draft. n_pending: ids that the first step evaluates. Books the time in `prices`.
+        """Extend the drafts, each while that may raise the round's rate, and at most to its limit.
+
+        forcing: the drafter of forced tokens, which are added without asking the model. rest: by sequence,
+        rows of the round and tokens expected of it without its own draft. n_pending: ids that the first step
+        evaluates. t1: seconds of a plain decode. Adds the time to `budget.spent`.
         """
-        open_ = set(looks)
-        best = dict.fromkeys(looks, 0)  # the prefix of each with the best rate
-        steps, chances = self.learnt.steps, self.learnt.tables[MODEL].chances
+        open_ = set(drafts)
+        best = dict.fromkeys(drafts, 0)  # the length of each with the best rate
+        steps, edges = self.pair.steps, self.config.confidence_edges
+        name, chances = model.name, self.pair.tables[model.name].chances
         while open_:
-            if grammar is not None:
-                open_ = self._force(grammar, looks, limits, open_)
+            if forcing is not None:
+                open_ = self._force(forcing, drafts, limits, open_)
                 if not open_:
                     return
             begun = self.clock()
-            found = model.step({seq: looks[seq].tokens for seq in looks if seq in open_})
+            found = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
             took = self.clock() - begun
             steps.observe(n_pending, took)
-            prices.spent += took
+            budget.spent += took
             n_pending = len(open_)
             for seq in list(open_):
-                look, proposal = looks[seq], found.get(seq)
+                draft, proposal = drafts[seq], found.get(seq)
                 if proposal is not None:
-                    bin_ = confidence_bin(proposal.confidence)
-                    look.add(proposal.token, MODEL, bin_, chances[bin_])
-                    if len(look.tokens) < limits[seq]:
-                        best[seq], rate = best_of(look.expected, prices, *beside[seq], best[seq])
+                    bin_ = bisect(edges, proposal.confidence)
+                    draft.add(proposal.token, name, bin_, chances[bin_])
+                    if len(draft.tokens) < limits[seq]:
+                        best[seq], rate = best_length(draft.expected, budget, *rest[seq], best[seq])
                         step = steps.predict(len(open_), t1)
-                        if self._pays(look, bin_, rate, *beside[seq], prices, step):
+                        if self._may_gain(draft, bin_, rate, *rest[seq], budget, step):
                             continue
                 open_.discard(seq)
 
     def _force(
         self,
-        grammar: Drafter,
-        looks: Mapping[int, CandidateDraft],
+        forcing: Drafter,
+        drafts: Mapping[int, CandidateDraft],
         limits: Mapping[int, int],
         open_: set[int],
     ) -> set[int]:
-        """Add what a grammar forces next; the sequences that still have room."""
-        forced = set(open_)
+        """Add the tokens that are forced next; the sequences that still have room."""
+        forced, chance = set(open_), self.pair.tables[forcing.name].chances[0]
         while forced:
-            found = grammar.step({seq: looks[seq].tokens for seq in looks if seq in forced})
+            found = forcing.step({seq: drafts[seq].tokens for seq in drafts if seq in forced})
             for seq, proposal in found.items():
-                looks[seq].add(proposal.token, GRAMMAR, 0, self.learnt.tables[GRAMMAR].chances[0])
-            forced = {seq for seq in found if len(looks[seq].tokens) < limits[seq]}
-        return {seq for seq in open_ if len(looks[seq].tokens) < limits[seq]}
+                drafts[seq].add(proposal.token, forcing.name, 0, chance)
+            forced = {seq for seq in found if len(drafts[seq].tokens) < limits[seq]}
+        return {seq for seq in open_ if len(drafts[seq].tokens) < limits[seq]}
 
-    def _pays(
+    def _may_gain(
         self,
-        look: CandidateDraft,
+        draft: CandidateDraft,
         bin_: int,
         top: float,
         rows: int,
         tokens: float,
-        prices: RoundBudget,
+        budget: RoundBudget,
         step: float,
     ) -> bool:
-        """Whether some of the next tokens could make the round's rate better than `top`, the best so far,
-        perhaps behind a stair of the cost curve.
+        """Whether some of the next tokens could raise the round's rate above `top`, the best so far, perhaps
+        past a step of the cost curve. bin_: of the last token. step: seconds of one more token.
         """
-        n, spent, scale = rows + len(look.tokens), prices.spent, prices.scale
-        chance = 1 - DOUBT * (1 - self.learnt.after.chances[bin_])
-        reached, wins = look.reached[-1], tokens + look.expected[-1]
-        for q, took in enumerate(prices.seconds[n + 1 : min(n + AHEAD, prices.most_rows) + 1], 1):
-            reached *= chance
-            wins += reached
-            if wins / (took * scale + spent + q * step) > top:
-                return prices.allows(n + q, q * step)
+        n, spent, scale = rows + len(draft.tokens), budget.spent, budget.scale
+        chance = 1 - self.config.risk_share * (1 - self.pair.next_token.chances[bin_])
+        path, expected = draft.path_probs[-1], tokens + draft.expected[-1]
+        end = min(n + self.config.lookahead, budget.max_rows) + 1
+        for q, took in enumerate(budget.seconds[n + 1 : end], 1):
+            path *= chance
+            expected += path
+            if expected / (took * scale + spent + q * step) > top:
+                return budget.allows(n + q, q * step)
         return False

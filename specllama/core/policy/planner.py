@@ -1,55 +1,69 @@
-"""Deciding what to draft: by measured time, by learnt acceptance, and within what was won before.
+"""Deciding what to draft: by measured time, by learnt acceptance, and within the speculation budget.
 
-Knows drafters by their interface and time by the clock that it is given. `Planner` is the policy; what a
-decode costs is in costs.py, what is accepted in acceptance.py, how much to take of what is offered in
-offers.py, when to ask the draft model in looks.py, what may still be lost in ledger.py.
+Knows drafters by their interface and time by the clock passed in. `Planner` is the policy. What a decode
+costs is in cost_curve.py, what is accepted in acceptance.py, how much of a candidate to verify in
+candidates.py, when to ask the draft model in model_draft.py, what may still be lost in budget.py.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from specllama.core.interfaces import CachingDrafter, Drafter, Mask
-from specllama.core.offer_stats import OfferStats
-from specllama.core.policy.backoff import LISTENING
-from specllama.core.policy.base import Draft, Round, VerifyResult
-from specllama.core.policy.budget import ALLOWANCE
-from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_allowed, best_prefixes, total
-from specllama.core.policy.cost_curve import DISTURBED, WIDEST, CostCurve
-from specllama.core.policy.draft_gate import ALONE, DraftGate, first_gains, kind_of
-from specllama.core.policy.model_draft import MOST_LOOKED, Asking, confidence_bins
-from specllama.core.policy.observation import Attentive
-from specllama.core.policy.pair_state import GRAMMAR, MODEL
+from specllama.core.interfaces import CachingDrafter, Drafter, Mask, SpanDrafter
+from specllama.core.policy.acceptance import ALONE, PairState
+from specllama.core.policy.base import Draft, PolicyBase, Round, VerifyResult
+from specllama.core.policy.candidates import (
+    CandidateDraft,
+    RoundBudget,
+    best_affordable_length,
+    rows_and_tokens,
+    select_drafts,
+)
+from specllama.core.policy.config import DEFAULT, PolicyConfig
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.model_draft import DraftGate, ModelDraftLoop, gate_kind, prior_gains
 from specllama.core.sampling.sampler import Sampler
+from specllama.core.stats import OfferStats
 
-CHUNK = 16  # tokens that free drafters are asked for; more only where these are taken
-NEAR_END = 8  # tokens from the end of a chunk: a draft that ends there might be worth going on with
-NOTHING = CandidateDraft()  # is offered between two rounds; nobody adds to it
-LEAST_TAIL = 16  # ids; with fewer before its eyes it is not asked
+NO_DRAFT = CandidateDraft()  # between two rounds; never extended
 
 
-class _State:
-    """One sequence: how looks fared in it, and the round at hand."""
+class CatchUp(NamedTuple):
+    """What the draft model evaluates before its first token. n_pending: ids, 0 where it must not be asked.
+    seconds: of that, beyond one step. restart: ids of the sequence's end to start again with; None: as it is.
+    """
 
-    __slots__ = ("free", "kind", "late", "look", "looks", "n_free")
+    n_pending: int
+    seconds: float = 0.0
+    restart: int | None = None
+
+
+class SequencePlan:
+    """One sequence: its draft gate and the round in progress. free: the model-free candidate, of which n_free
+    tokens would be used without the model. modelled: the model's candidate, None where it was not asked.
+    """
+
+    __slots__ = ("catch_up", "free", "gate", "kind", "modelled", "n_free")
 
     def __init__(self) -> None:
-        self.looks: DraftGate | None = None  # from the first round on in which one is thinkable
+        self.gate: DraftGate | None = None  # from the first round on in which the model could be asked
         self.begin(CandidateDraft())
 
     def begin(self, free: CandidateDraft) -> None:
-        """A round begins with what is offered for nothing."""
+        """A round starts with this model-free candidate."""
         self.free, self.n_free = free, 0
-        self.look: CandidateDraft | None = None
-        self.kind, self.late = ALONE, 0.0
+        self.modelled: CandidateDraft | None = None
+        self.kind, self.catch_up = ALONE, CatchUp(1)
 
 
-class Planner(Attentive):
+class Planner(PolicyBase):
     """Drafts what is predicted to give the most tokens per second; nothing where plain decoding does.
 
-    clock: seconds, as the engine's. costs: what is known of the target's decodes, refined in place. learnt:
-    what `learnt.to_dict` gave in an earlier run of the same pair; anything else is ignored. Drafters called
-    "model" and "grammar" are told apart by name; all others draft for nothing and are asked in turn.
+    clock: seconds, the engine's. costs: what is known of the target's decodes, refined in place. learnt: what
+    `PairState.to_dict` gave in an earlier process with the same pair; anything else is ignored. Drafters that
+    neither cost a decode nor force tokens are asked in turn.
     """
 
     def __init__(
@@ -58,24 +72,32 @@ class Planner(Attentive):
         clock: Callable[[], float],
         costs: CostCurve | None = None,
         learnt: object = None,
+        config: PolicyConfig = DEFAULT,
     ) -> None:
-        super().__init__(drafters, clock)
+        self.clock, self.config = clock, config
+        super().__init__(drafters)
+        self.learnt = PairState(drafters, config)
         self.learnt.restore(learnt)
-        self.ledger = self.learnt.ledger
-        self._asking = Asking(clock, self.learnt)
-        self._caching = next((d for d in drafters if d.name == MODEL and isinstance(d, CachingDrafter)), None)
-        self._states: dict[int, _State] = {}
-        self._tallies: dict[int, OfferStats] = {}  # the last one of each sequence, ended or not
-        self._n_rounds = 1  # since it last looked
-        self._alternative = 0.0  # tokens per second of the best round without a look
-        self.use_costs(costs if costs is not None else CostCurve())
+        self.budget = self.learnt.budget
+        self._loop = ModelDraftLoop(clock, self.learnt, config)
+        self._plans: dict[int, SequencePlan] = {}
+        self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
+        self._free_rate = 0.0  # tokens per second of the best round without the model
+        self.use_costs(costs if costs is not None else CostCurve(config))
+
+    def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
+        super()._set_drafters(drafters)
+        self._free = [d for d in drafters if not d.priced and not d.forces]
+        self._spans = {d.name: d.propose for d in self._free if isinstance(d, SpanDrafter)}
+        self._caching = self.model if isinstance(self.model, CachingDrafter) else None
 
     def use_costs(self, costs: CostCurve) -> None:
-        """Go by another curve from the next round on: that of another context length."""
+        """Use another curve from the next round on: that of another context length."""
         self.costs = costs
-        self._prices = RoundBudget(costs.table(), costs.scale, costs.cautious, 0.0, WIDEST)
+        rows = self.config.max_rows
+        self._round = RoundBudget(costs.table(), costs.scale, costs.upper_bound, 0.0, rows)
 
-    # What is told
+    # Sequences
 
     def start(
         self,
@@ -83,219 +105,203 @@ class Planner(Attentive):
         prompt: Sequence[int],
         chooser: Sampler,
         mask: Mask | None = None,
-        owner: str | None = "",
+        memory_scope: str | None = "",
     ) -> None:
-        super().start(seq_id, prompt, chooser, mask, owner)
-        self._states.pop(seq_id, None)
-        self._tallies[seq_id] = OfferStats()
+        super().start(seq_id, prompt, chooser, mask, memory_scope)
+        self._plans.pop(seq_id, None)
+        self._offers[seq_id] = OfferStats()
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)
-        self._states.pop(seq_id, None)
-
-    def drop(self, name: str) -> None:
-        super().drop(name)
-        if name == MODEL:
-            self._caching = None
+        self._plans.pop(seq_id, None)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Learn from what was offered and what came, whether it was drafted or not."""
-        began = self.clock()
+        """Compare the candidates, verified or not, with the tokens that came."""
         super().committed(seq_id, tokens)
-        state = self._states.get(seq_id)
-        if self.naps.asleep or state is None:
+        plan = self._plans.get(seq_id)
+        if plan is None:
             return
-        self.learnt.score_free(state.free, tokens)
-        if state.look is not None:
-            self.learnt.score_look(state.look, tokens)
-        self._tallies.setdefault(seq_id, OfferStats()).count(state.free, state.look, tokens)
-        self.naps.worked(self.clock() - began)
+        self.learnt.observe_model_free(plan.free, tokens)
+        if plan.modelled is not None and self.model is not None:
+            self.learnt.observe_model(plan.modelled, tokens, self.model.name)
+        self._offers.setdefault(seq_id, OfferStats()).count(plan.free, plan.modelled, tokens)
 
-    def tally(self, seq_id: int) -> OfferStats:
-        """What the sequence's last request was offered; it may have ended."""
-        return self._tallies.get(seq_id, OfferStats())
+    def offer_stats(self, seq_id: int) -> OfferStats:
+        """What the drafters offered the sequence's last request, which may have ended."""
+        return self._offers.get(seq_id, OfferStats())
 
     # Drafting
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        self._prices.spent, began = 0.0, self.clock()
-        self._n_rounds = 1 + self.naps.slept
-        if self.looks_away(rooms):
-            return {}
-        drafts = self._decide(rooms)
-        self.naps.worked(self.clock() - began - self._prices.spent)
-        return drafts
-
-    def _decide(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        prices, active = self._prices, len(rooms)
-        prices.seconds, prices.scale = self.costs.table(), self.costs.scale
-        prices.budget = self.costs.predict(active) + self.ledger.stake * self.costs.predict(1)
-        ready = self.costs.count(active) > 0 and self.ledger.credit > 0
-        ready = ready and active < WIDEST and not self.ledger.plain_due and not self.costs.unsettled
+        budget, costs, active = self._round, self.costs, len(rooms)
+        budget.spent, budget.seconds, budget.scale = 0.0, costs.table(), costs.scale
+        budget.max_seconds = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
+        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
+        may_draft = may_draft and not self.budget.plain_due and not costs.scale_uncertain
         for seq, room in rooms.items():
-            state = self._states.get(seq)
-            if state is None:
-                state = self._states[seq] = _State()
-            state.begin(self._free(seq, min(room, WIDEST - active), active))
-        if not ready:
+            plan = self._plans.get(seq)
+            if plan is None:
+                plan = self._plans[seq] = SequencePlan()
+            plan.begin(self._model_free(seq, min(room, budget.max_rows - active), active))
+        if not may_draft:
             return {}
-        offers = {seq: self._states[seq].free for seq in rooms}
-        counts = best_prefixes(offers, prices, active)
-        rows, tokens = total(offers, counts, list(rooms))
-        self._alternative = prices.rate(active + tokens, active + rows)
+        candidates = {seq: self._plans[seq].free for seq in rooms}
+        counts = select_drafts(candidates, budget, active)
+        rows, tokens = rows_and_tokens(candidates, counts, list(rooms))
+        self._free_rate = budget.rate(active + tokens, active + rows)
         for seq, n in counts.items():
-            self._states[seq].n_free = n
-        if self._look(rooms, offers, counts):
-            counts = best_prefixes(offers, prices, active)
-        return {seq: d for seq in rooms if (d := self._draft_of(seq, offers[seq], counts[seq])) is not None}
+            self._plans[seq].n_free = n
+        if self._ask_model(rooms, candidates, counts):
+            counts = select_drafts(candidates, budget, active)
+        drafts = ((seq, self._draft_of(seq, candidates[seq], counts[seq])) for seq in rooms)
+        return {seq: draft for seq, draft in drafts if draft is not None}
 
-    def _draft_of(self, seq: int, offer: CandidateDraft, n: int) -> Draft | None:
-        look = self._states[seq].look
-        drafted = offer.sources[:n]
-        n_discarded = look.sources.count(MODEL) if look is not None else 0
-        if look is offer:
-            n_discarded -= drafted.count(MODEL)
-        return Draft(offer.tokens[:n], drafted, n_discarded) if n or n_discarded else None
+    def _draft_of(self, seq: int, candidate: CandidateDraft, n: int) -> Draft | None:
+        modelled = self._plans[seq].modelled
+        sources, n_discarded = candidate.sources[:n], 0
+        if modelled is not None and self.model is not None:
+            name = self.model.name
+            n_discarded = modelled.sources.count(name)
+            n_discarded -= sources.count(name) if modelled is candidate else 0
+        return Draft(candidate.tokens[:n], sources, n_discarded) if n or n_discarded else None
 
-    def _free(self, seq: int, room: int, active: int) -> CandidateDraft:
-        """What is offered for nothing: what a grammar forces, else by the first drafter with something."""
-        offer = CandidateDraft()
-        grammar = self.named(GRAMMAR)
-        while grammar is not None and len(offer.tokens) < room and (got := grammar.step({seq: offer.tokens})):
-            offer.add(got[seq].token, GRAMMAR, 0, self.learnt.tables[GRAMMAR].chances[0])
-        for drafter in self.drafters:
-            if offer.tokens:
+    def _model_free(self, seq: int, room: int, active: int) -> CandidateDraft:
+        """What costs no decode: forced tokens, else the draft of the first free drafter that has one."""
+        candidate, c = CandidateDraft(), self.config
+        if (forcing := self.forcing) is not None:
+            chance = self.learnt.tables[forcing.name].chances[0]
+            while len(candidate.tokens) < room and (got := forcing.step({seq: candidate.tokens})):
+                candidate.add(got[seq].token, forcing.name, 0, chance)
+            candidate.forced = bool(candidate.tokens)
+        for drafter in self._free:
+            if candidate.tokens:
                 break
-            if drafter.name not in (MODEL, GRAMMAR):
-                self._ask(drafter, seq, min(CHUNK, room), offer)
-                n = len(offer.tokens)
-                if CHUNK <= n < room and self.costs.known:
-                    taken, _ = best_allowed(offer.expected, self._prices, active, active)
-                    if n - taken <= NEAR_END:
-                        self._ask(drafter, seq, room, offer)
-        return offer
+            self._extend(drafter, seq, min(c.free_chunk, room), candidate)
+            n = len(candidate.tokens)
+            if c.free_chunk <= n < room and self.costs.known:
+                used, _ = best_affordable_length(candidate.expected, self._round, active, active)
+                if n - used <= c.chunk_margin:
+                    self._extend(drafter, seq, room, candidate)
+        return candidate
 
-    def _ask(self, drafter: Drafter, seq: int, limit: int, offer: CandidateDraft) -> None:
-        """Extend the offer to `limit` tokens as far as the drafter knows any."""
-        chances, propose = self.learnt.tables[drafter.name].chances, getattr(drafter, "propose", None)
-        while (n := len(offer.tokens)) < limit:
-            run = propose(seq, limit)[n:] if propose else [*drafter.step({seq: offer.tokens}).values()]
+    def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
+        """Extend the candidate to `limit` tokens as far as the drafter has any."""
+        chances, edges = self.learnt.tables[drafter.name].chances, self.config.confidence_edges
+        propose = self._spans.get(drafter.name)
+        while (n := len(candidate.tokens)) < limit:
+            run = propose(seq, limit)[n:] if propose else [*drafter.step({seq: candidate.tokens}).values()]
             if run:
-                tokens, confidences, _ = zip(*run, strict=True)
-                bins = confidence_bins(confidences)
-                offer.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
+                bins = [bisect(edges, proposal.confidence) for proposal in run]
+                tokens = [proposal.token for proposal in run]
+                candidate.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
             if propose or not run:
                 return
 
     # The draft model
 
-    def _look(
-        self, rooms: Mapping[int, int], offers: dict[int, CandidateDraft], counts: dict[int, int]
+    def _ask_model(
+        self, rooms: Mapping[int, int], candidates: dict[int, CandidateDraft], counts: dict[int, int]
     ) -> bool:
-        """Ask the draft model where that should pay; put its drafts into `offers` where they are better."""
-        model, prices, active = self.named(MODEL), self._prices, len(rooms)
+        """Ask the draft model where that should pay, and put its drafts into `candidates` where they are
+        better; whether it was asked. counts: tokens of each candidate that would be used without it.
+        """
+        model, budget, active = self.model, self._round, len(rooms)
         if model is None:
             return False
         t1, step = self.costs.predict(1), self.learnt.steps.predict
-        limits, anew, n_pending = {}, dict[int, int | None](), 0
+        limits, n_pending = {}, 0
         for seq, room in rooms.items():
-            state, n = self._states[seq], counts[seq]
-            state.kind = kind_of(offers[seq], n)
+            plan = self._plans[seq]
+            plan.kind = gate_kind(candidates[seq], counts[seq], self.config)
             if room <= 0:
                 continue
-            if state.looks is None:
-                state.looks = DraftGate(self.learnt.looks, first_gains(self.costs.predict, step(1, t1)))
-            pending, state.late, anew[seq] = self._view(seq, t1, active)
-            if pending and state.looks.due(state.kind, state.late / t1, self._n_rounds):
-                limits[seq] = min(room, MOST_LOOKED, WIDEST - active)
-                n_pending += pending
-        if not limits or not prices.allows(active + 1, step(n_pending, t1)):
+            if plan.gate is None:
+                prior = prior_gains(self.costs.predict, step(1, t1), self.config)
+                plan.gate = DraftGate(self.learnt.gain, prior, self.config)
+            plan.catch_up = late = self._catch_up(seq, t1, active)
+            if late.n_pending and plan.gate.should_draft(plan.kind, late.seconds / t1):
+                limits[seq] = min(room, self.config.max_model_draft, budget.max_rows - active)
+                n_pending += late.n_pending
+        if not limits or not budget.allows(active + 1, step(n_pending, t1)):
             return False
-        looks, beside = {}, {}
+        drafts, rest = {}, {}
         for seq in limits:
-            state = self._states[seq]
-            assert state.looks is not None
-            state.looks.looked(state.kind)
-            if (n_last := anew[seq]) is not None and self._caching is not None:
-                self._caching.restart_from_tail(seq, n_last)
-            rows, tokens = total(offers, counts, [other for other in rooms if other != seq])
-            beside[seq] = active + rows, active + tokens
-            looks[seq] = CandidateDraft()
-        self._asking.run(model, self.named(GRAMMAR), looks, limits, beside, prices, n_pending, t1)
-        for seq, look in looks.items():
-            self._states[seq].look = look  # not before: one that an error ended is none
-            without = self._rate_of(offers[seq], counts[seq], beside[seq])
-            if best_allowed(look.expected, prices, *beside[seq])[1] > without:
-                offers[seq] = look
+            plan = self._plans[seq]
+            assert plan.gate is not None
+            plan.gate.asked(plan.kind)
+            if plan.catch_up.restart is not None and self._caching is not None:
+                self._caching.restart_from_tail(seq, plan.catch_up.restart)
+            rows, tokens = rows_and_tokens(candidates, counts, [other for other in rooms if other != seq])
+            rest[seq] = active + rows, active + tokens
+            drafts[seq] = CandidateDraft()
+        self._loop.extend_drafts(model, self.forcing, drafts, limits, rest, budget, n_pending, t1)
+        for seq, draft in drafts.items():
+            self._plans[seq].modelled = draft  # only now: after an error there is none
+            without = self._rate_of(candidates[seq], counts[seq], rest[seq])
+            if best_affordable_length(draft.expected, budget, *rest[seq])[1] > without:
+                candidates[seq] = draft
         return True
 
-    def _rate_of(self, offer: CandidateDraft, n: int, beside: tuple[int, float]) -> float:
-        """The round's rate with the first n tokens of the offer; 0 where it has become too dear."""
-        rows, tokens = beside
-        if n and not self._prices.allows(rows + n):
+    def _rate_of(self, candidate: CandidateDraft, n: int, rest: tuple[int, float]) -> float:
+        """The round's rate with the candidate's first n tokens; with none where the round cannot afford them
+        any more.
+        """
+        rows, tokens = rest
+        if n and not self._round.allows(rows + n):
             n = 0
-        return self._prices.rate(tokens + offer.wins(n), rows + n)
+        return self._round.rate(tokens + candidate.expected_accepted(n), rows + n)
 
-    def _view(self, seq: int, t1: float, active: int) -> tuple[int, float, int | None]:
-        """(ids that the model would evaluate first, seconds of it that are catching up, ids to begin anew
-        with); no ids where it must not be asked.
-
-        A prompt is covered from its end, as far as half of the credit goes and what a round may cost leaves
-        something to draft with; whole, once what drafting has won pays for it.
+    def _catch_up(self, seq: int, t1: float, active: int) -> CatchUp:
+        """What the model evaluates first. Of a prompt that it lacks, as much of the end as half of the credit
+        and this round's budget cover; the whole of it once what drafting has gained pays for that.
         """
         if self._caching is None:
-            return 1, 0.0, None
-        view, step = self._caching.view(seq), self.learnt.steps.predict
-        one, credit, n = step(1, t1), self.ledger.credit * t1, sum(view)
-        if view.n_skipped and step(n, t1) < credit - ALLOWANCE * t1:
-            return n, 0.0, n
-        most = min(credit / 2, self._prices.budget - self._prices.worst(active + 1))
-        if view.n_held or view.n_pending <= LEAST_TAIL or step(view.n_pending, t1) <= most:
-            return view.n_pending, step(view.n_pending, t1) - one, None
+            return CatchUp(1)
+        view, step, c = self._caching.view(seq), self.learnt.steps.predict, self.config
+        one, credit, n = step(1, t1), self.budget.credit * t1, sum(view)
+        if view.n_skipped and step(n, t1) < credit - c.allowance * t1:
+            return CatchUp(n, 0.0, n)
+        most = min(credit / 2, self._round.max_seconds - self._round.upper_bound(active + 1))
+        if view.n_held or view.n_pending <= c.min_tail or step(view.n_pending, t1) <= most:
+            return CatchUp(view.n_pending, step(view.n_pending, t1) - one)
         n = view.n_pending
-        while n >= LEAST_TAIL and step(n, t1) > most:
+        while n >= c.min_tail and step(n, t1) > most:
             n //= 2
-        return (n, step(n, t1) - one, n) if n >= LEAST_TAIL else (0, 0.0, None)
+        return CatchUp(n, step(n, t1) - one, n) if n >= c.min_tail else CatchUp(0)
 
     # Learning
 
     def observe(self, done: Round) -> None:
-        """Book the time of the round, and judge the looks."""
-        costs, prices, active, began = self.costs, self._prices, len(done.outcomes), self.clock()
+        """Record the time of the round and what asking the model gained."""
+        costs, active, disturbed = self.costs, len(done.outcomes), self.config.disturbed
+        spent, self._round.spent = self._round.spent, 0.0
         verify, n_emitted = done.verify_seconds, sum(o.n_emitted for o in done.outcomes)
-        if self.naps.asleep:
-            self.ledger.plain(n_emitted)
-            if self.naps.slept % LISTENING == 0:
-                costs.observe(done.n_rows, verify, plain=True)
-            return
-        if costs.sure(done.n_rows):
-            verify = min(verify, DISTURBED * costs.predict(done.n_rows))
-        plain = done.n_rows == active and prices.spent == 0
+        if costs.is_reliable(done.n_rows):
+            verify = min(verify, disturbed * costs.predict(done.n_rows))
+        plain = done.n_rows == active and spent == 0
         costs.observe(done.n_rows, done.verify_seconds, plain)
         t1 = costs.predict(1)
         worth = n_emitted * costs.predict(active) / active / t1
         if plain:
-            self.ledger.plain(worth)
+            self.budget.plain(worth)
         else:
-            drafting = min(done.draft_seconds, DISTURBED * (prices.spent + t1))
-            self.ledger.drafted(worth, (verify + drafting) / t1)
-        looking = [o for o in done.outcomes if (s := self._states.get(o.seq_id)) and s.look is not None]
-        for outcome in looking:
-            self._judge(outcome, prices.spent / len(looking), done.n_rows, t1)
-        for outcome in done.outcomes:
-            if (state := self._states.get(outcome.seq_id)) is not None:
-                state.begin(NOTHING)
-        prices.spent = 0.0
-        self.naps.worked(self.clock() - began)
-        self.looked(done, costs.predict(active))
+            drafting = min(done.draft_seconds, disturbed * (spent + t1))
+            self.budget.drafted(worth, (verify + drafting) / t1)
+        plans = [(o, p) for o in done.outcomes if (p := self._plans.get(o.seq_id)) is not None]
+        asked = [(o, p) for o, p in plans if p.modelled is not None]
+        for outcome, plan in asked:
+            self._observe_gain(outcome, plan, spent / len(asked), done.n_rows, t1)
+        for _, plan in plans:
+            plan.begin(NO_DRAFT)
 
-    def _judge(self, outcome: VerifyResult, spent: float, n_rows: int, t1: float) -> None:
-        """What a look brought against the best round without it, in t(1)."""
-        state, n = self._states[outcome.seq_id], len(outcome.draft.tokens)
-        assert state.looks is not None
-        won = state.late - spent
-        if MODEL in outcome.draft.sources:
-            other = n_rows - n + state.n_free
-            won += (outcome.n_accept - state.free.wins(state.n_free)) / self._alternative
-            won -= self.costs.predict(n_rows) - self.costs.predict(other)
-        state.looks.judge(state.kind, won / t1)
+    def _observe_gain(
+        self, outcome: VerifyResult, plan: SequencePlan, spent: float, n_rows: int, t1: float
+    ) -> None:
+        """What asking the model gained over the best round without it, in t(1)."""
+        assert plan.gate is not None
+        gain = plan.catch_up.seconds - spent
+        if self.model is not None and self.model.name in outcome.draft.sources:
+            other = n_rows - len(outcome.draft.tokens) + plan.n_free
+            gain += (outcome.n_accept - plan.free.expected_accepted(plan.n_free)) / self._free_rate
+            gain -= self.costs.predict(n_rows) - self.costs.predict(other)
+        plan.gate.observe(plan.kind, gain / t1)

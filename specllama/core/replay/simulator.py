@@ -82,7 +82,8 @@ class TraceDrafter:
     step_seconds: of a step that evaluates so many ids. It keeps a cache as the real one does, and catches up.
     """
 
-    name, continues = "model", True
+    name, priced, continues, forces = "model", True, True, False
+    prior: Sequence[float] | None = None
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
         self.machine, self.step_seconds = machine, step_seconds

@@ -10,7 +10,8 @@ from typing import Any
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.break_even import break_evens
-from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve, StepCosts
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.recording import record
 from specllama.core.replay.simulator import WRONG, Trace
@@ -34,7 +35,7 @@ _SHARES = 0.3, 0.6, 0.95  # of the whole: where loading, timing and reading the 
 
 def drafted_free(loaded: Loaded) -> Callable[[], Drafter] | None:
     """Makes what drafts for nothing here, without a grammar; None where nobody does."""
-    return CopyDrafter if any(d.name == "copy" for d in loaded.drafters) else None
+    return CopyDrafter if any(isinstance(d, CopyDrafter) for d in loaded.drafters) else None
 
 
 class DraftTrial:
@@ -61,7 +62,7 @@ class DraftTrial:
         loading, stepping, recording = _SHARES
         self.predicted = os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
-        draft = load_draft(settings, WIDEST)
+        draft = load_draft(settings, DEFAULT.max_rows)
         try:
             self.found["model"] = asdict(model_info(settings.path, draft.header, draft.settings.n_gpu_layers))
             yield loading
@@ -89,13 +90,15 @@ class DraftTrial:
         ids = [t for text in self.texts for t in (*text.prompt, *text.text) if t < n_vocab]
         drafter = ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
         chooser = Sampler(SamplingParams(temperature=0), 0, model.n_vocab)
-        return time_steps(drafter, cycled(ids, _STEP_IDS), FIRST, STEP_SECONDS, chooser, self.clock, times)
+        return time_steps(
+            drafter, cycled(ids, _STEP_IDS), DEFAULT.min_samples, STEP_SECONDS, chooser, self.clock, times
+        )
 
     def _keep(self, draft: LoadedDraft, times: Times, steps: StepCosts) -> None:
         """Store what steps take, as a run with this pair would read it."""
         drafters = [*self.loaded.drafters, ModelDrafter(draft.context, self.loaded.model.n_vocab)]
         pair = pair_key(draft.key, drafters)
-        self.loaded.profile.stepped(pair, [d.name for d in drafters], steps.curve)
+        self.loaded.profile.stepped(pair, steps.curve)
         self.found |= {"points": points(times), "step": steps.predict(1, self.costs.predict(1))}
 
     def _replay(self, steps: StepCosts | None) -> Iterator[float]:

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from specllama.config.load import MAX_THREADS
-from specllama.core.policy.cost_curve import FIRST, prior
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import decode_prior
 from specllama.llama.context import LlamaContext
 from specllama.models.memory.available import physical_cores
 from specllama.worker.calibrate import TIMED
@@ -27,7 +28,7 @@ from specllama.worker.tuning.timing import (
 
 WIDTHS = (*TIMED[1:], 48, 64)  # rows, beside one
 _THREAD_ROUNDS = 5  # at least; fewer decide nothing
-_CURVE_LIMIT = 120.0  # seconds; wider decodes are left out where fewer rounds than FIRST fit into it
+_CURVE_LIMIT = 120.0  # seconds; wider decodes are left out where fewer rounds than needed fit into it
 _THREAD_SHARE = 2.5  # a decode with few threads, in those with all
 
 
@@ -41,12 +42,14 @@ def affordable(track: TimingPosition, t1: float) -> tuple[list[int], list[int]]:
 
 def curve_seconds(widths: Sequence[int], t1: float, seconds: float) -> float:
     """What timing them is predicted to take, where `seconds` are wanted for it."""
-    return _rounds_seconds(sum(prior(n) + 1 for n in widths) * t1, FIRST, seconds)
+    return _rounds_seconds(sum(decode_prior(n) + 1 for n in widths) * t1, DEFAULT.min_samples, seconds)
 
 
 def thread_seconds(numbers: Sequence[int], t1: float, seconds: float) -> float:
     """The same of timing numbers of threads."""
-    return _rounds_seconds(len(numbers) * (2 + prior(WIDE)) * t1 * _THREAD_SHARE, _THREAD_ROUNDS, seconds)
+    return _rounds_seconds(
+        len(numbers) * (2 + decode_prior(WIDE)) * t1 * _THREAD_SHARE, _THREAD_ROUNDS, seconds
+    )
 
 
 def _rounds_seconds(one: float, least: int, seconds: float) -> float:
@@ -72,14 +75,14 @@ class CurveTimes:
 
     def work(self, seconds: float) -> Iterator[float]:
         try:
-            yield from time_rows(self.track, self.widths, FIRST, seconds, self.times)
+            yield from time_rows(self.track, self.widths, DEFAULT.min_samples, seconds, self.times)
         finally:
             if self.complete:
                 self.profile.measured(len(self.track.ids), curve_of(self.times))
 
     @property
     def complete(self) -> bool:
-        return all(len(self.times.get(n, ())) >= FIRST for n in (1, *self.widths))
+        return all(len(self.times.get(n, ())) >= DEFAULT.min_samples for n in (1, *self.widths))
 
     @property
     def found(self) -> dict[str, Any]:

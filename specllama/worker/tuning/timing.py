@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from specllama.core.interfaces import BatchRow, Context
-from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import ModelDrafter
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
@@ -156,7 +157,11 @@ def spread(times: Sequence[float]) -> float:
 
 def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
     """The typical times, of widths that were timed often enough to be sure of."""
-    widths = [[n, typical(found), len(found)] for n, found in sorted(times.items()) if len(found) >= FIRST]
+    widths = [
+        [n, typical(found), len(found)]
+        for n, found in sorted(times.items())
+        if len(found) >= DEFAULT.min_samples
+    ]
     return CostCurve.from_dict({"widths": widths, "anew": [n for n, *_ in widths]})
 
 

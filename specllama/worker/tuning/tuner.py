@@ -29,10 +29,10 @@ from specllama.client import protocol as m
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
-from specllama.core.policy import cost_curves as curves
-from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.cost_curve import CostCurve, bucket_of
 from specllama.core.scheduler import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
+from specllama.worker import profile
 from specllama.worker.loader import Loaded
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, drafted_free
 from specllama.worker.tuning.prompts import PromptSelection, TuningText, Writing, choose, compare_seconds
@@ -179,7 +179,7 @@ class Tuner:
         yield Stage("t(n)", seconds, partial(self._curve, track, CURVE_SECONDS))
         seconds = thread_seconds(thread_numbers(self._context), t1, THREAD_SECONDS)
         yield Stage("threads", seconds, partial(self._threads, track))
-        for bucket in curves.BUCKETS[1:]:
+        for bucket in profile.POLICY.context_buckets[1:]:
             filling = bucket * self._row_seconds
             if 2 * _WIDEST_DECODE + bucket < self._context.n_ctx and filling < CONTEXT_SECONDS:
                 far = TimingPosition(self._context, cycled(track.ids, bucket + 1), self._clock)
@@ -220,7 +220,7 @@ class Tuner:
             yield from curve.work(seconds)
         finally:
             self._measured("curve", **curve.found)
-        if curves.bucket_of(len(track.ids)) == 0:
+        if bucket_of(len(track.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
 
     def _far(self, track: TimingPosition) -> Iterator[float]:

@@ -13,7 +13,8 @@ from specllama.cli.tune.text import lines, threads_verdict
 from specllama.cli.tune.verdict import verdict
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import break_evens
-from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from tests.support.loads import TARGET, load_info
 
 T1 = 0.02
@@ -36,7 +37,7 @@ def forecast(
 
 
 def draft(index: int, step: float, costs: dict[int, float], foretold: dict[str, Any] | None, **more: Any):
-    curve = CostCurve.from_dict({"widths": [[n, T1 * x, FIRST] for n, x in costs.items()]})
+    curve = CostCurve.from_dict({"widths": [[n, T1 * x, DEFAULT.min_samples] for n, x in costs.items()]})
     found = [{"k": b.k, "acceptance": b.acceptance, "decode": b.decode, "step": b.step}
              for b in break_evens(curve, step * T1, LENGTHS)]  # fmt: skip
     part = {"index": index, "break_even": found, **more}

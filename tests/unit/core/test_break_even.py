@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.policy.break_even import acceptance_needed, break_evens, easiest, expected_tokens
-from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 
 
-def curve(points: dict[int, float], times: int = FIRST) -> CostCurve:
+def curve(points: dict[int, float], times: int = DEFAULT.min_samples) -> CostCurve:
     found = CostCurve()
     for n, seconds in points.items():
         for _ in range(times):
@@ -82,7 +83,7 @@ def test_the_draft_model_has_its_price():
 def test_nothing_is_said_of_what_was_not_measured():
     assert break_evens(CostCurve(), 0.0) == []
     assert break_evens(curve({1: 0.01}), 0.0) == []
-    assert break_evens(curve({1: 0.01, 2: 0.02}, FIRST - 1), 0.0) == []
+    assert break_evens(curve({1: 0.01, 2: 0.02}, DEFAULT.min_samples - 1), 0.0) == []
     assert easiest([]) is None
 
 

@@ -6,31 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.policy.budget import ALLOWANCE, KEPT, MOST, PLAIN_EVERY, SHARE, STAKE, SpeculationBudget
+from specllama.core.policy.budget import SpeculationBudget
+from specllama.core.policy.config import DEFAULT
 
 NOT_NUMBERS = (None, "3", True, [3.0], float("nan"), float("inf"))
 
 
 def test_it_begins_with_the_allowance_and_no_round_risks_all_of_it():
     ledger = SpeculationBudget()
-    assert ledger.credit == ALLOWANCE < 4
-    assert ledger.stake == pytest.approx(STAKE * ALLOWANCE)
-    assert 0 < STAKE < 1
+    assert ledger.credit == DEFAULT.allowance < 4
+    assert ledger.max_round_loss == pytest.approx(DEFAULT.round_share * DEFAULT.allowance)
+    assert 0 < DEFAULT.round_share < 1
 
 
 def test_wins_and_losses_are_booked():
     ledger = SpeculationBudget()
     ledger.drafted(worth=5, cost=2)
-    assert ledger.credit == pytest.approx(ALLOWANCE + 3)
+    assert ledger.credit == pytest.approx(DEFAULT.allowance + 3)
     ledger.drafted(worth=1, cost=2.5)
-    assert ledger.credit == pytest.approx(ALLOWANCE + 1.5)
+    assert ledger.credit == pytest.approx(DEFAULT.allowance + 1.5)
 
 
 def test_what_was_won_is_kept_up_to_a_limit():
     ledger = SpeculationBudget()
     for _ in range(100):
         ledger.drafted(worth=5, cost=1)
-    assert ledger.credit == MOST + ALLOWANCE
+    assert ledger.credit == DEFAULT.max_gain + DEFAULT.allowance
 
 
 def test_plain_decoding_fills_the_allowance_and_no_more():
@@ -38,17 +39,17 @@ def test_plain_decoding_fills_the_allowance_and_no_more():
     ledger.drafted(worth=1, cost=3)
     before = ledger.credit
     ledger.plain(10)
-    assert ledger.credit == pytest.approx(before + 10 * SHARE)
+    assert ledger.credit == pytest.approx(before + 10 * DEFAULT.overhead)
     for _ in range(1000):
         ledger.plain(10)
-    assert ledger.credit == ALLOWANCE
+    assert ledger.credit == DEFAULT.allowance
 
 
 def test_a_plain_round_is_due_after_a_while_of_drafting():
     ledger = SpeculationBudget()
     while not ledger.plain_due:
         ledger.drafted(worth=6, cost=2)
-        assert ledger.since_plain <= PLAIN_EVERY + 2
+        assert ledger.since_plain <= DEFAULT.plain_every + 2
     ledger.plain(1)
     assert not ledger.plain_due
 
@@ -63,24 +64,24 @@ def test_a_loss_within_the_stake_keeps_the_promise(played):
     for tokens, cost, drafts in played:
         worth = float(tokens)
         if drafts and ledger.credit > 0:
-            cost = min(cost, worth + ledger.stake)
+            cost = min(cost, worth + ledger.max_round_loss)
             ledger.drafted(worth, cost)
         else:
             cost = worth
             ledger.plain(worth)
         plain, took = plain + worth, took + cost
-        assert took <= (1 + SHARE) * plain + ALLOWANCE + 1e-9
+        assert took <= (1 + DEFAULT.overhead) * plain + DEFAULT.allowance + 1e-9
 
 
 @pytest.mark.parametrize(
     ("stored", "credit"),
     [
-        (-2.0, KEPT[0]),
-        (0.3, KEPT[0]),
+        (-2.0, DEFAULT.stored_credit[0]),
+        (0.3, DEFAULT.stored_credit[0]),
         (2.25, 2.25),
         (4, 4.0),
-        (30.0, KEPT[1]),
-        *((x, ALLOWANCE) for x in NOT_NUMBERS),
+        (30.0, DEFAULT.stored_credit[1]),
+        *((x, DEFAULT.allowance) for x in NOT_NUMBERS),
     ],
 )
 def test_a_later_process_goes_on_with_what_is_left(stored, credit):

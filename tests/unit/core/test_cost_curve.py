@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve, StepCosts, prior
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve, StepCosts, decode_prior
 
 STAIR = {1: 0.010, 2: 0.0175, 3: 0.024, 4: 0.0158, 5: 0.024, 8: 0.028, 16: 0.042}
 
 
-def measured(points: dict[int, float], times: int = FIRST) -> CostCurve:
+def measured(points: dict[int, float], times: int = DEFAULT.min_samples) -> CostCurve:
     found = CostCurve()
     for n, seconds in points.items():
         for _ in range(times):
@@ -26,14 +27,14 @@ def test_nothing_measured_is_nothing_known():
     curve = CostCurve()
     assert not curve.known
     assert curve.predict(5) == 0
-    assert curve.missing([1, 2, 4]) == [1, 2, 4]
+    assert curve.unmeasured([1, 2, 4]) == [1, 2, 4]
 
 
 def test_each_width_is_as_measured_stairs_too():
     curve = measured(STAIR)
     for n, seconds in STAIR.items():
         assert curve.predict(n) == pytest.approx(seconds)
-    assert curve.missing([1, 4, 6, 16]) == [6]
+    assert curve.unmeasured([1, 4, 6, 16]) == [6]
 
 
 def test_between_measured_widths_it_is_straight():
@@ -44,10 +45,10 @@ def test_between_measured_widths_it_is_straight():
 
 def test_beyond_the_measured_widths_it_follows_the_shape_from_the_nearest():
     curve = measured({1: 0.01})
-    assert curve.predict(8) == pytest.approx(0.01 * prior(8))
+    assert curve.predict(8) == pytest.approx(0.01 * decode_prior(8))
     curve = measured({1: 0.01, 8: 0.012})
-    assert curve.predict(16) == pytest.approx(0.012 * prior(16) / prior(8))
-    assert curve.predict(2 * WIDEST) == pytest.approx(2 * curve.predict(WIDEST))
+    assert curve.predict(16) == pytest.approx(0.012 * decode_prior(16) / decode_prior(8))
+    assert curve.predict(2 * DEFAULT.max_rows) == pytest.approx(2 * curve.predict(DEFAULT.max_rows))
 
 
 def test_more_rows_never_take_less_than_one():
@@ -56,9 +57,9 @@ def test_more_rows_never_take_less_than_one():
 
 def test_caution_concerns_widths_that_were_never_measured():
     curve = measured({1: 0.01, 8: 0.02})
-    assert curve.cautious(8) == curve.predict(8)
-    assert curve.cautious(2) == pytest.approx(1.5 * curve.predict(2))
-    assert curve.cautious(30) > curve.predict(30)
+    assert curve.upper_bound(8) == curve.predict(8)
+    assert curve.upper_bound(2) == pytest.approx(1.5 * curve.predict(2))
+    assert curve.upper_bound(30) > curve.predict(30)
 
 
 def test_the_first_times_of_a_width_pay_for_what_is_prepared_once():
@@ -91,13 +92,13 @@ def test_a_machine_that_slows_down_slows_all_widths():
 
 def test_a_changed_scale_wants_plain_rounds_and_not_for_ever():
     curve = measured(STAIR)
-    assert not curve.unsettled
+    assert not curve.scale_uncertain
     for _ in range(4):
         curve.observe(4, 2 * STAIR[4])
-    assert curve.unsettled
+    assert curve.scale_uncertain
     for i in range(4):
         curve.observe(1, STAIR[1] * (1.5 if i % 2 else 1), plain=True)
-    assert not curve.unsettled
+    assert not curve.scale_uncertain
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -109,13 +110,13 @@ def test_times_that_scatter_are_no_change_of_the_machine(seed):
     true = {n: seconds * math.exp(rng.gauss(0, 0.06)) for n, seconds in STAIR.items()} | {1: STAIR[1]}
     wanted = 0
     for _ in range(300):
-        n = 1 if curve.unsettled else rng.choice([n for n in STAIR if n > 1])
+        n = 1 if curve.scale_uncertain else rng.choice([n for n in STAIR if n > 1])
         wanted += n == 1
         curve.observe(n, true[n] * math.exp(rng.gauss(0, 0.04)), plain=n == 1)
     assert wanted < 6
     for _ in range(6):
         curve.observe(4, 1.5 * true[4])
-    assert curve.unsettled
+    assert curve.scale_uncertain
 
 
 def test_a_hung_round_is_an_outlier():
@@ -131,7 +132,7 @@ def test_impossible_times_are_ignored(seconds):
     assert not curve.known
 
 
-@pytest.mark.parametrize("n", [0, -3, WIDEST + 1])
+@pytest.mark.parametrize("n", [0, -3, DEFAULT.max_rows + 1])
 def test_impossible_widths_are_ignored(n):
     curve = CostCurve()
     curve.observe(n, 1.0)
@@ -146,21 +147,21 @@ def test_it_is_stored_with_its_scale():
     assert again.scale == 1
     for n in range(1, 20):
         assert again.predict(n) == pytest.approx(curve.predict(n))
-    assert again.missing(STAIR) == []
+    assert again.unmeasured(STAIR) == []
 
 
 # What was measured at another time
 
 
-def stored(points: dict[int, float], times: int = FIRST) -> CostCurve:
+def stored(points: dict[int, float], times: int = DEFAULT.min_samples) -> CostCurve:
     return CostCurve.from_dict(measured(points, times).to_dict())
 
 
 def test_the_first_plain_round_says_how_fast_the_machine_is_now():
     curve = stored(STAIR)
-    assert curve.unsettled
+    assert curve.scale_uncertain
     curve.observe(1, 3 * STAIR[1], plain=True)
-    assert not curve.unsettled
+    assert not curve.scale_uncertain
     for n in STAIR:
         assert curve.predict(n) == pytest.approx(3 * STAIR[n])
     curve.observe(4, STAIR[4])  # the plain round was disturbed, as the next one shows
@@ -172,13 +173,13 @@ def test_the_first_plain_round_says_how_fast_the_machine_is_now():
 def test_a_stored_width_that_is_far_off_is_learnt_anew():
     curve = stored(STAIR)
     curve.observe(1, STAIR[1], plain=True)
-    assert not curve.sure(4)
+    assert not curve.is_reliable(4)
     curve.observe(4, 5 * STAIR[4])
     assert curve.predict(4) == pytest.approx(5 * STAIR[4])
-    assert curve.missing([4]) == [4]
-    for _ in range(FIRST):
+    assert curve.unmeasured([4]) == [4]
+    for _ in range(DEFAULT.min_samples):
         curve.observe(4, 5 * STAIR[4])
-    assert curve.sure(4)
+    assert curve.is_reliable(4)
     assert curve.predict(16) == pytest.approx(STAIR[16])  # the others stay
 
 
@@ -189,14 +190,14 @@ def test_a_stored_width_that_is_about_right_is_believed_and_adapts():
         curve.observe(4, 1.2 * STAIR[4])
         curve.observe(1, STAIR[1], plain=True)
         assert STAIR[4] * 0.99 < curve.predict(4) < 1.21 * STAIR[4]
-    assert curve.sure(4)
+    assert curve.is_reliable(4)
     assert curve.predict(4) == pytest.approx(1.2 * STAIR[4], rel=0.05)
 
 
 def test_a_width_that_was_stored_half_measured_is_measured_anew():
     curve = stored({1: 0.01, 4: 0.001}, 1)
     curve.observe(1, 0.01, plain=True)
-    for _ in range(FIRST):
+    for _ in range(DEFAULT.min_samples):
         curve.observe(4, 0.02)
     assert curve.predict(4) == pytest.approx(0.02)
 
@@ -208,11 +209,11 @@ def test_another_context_length_begins_with_what_is_known_and_measures_all():
     curve = near.as_prior()
     assert curve.known
     assert not curve.measured
-    assert curve.unsettled
+    assert curve.scale_uncertain
     assert curve.to_dict() == {"widths": [], "anew": []}
-    assert curve.missing(STAIR) == list(STAIR)
+    assert curve.unmeasured(STAIR) == list(STAIR)
     assert curve.predict(4) == pytest.approx(near.predict(4))
-    assert curve.cautious(4) > near.cautious(4)
+    assert curve.upper_bound(4) > near.upper_bound(4)
     curve.observe(1, 0.03, plain=True)
     assert curve.predict(4) == pytest.approx(3 * STAIR[4], rel=0.01)
     curve.observe(4, 0.08)
@@ -225,37 +226,37 @@ def test_what_was_measured_anew_is_not_dubious_in_a_later_run():
     """Two rows can take longer than two single ones: kernels with tiles compute whole ones."""
     curve = stored({1: 0.01, 2: 0.027, 4: 0.03})
     curve = CostCurve.from_dict(curve.to_dict())
-    assert curve.missing([1, 2, 4]) == [2]
+    assert curve.unmeasured([1, 2, 4]) == [2]
     curve.forget(2)
-    assert CostCurve.from_dict(curve.to_dict()).missing([1, 4]) == []
+    assert CostCurve.from_dict(curve.to_dict()).unmeasured([1, 4]) == []
     for _ in range(3):
-        assert curve.missing([1, 2, 4]) == [2]
+        assert curve.unmeasured([1, 2, 4]) == [2]
         curve.observe(2, 0.026)
-    assert curve.missing([1, 2, 4]) == []
+    assert curve.unmeasured([1, 2, 4]) == []
     again = CostCurve.from_dict(curve.to_dict())
-    assert again.missing([1, 2, 4]) == []
+    assert again.unmeasured([1, 2, 4]) == []
     assert again.predict(2) == pytest.approx(0.026)
 
 
 @pytest.mark.parametrize("anew", [None, 3, "2", [True], [0], [1e9], [[2]], {"2": 1}])
 def test_nonsense_about_what_was_measured_anew(anew):
     data = {"widths": [[1, 0.01, 4], [2, 0.027, 4]], "anew": anew}
-    assert CostCurve.from_dict(data).missing([1, 2]) == [2]
+    assert CostCurve.from_dict(data).unmeasured([1, 2]) == [2]
 
 
 def test_what_is_doubted_is_measured_anew_where_it_is_of_another_time():
     curve = stored({1: 0.01, 2: 0.025, 4: 0.03})
     curve.observe(1, 0.01, plain=True)
     for n in (1, 2):
-        curve.doubt(n)
-    assert curve.missing([1, 2, 4]) == [2]
+        curve.remeasure_if_stored(n)
+    assert curve.unmeasured([1, 2, 4]) == [2]
     assert curve.predict(2) == pytest.approx(0.025)
     curve.observe(2, 0.013)
     assert curve.predict(2) == pytest.approx(0.013)
-    for _ in range(FIRST):
+    for _ in range(DEFAULT.min_samples):
         curve.observe(2, 0.013)
-    curve.doubt(2)
-    assert curve.sure(2)
+    curve.remeasure_if_stored(2)
+    assert curve.is_reliable(2)
 
 
 @settings(deadline=None)
@@ -288,10 +289,10 @@ def test_what_was_asked_before_changes_no_prediction(rounds, stored):
         asked, silent = CostCurve.from_dict(data), CostCurve.from_dict(data)
     for n, factor, plain in rounds:
         for curve in (asked, silent):
-            curve.observe(n, factor * 0.01 * prior(n), plain and n == 1)
-        found = [asked.predict(m) for m in range(1, WIDEST + 3)]
-        assert [asked.scale * seconds for seconds in asked.table()][1:] == found[:WIDEST]
-    assert found == [silent.predict(m) for m in range(1, WIDEST + 3)]
+            curve.observe(n, factor * 0.01 * decode_prior(n), plain and n == 1)
+        found = [asked.predict(m) for m in range(1, DEFAULT.max_rows + 3)]
+        assert [asked.scale * seconds for seconds in asked.table()][1:] == found[: DEFAULT.max_rows]
+    assert found == [silent.predict(m) for m in range(1, DEFAULT.max_rows + 3)]
 
 
 @given(json)

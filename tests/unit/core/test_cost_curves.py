@@ -10,29 +10,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.core.policy.base import Draft, Round, VerifyResult
-from specllama.core.policy.cost_curve import FIRST
-from specllama.core.policy.cost_curves import BUCKETS, Curves
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurves
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import Sampler
 from specllama.testing import ScriptedDrafter
 
 
-def fill(curves: Curves, n_ids: int, points: dict[int, float]) -> None:
+def fill(curves: CostCurves, n_ids: int, points: dict[int, float]) -> None:
     for n, seconds in points.items():
-        for _ in range(FIRST):
+        for _ in range(DEFAULT.min_samples):
             curves.at(n_ids).observe(n, seconds, plain=n == 1)
 
 
 def test_a_curve_holds_for_a_range_of_lengths():
-    curves = Curves()
+    curves = CostCurves()
     assert curves.at(0) is curves.at(4095)
     assert curves.at(4096) is curves.at(16383)
-    assert len({id(curves.at(n)) for n in (0, 4096, 16384, 65536, 10**7)}) == len(BUCKETS)
+    assert len({id(curves.at(n)) for n in (0, 4096, 16384, 65536, 10**7)}) == len(DEFAULT.context_buckets)
 
 
 def test_a_new_range_begins_as_the_nearest_measured_one():
-    curves = Curves()
+    curves = CostCurves()
     fill(curves, 10, {1: 0.01, 4: 0.02})
     fill(curves, 70_000, {1: 0.1, 4: 0.3})
     curves.at(20_000)
@@ -43,7 +43,7 @@ def test_a_new_range_begins_as_the_nearest_measured_one():
 
 def test_a_new_range_adapts_at_once():
     """Attention makes wide decodes dearer: the plain round sets the scale, the first wide one its width."""
-    curves = Curves()
+    curves = CostCurves()
     fill(curves, 0, {1: 0.01, 4: 0.015})
     long = curves.at(5000)
     long.observe(1, 0.02, plain=True)
@@ -54,23 +54,23 @@ def test_a_new_range_adapts_at_once():
 
 
 def test_they_are_stored_apart():
-    curves = Curves()
+    curves = CostCurves()
     fill(curves, 0, {1: 0.01, 4: 0.02})
     fill(curves, 5000, {1: 0.02})
     curves.at(20_000)
     data = json.loads(json.dumps(curves.to_dict()))
     assert list(data) == ["0", "4096"]
-    again = Curves.from_dict(data)
+    again = CostCurves.from_dict(data)
     assert again.at(0).predict(4) == pytest.approx(0.02)
     assert again.at(5000).predict(1) == pytest.approx(0.02)
     assert again.at(20_000).predict(1) == pytest.approx(0.02)  # a prior
 
 
 def test_only_what_was_used_is_told_apart():
-    curves = Curves()
+    curves = CostCurves()
     fill(curves, 0, {1: 0.01})
     fill(curves, 5000, {1: 0.02})
-    again = Curves.from_dict(curves.to_dict())
+    again = CostCurves.from_dict(curves.to_dict())
     assert again.to_dict(used=True) == {}
     again.at(4096)
     assert list(again.to_dict(used=True)) == ["4096"]
@@ -90,7 +90,7 @@ anything = st.recursive(
 @settings(deadline=None)
 @given(anything)
 def test_garbage_gives_sound_curves(data):
-    curves = Curves.from_dict(data)
+    curves = CostCurves.from_dict(data)
     for n_ids in (0, 5000, 10**6):
         assert all(math.isfinite(curves.at(n_ids).predict(n)) for n in (1, 2, 64))
     json.dumps(curves.to_dict(), allow_nan=False)
@@ -98,7 +98,7 @@ def test_garbage_gives_sound_curves(data):
 
 def test_a_planner_goes_over_to_the_curve_of_a_longer_context():
     """Rows cost nothing in a short context and what tokens cost in a long one; drafts are always right."""
-    curves, now = Curves(), [0.0]
+    curves, now = CostCurves(), [0.0]
     fill(curves, 0, {n: 0.01 * (1 + 0.02 * n) for n in (1, 2, 4, 8, 16)})
     copies = ScriptedDrafter(lambda history, draft: 5, "copy", 0.97)  # noqa: ARG005
     policy = Planner([copies], lambda: now[0], curves.at(0))

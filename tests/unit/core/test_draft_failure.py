@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.core.policy.acceptance import PairState
 from specllama.core.policy.base import Policy
-from specllama.core.policy.budget import ALLOWANCE, KEPT, MOST
-from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
-from specllama.core.policy.pair_state import PairState
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import TableContext, table_row
+from specllama.testing import ScriptedDrafter, TableContext, table_row
 from tests.unit.core.test_engine_table import END, N_VOCAB, check_invariant, plain, run
 
 
@@ -69,7 +69,7 @@ class Failing(Timed):
 def known(seconds: Callable[[int], float]) -> CostCurve:
     found = CostCurve()
     for n in range(1, 65):
-        for _ in range(FIRST):
+        for _ in range(DEFAULT.min_samples):
             found.observe(n, seconds(n))
     return found
 
@@ -135,20 +135,25 @@ def test_the_text_is_plain_and_the_failed_model_is_left_alone(work, kind, n, n_s
     check_planner(world.policy)
 
 
+def silent(name: str) -> ScriptedDrafter:
+    """A drafter of this name that has nothing to propose."""
+    return ScriptedDrafter(lambda history, draft: None, name)  # noqa: ARG005
+
+
 def check_planner(policy: Policy) -> None:
     """Its books are in order, and can be stored."""
     if not isinstance(policy, Planner):
         return
-    assert isfinite(policy.ledger.credit)
-    assert policy.ledger.credit <= MOST + ALLOWANCE
-    assert all(g is None or isfinite(g) for g in policy.learnt.looks.gains)
-    assert policy._states == {}
-    data, again = policy.learnt.to_dict(), PairState(["copy", "model"])
+    assert isfinite(policy.budget.credit)
+    assert policy.budget.credit <= DEFAULT.max_gain + DEFAULT.allowance
+    assert all(g is None or isfinite(g) for g in policy.learnt.gain.gains)
+    assert policy._plans == {}
+    data, again = policy.learnt.to_dict(), PairState([silent("copy"), silent("model")])
     again.restore(data)
     steps, restored = data.pop("steps"), again.to_dict()
     widths, kept = steps["widths"], restored.pop("steps")["widths"]
-    low, high = KEPT
-    assert restored == data | {"credit": max(low, min(high, policy.ledger.credit))}
+    low, high = DEFAULT.stored_credit
+    assert restored == data | {"credit": max(low, min(high, policy.budget.credit))}
     assert [width[:2] for width in kept] == [width[:2] for width in widths]  # the counts are cut
 
 
@@ -194,12 +199,12 @@ def test_what_the_failed_look_cost_is_booked_and_not_taken_for_a_look():
     engine.submit(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), 1))
     gains: list[float | None] = []
     while not engine.draft_failed:
-        gains, credit = list(policy.learnt.looks.gains), policy.ledger.credit
+        gains, credit = list(policy.learnt.gain.gains), policy.budget.credit
         engine.step()
         check_invariant(engine)
     assert world.draft.n_asked == 5
-    assert policy.learnt.looks.gains == gains
-    assert policy.ledger.credit < credit
+    assert policy.learnt.gain.gains == gains
+    assert policy.budget.credit < credit
 
 
 def test_logits_that_are_no_numbers_are_a_failure_too():

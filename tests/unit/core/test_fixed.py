@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from specllama.core.interfaces import Proposal
-from specllama.core.policy.base import Draft, Policy, Round, VerifyResult, run_drafter
-from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
+from specllama.core.policy.fixed import Fixed, run_drafter
 from specllama.errors import UsageError
 from specllama.testing import ScriptedDrafter
 
@@ -107,9 +107,9 @@ def test_each_sequence_has_the_drafter_that_knows_something_for_it():
 
 def test_a_failed_drafter_is_dropped():
     policy = Fixed([Confident([0.9], "copy"), Confident([0.9, 0.9])], 8)
-    policy.drop("copy")
+    policy.remove_drafter("copy")
     assert drafted(policy).sources == ["model"] * 2
-    policy.drop("model")
+    policy.remove_drafter("model")
     assert drafted(policy).tokens == []
 
 

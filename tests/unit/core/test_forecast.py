@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from scripts.replay.hindsight import MACHINES
-from specllama.core.policy.cost_curve import FIRST, CostCurve, StepCosts
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.simulator import WRONG, Trace
 from specllama.drafters.copy import CopyDrafter
@@ -22,13 +23,13 @@ OWN = {name: [Trace.from_dict(t) for t in traces] for name, traces in TRACES.ite
 
 def known(machine: str) -> CostCurve:
     points = MACHINES[machine].items()
-    return CostCurve.from_dict({"widths": [[n, T1 * x, FIRST] for n, x in points]})
+    return CostCurve.from_dict({"widths": [[n, T1 * x, DEFAULT.min_samples] for n, x in points]})
 
 
 def steps(share: float) -> StepCosts:
     """A step of an id takes this share of t(1), further ones a third of that each."""
     found = StepCosts()
-    points = [[n, T1 * share * (1 + (n - 1) / 3), FIRST] for n in (1, 2, 4, 8, 16, 32, 64)]
+    points = [[n, T1 * share * (1 + (n - 1) / 3), DEFAULT.min_samples] for n in (1, 2, 4, 8, 16, 32, 64)]
     found.curve = CostCurve.from_dict({"widths": points})
     return found
 

@@ -14,10 +14,16 @@ from hypothesis import strategies as st
 
 from specllama.core.interfaces import CachingDrafter, Proposal
 from specllama.core.policy.base import Draft, Round, VerifyResult
-from specllama.core.policy.budget import ALLOWANCE
-from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_allowed, best_of, best_prefixes
-from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
-from specllama.core.policy.planner import LEAST_TAIL, Planner
+from specllama.core.policy.candidates import (
+    CandidateDraft,
+    RoundBudget,
+    best_affordable_length,
+    best_length,
+    select_drafts,
+)
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import ModelDrafter
@@ -28,7 +34,7 @@ GREEDY = Sampler(SamplingParams(temperature=0), 0, 32)
 
 def measured(seconds: Callable[[int], float]) -> CostCurve:
     found = CostCurve()
-    for n in [n for n in range(1, WIDEST + 1) for _ in range(FIRST)]:
+    for n in [n for n in range(1, DEFAULT.max_rows + 1) for _ in range(DEFAULT.min_samples)]:
         found.observe(n, seconds(n))
     return found
 
@@ -119,18 +125,21 @@ def offer(*chances: float) -> CandidateDraft:
 
 
 def prices(
-    seconds: Callable[[int], float], budget: float = 1e9, spent: float = 0.0, most_rows: int = WIDEST
+    seconds: Callable[[int], float],
+    budget: float = 1e9,
+    spent: float = 0.0,
+    most_rows: int = DEFAULT.max_rows,
 ) -> RoundBudget:
-    table = [seconds(n) / 2 for n in range(WIDEST + 1)]
+    table = [seconds(n) / 2 for n in range(DEFAULT.max_rows + 1)]
     return RoundBudget(table, 2.0, seconds, budget, most_rows, spent)
 
 
 def best(found: CandidateDraft, price: RoundBudget) -> tuple[int, float]:
-    return best_allowed(found.expected, price, 1, 1)
+    return best_affordable_length(found.expected, price, 1, 1)
 
 
 def test_an_offer_sums_what_it_may_win():
-    assert offer(0.5, 0.5, 1.0).reached == [0.5, 0.25, 0.25]
+    assert offer(0.5, 0.5, 1.0).path_probs == [0.5, 0.25, 0.25]
     assert offer(0.5, 0.5, 1.0).expected == [0.5, 0.75, 1.0]
 
 
@@ -163,13 +172,13 @@ def test_the_sorted_rule_is_the_best_of_all_prefixes(offered, spread):
     price, active = prices(lambda n: steps[min(n, len(steps)) - 1]), len(offers)
 
     def rate(counts: Mapping[int, int]) -> float:
-        wins = sum(offers[seq].wins(n) for seq, n in counts.items())
+        wins = sum(offers[seq].expected_accepted(n) for seq, n in counts.items())
         return price.rate(active + wins, active + sum(counts.values()))
 
     every: list[dict[int, int]] = [{}]
     for seq, found in offers.items():
         every = [{**counts, seq: n} for counts in every for n in range(len(found.tokens) + 1)]
-    assert rate(best_prefixes(offers, price, active)) == pytest.approx(max(map(rate, every)))
+    assert rate(select_drafts(offers, price, active)) == pytest.approx(max(map(rate, every)))
 
 
 @settings(max_examples=100)
@@ -186,14 +195,14 @@ def test_of_several_sequences_the_likeliest_tokens_are_taken(offered, most_rows,
     """
     offers, active = {seq: offer(*found) for seq, found in offered.items()}, len(offered)
     price = prices(cheap_rows, budget, most_rows=most_rows)
-    every = [(-s, j, -seq) for seq, found in offers.items() for j, s in enumerate(found.reached)]
+    every = [(-s, j, -seq) for seq, found in offers.items() for j, s in enumerate(found.path_probs)]
     best, n_best, tokens = price.rate(active, active), 0, float(active)
     for n, (chance, _, _) in enumerate(sorted(every), 1):
         tokens -= chance
         if price.allows(active + n) and price.rate(tokens, active + n) > best:
             best, n_best = price.rate(tokens, active + n), n
     taken = [-seq for _, _, seq in sorted(every)[:n_best]]
-    assert best_prefixes(offers, price, active) == {seq: taken.count(seq) for seq in offers}
+    assert select_drafts(offers, price, active) == {seq: taken.count(seq) for seq in offers}
 
 
 STAIRS = st.lists(st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0]), min_size=12, max_size=12)
@@ -207,7 +216,7 @@ def test_of_the_prefixes_that_may_be_taken_it_is_the_best(chances, steps, spent,
     found, took = offer(*chances), list(accumulate(steps, mul))
     price = prices(lambda n: took[min(n, 11)], budget, spent, most_rows)
     allowed = [k for k in range(1, len(chances) + 1) if price.allows(1 + k)]
-    rates = {k: price.rate(1 + found.wins(k), 1 + k) for k in (0, *allowed)}
+    rates = {k: price.rate(1 + found.expected_accepted(k), 1 + k) for k in (0, *allowed)}
     length, rate = best(found, price)
     assert rate == pytest.approx(max(rates.values())) == pytest.approx(rates[length])
 
@@ -217,10 +226,10 @@ def test_of_the_prefixes_that_may_be_taken_it_is_the_best(chances, steps, spent,
 def test_what_is_spent_makes_no_shorter_draft_better(chances, steps, spent, more):
     """Whatever a decode takes by its rows, wider ones less than narrower ones too."""
     found, took = offer(*chances), list(accumulate(steps, mul))
-    first, _ = best_of(found.expected, prices(lambda n: took[min(n, 11)], spent=spent), 1, 1)
+    first, _ = best_length(found.expected, prices(lambda n: took[min(n, 11)], spent=spent), 1, 1)
     later = prices(lambda n: took[min(n, 11)], spent=spent + more)
-    assert best_of(found.expected, later, 1, 1)[1] == pytest.approx(
-        best_of(found.expected, later, 1, 1, first)[1]
+    assert best_length(found.expected, later, 1, 1)[1] == pytest.approx(
+        best_length(found.expected, later, 1, 1, first)[1]
     )
 
 
@@ -305,7 +314,7 @@ def test_without_drafters_or_after_they_failed_it_is_plain():
     assert set(world.widths()) == {1}
     world = World(cheap_rows, 0.0005)
     world.run(100)
-    world.policy.drop("model")
+    world.policy.remove_drafter("model")
     world.run(50)
     assert set(world.widths()[-50:]) == {1}
 
@@ -333,7 +342,7 @@ def test_several_sequences_share_a_round():
     world = World(cheap_rows, 0.0005, n_sequences=4)
     world.run(100)
     for done in world.rounds[-50:]:
-        assert done.n_rows <= WIDEST
+        assert done.n_rows <= DEFAULT.max_rows
     assert max(world.widths()) > 12
     assert world.run(50) > 4 * 4 / cheap_rows(4) / 4
 
@@ -389,7 +398,7 @@ def test_a_stored_curve_serves_from_the_second_round_on():
 
 def nonsense(seconds: float) -> CostCurve:
     """As a broken store could have it: well formed, and every width costs the same."""
-    return CostCurve.from_dict({"widths": [[n, seconds, 1000] for n in range(1, WIDEST + 1)]})
+    return CostCurve.from_dict({"widths": [[n, seconds, 1000] for n in range(1, DEFAULT.max_rows + 1)]})
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 1e-4, 1e6])
@@ -418,17 +427,17 @@ def test_what_a_request_was_offered_is_counted_used_or_not():
     rng = random.Random(1)
     world = World(dear_rows, names=("copy",), right=lambda: rng.random() < 0.5)
     world.run(200)
-    tally = world.policy.tally(0)
+    tally = world.policy.offer_stats(0)
     assert tally.offered == 200
     assert 70 < tally.offered_right < 130
     assert (tally.asked, tally.named) == (0, 0)
     world.policy.forget(0)
-    assert world.policy.tally(0) == tally
+    assert world.policy.offer_stats(0) == tally
     world.policy.start(0, [1], GREEDY)
-    assert world.policy.tally(0).offered == 0
+    assert world.policy.offer_stats(0).offered == 0
     asked = World(cheap_rows, 0.0005)
     asked.run(50)
-    tally = asked.policy.tally(0)
+    tally = asked.policy.offer_stats(0)
     assert 40 < tally.asked == tally.named == tally.named_right
     assert tally.offered == 0
 
@@ -495,7 +504,7 @@ def test_a_long_prompt_is_covered_from_its_end_and_whole_when_that_is_paid_for()
         spent = now[0] - began
         skipped.append(model.view(0).n_skipped)
         held.append(model.view(0).n_held)
-        assert spent / 0.01 <= max(ALLOWANCE, policy.ledger.credit)  # never more than there is
+        assert spent / 0.01 <= max(DEFAULT.allowance, policy.budget.credit)  # never more than there is
         policy.committed(0, [*draft.tokens, 7])  # all right, always
         n = len(draft.tokens) + 1
         policy.observe(
@@ -503,5 +512,5 @@ def test_a_long_prompt_is_covered_from_its_end_and_whole_when_that_is_paid_for()
         )
         if skipped[-1] == 0 and len(skipped) > 1 and skipped[-2]:
             break
-    assert LEAST_TAIL <= next(n for n in held if n) < n_prompt / 2
+    assert DEFAULT.min_tail <= next(n for n in held if n) < n_prompt / 2
     assert skipped[-1] == 0

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from scripts.replay import hindsight
-from specllama.core.policy.budget import KEPT
-from specllama.core.policy.cost_curve import FIRST, WIDEST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.recording import record, write_text
@@ -34,7 +34,7 @@ OWN = load(HERE / "traces" / "pydoc.json")
 
 def known(points: dict[int, float]) -> CostCurve:
     seconds, found = curve(points), CostCurve()
-    for n in [n for n in range(1, WIDEST + 1) for _ in range(FIRST)]:
+    for n in [n for n in range(1, DEFAULT.max_rows + 1) for _ in range(DEFAULT.min_samples)]:
         found.observe(n, seconds(n))
     return found
 
@@ -245,7 +245,7 @@ def test_never_slower_where_every_text_has_a_process_of_its_own(name):
             for trace in adversaries()[name] * 2:
                 made = session(machine, step, learnt=learnt)
                 once = made.replay([trace]).seconds
-                assert once <= 1.01 * len(trace.text) + KEPT[1] + 0.5, (machine, step)
+                assert once <= 1.01 * len(trace.text) + DEFAULT.stored_credit[1] + 0.5, (machine, step)
                 took, n, learnt = took + once, n + len(trace.text), made.policy.learnt.to_dict()
                 assert took <= 1.01 * n + 4, (machine, step)
 

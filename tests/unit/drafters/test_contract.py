@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.interfaces import CallingDrafter, Drafter, Proposal
+from specllama.core.interfaces import Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.copy import CopyDrafter
@@ -121,25 +121,6 @@ def test_any_accept_pattern_leaves_it_where_a_fresh_one_would_be(make, first, se
         fresh.committed(seq_id, history[len(prompt) :])
     limits = dict.fromkeys(SEQUENCES, 4)
     assert tokens_of([draft(drafter, limits)]) == tokens_of([draft(fresh, limits)])
-
-
-@given(prompts, prompts, rounds)
-def test_who_calls_has_something_to_propose(make, first, second, played) -> None:
-    """And is as sure of it as it said, where all that it could copy from agrees. Asking changes nothing."""
-    quiet, drafter = started(make, first, second), started(make, first, second)
-    if not isinstance(drafter, CallingDrafter):
-        return
-    for one in played:
-        certain = {seq_id: drafter.peek_confidence(seq_id) for seq_id in SEQUENCES}
-        drafts, said = (play(d, [[], []], [(4, *one[1:])])[0] for d in (quiet, drafter))
-        assert tokens_of([drafts]) == tokens_of([said])
-        for seq_id, certainty in certain.items():
-            assert 0 <= certainty <= 1
-            run = said.get(seq_id)
-            if certainty:
-                assert run
-                assert run[0].confidence <= certainty
-                assert run[0].evidence[1] < 1 or run[0].confidence == certainty
 
 
 @given(prompts, rounds)

@@ -15,8 +15,7 @@ from specllama.core.sampling.sampler import Sampler
 from specllama.core.scheduler import FairQueue, next_to_fill
 from specllama.core.sequence import Generation
 from specllama.core.sequence import Request as Asked
-from specllama.core.speedup import PlainRate
-from specllama.core.stats import RunStats
+from specllama.core.stats import PlainRate, RunStats
 from specllama.errors import BusyError, EngineDiedError, SpecllamaError, UsageError
 from specllama.server import main
 from specllama.server.app import ERRORS

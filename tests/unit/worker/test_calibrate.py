@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specllama.core.interfaces import BatchRow, NoRoomError
-from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.testing import TableContext
 from specllama.worker.calibrate import (
     ENOUGH_ROWS,
@@ -220,7 +221,7 @@ def test_missing_widths_are_timed_in_turn_with_single_rows_between():
     assert set(context.widths) == set(TIMED)
     assert context.widths[:7] == [1, 1, 2, 1, 3, 1, 4]
     for n in TIMED:
-        assert curve.count(n) >= FIRST
+        assert curve.count(n) >= DEFAULT.min_samples
         assert curve.predict(n) == pytest.approx(context.t1 * (1 + (n - 1) / 4))
     context.truncate(0, 0)
     assert timed(context, curve) == 0
@@ -229,26 +230,26 @@ def test_missing_widths_are_timed_in_turn_with_single_rows_between():
 def test_only_what_is_missing_is_timed():
     context, curve = Timed(), CostCurve()
     for n in (1, 2, 3, 4, 5, 6, 8, 12, 24, 32):
-        for _ in range(FIRST):
+        for _ in range(DEFAULT.min_samples):
             curve.observe(n, context.t1 * (1 + (n - 1) / 4))
     timed(context, curve)
-    assert context.widths == [1, 16] * FIRST
+    assert context.widths == [1, 16] * DEFAULT.min_samples
 
 
 def test_a_width_that_a_busy_machine_spoilt_is_measured_anew_once():
     context, curve = Timed(), CostCurve()
     for n in TIMED:
-        for _ in range(FIRST):
+        for _ in range(DEFAULT.min_samples):
             curve.observe(n, context.t1 * (1 + (n - 1) / 4) * (10 if n == 6 else 1))
     again = CostCurve.from_dict(curve.to_dict())
-    assert again.missing(TIMED) == [6]
+    assert again.unmeasured(TIMED) == [6]
     timed(context, again)
-    assert context.widths == [1, 6] * FIRST
+    assert context.widths == [1, 6] * DEFAULT.min_samples
     assert again.predict(6) == pytest.approx(context.t1 * 2.25)
     slow = Timed()
     slow.decode = lambda batch: Timed.decode(slow, batch) if len(batch) != 6 else _slowly(slow, batch)
     context.truncate(0, 0)
-    assert timed(slow, CostCurve.from_dict(curve.to_dict())) == 2 * FIRST, "and believed then"
+    assert timed(slow, CostCurve.from_dict(curve.to_dict())) == 2 * DEFAULT.min_samples, "and believed then"
 
 
 def _slowly(context: Timed, batch):

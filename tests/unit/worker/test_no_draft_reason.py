@@ -11,7 +11,8 @@ import pytest
 
 from specllama.core.engine import Engine
 from specllama.core.policy.base import Policy
-from specllama.core.policy.cost_curve import FIRST, CostCurve
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
@@ -30,7 +31,7 @@ class World:
         self.context, self.rng = _Timed(self), random.Random(seed)
         self.curve = CostCurve()
         for n, seconds in t.items():
-            for _ in range(FIRST):
+            for _ in range(DEFAULT.min_samples):
                 self.curve.observe(n, seconds, plain=n == 1)
 
     def seconds(self, n: int) -> float:
@@ -145,7 +146,7 @@ def test_what_was_never_measured_is_not_spoken_of():
     world = World({1: 1.0, 2: 1.9}, right=0.3)
     world.curve = CostCurve()
     policy = world.planner("copy")
-    policy.ledger.credit = -1e9  # nothing can be tried
+    policy.budget.credit = -1e9  # nothing can be tried
     assert why(world, policy) == (
         "drafts were not expected to pay; what decodes of several rows take was not measured yet"
     )
@@ -154,7 +155,7 @@ def test_what_was_never_measured_is_not_spoken_of():
 def test_drafts_that_were_right_often_and_lost_all_the_same():
     world = World({1: 1.0, 2: 1.2, 4: 1.4}, right=0.9)
     policy = world.planner("copy")
-    policy.ledger.credit = -1e9
+    policy.budget.credit = -1e9
     reason = why(world, policy)
     assert reason.endswith(" % was seen, but drafts have lost what they may")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specllama.config.store import Store
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow
-from specllama.core.policy.cost_curve import FIRST
+from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.scheduler import Slot
 from specllama.core.sequence import Generation, Request
@@ -211,7 +211,7 @@ def test_missing_widths_are_measured_and_stored(tmp_path):
     assert 1 < slices < 30
     curve = found.curves.at(0)
     for n in TIMED:
-        assert curve.count(n) >= FIRST
+        assert curve.count(n) >= DEFAULT.min_samples
         assert curve.predict(n) == pytest.approx(context.seconds(n))
     assert (found.t1, found.epsilon) == (pytest.approx(0.001), 0)
     again = learning(store, Timed())
@@ -265,7 +265,7 @@ def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
     while more:
         more = found.measure(context, slot, 1.0)
     counts = [found.curves.at(0).count(n) for n in TIMED]
-    assert counts[:4] == [pytest.approx(counts[0])] + [FIRST] * 3
+    assert counts[:4] == [pytest.approx(counts[0])] + [DEFAULT.min_samples] * 3
     assert counts[-3:] == [0, 0, 0]
 
 
@@ -274,7 +274,7 @@ def test_two_rows_are_measured_anew_where_nothing_could_be_gained(tmp_path):
     context, store = Timed(), Store(tmp_path)
     busy = learning(store, context)
     for n in TIMED:
-        for _ in range(FIRST):
+        for _ in range(DEFAULT.min_samples):
             busy.curves.at(0).observe(n, 0.001 * n)
     busy.measure(context, filled(context, 100), 1.0)
     found = learning(store, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.core.policy.cost_curve import FIRST
+from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import ModelDrafter
@@ -66,10 +66,15 @@ def track_in(context: Timed, ids=IDS) -> TimingPosition:
 def test_every_memory_returns_to_the_place(memory):
     context = Timed(memory=memory)
     track, times = track_in(context), Times()
-    shares = list(time_rows(track, (2, 4, 12), FIRST, 0.0, times))
+    shares = list(time_rows(track, (2, 4, 12), DEFAULT.min_samples, 0.0, times))
     assert context.cells[0] == IDS
     assert shares == sorted(shares)
-    assert {n: len(t) for n, t in times.items()} == {1: 3 * FIRST, 2: FIRST, 4: FIRST, 12: FIRST}
+    assert {n: len(t) for n, t in times.items()} == {
+        1: 3 * DEFAULT.min_samples,
+        2: DEFAULT.min_samples,
+        4: DEFAULT.min_samples,
+        12: DEFAULT.min_samples,
+    }
     for n, t in times.items():
         assert t == pytest.approx([context.seconds(n)] * len(t))
 
@@ -85,10 +90,10 @@ def test_single_rows_stand_before_each_wider_decode():
 def test_it_goes_on_while_there_is_time():
     context, times = Timed(), Times()
     track, began = track_in(context), context.now
-    list(time_rows(track, (2, 4), FIRST, 1.0, times))
+    list(time_rows(track, (2, 4), DEFAULT.min_samples, 1.0, times))
     assert 1.0 <= context.now - began < 1.1
     fast, many = Timed(t1=1e-6), Times()
-    list(time_rows(track_in(fast), (2,), FIRST, 1.0, many))
+    list(time_rows(track_in(fast), (2,), DEFAULT.min_samples, 1.0, many))
     assert len(many[2]) == MOST_ROUNDS
 
 
@@ -96,7 +101,7 @@ def test_a_context_without_room_for_more_than_a_row():
     context, times = Timed(n_ctx=41), Times()
     track = track_in(context)
     assert track.most == 1
-    list(time_rows(track, (), FIRST, 0.0, times))
+    list(time_rows(track, (), DEFAULT.min_samples, 0.0, times))
     assert list(times) == [1]
 
 
@@ -121,7 +126,7 @@ def test_threads_take_turns_and_what_is_far_behind_is_timed_once():
     track, times = track_in(context), dict[int, ThreadTimes]()
     context.widths.clear()
     context.used.clear()
-    list(time_threads(track, [8, 6, 4, 1], context.use, FIRST, 0.0, times))
+    list(time_threads(track, [8, 6, 4, 1], context.use, DEFAULT.min_samples, 0.0, times))
     assert context.widths[:3] == [1, 1, WIDE]
     assert context.used[::3] == [8, 6, 4, 1, 8, 6, 8, 6]
     assert {n: (len(t.one), len(t.wide)) for n, t in times.items()} == {
@@ -144,10 +149,10 @@ def test_steps_are_timed_by_the_ids_that_they_evaluate(memory):
     drafter = ModelDrafter(context, N_VOCAB)
     chooser = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
     ids = cycled(IDS, 200)
-    list(time_steps(drafter, ids, FIRST, 0.0, chooser, context.clock, times))
+    list(time_steps(drafter, ids, DEFAULT.min_samples, 0.0, chooser, context.clock, times))
     assert set(times) == set(STEP_WIDTHS)
     for n, t in times.items():
-        assert len(t) >= FIRST
+        assert len(t) >= DEFAULT.min_samples
         assert t == pytest.approx([context.seconds(n)] * len(t))
 
 
@@ -156,7 +161,11 @@ def test_a_short_text_or_a_small_context_leaves_wide_steps_out():
         context, times = Timed(n_ctx=n_ctx), Times()
         chooser = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
         ids = cycled(IDS, n_ids)
-        list(time_steps(ModelDrafter(context, N_VOCAB), ids, FIRST, 0.0, chooser, context.clock, times))
+        list(
+            time_steps(
+                ModelDrafter(context, N_VOCAB), ids, DEFAULT.min_samples, 0.0, chooser, context.clock, times
+            )
+        )
         assert set(times) == {1, 2, 3, 4, 6, 8}
 
 
@@ -172,10 +181,10 @@ def test_the_lower_quartile_is_what_counts():
 
 
 def test_a_curve_of_what_was_timed_often_enough():
-    times = {1: [0.01] * 9, 2: [0.02, 0.015, 0.09], 4: [0.02] * (FIRST - 1)}
+    times = {1: [0.01] * 9, 2: [0.02, 0.015, 0.09], 4: [0.02] * (DEFAULT.min_samples - 1)}
     curve = curve_of(times)
     assert (curve.predict(1), curve.predict(2)) == (0.01, 0.015)
-    assert curve.count(2) == FIRST
+    assert curve.count(2) == DEFAULT.min_samples
     assert curve.count(4) == 0
     assert points(times)[1] == {"rows": 2, "seconds": 0.015, "count": 3}
     assert not curve_of({}).measured

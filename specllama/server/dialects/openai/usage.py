@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from specllama.core.speedup import speedup
-from specllama.core.stats import RunStats
+from specllama.core.stats import RunStats, speedup
 from specllama.server.events import Accumulator, End
 
 

@@ -1,0 +1,110 @@
+"""The constants of the policies, in one frozen dataclass, and the check of numbers read from a store.
+
+Knows no drafters, no models and no clock. An ablation passes another config: `replace(DEFAULT, lookahead=1)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import TypeGuard
+
+_LARGEST = 1e300  # integers of JSON beyond this do not fit a float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Every constant that a policy depends on. Unless said otherwise, amounts of time are in t(1), the time
+    of a plain decode of one row.
+    """
+
+    # Cost curve: what a decode of n rows takes
+    max_rows: int = 64  # rows of the widest decode with drafts; beyond, cost grows in proportion
+    decode_prior: tuple[tuple[int, float], ...] = (
+        (1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0), (16, 4.5), (32, 8.0), (64, 15.0),
+    )  # fmt: skip  # (rows, time) before any width is measured
+    min_samples: int = 3  # measurements that make a width reliable; the shortest of the first ones counts
+    max_samples: int = 1000  # a count goes no further
+    stored_samples: int = 4  # a stored width counts as at most so many measurements
+    decode_seconds: tuple[float, float] = (1e-9, 1e6)  # stored seconds of a decode outside are rejected
+    scale_step: float = log(
+        1.5
+    )  # log ratio; one measurement moves the scale as if it were off by this at most
+    outlier: float = log(1.8)  # log ratio; a measurement further off does not change its width
+    scale_rate: float = 0.12  # share of a deviation that the common scale adopts, from rounds with drafts
+    plain_rate: float = 0.12  # the same from plain rounds
+    width_rate: float = 0.04  # least share of a deviation that the width itself adopts
+    max_drift: float = 0.15  # log ratio of the scale since the last plain round that asks for plain rounds
+    settling_rounds: int = 4  # consecutive plain rounds after which the scale is certain again
+    implausible: float = 1.2  # a width above this many times as many single rows is measured again
+    disturbed: float = 3.0  # a time above this many times its prediction counts as predicted
+    unmeasured: float = 1.5  # factor of the upper bound of a width that was never measured
+    context_buckets: tuple[int, ...] = (0, 4096, 16384, 65536, 262144)  # ids; each has a cost curve
+    step_prior: float = 0.15  # a step of the draft model before any is measured
+    catch_up: float = 0.35  # of a step, per further id that it evaluates
+
+    # Acceptance: the chance that a drafted token is right
+    confidence_edges: tuple[float, ...] = (
+        0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999,
+    )  # fmt: skip  # between bins; fine near 1: fifteen tokens at 0.95 are not fifteen at 0.995
+    chances: tuple[float, ...] = (
+        0.05, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.92, 0.96, 0.98, 0.985, 0.99, 0.995,
+    )  # fmt: skip  # prior by bin of confidence
+    next_chances: tuple[float, ...] = tuple(
+        0.4 + 0.04 * b for b in range(13)
+    )  # of the token after an accepted one
+    max_chance: float = 0.9995  # of any token
+    prior_weight: float = 4.0  # observations that a prior is worth
+    forget: float = 0.99  # weight of an observation one observation later
+    free_prior_weight: float = 8.0  # the same two for drafters that cost no decode
+    free_forget: float = 0.995
+
+    # Draft gate: when to ask the draft model
+    likely_copy: float = 0.75  # chance of its first token from which a model-free draft counts as likely
+    request_rate: float = 0.1  # of the moving average of the gain within a request
+    pair_rate: float = 0.02  # of the one over all requests
+    optimism: float = 0.1  # a request starts with the pair's average plus this
+    first_wait: int = 32  # rounds without the model where it does not pay
+    longest_wait: int = 64  # the wait doubles up to this
+    good_chance: float = 0.93  # acceptance, and
+    max_prior_gain: float = 1.7  # most gain, of a good draft in the prior
+    good_share: float = 0.2  # share of good drafts in the prior
+    wasted_steps: float = 0.7  # steps lost on each of the others
+    likely_copy_gain: float = 0.5  # gain of a likely copy that the model has to beat
+    forgone_share: float = 0.5  # of a forgone gain that counts towards catching up
+    gate_by_copy: bool = True  # keep gains apart by the copy that the model competes with
+    stored_gain: tuple[float, float] = (-0.5, 4.0)  # stored gains are limited to this range
+
+    # Draft of the model
+    max_model_draft: int = 48  # tokens of the model in a round
+    lookahead: int = 8  # further tokens that are considered before it stops
+    risk_share: float = 0.6  # of the risk of those that counts: it can still stop at each of them
+    min_tail: int = 16  # ids; with less of the sequence in its cache the model is not asked
+
+    # Model-free drafts
+    free_chunk: int = 16  # tokens asked for at once
+    chunk_margin: int = 8  # a draft that ends so close to the end of its chunk is extended
+    fixed_copy_floor: float = 0.5  # `Fixed`: a copy less likely than this leaves the round to the draft model
+
+    # Speculation budget: what drafting may lose
+    allowance: float = 3.5  # once per loaded pair; 0.5 of the promised four is left to errors of the clock
+    overhead: float = 0.01  # share of plain decoding, on top
+    round_share: float = 0.65  # of the credit, the most that one round may lose
+    max_gain: float = 32.0  # credit above the allowance; gains of long ago may not be lost again
+    stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
+    plain_every: float = 100.0  # time after which one plain round keeps t(1) known
+
+
+DEFAULT = PolicyConfig()
+
+
+def is_number(x: object, low: float = -_LARGEST, high: float = _LARGEST) -> TypeGuard[float]:
+    """Whether a stored value is a number from `low` to `high`; booleans and NaN are not."""
+    return isinstance(x, int | float) and not isinstance(x, bool) and low <= x <= high
+
+
+def numbers(x: object, n: int, low: float = -_LARGEST, high: float = _LARGEST) -> list[float] | None:
+    """The list of `n` numbers from `low` to `high` that a stored value is; None where it is not one."""
+    if not isinstance(x, list) or len(x) != n or not all(is_number(v, low, high) for v in x):
+        return None
+    return [float(v) for v in x]
