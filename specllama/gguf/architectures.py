@@ -41,7 +41,7 @@ HYBRID = _names(
     """
 )
 
-# The recurrent state can go back by up to n_rs_seq tokens; elsewhere llama.cpp clamps n_rs_seq to 0.
+# The recurrent state can be rolled back by up to n_rs_seq tokens; elsewhere llama.cpp clamps n_rs_seq to 0.
 ROLLBACK = _names(
     """
     bailingmoe3 deepseek4 glm5-next kimi-k3 lfm2 lfm2moe nemotron_h nemotron_h_moe qwen35 qwen35moe
@@ -52,7 +52,7 @@ ROLLBACK = _names(
 # Every `full_attention_interval`-th layer attends; elsewhere recurrent layers have a head_count_kv of 0.
 INTERVAL = _names("minimax-01 qwen35 qwen35moe qwen3next qwen4exp")
 
-# No KV cache is made for them: embedding, audio and diffusion models, which do not write token after token.
+# llama.cpp makes no KV cache for them: embedding, audio and diffusion models, which are not autoregressive.
 NOT_CAUSAL = _names(
     """
     bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llada-moe modern-bert neo-bert

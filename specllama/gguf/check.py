@@ -62,7 +62,7 @@ def _check_architecture(header: Header) -> None:
             hint + "Update specllama.",
         )
     if architecture in NOT_CAUSAL:
-        header.fail("general.architecture", f"{architecture!r} models do not write text token after token")
+        header.fail("general.architecture", f"{architecture!r} models do not generate text token by token")
 
 
 def _check_shape(header: Header) -> None:
@@ -85,7 +85,7 @@ def _check_shape(header: Header) -> None:
     for name, heads in (("head_count", header.n_head), ("head_count_kv", header.n_head_kv)):
         key = f"{prefix}.attention.{name}"
         if any(not 0 <= n <= MAX_WIDTH for n in heads):
-            header.fail(key, f"{max(heads, key=abs)} heads cannot be")
+            header.fail(key, f"{max(heads, key=abs)} heads are not possible")
         if prefix not in RECURRENT and not any(heads):
             header.fail(key, "0 attention heads" if key in header.metadata else "the model needs it")
     for suffix in ("key_length", "value_length"):

@@ -1,7 +1,7 @@
 """The GGUF format, versions 2 and 3: header bytes in, metadata and tensor infos out.
 
-Knows nothing about what the keys mean. Every refusal names the field and its byte offset. The rules are those
-of `ggml/src/gguf.cpp`, so what passes here llama.cpp reads too. Source: ggml's docs/gguf.md.
+Knows nothing about the meaning of keys. Every GGUFError names the field and its byte offset. The rules are
+those of `ggml/src/gguf.cpp`, so that llama.cpp reads what passes here. Source: ggml's docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Value = bool | int | float | str | StringArray | NDArray[np.generic]
 
 
 class MetadataEntry(NamedTuple):
-    """A metadata value, what the file calls its type ("u32", "arr[str]"), and where its key begins."""
+    """A metadata value, its type ("u32", "arr[str]"), and the byte offset of its key."""
 
     value: Value
     kind: str
@@ -55,7 +55,7 @@ class MetadataEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of the file: shape as ggml orders it, innermost first.
+    """A tensor of the file. shape: elements by dimension, innermost first, as in ggml.
 
     `offset` counts from the beginning of its file (part `part` of a split model), `n_bytes` is its data.
     """
@@ -73,7 +73,7 @@ class TensorInfo:
 
 
 class Parsed(NamedTuple):
-    """Everything a header says, in file order."""
+    """The contents of a header, in file order."""
 
     version: int
     alignment: int
@@ -82,7 +82,7 @@ class Parsed(NamedTuple):
 
 
 def parse(source: GGUFSource) -> Parsed:
-    """Read the header of `source`. Raises GGUFError and whatever `source.read` raises."""
+    """Read the header of `source`. Raises GGUFError, and what `source.read` raises."""
     w = Window(source)
     version = _magic_and_version(w)
     n_tensors = _count(w, "tensor_count", _SMALLEST_TENSOR, MAX_TENSORS)
@@ -119,8 +119,10 @@ def _magic_and_version(w: Window) -> int:
         hint = "Get or convert a little-endian file."
         w.fail("version", 4, f"{version:#010x}: the file is big-endian", hint)
     if version not in (2, 3):
-        hint = "Get a newer file of the model." if version == 1 else "A newer specllama may read it."
-        w.fail("version", 4, f"{version} is not read, only 2 and 3", hint)
+        hint = (
+            "Get a newer file of the model." if version == 1 else "A newer version of specllama may read it."
+        )
+        w.fail("version", 4, f"{version} cannot be read, only 2 and 3", hint)
     return version
 
 
@@ -165,7 +167,8 @@ def _array(w: Window, field: str) -> tuple[Value, str]:
 
 
 def _strings(w: Window, n: int, field: str) -> StringArray:
-    # The one hot loop: 400,000 strings in a large vocabulary. Only the end of the buffer stops it.
+    # The one hot loop: a large vocabulary has 400,000 strings. The end of the buffer raises, and more is
+    # read.
     begin = pos = w.pos
     starts = array("q")
     unpack, append = struct.Struct("<Q").unpack_from, starts.append
@@ -200,7 +203,9 @@ def _alignment(w: Window, entries: dict[str, MetadataEntry]) -> int:
 
 
 def _tensor(w: Window, i: int) -> tuple[TensorInfo, int]:
-    """One tensor info, its `offset` still as the file has it, and the byte where the info begins."""
+    """One tensor info, with `offset` relative to the tensor data as in the file, and the byte where it
+    begins.
+    """
     begin = w.pos
     name = w.text(f"tensor[{i}] name")
     field = f"tensor[{i}] {name!r}"
@@ -237,7 +242,7 @@ def _tensor(w: Window, i: int) -> tuple[TensorInfo, int]:
 
 
 def _placed(w: Window, tensors: list[tuple[TensorInfo, int]], alignment: int) -> tuple[TensorInfo, ...]:
-    """The tensors with offsets from the beginning of the file; they must lie one behind the other."""
+    """The tensors with offsets from the start of the file. Raises GGUFError unless they are contiguous."""
     data = -(-w.pos // alignment) * alignment
     end = 0
     seen: set[str] = set()

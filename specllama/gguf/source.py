@@ -1,6 +1,6 @@
-"""Where the bytes of a GGUF header come from: `Source`, `FileSource`, and the bounded window of the parser.
+"""Where the bytes of a GGUF header come from: `GGUFSource`, `FileSource`, and the parser's bounded `Window`.
 
-Knows nothing about the format beyond recognising what is not a GGUF file at all.
+Knows nothing about the format, but recognises files of other formats.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _LARGEST_READ = 8 << 20
 
 
 class GGUFSource(Protocol):
-    """Random access to the bytes of one file, wherever it is."""
+    """Random access to the bytes of one file, on disk or elsewhere."""
 
-    name: str  # what messages call it: a path or an address
+    name: str  # for messages: a path or an address
     size: int  # bytes
 
     def read(self, offset: int, n: int) -> bytes:
-        """At most `n` bytes from `offset`; none only where the source ends or changed meanwhile."""
+        """At most `n` bytes from `offset`; empty only at the end of the source, or if it has changed."""
         ...
 
 
 class FileSource:
-    """A regular file on disk, as a `Source` and context manager.
+    """A regular file on disk, as a `GGUFSource` and context manager.
 
     Raises NotFoundError (no such file), GGUFError (not a regular file), UsageError (not readable).
     """
@@ -39,7 +39,8 @@ class FileSource:
         self.name = os.fspath(path)
         self._fd = -1
         try:
-            # Opening a FIFO would block: look first, and open without waiting in case it is exchanged then.
+            # Opening a FIFO would block: check first, and open without blocking in case the file is replaced
+            # meanwhile.
             _refuse_special(self.name, os.stat(self.name))
             self._fd = os.open(
                 self.name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -84,10 +85,10 @@ class FileSource:
 
 
 class Window:
-    """All bytes of a source from its beginning as far as they were asked for, and a position in them.
+    """The bytes of a source from its start as far as they were needed, and the position of the parser.
 
-    `buf` only grows, to at most the size of the file and MAX_HEADER_BYTES: a length claimed by the file is
-    checked before anything is read or allocated for it.
+    `buf` only grows, at most to the size of the file and to MAX_HEADER_BYTES: lengths in the file are checked
+    before anything is read or allocated for them.
     """
 
     def __init__(self, source: GGUFSource) -> None:
@@ -98,11 +99,11 @@ class Window:
         self._source = source
 
     def fail(self, field: str, offset: int, reason: str, hint: str = DOWNLOAD_AGAIN) -> NoReturn:
-        """Raise the one kind of error a header has: file, field, byte offset, reason."""
+        """Raise GGUFError with file, field, byte offset and reason."""
         raise GGUFError(f"{self.name}: {field} at byte {offset}: {reason}", hint)
 
     def need(self, end: int, field: str, offset: int | None = None) -> None:
-        """See to it that `buf` reaches `end`; GGUFError where the file or the bound ends before."""
+        """Extend `buf` to `end`. Raises GGUFError if the file or MAX_HEADER_BYTES ends before."""
         if end <= len(self.buf):
             return
         where = self.pos if offset is None else offset
@@ -112,7 +113,7 @@ class Window:
                 field, where, f"the file ends at byte {self.size}, at least {missing} bytes before it should"
             )
         if end > MAX_HEADER_BYTES:
-            self.fail(field, where, f"a header of more than {MAX_HEADER_BYTES} bytes is not read")
+            self.fail(field, where, f"a header of more than {MAX_HEADER_BYTES} bytes is refused")
         while len(self.buf) < end:
             have = len(self.buf)
             ahead = min(max(have, _FIRST_READ), _LARGEST_READ)
@@ -136,7 +137,7 @@ class Window:
         return int.from_bytes(self.take(n_bytes, field), "little")
 
     def text(self, field: str) -> str:
-        """The next string, which must be UTF-8: a name."""
+        """The next string: a name, which must be UTF-8."""
         offset = self.pos
         raw = self.take(self.uint(8, f"{field} length"), field)
         try:
@@ -146,7 +147,7 @@ class Window:
 
 
 def foreign_format(head: bytes) -> tuple[str, str] | None:
-    """What a file without the magic is instead, and what to do about it; None if it cannot be told."""
+    """What a file without GGUF's magic is instead, and a hint; None if its format is unknown."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith(b"version https://git-lfs"):
         return "a git-LFS pointer, not the model itself", "Fetch the file it points to: git lfs pull."
@@ -156,7 +157,7 @@ def foreign_format(head: bytes) -> tuple[str, str] | None:
             "An error or login page was saved instead. " + DOWNLOAD_AGAIN,
         )
     if text.startswith((b"{", b"[")):
-        return "JSON text, not a model", "An error answer was saved instead, or this is a config file."
+        return "JSON text, not a model", "An error message was saved instead, or this is a config file."
     if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < 1 << 32:
         return (
             "a safetensors file",
@@ -168,7 +169,7 @@ def foreign_format(head: bytes) -> tuple[str, str] | None:
         return "gzip-compressed", "Unpack it first: gunzip."
     if head[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
         return (
-            "a GGML file of before August 2023",
+            "a GGML file from before August 2023",
             "llama.cpp reads GGUF only: get a newer file of the model.",
         )
     if not head.strip(b"\0"):

@@ -1,4 +1,4 @@
-"""Arrays of strings as a GGUF file holds them: hundreds of thousands, of which few are ever looked at."""
+"""Arrays of strings in a GGUF file: hundreds of thousands, of which few are read."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from itertools import pairwise
 
 
 class StringArray:
-    """An array of strings as it lies in the file: bytes and offsets, decoded only when asked.
+    """An array of strings as bytes and offsets, decoded on access.
 
-    Equal to another with the same strings. Indexing gives text (bad UTF-8 replaced), `raw` the bytes.
+    Equal to another with the same strings. Indexing gives text, with invalid UTF-8 replaced; `raw` gives
+    bytes.
     """
 
     __slots__ = ("_blob", "_starts")
 
     def __init__(self, blob: bytes, starts: array[int]) -> None:
-        self._blob = blob  # every string with its 8-byte length before it
-        self._starts = starts  # of the text of each, and one more behind the last
+        self._blob = blob  # every string after its 8-byte length
+        self._starts = starts  # of each string's bytes, and one more after the last
 
     @staticmethod
     def empty() -> StringArray:

@@ -1,4 +1,4 @@
-"""What a tensor type costs and what a file type is called: the tables of ggml.h, ggml-common.h and llama.h.
+"""Sizes of tensor types and names of file types: the tables of ggml.h, ggml-common.h and llama.h.
 
 Knows nothing about files or models.
 """
@@ -11,7 +11,7 @@ QK_K = 256  # elements of a K-quant block
 
 
 class GGMLType(NamedTuple):
-    """A tensor type: `block_size` elements are stored in `block_bytes` bytes."""
+    """A tensor type, which stores `block_size` elements in `block_bytes` bytes."""
 
     name: str
     block_size: int
@@ -56,7 +56,7 @@ GGML_TYPES: dict[int, GGMLType] = {
     42: GGMLType("Q2_0", 64, 18),
 }
 
-# Types that files once had and llama.cpp no longer reads, by id.
+# Types that llama.cpp no longer reads, by id.
 REMOVED_TYPES: dict[int, str] = {
     4: "Q4_2",
     5: "Q4_3",
@@ -110,10 +110,12 @@ FILE_TYPES: dict[int, str] = {
     41: "Q2_0",
 }
 
-FILE_TYPE_GUESSED = 1024  # flag in general.file_type: the converter did not know
+FILE_TYPE_GUESSED = 1024  # flag in general.file_type: the converter guessed
 
 
 def row_bytes(type_name: str, n_elements: int) -> int:
-    """Bytes of `n_elements` of the type, in whole blocks. KeyError for an unknown name in any case."""
+    """Bytes of `n_elements` of a type (name in any case), in whole blocks. Raises KeyError for an unknown
+    name.
+    """
     kind = TYPE_BY_NAME[type_name.lower()]
     return -(-n_elements // kind.block_size) * kind.block_bytes

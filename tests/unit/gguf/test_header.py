@@ -205,7 +205,8 @@ def test_unreadable_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "says"), [(0, "0 is not read"), (1, "1 is not read"), (99, "99"), (3 << 24, "big-endian")]
+    ("version", "says"),
+    [(0, "0 cannot be read"), (1, "1 cannot be read"), (99, "99"), (3 << 24, "big-endian")],
 )
 def test_versions(version: int, says: str) -> None:
     message = refusal(GGUF(version=version))
@@ -338,8 +339,11 @@ NOT_RUNNABLE = {
     "no width": ({"llama.embedding_length": 0}, "llama.embedding_length"),
     "no heads": ({"llama.attention.head_count": 0}, "llama.attention.head_count"),
     "heads absent": ({"llama.attention.head_count": None}, "head_count missing"),
-    "4 billion heads": ({"llama.attention.head_count": 0xFFFFFFFF}, "heads cannot be"),
-    "negative heads": ({"llama.attention.head_count_kv": Typed("arr[i32]", [-1, 2])}, "heads cannot be"),
+    "4 billion heads": ({"llama.attention.head_count": 0xFFFFFFFF}, "heads are not possible"),
+    "negative heads": (
+        {"llama.attention.head_count_kv": Typed("arr[i32]", [-1, 2])},
+        "heads are not possible",
+    ),
     "no context": ({"llama.context_length": 0}, "llama.context_length"),
     "key length": ({"llama.attention.key_length": 0}, "llama.attention.key_length"),
     "experts": ({"llama.expert_count": 4096}, "llama.expert_count"),
@@ -357,7 +361,7 @@ NOT_RUNNABLE = {
     "architecture": ({"general.architecture": "lllama"}, "'lllama' is unknown"),
     "projector": ({"general.architecture": "clip"}, "projector"),
     "adapter": ({"general.type": "adapter"}, "adapter"),
-    "embedding model": ({"general.architecture": "bert"}, "token after token"),
+    "embedding model": ({"general.architecture": "bert"}, "token by token"),
     "vocabulary size": ({"tokenizer.ggml.tokens": Typed("arr[str]", words(31))}, "token_embd.weight"),
 }
 
