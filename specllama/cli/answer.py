@@ -94,14 +94,6 @@ def first_interrupt(action: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def template_variables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of the chat template, in addition to the messages. Raises UsageError."""
-    mode = values.get("reasoning", "auto")
-    if mode not in ("on", "off", "auto"):
-        raise UsageError(f"--reasoning must be on, off or auto, not {mode!r}")
-    return {} if mode == "auto" else {"enable_thinking": mode == "on"}
-
-
 def log_file(values: Mapping[str, Any]) -> IO[str] | None:
     """The file that --log-file names, open. Raises UsageError."""
     if "log_file" not in values:

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, calibrate, generate, load, log_file, template_variables
+from specllama.cli.answer import INTERRUPTED, calibrate, generate, load, log_file
 from specllama.cli.download import prepared
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult
 from specllama.config import build
 from specllama.errors import UsageError
+from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
 Examples:
@@ -69,7 +70,9 @@ def _request(values: Mapping[str, Any], params: dict[str, Any]) -> protocol.Gene
     messages = [{"role": "user", "content": prompt}]
     if "system_prompt" in values:
         messages.insert(0, {"role": "system", "content": values["system_prompt"]})
-    return protocol.Generate(1, messages=messages, params=params, variables=template_variables(values))
+    return protocol.Generate(
+        1, messages=messages, params=params, variables=reasoning_variables(values.get("reasoning", "auto"))
+    )
 
 
 def _prompt(values: Mapping[str, Any]) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import log_file, template_variables
+from specllama.cli.answer import log_file
 from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
 from specllama.client.protocol import LoadInfo
 from specllama.config import build, defaults
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
+from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
 Examples:
@@ -75,7 +76,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         hosts=tuple(v.get("allowed_host", [])),
         origins=tuple(v.get("allowed_origin", [])),
         sampling=build.sampling(v),
-        variables=template_variables(v),
+        variables=reasoning_variables(v.get("reasoning", "auto")),
         **{name: value for name, value in given.items() if value is not None},
     )
 

@@ -1,15 +1,15 @@
-"""Variables that a caller gives a chat template next to the messages. Knows no template."""
+"""Variables of a chat template besides the messages, from what a caller gives. Knows no template."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from specllama.errors import UsageError
+from specllama.errors import UsageError, option
 
 
 def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of chat_template_kwargs, checked. Raises UsageError."""
+    """A checked copy of chat_template_kwargs. Raises UsageError."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
@@ -17,3 +17,10 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if taken := {"messages", "self"} & set(given):
         raise UsageError(f"chat_template_kwargs cannot set {taken.pop()!r}")
     return dict(given)
+
+
+def reasoning_variables(mode: str) -> dict[str, Any]:
+    """The variables for the option "reasoning"; "auto": the template decides. Raises UsageError."""
+    if mode not in ("on", "off", "auto"):
+        raise UsageError(f"{option('reasoning')} must be on, off or auto, not {mode!r}")
+    return {} if mode == "auto" else {"enable_thinking": mode == "on"}

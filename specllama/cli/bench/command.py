@@ -17,7 +17,7 @@ from specllama.bench.runner import BenchRunner
 from specllama.bench.summary import summarise
 from specllama.bench.verdict import verdict
 from specllama.cli import console, readout
-from specllama.cli.answer import load, log_file, template_variables
+from specllama.cli.answer import load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
 from specllama.cli.bench.report_file import replaced
 from specllama.cli.bench.text import lines
@@ -31,6 +31,7 @@ from specllama.config import build
 from specllama.config.load import LoadSettings
 from specllama.config.options_measuring import ASKING
 from specllama.errors import UsageError
+from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
 Examples:
@@ -70,7 +71,7 @@ def bench(given: Mapping[str, Any]) -> int:
     values = build.resolved(given).without(*decided).overlaid({"no_memory": True, "no_calibrate": True})
     plan = make_plan(given, values)
     settings = prepared(build.load_settings(values), values.get("force", False))
-    variables, log = template_variables(values), log_file(values)
+    variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
     results = BenchResults()
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import log_file, template_variables
+from specllama.cli.answer import log_file
 from specllama.cli.chat.commands import completions, run_command
 from specllama.cli.chat.conversation import Conversation
 from specllama.cli.chat.engine import ChatEngine, LeaveError
@@ -24,6 +24,7 @@ from specllama.cli.formatting import visible
 from specllama.config import build
 from specllama.config.store import cache_dir
 from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
 Examples:
@@ -38,7 +39,7 @@ def chat(given: Mapping[str, Any]) -> int:
     values = build.resolved(given)
     params = build.sampling(values)
     refuse_logprobs(params)
-    variables = template_variables(values)
+    variables = reasoning_variables(values.get("reasoning", "auto"))
     saved = read(values["load"]) if "load" in values else None
     settings = prepared(build.load_settings(values), values.get("force", False))
     log = log_file(values)

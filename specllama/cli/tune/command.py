@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import first_interrupt, load, log_file, template_variables
+from specllama.cli.answer import first_interrupt, load, log_file
 from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import LONG, provenance
 from specllama.cli.progress import Progress
@@ -22,6 +22,7 @@ from specllama.cli.tune.verdict import verdict
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config import build
+from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
 Examples:
@@ -40,7 +41,7 @@ def tune(given: Mapping[str, Any]) -> int:
     """
     values = build.resolved(given)
     plan = make_plan(given, values)
-    variables, log = template_variables(values), log_file(values)
+    variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
     results = TuneResults(plan.drafts, plan.unusable, "copy" in plan.settings.drafters)
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
