@@ -371,14 +371,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From the engine: a generation is queued. params: all of SamplingParams as used, the seed included.
-    thinking: the tag that will end the reasoning which the prompt has begun, "" where it has not.
+    """From the engine: a generation is queued. params: as used, the seed included. closing_tag: closes the
+    reasoning that the prompt has opened, "" where it has not.
     """
 
     id: int
     n_prompt: int
-    params: dict[str, Any]
-    thinking: str = ""
+    params: SamplingParams
+    closing_tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)

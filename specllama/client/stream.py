@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.client import protocol
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import PlainRate, RunStats, plain_rate
 
 
@@ -17,14 +18,14 @@ from specllama.core.stats import PlainRate, RunStats, plain_rate
 class GenerationResult:
     """A generation as far as it has come.
 
-    params: SamplingParams as used, empty before the engine has begun. closing_tag: the tag that will end
-    the reasoning which the prompt has begun, "" where it has not. ids: of the tokens, the end token
+    params: as used, None before the engine has begun. closing_tag: closes the reasoning that the prompt has
+    opened, "" where it has not. ids: of the tokens, the end token
     included; logprobs: an entry for each, empty where nobody asked for them. n_drafted, n_accept: draft
     tokens verified and emitted. done: the last message, None before the end.
     """
 
     n_prompt: int = 0
-    params: dict[str, Any] = field(default_factory=dict)
+    params: SamplingParams | None = None
     closing_tag: str = ""
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -39,7 +40,7 @@ class GenerationResult:
         """
         if isinstance(message, protocol.Started):
             self.n_prompt, self.params = message.n_prompt, message.params
-            self.closing_tag = message.thinking
+            self.closing_tag = message.closing_tag
             return None
         if isinstance(message, protocol.Done):
             self.done = message
@@ -58,7 +59,7 @@ class GenerationResult:
     @property
     def seed(self) -> int:
         """The seed in use, 0 before the engine has begun."""
-        return int(self.params.get("seed", 0))
+        return (self.params.seed or 0) if self.params is not None else 0
 
     @property
     def finish_reason(self) -> str:

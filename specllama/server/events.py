@@ -163,8 +163,8 @@ class EventAssembler:
         delta = self._result.add(message)
         if isinstance(message, protocol.Started):
             self._last = now
-            off = not self._splits or (self._continues and not message.thinking)
-            self._splitter = ReasoningSplitter(message.thinking if self._splits else "", off)
+            off = not self._splits or (self._continues and not message.closing_tag)
+            self._splitter = ReasoningSplitter(message.closing_tag if self._splits else "", off)
             return [Start(self.index, self.prompt, message.n_prompt, self._result.seed)]
         if delta is None:
             return []

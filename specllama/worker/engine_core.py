@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from specllama.client import protocol as m
 from specllama.config.load import LoadSettings
@@ -208,7 +208,7 @@ class EngineCore:
         generation = self.engine.submit(request)
         generation.submitted = asked  # template, ids and grammar are part of the time to the first token
         self.running.append(SequenceOutput(message.id, generation, writer, message.messages))
-        used = asdict(params) | {"seed": seed, "logit_bias": dict(params.logit_bias)}
+        used = replace(params, seed=seed)
         self.send(m.Started(message.id, len(ids), used, open_reasoning_tag(self.loaded.model, ids)))
 
     def _ids(self, message: m.Generate) -> list[int]:

@@ -302,8 +302,8 @@ class TestHost:
         started, *middle, done = front.ask(messages=ZIP, params=FEW)
         assert isinstance(started, m.Started)
         assert started.n_prompt == len(front.prompt_ids(messages=ZIP))
-        assert (started.params["temperature"], started.params["top_k"]) == (0.8, 40)
-        assert started.params["seed"] == 5
+        assert (started.params.temperature, started.params.top_k) == (0.8, 40)
+        assert started.params.seed == 5
         assert all(isinstance(message, m.Tokens) for message in middle)
         assert isinstance(done, m.Done)
         assert (done.reason, done.stats.n_predict) == ("length", 12)

@@ -213,7 +213,7 @@ class TestClient:
     def test_generate_and_again(self, client: EngineClient) -> None:
         events = list(client.generate(ask(client)))
         assert isinstance(events[0], m.Started)
-        assert events[0].params["seed"] == 1
+        assert events[0].params.seed == 1
         assert isinstance(events[-1], m.Done)
         text, ids, done = finished(client, ask(client))
         assert (len(ids), done.reason) == (20, "length")
@@ -259,7 +259,7 @@ class TestClient:
         cases = (
             ({"nonsense": 1}, "nonsense"),
             ({"temperature": -1}, "--temp"),
-            ({"stop": 5}, "stop"),
+            ({"stop": 5}, "-r must be texts"),
             ({"logit_bias": {"9999": 1}}, "0 to 4095"),
         )
         for params, needle in cases:

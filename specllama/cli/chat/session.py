@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specllama.cli import console
@@ -130,7 +130,8 @@ class ChatSession:
                 turn.answer, turn.id, written = answer.text, id_, True
                 self.conversation.changed = True
             self.screen.end()
-        self.used |= {name: value for name, value in answer.params.items() if name not in params}
+        used = asdict(answer.params) if answer.params is not None else {}
+        self.used |= {name: value for name, value in used.items() if name not in params}
         for text in self.engine.notices():
             console.note(f"note: {text}")
         if answer.finish_reason:
@@ -144,8 +145,8 @@ class ChatSession:
         if answer.finish_reason == "context":
             n_ctx = self.engine.info.n_ctx
             console.note(f"note: the context of {n_ctx} tokens is full, the answer was cut; {ROOM}")
-        elif answer.finish_reason == "length":
-            n = answer.params["max_tokens"]
+        elif answer.finish_reason == "length" and answer.params is not None:
+            n = answer.params.max_tokens
             console.note(
                 f"note: the answer was cut at max_tokens = {n}; /set max_tokens -1 lets it end by itself"
             )

@@ -9,6 +9,7 @@ import pytest
 from starlette.types import Message
 
 from specllama.client import protocol
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.server import response
@@ -43,7 +44,7 @@ class Engine:
         self.deliver[i](message)
 
     def starts(self, i: int) -> None:
-        self.say(i, protocol.Started(0, 1, {"seed": 1}))
+        self.say(i, protocol.Started(0, 1, SamplingParams(seed=1)))
 
     def writes(self, i: int, text: str) -> None:
         self.say(i, protocol.Tokens([protocol.SequenceDelta(0, text, [1], [(len(text), "target")], 0, 0)]))
