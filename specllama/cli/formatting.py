@@ -48,6 +48,8 @@ def table(
     widths = [max(cell_len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     labels = list(range(n_labels))
     used, at = sum(widths[i] + gap for i in labels), n_labels
+    if at >= len(header):
+        yield from _grid([header, *rows], [i in set(left) for i in labels], gap)
     while at < len(header):
         block, room = [at], (width or 1 << 20) - used - widths[at]
         at += 1

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import itertools
 import shutil
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 import typer.main
+
+from specllama.cli.formatting import wrapped
 
 if TYPE_CHECKING:
     from specllama.config.options import Option
@@ -72,6 +73,10 @@ class CommandGroup(typer.core.TyperGroup):
         formatter.width = help_width()
         super().format_help(ctx, formatter)
 
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        text = " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
+        formatter.write("".join(f"{line}\n" for line in wrapped(text, formatter.width, more="  ")))
+
 
 class OptionCommand(typer.core.TyperCommand):
     """A command whose help shows its options in groups, and its examples."""
@@ -84,6 +89,10 @@ class OptionCommand(typer.core.TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.width = help_width()
         super().format_help(ctx, formatter)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        text = " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
+        formatter.write("".join(f"{line}\n" for line in wrapped(text, formatter.width, more="  ")))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         format_groups(self, ctx, formatter)
@@ -215,7 +224,7 @@ def format_examples(entry: CommandEntry, formatter: Any) -> None:
         formatter.write_paragraph()
     for verbatim, group in itertools.groupby(lines, lambda line: line[:1] in ("", " ")):
         part = list(group)
-        found = part if verbatim else textwrap.wrap(" ".join(part), formatter.width)
+        found = part if verbatim else wrapped(" ".join(part), formatter.width)
         formatter.write("".join(f"{line}\n" for line in found))
 
 

@@ -118,13 +118,13 @@ def test_plain_decoding_where_nothing_pays_and_why():
     assert "a decode of 2 rows takes 1.40 x one row's time and a token of the draft model 0.10 x" in said
     assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in said
     one = found(good=0.9, bad=0.9, copied=1.0)
-    assert "60 % of what was copied was right." in verdict(one)
+    assert "60 % of the copied tokens were right." in verdict(one)
     one.take("draft", draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
-    assert "hardly anything was there to be copied." in verdict(one)
+    assert "there was hardly anything to copy." in verdict(one)
 
 
 def test_what_the_prediction_leaves_out():
-    assert "which counts where t(1) is 0.3 ms: less is gained." in verdict(found(t1=0.0003))
+    assert "which matters where t(1) is 0.3 ms: less is gained." in verdict(found(t1=0.0003))
     one = found()
     one.take("plan", {**one.plan, "replays": True})
     assert "It leaves out replays" in verdict(one)
