@@ -1,13 +1,13 @@
 """specllama: GGUF models answer faster on your own machine, without changing a token of what they write.
 
-Importing this loads neither llama.cpp nor numpy nor a web framework; names arrive when first used.
+Importing this loads neither llama.cpp nor numpy nor a web framework; names are imported when first used.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # type checkers take it for typing's, whose import would be most of this one's time
+TYPE_CHECKING = False  # stands for typing's, whose import would take most of the time of this one
 if TYPE_CHECKING:
     from typing import Any
 

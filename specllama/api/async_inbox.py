@@ -1,4 +1,4 @@
-"""How messages get from the client's thread to the event loop that waits for them."""
+"""The way of messages from the client's reading thread to the event loop of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specllama.errors import SpecllamaError
 
 
 class AsyncInbox:
-    """A request of the running loop: handed in by `start`, read by `take`, in any case left."""
+    """A request of the running event loop: `start` submits it, `take` reads it, `leave` must end it."""
 
     def __init__(self, request: PendingRequest) -> None:
         self.request = request
@@ -25,20 +25,20 @@ class AsyncInbox:
         self._aborted = False
 
     def start(self, client: EngineClient) -> None:
-        """Hand the request in."""
+        """Submit the request."""
         for completion in () if self._aborted else self.request.completions:
 
             def deliver(
                 message: protocol.Message | SpecllamaError, completion: PendingCompletion = completion
             ) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                with contextlib.suppress(RuntimeError):  # the loop is closed, nothing waits for it
                     self._loop.call_soon_threadsafe(self._inbox.put_nowait, (completion, message))
 
             completion.message = replace(completion.message, id=client.next_id())
             self._submitted.append(client.submit(completion.message, deliver))
 
     async def take(self) -> list[protocol.SequenceDelta]:
-        """Wait for something new; all of it that has arrived by then. Raises what the engine says."""
+        """Wait until there is something new, and return all of it. Raises the engine's errors."""
         deltas: list[protocol.SequenceDelta] = []
         if not self._submitted:
             self.request.cancel()
@@ -54,12 +54,12 @@ class AsyncInbox:
         return deltas
 
     def abort(self) -> None:
-        """End the request; what it has written by then still arrives."""
+        """End the request; the text that it has by then still arrives."""
         self._aborted = True
         for submission in self._submitted:
             submission.cancel()
 
     def leave(self) -> None:
-        """Hear no more of it."""
+        """Deliver nothing more, and end the request if it still runs."""
         for submission in self._submitted:
             submission.leave()

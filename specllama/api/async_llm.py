@@ -35,8 +35,8 @@ class AsyncLLM(BaseLLM):
             async for output in llm.generate("def fib(n):"):
                 print(output.outputs[0].text)
 
-    Loading begins at once, in a thread; what goes wrong with it is raised by whoever waits for it: `async
-    with`, `load`, a request.
+    Loading begins at once, in a thread; its errors are raised where it is waited for: by `async with`, by
+    `load` and by the first requests.
     """
 
     def generate(
@@ -48,8 +48,8 @@ class AsyncLLM(BaseLLM):
         n: int = 1,
         speculate: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Go on behind a prompt, without a chat template: outputs whose text grows, the last one `finished`.
-        A reader who is slower than the engine gets fewer of them.
+        """Continue a prompt, without a chat template: outputs whose text grows, the last one `finished`.
+        A reader that is slower than the engine gets fewer of them.
 
         Leaving the loop, closing the generator and cancelling the task end the generation. request_id: for
         `abort`. See LLM.generate for the rest.
@@ -80,13 +80,13 @@ class AsyncLLM(BaseLLM):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         speculate: bool = True,
     ) -> AsyncGenerator[Delta, None]:
-        """Go on behind a prompt, or answer messages, piece by piece."""
+        """Continue a prompt, or answer messages, piece by piece."""
         variables = template_variables(chat_template_kwargs)
         given = prompt_or_messages(prompt)
         return self._deltas(self._one(given, sampling_params, 1, speculate, variables, request_id))
 
     async def abort(self, request_id: str) -> bool:
-        """End a request: whoever reads it gets the text so far, its finish_reason "cancel". False where there
+        """End a request: its reader gets the text so far, with the finish_reason "cancel". False where there
         is no such request.
         """
         inbox = self._running.get(request_id)
@@ -95,12 +95,12 @@ class AsyncLLM(BaseLLM):
         return inbox is not None
 
     async def load(self) -> Mapping[str, Any]:
-        """Wait until the models are loaded; `info`. Raises what went wrong with it."""
+        """Wait until the models are loaded; `info`. Raises the errors of loading."""
         await self._client()
         return self.info
 
     async def aclose(self) -> None:
-        """End the engine process and free its memory; what still runs fails."""
+        """End the engine process and free its memory; running requests fail."""
         await asyncio.to_thread(self._engine.close)
         self._end.detach()
 
@@ -114,7 +114,7 @@ class AsyncLLM(BaseLLM):
     def _start(self) -> None:
         self._running: dict[str, AsyncInbox] = {}
         self._loaded: Future[None] = Future()
-        arguments = (self._engine, self._loaded)  # not self, which may be forgotten while it loads
+        arguments = (self._engine, self._loaded)  # not self, which may be garbage while it loads
         threading.Thread(target=_load, args=arguments, name="specllama_load", daemon=True).start()
 
     async def _client(self) -> EngineClient:
@@ -170,7 +170,7 @@ class AsyncLLM(BaseLLM):
 def _load(engine: EngineSession, loaded: Future[None]) -> None:
     try:
         engine.load()
-    except BaseException as error:  # noqa: BLE001 - for whoever waits
+    except BaseException as error:  # noqa: BLE001 - raised where loading is waited for
         loaded.set_exception(error)
     else:
         loaded.set_result(None)

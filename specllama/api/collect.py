@@ -1,4 +1,4 @@
-"""From the messages of a request to its outputs. Knows no threads and no loops: they call `take`."""
+"""From the messages of a request to its outputs. Knows no threads and no event loops, which call `take`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specllama.core.stats import RunStats
 
 @dataclass(slots=True)
 class PendingCompletion:
-    """One text as it arrives. request: what the engine was asked for it."""
+    """One text as it arrives. message: its request to the engine."""
 
     index: int
     message: protocol.Generate
@@ -33,7 +33,7 @@ class PendingCompletion:
     sum_logprobs: float = 0.0
 
     def take(self, message: protocol.Message) -> protocol.SequenceDelta | None:
-        """Go on by a message of this request; what it added to the text, if that is what it is about."""
+        """Add a message of this text; returns what it added, None for a message about something else."""
         delta = self.result.add(message)
         if delta is not None and delta.logprobs is not None:
             self.logprobs = self.logprobs or []
@@ -42,7 +42,7 @@ class PendingCompletion:
         return delta
 
     def output(self) -> CompletionOutput:
-        """What there is by now."""
+        """The output as far as it has come."""
         done = self.result.done
         reason: FinishReason | None = done.reason if done else None  # type: ignore[assignment]
         return CompletionOutput(
@@ -77,7 +77,7 @@ class PendingCompletion:
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request of a caller: one text, or several from the same prompt."""
+    """A caller's request: one text, or several from the same prompt."""
 
     request_id: str
     source: PromptSource
@@ -88,12 +88,12 @@ class PendingRequest:
         return all(completion.result.done is not None for completion in self.completions)
 
     def cancel(self) -> None:
-        """End what never reached the engine."""
+        """End a request that never reached the engine."""
         for completion in self.completions:
             completion.take(protocol.Done(completion.message.id, "", "cancel", RunStats()))
 
     def output(self) -> RequestOutput:
-        """What there is by now."""
+        """The output as far as it has come."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.source.text,
@@ -103,7 +103,7 @@ class PendingRequest:
         )
 
     def delta(self, deltas: Iterable[protocol.SequenceDelta]) -> Delta:
-        """What `take` has returned for the first text since the last call, as one."""
+        """The deltas of the first text since the last call, as one."""
         text, ids, runs = join(deltas)
         return Delta(text=text, token_ids=tuple(ids), runs=tuple(runs), output=self.output())
 

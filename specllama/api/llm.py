@@ -44,15 +44,15 @@ class LLM(BaseLLM):
         n: int = 1,
         speculate: bool = True,
     ) -> list[RequestOutput]:
-        """Go on behind each prompt, without a chat template; the outputs in the prompts' order. All prompts
-        are handed in at once and written together, `max_num_seqs` at a time.
+        """Continue each prompt, without a chat template; the outputs are in the prompts' order. All prompts
+        are submitted at once and decoded together, `max_num_seqs` at a time.
 
-        sampling_params: one for all, or one each. Where it is a dict, what is not in it is the model's own
-        (its file may say), as is all where it is None. n: texts of each prompt; the first has the seed
-        itself, the others have seeds made of it. speculate: False decodes plainly.
+        sampling_params: one for all, or one for each prompt. A dict sets some parameters, None sets none; the
+        others are those that the model's file recommends, or the defaults. n: texts for each prompt; the
+        first has the seed itself, the others have seeds derived from it. speculate: False decodes plainly.
 
-        Raises UsageError and ContextLengthError for a prompt that cannot be used, whatever the others are
-        doing then; EngineError where decoding fails.
+        Raises UsageError and ContextLengthError for a prompt that cannot be used, while the others are still
+        running; EngineError where decoding fails.
         """
         return self._run(self._requests(sources(prompts), sampling_params, n, speculate))
 
@@ -67,7 +67,7 @@ class LLM(BaseLLM):
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": …, "content": …}; see `generate`.
 
-        chat_template_kwargs: what else the chat template is given (tools, enable_thinking …). Raises
+        chat_template_kwargs: further variables of the chat template (tools, enable_thinking …). Raises
         TemplateError where it refuses the messages.
         """
         variables = template_variables(chat_template_kwargs)
@@ -81,13 +81,13 @@ class LLM(BaseLLM):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         speculate: bool = True,
     ) -> Generator[Delta, None, None]:
-        """Go on behind a prompt, or answer messages, piece by piece. Leaving the loop ends the generation."""
+        """Continue a prompt, or answer messages, piece by piece. Leaving the loop ends the generation."""
         variables = template_variables(chat_template_kwargs)
         (request,) = self._requests([prompt_or_messages(prompt)], sampling_params, 1, speculate, variables)
         return self._deltas(request)
 
     def close(self) -> None:
-        """End the engine process and free its memory; what runs in other threads fails."""
+        """End the engine process and free its memory; requests of other threads fail."""
         self._engine.close()
         self._end.detach()
 
@@ -151,6 +151,6 @@ def _submit(
 def _named(
     error: SpecllamaError, requests: Sequence[PendingRequest], request: PendingRequest
 ) -> SpecllamaError:
-    """The error with the number of the prompt, where there are several and it is the prompt's."""
+    """The error with the number of its prompt, where there are several and the prompt is at fault."""
     alone = len(requests) == 1 or error.http_status >= 500
     return error if alone else error.prefixed(f"prompt {requests.index(request)}: ")

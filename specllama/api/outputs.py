@@ -1,4 +1,4 @@
-"""What a request comes back as: plain values under vLLM's names. Knows no messages and no engine."""
+"""The outputs of a request: plain values under vLLM's names. Knows no messages and no engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FinishReason = Literal["stop", "length", "context", "cancel"]
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token that could have come. logprob: natural, in the softmax of the raw logits. rank: 1 for the
-    likeliest; None for an emitted token that is not among the likeliest that were asked for.
+    """A token that was possible. logprob: natural, in the softmax of the raw logits. rank: 1 for the
+    likeliest; None for an emitted token that is not among the requested likeliest ones.
     """
 
     logprob: float
@@ -24,11 +24,11 @@ class Logprob:
 
 @dataclass(slots=True, kw_only=True)
 class CompletionStats(RunStats):
-    """The counters of one text, and what they mean. While it is being written only n_prompt, n_predict,
-    n_drafted and n_accept are known.
+    """The counters of one text and the figures derived from them. Until the text is finished only n_prompt,
+    n_predict, n_drafted and n_accept are known.
 
-    seed: with it, and the same parameters, the text comes again. plain: rate of plain decoding, which the
-    speed-up is measured against. speculation: "off" where next to nothing was drafted, and the reason.
+    seed: reproduces the text, with the same parameters. plain: rate of plain decoding, the baseline of the
+    speed-up. speculation: "off" where next to nothing was drafted; reason says why.
     """
 
     seed: int
@@ -38,21 +38,21 @@ class CompletionStats(RunStats):
 
     @property
     def plain_tps(self) -> float | None:
-        """Tokens per second of plain decoding; None where nobody has measured it."""
+        """Tokens per second of plain decoding; None where it was not measured."""
         return self.plain.tps
 
     @property
     def plain_source(self) -> PlainSource:
-        """Where plain_tps is known from: this "run", "stored" by an earlier one, or "none"."""
+        """The source of plain_tps: this "run", "stored" by an earlier one, or "none"."""
         return self.plain.source
 
     @property
     def speedup(self) -> float | None:
-        """decode_tps over plain_tps; None where one of them is not known or nothing was drafted for."""
+        """decode_tps over plain_tps; None where one of them is unknown or nothing was drafted."""
         return speedup(self, self.plain)
 
     def to_dict(self) -> dict[str, Any]:
-        """All counters and figures, as JSON takes them."""
+        """All counters and figures as plain data for JSON."""
         counters = {name: getattr(self, name) for name in RunStats.__slots__}
         names = ("seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps")
         more = ("plain_source", "speedup", "time_shares", "speculation", "reason")
@@ -65,8 +65,8 @@ class CompletionOutput:
     """One text. finish_reason: None while it is being written, "stop" for an end token or a stop string
     (then stop_reason is that string), "length" for max_tokens, "context" where the context is full, "cancel".
 
-    token_ids: an end token included. logprobs: for each of token_ids that token and the likeliest ones, by
-    id; None where nobody asked. cumulative_logprob: sum over token_ids.
+    token_ids: with the end token. logprobs: for each of token_ids that token and the likeliest ones, by id;
+    None unless requested. cumulative_logprob: sum over token_ids.
     """
 
     index: int
@@ -81,8 +81,8 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """What has come of a request by now. outputs: `n` texts. prompt, prompt_token_ids: as they were given,
-    None where the prompt was given in another form.
+    """A request as far as it has come. outputs: `n` texts. prompt, prompt_token_ids: the prompt as it was
+    given, None for the other form.
     """
 
     request_id: str
@@ -99,11 +99,11 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What a streamed text went on by. All `text`s together are the text, all `token_ids` its ids.
+    """The next piece of a streamed text. All `text`s together are the text, all `token_ids` its ids.
 
     text: may be empty, as a character or a stop string may need several tokens. runs: (characters, source)
-    of `text`, the source "target" or the name of the drafter that had proposed it. output: all there is by
-    now, with figures in the last one.
+    of `text`; the source is "target" or the name of the drafter that had proposed it. output: the request so
+    far, with figures in the last one.
     """
 
     text: str

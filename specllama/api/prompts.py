@@ -1,4 +1,4 @@
-"""What callers may pass for prompts and sampling parameters, checked, in one form. Knows no engine."""
+"""Prompts, messages and sampling parameters of callers, checked and in one form. Knows no engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Params = SamplingParams | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """What a request goes on from: one of text, ids and messages."""
+    """What a request continues: one of text, ids and messages."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
@@ -86,7 +86,7 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
 
 
 def conversation(messages: Sequence[Message]) -> PromptSource:
-    """One conversation. What roles and contents there may be is for the template to say."""
+    """One conversation; the template decides which roles and contents it accepts. Raises UsageError."""
     if not _is_list(messages):
         raise UsageError(f"messages must be a list of dicts, not {type(messages).__name__}")
     if len(messages) == 0:
@@ -107,7 +107,7 @@ def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:
 
 
 def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, Any]]:
-    """For each of n requests what is set of SamplingParams; a mapping leaves the rest to the model."""
+    """For each of n requests the sampling parameters that are set. Raises UsageError."""
     if isinstance(given, (SamplingParams, Mapping)) or given is None:
         return [_params(given)] * n
     if not _is_list(given):
@@ -118,7 +118,7 @@ def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, 
 
 
 def n_completions(n: int) -> int:
-    """How many texts of each prompt. Raises UsageError."""
+    """The number of texts for each prompt, checked. Raises UsageError."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
         raise UsageError(f"n must be a whole number from 1 to {MAX_CHOICES}, not {n!r}")
     return n
@@ -150,7 +150,7 @@ def _ids(given: object) -> tuple[int, ...]:
 
 
 def _is_ids(given: object) -> TypeGuard[Sequence[int]]:
-    """Whether this is a list of ids rather than of prompts; an empty one holds no prompts."""
+    """Whether this is a list of ids rather than of prompts; an empty one is a list of no prompts."""
     if not _is_list(given) or len(given) == 0:
         return False
     try:
@@ -161,7 +161,7 @@ def _is_ids(given: object) -> TypeGuard[Sequence[int]]:
 
 
 def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    """Anything that has a length and an order, an array too, but no text and no bytes."""
+    """Whether it has a length and an order, as an array too has; not texts and bytes."""
     if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
         return False
     return isinstance(given, Sequence) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))

@@ -61,7 +61,7 @@ class EngineSession:
             _log.log(logging.WARNING if note.severity == "warning" else logging.INFO, "%s", note.message)
 
     def client(self) -> EngineClient:
-        """The running process, for a call. Raises EngineError after a close."""
+        """The client of the running process, for a call. Raises EngineError after a close."""
         if self._closed or self._client is None:
             raise EngineError("this LLM is closed", "make a new one")
         return self._client
@@ -75,13 +75,13 @@ class EngineSession:
         self._complete = True
 
     def shut(self) -> None:
-        """Let the process end, without waiting for it; for finalizers."""
+        """Make the process end, without waiting for it; for finalizers."""
         self._closed = True
         if self._client is not None:
             self._client.shut()
 
     def close(self) -> None:
-        """End the process; again does nothing."""
+        """End the process; a second call does nothing."""
         self._closed = True
         if self._client is not None:
             self._client.close()

@@ -1,4 +1,4 @@
-"""Where a value comes from: flag > SPECLLAMA_* > specllama.toml of the project > the user's config > default.
+"""The precedence of values: flag > SPECLLAMA_* > specllama.toml of the project > the user's config > default.
 
 Unknown keys and wrong types are errors that name the file and line, or the variable.
 """

@@ -1,0 +1,167 @@
+"""From option values to settings: what a value becomes, and how a wrong one is named by each front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.config import build
+from specllama.config.defaults import DRAFTERS
+from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
+from specllama.config.options import as_argument, as_flag
+from specllama.config.sources import Values
+from specllama.core.sampling.params import SamplingParams
+from specllama.errors import NotFoundError, SpecllamaError, UsageError
+
+
+def built(values: dict[str, Any]) -> tuple[LoadSettings, dict[str, Any]]:
+    return build.load_settings(values), build.sampling(values)
+
+
+def test_nothing_set_is_the_default_pair_by_name() -> None:
+    assert build.load_settings({}) == LoadSettings(
+        target=ModelSettings(path=""), draft=ModelSettings(path="auto")
+    )
+    assert build.sampling({}) == {}
+
+
+def test_values_arrive() -> None:
+    settings = build.load_settings(
+        {
+            "model": "8B",
+            "hf_repo_draft": "user/repo:Q8_0",
+            "n_ctx": 512,
+            "n_threads_draft": 2,
+            "n_gpu_layers": "all",
+            "n_gpu_layers_draft": "7",
+            "devices": "CUDA0, CUDA1",
+            "tensor_split": "3,1",
+            "override_tensor": ["ffn=CPU,exps=CUDA1"],
+            "cpu_moe": True,
+            "no_mmap": True,
+            "mlock": True,
+            "rope_scale": 2.0,
+            "draft_max": "4",
+            "draft_min": 1,
+            "drafters": "copy,model",
+            "no_calibrate": True,
+            "no_memory": True,
+            "exact": True,
+            "rpc": "worker",
+        },
+        n_slots=3,
+    )
+    assert settings.target == ModelSettings(
+        path="8B",
+        n_ctx=512,
+        n_gpu_layers=ALL_LAYERS,
+        devices=("CUDA0", "CUDA1"),
+        tensor_split=(3.0, 1.0),
+        override_tensor=(("ffn", "CPU"), ("exps", "CUDA1")),
+        n_cpu_moe=-1,
+        use_mmap=False,
+        use_mlock=True,
+        rope_scale=2.0,
+    )
+    assert settings.draft == ModelSettings(
+        path="hf:user/repo:Q8_0",
+        n_gpu_layers=7,
+        n_threads=2,
+        n_threads_batch=2,
+        use_mmap=False,
+        use_mlock=True,
+    )
+    rest = (settings.n_slots, settings.draft_max, settings.draft_min, settings.drafters, settings.rpc)
+    assert rest == (3, 4, 1, ("copy", "model"), ("worker:50052",))
+    assert (settings.calibrate, settings.memory, settings.exact) == (False, False, True)
+
+
+def test_who_drafts() -> None:
+    assert build.load_settings({}).drafters == DRAFTERS
+    assert build.load_settings({"drafters": "none"}).drafters == ()
+    assert build.load_settings({"drafters": "copy", "draft_model": "x.gguf"}).draft is None
+    assert build.load_settings({"draft_model": "none"}).draft is None
+
+
+def test_sampling_steps_that_are_left_out_do_nothing() -> None:
+    params = SamplingParams(**build.sampling({"sampling_seq": "kt", "repeat_penalty": 1.3}))
+    assert (params.top_p, params.min_p, params.penalised) == (1.0, 0.0, False)
+    assert (params.top_k, params.temperature) == (SamplingParams().top_k, SamplingParams().temperature)
+    assert build.sampling({"sampling_seq": build.STEPS}) == {}
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert build.sampling({"seed": -1}) == {}
+    assert build.sampling({"seed": 7, "logit_bias": ["5+1", "7-inf"]}) == {
+        "seed": 7,
+        "logit_bias": {5: 1.0, 7: -float("inf")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "flag", "argument"),
+    [
+        ({"top_p": 3.0}, "--top-p must be", "top_p must be"),
+        ({"temperature": -1.0}, "--temp must be", "temperature must be"),
+        ({"max_tokens": 0}, "-n must be 1 or more", "max_tokens must be 1 or more"),
+        ({"logit_bias": ["x"]}, "-l must be ID+BIAS", "logit_bias must be ID+BIAS"),
+        ({"sampling_seq": "tk"}, "--sampling-seq must be letters", "sampling_seq must be letters"),
+        ({"n_ctx": -1}, "-c must be", "max_model_len must be"),
+        ({"n_ctx_draft": -1}, "-cd must be", "n_ctx_draft must be"),
+        ({"n_threads_draft": 1000}, "-td must be 512 at most", "n_threads_draft must be 512 at most"),
+        ({"cache_type_k_draft": "f8"}, "-ctkd must be one of", "cache_type_k_draft must be one of"),
+        ({"n_gpu_layers_draft": "x"}, "-ngld must be a number", "n_gpu_layers_draft must be a number"),
+        ({"draft_max": "many"}, "--draft-max must be", "num_speculative_tokens must be"),
+        (
+            {"draft_max": "2", "draft_min": 3},
+            "--draft-min 3 is more than --draft-max 2",
+            "draft_min 3 is more than num_speculative_tokens 2",
+        ),
+        ({"drafters": "magic"}, "--drafters: no drafter 'magic'", "drafters: no drafter 'magic'"),
+        ({"model": "a", "hf_repo": "b"}, "-m and -hf are both given", "model and hf_repo are both given"),
+        ({"hf_repo": ""}, "-hf needs a repository", "hf_repo needs a repository"),
+        (
+            {"grammar": "x", "json_schema_file": "y"},
+            "-jf and --grammar are both given",
+            "json_schema_file and grammar are both given",
+        ),
+        ({"rpc": "a:b:c"}, "--rpc: 'a:b:c' is not host:port", "rpc: 'a:b:c' is not host:port"),
+        ({"lora": ["none.gguf"]}, "--lora: there is no file none.gguf", "lora: there is no file none.gguf"),
+    ],
+    ids=str,
+)
+def test_each_front_spells_the_option_its_own_way(values: dict[str, Any], flag: str, argument: str) -> None:
+    with pytest.raises(SpecllamaError) as caught:
+        built(values)
+    assert caught.value.spelled(as_flag).message.startswith(flag)
+    assert caught.value.spelled(as_argument).message.startswith(argument)
+
+
+def test_a_value_of_a_file_or_the_environment_is_refused_with_its_place() -> None:
+    values = Values({"top_p": 3.0, "n_ctx_draft": -1, "file": "x"}, {"top_p": "a.toml, line 2: top-p"})
+    with pytest.raises(UsageError) as caught:
+        build.sampling(values)
+    assert caught.value.spelled(as_flag).message.startswith(
+        "a.toml, line 2: top-p must be a number from 0 to 1"
+    )
+    with pytest.raises(UsageError) as caught:
+        build.load_settings(values)
+    assert caught.value.spelled(as_flag).message.startswith("-cd must be")
+    values = Values({"n_ctx_draft": -1}, {"n_ctx_draft": "SPECLLAMA_N_CTX_DRAFT"})
+    with pytest.raises(UsageError) as caught:
+        build.load_settings(values)
+    assert caught.value.spelled(as_flag).message.startswith("SPECLLAMA_N_CTX_DRAFT must be")
+
+
+def test_files_that_options_name(tmp_path: Path) -> None:
+    (tmp_path / "a.gbnf").write_text('root ::= "a"', "utf-8")
+    assert build.sampling({"grammar_file": str(tmp_path / "a.gbnf")}) == {"grammar": 'root ::= "a"'}
+    with pytest.raises(NotFoundError) as caught:
+        build.read_text(str(tmp_path / "none"), "grammar_file")
+    assert caught.value.spelled(as_flag).message.startswith("--grammar-file: there is no file")
+    with pytest.raises(UsageError, match="cannot be read"):
+        build.read_text(str(tmp_path), "grammar_file")
+    with pytest.raises(UsageError, match="not a usable path"):
+        build.read_text("a\0b", "grammar_file")

@@ -1,0 +1,63 @@
+"""The table of options: one entry each, from which all fronts take names, kinds and help."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from specllama.config import options, options_measuring
+from specllama.config.options import STORED, Option, as_argument, as_flag
+from specllama.core.sampling.params import PARAMETERS
+from specllama.errors import SpecllamaError, UsageError, option, spelled
+
+TABLES = {
+    "run": options.RUN,
+    "chat": options.CHAT,
+    "serve": options.SERVE,
+    "bench": options_measuring.BENCH,
+    "tune": options_measuring.TUNE,
+    "rpc-worker": options_measuring.RPC_WORKER,
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_names_and_flags_are_unique(table: list[Option]) -> None:
+    assert [name for name, n in Counter(o.name for o in table).items() if n > 1] == []
+    assert [flag for flag, n in Counter(flag for o in table for flag in o.flags).items() if n > 1] == []
+    assert all(o.panel and o.help and o.flags for o in table)
+
+
+def test_every_sampling_parameter_is_an_option() -> None:
+    by_name = {o.name: o for o in options.RUN}
+    for name, parameter in PARAMETERS.items():
+        assert by_name[name].flags == parameter.flags
+        assert (name in STORED) == parameter.stored
+    assert "(default 0.8)" in by_name["temperature"].help
+    assert not any("{" in o.help for o in options.RUN)
+
+
+def test_panels_of_run() -> None:
+    panels = list(dict.fromkeys(o.panel for o in options.RUN))
+    assert panels == ["Prompt", "Models", "Sampling", "Drafting", "Hardware", "Output"]
+
+
+def test_spellings() -> None:
+    text = f"{option('n_ctx', 512)} or {option('draft_model', 'none')} or {option('raw')}"
+    assert spelled(text, as_flag) == "-c 512 or -md none or --raw"
+    assert spelled(text, as_argument) == "max_model_len=512 or speculative_model=None or generate"
+    assert as_flag("allowed_host", None) == "--allowed-host"
+    assert as_flag("some_option", None) == "--some-option"
+    assert as_argument("flash_attn", "off") == "flash_attn='off'"
+    assert spelled("no reference: \ue000, n_ctx", as_flag) == "no reference: \ue000, n_ctx"
+
+
+def test_an_error_keeps_its_option_on_the_way_through_the_pipe() -> None:
+    error = UsageError("must be less", f"use {option('n_ctx', 5)}", {"n": 1}, option="n_ctx_draft")
+    assert (error.message, error.hint) == ("n_ctx_draft must be less", "use n_ctx=5")
+    again = SpecllamaError.from_dict(error.to_dict())
+    assert (type(again), again.option, again.details) == (UsageError, "n_ctx_draft", {"n": 1})
+    flags = again.spelled(as_flag).prefixed("prompt 1: ")
+    assert (flags.message, flags.hint) == ("prompt 1: -cd must be less", "use -c 5")
+    assert str(again) == "n_ctx_draft must be less\nuse n_ctx=5", "the original is unchanged"
+    assert again.renamed("n_ctx").message == "n_ctx must be less"
