@@ -82,7 +82,7 @@ def overhead(hub: LocalHub, home: Path, n_mb: int, runs: int, rate: float) -> di
         "from specllama.models.resolve import Library\n"
         "from specllama.models.hub.pull import download\n"
         "known = Library()\n"
-        f"found = [known.on_hub(known.meaning({NAME!r}, 'NAME'))]\n"
+        f"found = [known.on_hub(known.parse({NAME!r}, 'NAME'))]\n"
         "began = time.perf_counter()\n"
         "download(known, found)\n"
         "print(time.perf_counter() - began)\n"

@@ -29,7 +29,7 @@ class EngineSession:
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, progress: Progress | None) -> None:
         try:
-            found = prepare.prepared_here(Library(_Logged(None)), settings)
+            found = prepare.prepare_if_on_disk(Library(_Logged(None)), settings)
         except SpecllamaError as error:
             raise error.spelled(as_argument) from None
         self.info: Mapping[str, Any] = {}
@@ -69,7 +69,7 @@ class EngineSession:
     def _download(self) -> None:
         library = Library(_Logged(self._progress))
         try:
-            self.settings = prepare.prepared(library, self.settings)
+            self.settings = prepare.prepare(library, self.settings)
         except SpecllamaError as error:
             raise error.spelled(as_argument) from None
         self._complete = True

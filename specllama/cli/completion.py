@@ -77,12 +77,12 @@ def _downloaded() -> Iterator[str]:
     if not root.is_dir():
         return
     from specllama.models.hub.cache import RepoCache, repositories
-    from specllama.models.quants import models
+    from specllama.models.quants import find_models
 
     for repo in repositories(root)[:_MOST_ENTRIES]:
         cache = RepoCache(root, repo)
         for commit in cache.commits():
-            for model in models(s.path for s in cache.files(commit)):
+            for model in find_models(s.path for s in cache.files(commit)):
                 yield f"{repo}:{model.quant}" if model.quant else repo
 
 

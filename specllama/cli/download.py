@@ -45,7 +45,7 @@ def library() -> Library:
 
 def prepared(settings: LoadSettings, force: bool = False) -> LoadSettings:
     """The settings with paths instead of names, once both models are on disk. Raises what prepare raises."""
-    return prepare.prepared(library(), settings, force)
+    return prepare.prepare(library(), settings, force)
 
 
 def _amount(done: int, total: int) -> str:

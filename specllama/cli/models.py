@@ -12,7 +12,13 @@ from specllama.cli.download import DownloadProgress, library
 from specllama.cli.formatting import columns, listing, printable, size, wrapped
 from specllama.errors import IntegrityError, SpecllamaError
 from specllama.gguf.header import Header, read_model
-from specllama.models.installed import OnDisk, chosen, on_disk, remove_unfinished, unfinished
+from specllama.models.installed import (
+    InstalledModel,
+    installed_models,
+    remove_unfinished,
+    select,
+    unfinished_downloads,
+)
 from specllama.models.installed import remove as remove_model
 from specllama.models.installed import verify as verify_file
 from specllama.models.manifest import ManifestEntry
@@ -33,8 +39,8 @@ code 6 where a file is not what the hub says it is.
 def models(given: Mapping[str, Any]) -> int:
     """Print the models; 0. Raises ConfigError."""
     known = library()
-    there = [(model, _header(model)) for model in on_disk(known)]
-    begun = list(unfinished(known))
+    there = [(model, _header(model)) for model in installed_models(known)]
+    begun = list(unfinished_downloads(known))
     if given.get("json"):
         report = {
             "schema": "specllama.models/1",
@@ -60,8 +66,8 @@ def models(given: Mapping[str, Any]) -> int:
 def remove(given: Mapping[str, Any]) -> int:
     """Remove models from the cache; 0. Raises NotFoundError before anything is removed, ResourceError."""
     known, names = library(), given["names"]
-    todo = {model.files: model for name in names for model in chosen(known, name)}
-    repos = {where.repo for name in names if (where := known.meaning(name, "NAME").where) and not where.tag}
+    todo = {model.files: model for name in names for model in select(known, name)}
+    repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
     removed: list[dict[str, Any]] = []
     for model in todo.values():
         removed.append({"name": model.name, "bytes": remove_model(known, model)})
@@ -82,7 +88,7 @@ def verify(given: Mapping[str, Any]) -> int:
     Raises NotFoundError, and IntegrityError for the first damaged file, once all are verified.
     """
     known, names = library(), given.get("names", ())
-    todo = [m for name in names for m in chosen(known, name)] if names else list(on_disk(known))
+    todo = [m for name in names for m in select(known, name)] if names else list(installed_models(known))
     damaged: list[IntegrityError] = []
     results = list(_verified(todo, damaged))
     if given.get("json"):
@@ -96,7 +102,7 @@ def verify(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
+def _verified(todo: Sequence[InstalledModel], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
     """Each file with its result, None where its hash is not known. damaged: gets the errors."""
     display = DownloadProgress()
     total, done = sum(model.n_bytes for model in todo), 0
@@ -118,14 +124,14 @@ def _verified(todo: Sequence[OnDisk], damaged: list[IntegrityError]) -> Iterator
             yield {"name": model.name, "path": str(file.link), "ok": ok, "reason": reason}
 
 
-def _header(model: OnDisk) -> Header | None:
+def _header(model: InstalledModel) -> Header | None:
     try:
         return read_model(model.files[0].link)
     except SpecllamaError:
         return None
 
 
-def _about(known: Library, model: OnDisk, header: Header | None) -> dict[str, Any]:
+def _about(known: Library, model: InstalledModel, header: Header | None) -> dict[str, Any]:
     entry = model.entry
     return {
         "name": model.name,
@@ -146,7 +152,7 @@ def _about(known: Library, model: OnDisk, header: Header | None) -> dict[str, An
 
 
 def _entry(
-    known: Library, entry: ManifestEntry, there: Sequence[tuple[OnDisk, Header | None]]
+    known: Library, entry: ManifestEntry, there: Sequence[tuple[InstalledModel, Header | None]]
 ) -> dict[str, Any]:
     pair = known.manifest.pairs.get(entry.name)
     return {
@@ -174,7 +180,7 @@ def _called(entry: ManifestEntry) -> str:
 
 
 def _disk_lines(
-    known: Library, there: Sequence[tuple[OnDisk, Header | None]], width: int | None
+    known: Library, there: Sequence[tuple[InstalledModel, Header | None]], width: int | None
 ) -> Iterator[str]:
     if not there:
         yield from wrapped(f"no models in {known.root}; specllama pull NAME downloads one", width)
@@ -191,7 +197,7 @@ def _disk_lines(
 
 
 def _known_lines(
-    known: Library, there: Sequence[tuple[OnDisk, Header | None]], width: int | None
+    known: Library, there: Sequence[tuple[InstalledModel, Header | None]], width: int | None
 ) -> Iterator[str]:
     yield "known by name"
     rows = []

@@ -12,7 +12,7 @@ from specllama.cli.download import library
 from specllama.cli.formatting import columns, size, wrapped
 from specllama.errors import NetworkError, UsageError
 from specllama.models.hub.pull import PullPlan, plan
-from specllama.models.prepare import fetched
+from specllama.models.prepare import prepare_models
 from specllama.models.resolve import Library, ResolvedModel
 
 EXAMPLES = """
@@ -36,7 +36,7 @@ def pull(given: Mapping[str, Any]) -> int:
     if given.get("dry_run"):
         _show_plan(found, todo, as_json)
         return 0
-    paths = fetched(known, found, pair=len(found) == 2, force=given.get("force", False))
+    paths = prepare_models(known, found, pair=len(found) == 2, force=given.get("force", False))
     if as_json:
         models = [{"name": f.name, "path": path} for f, path in zip(found, paths, strict=True)]
         console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")
@@ -47,16 +47,16 @@ def pull(given: Mapping[str, Any]) -> int:
 
 def _found(known: Library, name: str) -> ResolvedModel:
     """The model as it is on the hub now; as it is on disk where the hub cannot be reached."""
-    meaning = known.meaning(name, "NAME")
-    if meaning.where is None:
+    parsed = known.parse(name, "NAME")
+    if parsed.where is None:
         known.find(name, "NAME")  # an unknown name is the better error
         raise UsageError(
             f"{name} is a file already", "pull takes names: specllama models, or user/repo:QUANT"
         )
     try:
-        return known.on_hub(meaning)
+        return known.on_hub(parsed)
     except NetworkError as error:
-        here = known.on_disk(meaning)
+        here = known.on_disk(parsed)
         if here is None:
             raise
         console.warning(f"{error.message}; {name} is on disk and stays as it is")

@@ -13,14 +13,14 @@ from specllama.errors import IntegrityError, NotFoundError, SpecllamaError
 from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
 from specllama.models.manifest import ManifestEntry
 from specllama.models.names import RepoName
-from specllama.models.quants import ModelFiles, choose, models
+from specllama.models.quants import ModelFiles, choose, find_models
 from specllama.models.resolve import Library
 
 _READ = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class InstalledModel:
     """A model in the cache. files: its parts on disk. missing: paths of parts that are not."""
 
     repo: str
@@ -44,7 +44,7 @@ class OnDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedDownload:
     """An unfinished download, stopped or in progress."""
 
     repo: str
@@ -53,57 +53,57 @@ class Unfinished:
     n_bytes: int
 
 
-def on_disk(library: Library, repo: str | None = None) -> Iterator[OnDisk]:
+def installed_models(library: Library, repo: str | None = None) -> Iterator[InstalledModel]:
     """The models of all repositories, or of one: the newest snapshot first, each model once."""
     for one in [repo] if repo is not None else repositories(library.root):
         cache, seen = RepoCache(library.root, one), set[tuple[tuple[str, Path], ...]]()
         for commit in cache.commits():
             there = {s.path: s for s in cache.files(commit)}
-            for model in models(there):
+            for model in find_models(there):
                 files = tuple(there[part] for part in model.parts if part in there)
                 same = tuple((f.path, f.blob) for f in files)
                 if files and same not in seen:
                     seen.add(same)
                     entry = library.manifest.of_repo(one)
-                    yield OnDisk(one, commit, model.quant, files, model.missing, entry)
+                    yield InstalledModel(one, commit, model.quant, files, model.missing, entry)
 
 
-def unfinished(library: Library, repo: str | None = None) -> Iterator[Unfinished]:
+def unfinished_downloads(library: Library, repo: str | None = None) -> Iterator[UnfinishedDownload]:
     """The unfinished downloads of all repositories, or of one."""
     for one in [repo] if repo is not None else repositories(library.root):
         for etag, path in RepoCache(library.root, one).partials():
             with suppress(OSError):
-                yield Unfinished(one, etag, path, path.stat().st_size)
+                yield UnfinishedDownload(one, etag, path, path.stat().st_size)
 
 
-def chosen(library: Library, name: str) -> list[OnDisk]:
+def select(library: Library, name: str) -> list[InstalledModel]:
     """The models on disk that a name refers to: one, or all of a repository if the name has no quantisation;
     [] if the repository has unfinished downloads only.
 
     Raises NotFoundError, UsageError.
     """
-    meaning = library.meaning(name, "NAME")
-    if meaning.where is None:
+    parsed = library.parse(name, "NAME")
+    if parsed.where is None:
         hint = "use a name that specllama models lists; files outside the cache are not removed"
         raise NotFoundError(f"there is no downloaded model {name}", hint)
-    there = list(on_disk(library, meaning.where.repo))
-    if not meaning.where.tag and (there or any(unfinished(library, meaning.where.repo))):
+    there = list(installed_models(library, parsed.where.repo))
+    if not parsed.where.tag and (there or any(unfinished_downloads(library, parsed.where.repo))):
         return there
-    found = [m for m in there if _is(m, meaning.where)]
+    found = [m for m in there if _is(m, parsed.where)]
     if not found:
         names = ", ".join(m.name for m in there) or "nothing of this repository"
-        raise NotFoundError(f"{meaning.where} is not on disk", f"on disk: {names}")
+        raise NotFoundError(f"{parsed.where} is not on disk", f"on disk: {names}")
     return found
 
 
-def _is(model: OnDisk, where: RepoName) -> bool:
+def _is(model: InstalledModel, where: RepoName) -> bool:
     with suppress(SpecllamaError):
         choose([ModelFiles(tuple(f.path for f in model.files))], where.tag, "")
         return True
     return False
 
 
-def remove(library: Library, model: OnDisk) -> int:
+def remove(library: Library, model: InstalledModel) -> int:
     """Remove a model, but keep content that another snapshot uses; the bytes freed.
 
     Raises ResourceError.
@@ -132,13 +132,13 @@ def remove(library: Library, model: OnDisk) -> int:
 def remove_unfinished(library: Library, repo: str) -> int:
     """Remove the stopped downloads of a repository; the bytes freed. Raises ResourceError."""
     cache = RepoCache(library.root, repo)
-    before = sum(u.n_bytes for u in unfinished(library, repo))
+    before = sum(u.n_bytes for u in unfinished_downloads(library, repo))
     try:
         cache.drop_stale(frozenset())
         _tidy(cache)
     except OSError as error:
         raise unwritable(library.root, error) from None
-    return before - sum(u.n_bytes for u in unfinished(library, repo))
+    return before - sum(u.n_bytes for u in unfinished_downloads(library, repo))
 
 
 def _prune(folder: Path, top: Path) -> None:

@@ -25,20 +25,22 @@ class Paths:
     draft: str | None
 
 
-def prepared(library: Library, settings: LoadSettings, force: bool = False) -> LoadSettings:
-    """The settings with paths instead of names, once both models are on disk. Raises what `ready` raises."""
+def prepare(library: Library, settings: LoadSettings, force: bool = False) -> LoadSettings:
+    """The settings with paths instead of names, once both models are on disk. Raises what `prepare_pair`
+    raises.
+    """
     target, draft = _names(settings)
     if not target and draft in ("auto", "none"):
         return _with_paths(settings, Paths(str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)))
-    return _with_paths(settings, ready(library, target or str(EMBEDDED_TARGET), draft, force))
+    return _with_paths(settings, prepare_pair(library, target or str(EMBEDDED_TARGET), draft, force))
 
 
-def prepared_here(library: Library, settings: LoadSettings) -> LoadSettings | None:
-    """As `prepared`, but None where a model has to be downloaded. Raises what `here` raises."""
+def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
+    """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` raises."""
     target, draft = _names(settings)
     if not target and draft in ("auto", "none"):
         return _with_paths(settings, Paths(str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)))
-    found = here(library, target or str(EMBEDDED_TARGET), draft)
+    found = pair_on_disk(library, target or str(EMBEDDED_TARGET), draft)
     return None if found is None else _with_paths(settings, found)
 
 
@@ -54,18 +56,18 @@ def _with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:
     return replace(settings, target=replace(settings.target, path=paths.target), draft=draft)
 
 
-def here(library: Library, target: str, draft: str | None) -> Paths | None:
+def pair_on_disk(library: Library, target: str, draft: str | None) -> Paths | None:
     """The paths of a pair that is on disk, None if one of the models is not. Uses no network.
 
     draft: "auto" for the first known draft that is on disk, "none" or None for none. Raises UsageError,
     NotFoundError, ConfigError.
     """
-    ours = library.on_disk(library.meaning(target, TARGET), TARGET)
+    ours = library.on_disk(library.parse(target, TARGET), TARGET)
     wanted = draft not in (None, "none", "auto")
     theirs = None
     if wanted:
         assert draft is not None
-        theirs = library.on_disk(library.meaning(draft, DRAFT), DRAFT)
+        theirs = library.on_disk(library.parse(draft, DRAFT), DRAFT)
     if ours is None or (wanted and theirs is None):
         return None
     if draft == "auto":
@@ -73,18 +75,19 @@ def here(library: Library, target: str, draft: str | None) -> Paths | None:
     return Paths(ours.path, theirs.path if theirs is not None else None)
 
 
-def ready(
+def prepare_pair(
     library: Library,
     target: str,
     draft: str | None,
     force: bool = False,
 ) -> Paths:
-    """As `here`, but models that are not on disk are downloaded.
+    """As `pair_on_disk`, but models that are not on disk are downloaded.
 
-    force: download even if the headers show that the models cannot be used. Raises what `here`, Library.find
-    and `download` raise, GGUFError, and IncompatiblePairError before anything but headers is downloaded.
+    force: download even if the headers show that the models cannot be used. Raises what `pair_on_disk`,
+    Library.find and `download` raise, GGUFError, and IncompatiblePairError before anything but headers is
+    downloaded.
     """
-    found = here(library, target, draft)
+    found = pair_on_disk(library, target, draft)
     if found is not None:
         return found
     ours = library.find(target, TARGET)
@@ -95,11 +98,13 @@ def ready(
     else:
         assert draft is not None
         theirs = library.find(draft, DRAFT)
-    paths = fetched(library, [ours] if theirs is None else [ours, theirs], pair=True, force=force)
+    paths = prepare_models(library, [ours] if theirs is None else [ours, theirs], pair=True, force=force)
     return Paths(paths[0], paths[1] if theirs is not None else None)
 
 
-def fetched(library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool = False) -> list[str]:
+def prepare_models(
+    library: Library, found: Sequence[ResolvedModel], pair: bool, force: bool = False
+) -> list[str]:
     """The paths of models, downloaded if they are not on disk, with notes on size, licence and memory.
 
     pair: the second is a draft for the first, and the pair is checked before the download. Raises what
@@ -110,7 +115,7 @@ def fetched(library: Library, found: Sequence[ResolvedModel], pair: bool, force:
     todo = plan(library, found)
     for model in found:
         if model.listing is not None and model.files is not None:
-            licence = model.meaning.entry.licence if model.meaning.entry is not None else ""
+            licence = model.parsed.entry.licence if model.parsed.entry is not None else ""
             n_bytes = size(sum(file.size for file in model.parts))
             library.listener.note(
                 f"{model.name}: {model.listing.name.repo}/{model.files.parts[0]}, {n_bytes}, "
@@ -161,11 +166,12 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
 def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     """Note whether the memory is sufficient without devices, which are unknown before loading."""
     from specllama.models.hub.pull import size
-    from specllama.models.memory.plan import FitSettings, available_memory, plan_memory
+    from specllama.models.memory.available import available_memory
+    from specllama.models.memory.plan import PlanSettings, plan_memory
 
     draft = headers[1] if len(headers) > 1 else None
     try:
-        found = plan_memory(headers[0], draft, FitSettings(available=available_memory()))
+        found = plan_memory(headers[0], draft, PlanSettings(available=available_memory()))
     except ResourceError as error:
         library.listener.warning(f"{error.message} (without a GPU)")
         return

@@ -46,7 +46,7 @@ def is_sidecar(path: str) -> bool:
     return any(word in name for word in _SIDECAR_WORDS) or name.startswith(_SIDECAR_STARTS)
 
 
-def models(paths: Iterable[str]) -> list[ModelFiles]:
+def find_models(paths: Iterable[str]) -> list[ModelFiles]:
     """The models among the paths, sorted by name, unsplit ones first."""
     found: dict[tuple[str, int], set[int]] = {}
     names: dict[tuple[str, int, int], str] = {}

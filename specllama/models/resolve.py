@@ -19,7 +19,7 @@ from specllama.models.hub.env import hub_cache
 from specllama.models.manifest import Manifest, ManifestEntry
 from specllama.models.names import RepoName, check_text, parse_repo, shown
 from specllama.models.progress import Listener, Silent
-from specllama.models.quants import ModelFiles, choose, models
+from specllama.models.quants import ModelFiles, choose, find_models
 
 if TYPE_CHECKING:  # not needed for models on disk
     from specllama.gguf.header import Header
@@ -46,7 +46,7 @@ class ResolvedModel:
     model on the hub, None if the hub was not asked.
     """
 
-    meaning: ParsedName
+    parsed: ParsedName
     path: str = ""
     listing: Listing | None = None
     files: ModelFiles | None = None
@@ -54,7 +54,7 @@ class ResolvedModel:
     @property
     def name(self) -> str:
         """The name that the user gave."""
-        return self.meaning.name
+        return self.parsed.name
 
     @property
     def parts(self) -> list[HubFile]:
@@ -89,7 +89,7 @@ class Library:
         """models.toml. Raises ConfigError."""
         return manifest.load(self.environ)
 
-    def meaning(self, name: str, argument: str) -> ParsedName:
+    def parse(self, name: str, argument: str) -> ParsedName:
         """What a name refers to: a file, an alias with or without a quantisation, a repository.
 
         argument: the option, for messages. Raises UsageError, NotFoundError, ConfigError.
@@ -120,37 +120,37 @@ class Library:
 
         Raises UsageError, NotFoundError, AccessError, NetworkError, IntegrityError, ConfigError.
         """
-        meaning = self.meaning(name, argument)
-        if (here := self.on_disk(meaning, argument)) is not None:
+        parsed = self.parse(name, argument)
+        if (here := self.on_disk(parsed, argument)) is not None:
             return here
-        return self.on_hub(meaning)
+        return self.on_hub(parsed)
 
-    def on_disk(self, meaning: ParsedName, argument: str = "") -> ResolvedModel | None:
+    def on_disk(self, parsed: ParsedName, argument: str = "") -> ResolvedModel | None:
         """The model if it is complete on this disk; None if it must be downloaded. Raises NotFoundError for a
         path that does not exist.
         """
-        if meaning.where is None:
-            return ResolvedModel(meaning, self._path(meaning.name, argument))
-        cache = RepoCache(self.root, meaning.where.repo)
-        there = {c: {s.path: s for s in cache.files(c)} for c in cache.candidates(meaning.where)}
-        wanted = meaning.where.tag or meaning.default
-        for tag in dict.fromkeys((wanted, meaning.where.tag)):
+        if parsed.where is None:
+            return ResolvedModel(parsed, self._path(parsed.name, argument))
+        cache = RepoCache(self.root, parsed.where.repo)
+        there = {c: {s.path: s for s in cache.files(c)} for c in cache.candidates(parsed.where)}
+        wanted = parsed.where.tag or parsed.default
+        for tag in dict.fromkeys((wanted, parsed.where.tag)):
             for paths in there.values():
                 try:
-                    files = choose(models(paths), tag, str(meaning.where))
+                    files = choose(find_models(paths), tag, str(parsed.where))
                 except (NotFoundError, IntegrityError):
                     continue
                 if tag != wanted:
-                    self.listener.note(f"{meaning.name}: {files.parts[0]} is used, as it is on disk")
-                return ResolvedModel(meaning, str(paths[files.parts[0]].link))
+                    self.listener.note(f"{parsed.name}: {files.parts[0]} is used, as it is on disk")
+                return ResolvedModel(parsed, str(paths[files.parts[0]].link))
         return None
 
-    def on_hub(self, meaning: ParsedName) -> ResolvedModel:
+    def on_hub(self, parsed: ParsedName) -> ResolvedModel:
         """The model on the hub, even if it is on disk. Raises what `listing` and `choose` raise."""
-        assert meaning.where is not None
-        listing = self.listing(meaning.where)
-        files = choose(models(listing.files), meaning.where.tag, str(meaning.where), meaning.default)
-        return ResolvedModel(meaning, listing=listing, files=files)
+        assert parsed.where is not None
+        listing = self.listing(parsed.where)
+        files = choose(find_models(listing.files), parsed.where.tag, str(parsed.where), parsed.default)
+        return ResolvedModel(parsed, listing=listing, files=files)
 
     def listing(self, where: RepoName) -> Listing:
         """The hub's listing of a repository, requested once. Raises what `Hub.listing` raises."""
@@ -180,11 +180,11 @@ class Library:
 
     def draft_for(self, target: ResolvedModel) -> tuple[ResolvedModel | None, list[ManifestEntry]]:
         """The first known draft for a target that is on disk, and all known drafts."""
-        entry = target.meaning.entry or self._entry_of(target.path)
+        entry = target.parsed.entry or self._entry_of(target.path)
         known = self.manifest.drafts_for(entry) if entry is not None else []
         for draft in known:
-            meaning = ParsedName(draft.aliases[0] if draft.aliases else draft.name, draft.where, draft)
-            if (found := self.on_disk(meaning)) is not None:
+            parsed = ParsedName(draft.aliases[0] if draft.aliases else draft.name, draft.where, draft)
+            if (found := self.on_disk(parsed)) is not None:
                 return found, known
         return None, known
 

@@ -25,7 +25,8 @@ from specllama.gguf.header import Header, read_model
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
-from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
+from specllama.models.memory.available import available_memory
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.text.grammar import Grammars
 from specllama.worker.profile import ModelProfile
@@ -235,7 +236,7 @@ def _plan(
     return plan_memory(
         target,
         draft,
-        FitSettings(
+        PlanSettings(
             available=available_memory(),
             n_ctx=t.n_ctx or None,
             n_ctx_draft=d.n_ctx or None if settings.draft else None,

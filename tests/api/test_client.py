@@ -34,7 +34,7 @@ def settings() -> LoadSettings:
         exact=False,
         options={"n_threads": 1, "calibrate": False},
     )
-    embedded = prepare.prepared_here(Library(), named)
+    embedded = prepare.prepare_if_on_disk(Library(), named)
     assert embedded is not None
     assert isinstance(embedded.target, ModelSettings)
     return embedded

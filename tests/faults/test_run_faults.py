@@ -17,7 +17,7 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import ResourceError
 from specllama.gguf.header import read_model
-from specllama.models.memory.plan import FitSettings, plan_memory
+from specllama.models.memory.plan import PlanSettings, plan_memory
 from tests.support import ggufbytes as g
 from tests.support import tinygguf
 from tests.support.command import ROOT, Command, Result
@@ -247,7 +247,7 @@ def test_a_context_that_does_not_fit_is_refused_with_one_that_does(shared: Comma
     suggested = int(re.findall(r"with -c (\d+)", result.err)[0])
     target, draft = read_model(str(EMBEDDED_TARGET)), read_model(str(EMBEDDED_DRAFT))
     available = float(re.findall(r"([\d.]+) GB available", result.err)[0])
-    room = FitSettings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65)
+    room = PlanSettings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65)
     plan_memory(target, draft, room)
     with pytest.raises(ResourceError):
         plan_memory(target, draft, replace(room, n_ctx=2 * suggested))

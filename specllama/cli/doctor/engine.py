@@ -46,13 +46,13 @@ def embedded_pair(problems: list[Problem]) -> dict[str, Any]:
     from specllama.gguf.check import check_model
     from specllama.gguf.header import read_model
     from specllama.models.memory.available import available_memory
-    from specllama.models.memory.plan import FitSettings, plan_memory
+    from specllama.models.memory.plan import PlanSettings, plan_memory
 
     try:
         headers = [read_model(str(path)) for path in (EMBEDDED_TARGET, EMBEDDED_DRAFT)]
         for header in headers:
             check_model(header)
-        plan = plan_memory(headers[0], headers[1], FitSettings(available=available_memory()))
+        plan = plan_memory(headers[0], headers[1], PlanSettings(available=available_memory()))
         return {"ok": True, "n_ctx": plan.n_ctx}
     except SpecllamaError as error:
         do = error.hint or "install specllama again"

@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 from specllama.errors import ResourceError, UsageError, option
 from specllama.gguf.header import Header
 from specllama.gguf.types import TYPE_BY_NAME
-from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
-
-__all__ = ["DeviceMemory", "FitSettings", "MemoryPlan", "Usage", "available_memory", "plan_memory"]
 
 N_CTX_DEFAULT = 8192  # unless the model was trained on fewer tokens, or fewer fit
 N_CTX_LEAST = 512
@@ -37,7 +34,7 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
-class FitSettings:
+class PlanSettings:
     """The settings to plan for. available: bytes of host memory. None: the plan chooses; for devices_draft:
     those of the target. Raises UsageError at construction.
     """
@@ -122,7 +119,7 @@ class MemoryPlan:
         return self.target.device <= self.device_room and of_draft <= self.draft_room
 
 
-def plan_memory(target: Header, draft: Header | None, settings: FitSettings) -> MemoryPlan:
+def plan_memory(target: Header, draft: Header | None, settings: PlanSettings) -> MemoryPlan:
     """Choose context and layers, and check that everything fits.
 
     The headers must have passed `check_model`. Raises ResourceError with needed and available GB and settings
@@ -146,7 +143,7 @@ def plan_memory(target: Header, draft: Header | None, settings: FitSettings) -> 
 class _Planner:
     """One combination of models and settings, whose plans may fit or not."""
 
-    def __init__(self, target: Header, draft: Header | None, settings: FitSettings) -> None:
+    def __init__(self, target: Header, draft: Header | None, settings: PlanSettings) -> None:
         self.target, self.draft, self.settings = target, draft, settings
         self._target = MemoryCosts(target, settings.of_target())
         self._draft = MemoryCosts(draft, settings.of_draft()) if draft else None

@@ -9,7 +9,7 @@ import pytest
 from specllama.errors import ConfigError, IntegrityError, NotFoundError, UsageError
 from specllama.models import manifest
 from specllama.models.names import RepoName, parse_repo
-from specllama.models.quants import choose, is_sidecar, models
+from specllama.models.quants import choose, find_models, is_sidecar
 from specllama.models.resolve import Library
 
 NAMES = {
@@ -66,7 +66,7 @@ FILES = [
 
 
 def test_sidecars_are_no_models() -> None:
-    found = models(FILES)
+    found = find_models(FILES)
     assert not any(is_sidecar(m.parts[0]) for m in found)
     assert [m.quant for m in found] == ["IQ4_XS", "Q2_K", "Q4_K_M", "Q8_0", "BF16", "Q4_K_M"]
     assert sum(is_sidecar(f) for f in FILES) == 6
@@ -84,12 +84,12 @@ def test_sidecars_are_no_models() -> None:
     ],
 )
 def test_which_file_a_tag_means(tag: str, file: str) -> None:
-    assert choose(models(FILES), tag, "user/repo").parts[0] == file
+    assert choose(find_models(FILES), tag, "user/repo").parts[0] == file
 
 
 def test_the_order_of_what_nobody_asked_for() -> None:
     def chosen(*files: str, preferred: str = "") -> str:
-        return choose(models(files), "", "user/repo", preferred).parts[0]
+        return choose(find_models(files), "", "user/repo", preferred).parts[0]
 
     assert chosen("m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf") == "m-Q4_K_M.gguf"
     assert chosen("m-Q2_K.gguf", "m-Q8_0.gguf") == "m-Q8_0.gguf"
@@ -101,14 +101,14 @@ def test_the_order_of_what_nobody_asked_for() -> None:
 
 def test_what_is_not_there() -> None:
     with pytest.raises(NotFoundError, match="no quantisation 'Q4'") as caught:
-        choose(models(FILES), "Q4", "user/repo")
+        choose(find_models(FILES), "Q4", "user/repo")
     assert caught.value.hint == "there are: IQ4_XS, Q2_K, Q4_K_M, Q8_0, BF16"
     with pytest.raises(NotFoundError, match="no file"):
-        choose(models(FILES), "mmproj-model-F16.gguf", "user/repo")
+        choose(find_models(FILES), "mmproj-model-F16.gguf", "user/repo")
     with pytest.raises(NotFoundError, match="no GGUF model"):
-        choose(models(["README.md", "mmproj.gguf"]), "", "user/repo")
+        choose(find_models(["README.md", "mmproj.gguf"]), "", "user/repo")
     with pytest.raises(IntegrityError, match=r"part BF16/model-BF16-00002-of-00003\.gguf is missing"):
-        choose(models(FILES), "BF16", "user/repo")
+        choose(find_models(FILES), "BF16", "user/repo")
 
 
 # models.toml
@@ -224,7 +224,7 @@ def test_what_a_name_stands_for(library: Library, tmp_path: Path) -> None:
     (tmp_path / "8B").mkdir()
 
     def repo(name: str) -> str | None:
-        where = library.meaning(name, "-m").where
+        where = library.parse(name, "-m").where
         return None if where is None else str(where)
 
     assert repo("here.gguf") is None
@@ -234,7 +234,7 @@ def test_what_a_name_stands_for(library: Library, tmp_path: Path) -> None:
     assert repo("user/repo") is None  # a directory of that name
     assert repo("hf:user/repo") == "user/repo"
     assert repo("user/other:Q8_0") == "user/other:Q8_0"
-    assert library.meaning("bartowski/llama-3.2-1b-instruct-GGUF", "-m").default == "Q4_K_M"
+    assert library.parse("bartowski/llama-3.2-1b-instruct-GGUF", "-m").default == "Q4_K_M"
     for name in ("nothing", "dir/nothing.gguf", "./8B:Q4", "a/b/c"):
         with pytest.raises(NotFoundError, match="-m: there is no file"):
             library.find(name, "-m")
@@ -242,4 +242,4 @@ def test_what_a_name_stands_for(library: Library, tmp_path: Path) -> None:
         library.find("qwen3-8", "-m")
     assert "did you mean" in caught.value.hint
     with pytest.raises(UsageError):
-        library.meaning("8B:", "-m")
+        library.parse("8B:", "-m")

@@ -19,8 +19,9 @@ from specllama.errors import ResourceError, UsageError, spelled
 from specllama.gguf.check import check_model
 from specllama.gguf.header import Header, read_header, read_source
 from specllama.gguf.parse import TensorInfo
+from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import CostSettings, MemoryCosts
-from specllama.models.memory.plan import DeviceMemory, FitSettings, MemoryPlan, available_memory, plan_memory
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
 from tests.support.ggufbytes import Typed, llama, words
 from tests.support.paths import SHARED
 
@@ -74,11 +75,11 @@ def model(
 
 TARGET = model("Big-8B")
 DRAFT = model("Small-1B", n_layer=16, n_embd=2048, n_ff=8192, tied=True)
-ENOUGH = FitSettings(available=1000 * GB)
+ENOUGH = PlanSettings(available=1000 * GB)
 
 
 def plan(available: float, draft: Header | None = DRAFT, target: Header = TARGET, **more: Any) -> MemoryPlan:
-    return plan_memory(target, draft, FitSettings(available=int(available * GB), **more))
+    return plan_memory(target, draft, PlanSettings(available=int(available * GB), **more))
 
 
 def kv(header: Header, n_ctx: int, **settings: Any) -> int:
@@ -387,7 +388,7 @@ def test_context_beyond_training_is_a_warning() -> None:
 )
 def test_settings_are_checked(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name.removesuffix("_draft")):
-        FitSettings(available=GB, **{name: value})
+        PlanSettings(available=GB, **{name: value})
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -504,6 +505,6 @@ def test_estimates_against_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: str
 
 def test_plan_of_a_real_header() -> None:
     header = read_source(Memory(llama().build(), "tiny.gguf"))
-    answer = plan_memory(header, header, FitSettings(available=GB))
+    answer = plan_memory(header, header, PlanSettings(available=GB))
     assert (answer.n_ctx, answer.n_ctx_draft) == (2048, 2048)
     assert answer.host == answer.target.host + (answer.draft.host if answer.draft else 0)
