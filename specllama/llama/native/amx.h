@@ -1,8 +1,8 @@
-/* Included before every C++ source of llama.cpp on machines with AMX (setup.sh, peers/build.py).
+/* Included before every C++ source of llama.cpp on machines with AMX (setup.sh, scripts/bench/peers/build.py).
 
    GCC's _tile_loadconfig names 8 of the 64 bytes that ldtilecfg reads (amxtileintrin.h of GCC 12.2), so the
-   optimiser drops what llama.cpp writes into the rest, and the first multiplication ends in SIGSEGV. llama.cpp
-   knows of it: ggml-org/llama.cpp, pull request 26954, open in November 2026. */
+   optimiser drops what llama.cpp writes into the rest, and the first multiplication crashes with SIGSEGV. Known to
+   llama.cpp: ggml-org/llama.cpp, pull request 26954, open in November 2026. */
 #if defined(__AMX_TILE__)
 #include <immintrin.h>
 static inline __attribute__((always_inline)) void specllama_tile_loadconfig(const void *config) {

@@ -1,11 +1,11 @@
-// Flash attention on a cache of 16-bit floats, for any number of rows (x86-64 with AVX2; see rows.cmake, which
-// has it included by llama.cpp's ggml-cpu/ops.cpp).
+// Flash attention on a cache of 16-bit floats, for any number of rows (x86-64 with AVX2). rows.cmake makes llama.cpp's
+// ggml-cpu/ops.cpp include this file.
 //
-// llama.cpp reads keys and values anew for each row and each head, one cell of the cache after the other, and adds
-// values up as 16-bit floats; from 64 rows on it does it by tiles, which sum up in another order. Here sixteen cells
-// are read and converted once for up to sixteen queries (the rows of a batch, and the heads that share keys and
-// values), and all sums are 32-bit floats. What is done for a query depends on the query, the cells and its mask
-// alone: a row is the same, bit for bit, alone and beside any others, and with heads shared out in any way.
+// llama.cpp reads keys and values once per row and head, one cell of the cache after the other, and sums values as
+// 16-bit floats; from 64 rows on it uses tiles, which sum in another order. Here sixteen cells are read and converted
+// once for up to sixteen queries (the rows of a batch, and the heads that share keys and values), and all sums are
+// 32-bit floats. The result for a query depends only on the query, the cells and its mask: a row is bit-identical
+// alone and in any batch, however heads are distributed over threads.
 // The running maximum and sum are those of "Online normalizer calculation for softmax", arXiv:1805.02867.
 #pragma once
 
@@ -20,9 +20,9 @@
 
 namespace specllama_attention {
 
-constexpr int CELLS   = 16;   // of the cache, at once
-constexpr int QUERIES = 16;   // for which they are converted once
-constexpr int WIDEST  = 256;  // a head; together they stay in the nearest cache
+constexpr int CELLS   = 16;   // cells of the cache converted at once
+constexpr int QUERIES = 16;   // queries that share one conversion
+constexpr int WIDEST  = 256;  // largest head size; queries and cells then fit in the L1 cache
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 using floats                = __m512;
@@ -41,13 +41,13 @@ inline floats more(floats a, floats b, floats sum) { return _mm512_fmadd_ps(a, b
 inline floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
 inline float  largest(floats a) { return _mm512_reduce_max_ps(a); }
 inline float  total(floats a) { return _mm512_reduce_add_ps(a); }
-inline floats only(floats a, unsigned lanes) {  // others are hidden
+inline floats only(floats a, unsigned lanes) {  // other lanes become -inf
     return _mm512_mask_blend_ps((__mmask16) lanes, _mm512_set1_ps(-INFINITY), a);
 }
 inline unsigned seen(floats mask) {
     return _mm512_cmp_ps_mask(mask, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
 }
-inline floats totals(const floats * a) {  // of each of as many vectors as there are lanes
+inline floats totals(const floats * a) {  // the sum of each of LANES vectors
     floats four[4];
     for (int i = 0; i < 4; i++) {
         const floats * p = a + 4 * i;
@@ -84,7 +84,7 @@ inline float total(floats a) {
     const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-inline floats only(floats a, unsigned lanes) {  // others are hidden
+inline floats only(floats a, unsigned lanes) {  // other lanes become -inf
     const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i mine = _mm256_and_si256(_mm256_set1_epi32((int) lanes), bits);
     return _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(mine, bits)));
@@ -92,7 +92,7 @@ inline floats only(floats a, unsigned lanes) {  // others are hidden
 inline unsigned seen(floats mask) {
     return (unsigned) _mm256_movemask_ps(_mm256_cmp_ps(mask, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ));
 }
-inline floats totals(const floats * a) {  // of each of as many vectors as there are lanes
+inline floats totals(const floats * a) {  // the sum of each of LANES vectors
     floats two[2];
     for (int i = 0; i < 2; i++) {
         const floats * p = a + 4 * i;
@@ -102,10 +102,10 @@ inline floats totals(const floats * a) {  // of each of as many vectors as there
 }
 #endif
 
-constexpr int PARTS = CELLS / LANES;  // of a query's scores
-constexpr int COLUMNS = 4 * LANES;    // of values that are added up at once
+constexpr int PARTS = CELLS / LANES;  // vectors of a query's scores
+constexpr int COLUMNS = 4 * LANES;    // columns of values that are summed at once
 
-// Whether `attend` can do it.
+// Whether `attend` can compute the operation.
 inline bool attends(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0], * k = dst->src[1], * v = dst->src[2];
     return q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 &&
@@ -114,13 +114,13 @@ inline bool attends(const ggml_tensor * dst) {
            k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3] && q->ne[2] % k->ne[2] == 0 && q->ne[3] % k->ne[3] == 0;
 }
 
-// One query, that is one head of one row.
+// One query: one head of one row.
 struct query {
     int64_t             row, head;
     const ggml_fp16_t * mask;
     float               slope;
-    float               most, sum;  // of its scores so far, and of what they weigh
-    unsigned            cells;      // of sixteen that it sees
+    float               most, sum;  // maximum of the scores so far, and sum of their weights
+    unsigned            cells;      // bit mask of the sixteen cells that it sees
 };
 
 class attention {
@@ -133,7 +133,7 @@ class attention {
         scale = cap == 0 ? scale : scale / cap;
     }
 
-    // `heads` from `head`, which share keys and values, of `rows` from `row`.
+    // Queries: `heads` from `head` on, which share keys and values, of `rows` from `row` on.
     void compute(int64_t batch, int64_t head, int64_t heads, int64_t row, int64_t rows) const {
         alignas(64) static thread_local float scores[QUERIES][CELLS], given[QUERIES][WIDEST], sums[QUERIES][WIDEST];
         alignas(64) static thread_local float keys[CELLS * WIDEST], values[CELLS * WIDEST];
@@ -213,7 +213,7 @@ class attention {
         return {row, head, at, slope, -INFINITY, 0.0f, 0};
     }
 
-    // Which of `count` cells are seen; what is added to their scores.
+    // Which of `count` cells are visible, and the bias added to their scores.
     static unsigned look(query & query, int64_t cell, int count, float * added) {
         if (query.mask == nullptr || count < CELLS) {
             query.cells = 0;
@@ -240,7 +240,7 @@ class attention {
         }
     }
 
-    // From what is added to scores to what cells weigh; makes room for a new maximum.
+    // Turns scores and biases into weights; rescales the sums if there is a new maximum.
     void weigh(query & query, const float * given, const float * keys, float * scores, float * sums) const {
         floats part[PARTS], most;
         for (int p = 0; p < PARTS; p++) {
@@ -276,7 +276,7 @@ class attention {
             }
         }
         floats sum = zeros();
-        for (int p = 0; p < PARTS; p++) {  // e^-200 is 0, as it is for hidden cells
+        for (int p = 0; p < PARTS; p++) {  // e^-200 is 0, as for hidden cells
             part[p] = ggml_v_expf(larger(minus(part[p], all(query.most)), all(-200.0f)));
             write(scores + p * LANES, part[p]);
             sum = plus(sum, part[p]);
@@ -284,7 +284,7 @@ class attention {
         query.sum += total(sum);
     }
 
-    // Values of all cells, by what they weigh for N queries.
+    // Adds the values of all cells with their weights for N queries.
     template <int N> void add(const float * weights, const float * values, float * sums) const {
         int64_t d = 0;
         for (; d + COLUMNS <= dv; d += COLUMNS) {
@@ -317,7 +317,7 @@ class attention {
         }
     }
 
-    // The same where some cells are hidden: their values may be anything.
+    // The same if some cells are hidden: their values may be anything, NaN included.
     void add_some(unsigned cells, const float * weights, const float * values, float * sums) const {
         for (int j = 0; j < CELLS; j++) {
             if (cells >> j & 1) {
@@ -345,7 +345,7 @@ class attention {
     }
 };
 
-// All of an operation, of which each thread takes parts as long as there are any.
+// The whole operation; each thread takes parts as long as there are any.
 inline void attend(const ggml_compute_params * params, ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0];
     const int64_t sharing = q->ne[2] / dst->src[1]->ne[2];  // heads

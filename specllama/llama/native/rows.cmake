@@ -1,18 +1,17 @@
-# Run inside ggml's project (setup.sh): rows of a batch are computed as single rows are, bit for bit, and share what is
-# read of weights.
+# Runs inside ggml's project (setup.sh): makes rows of a batch bit-identical to single rows, and lets them share the
+# reading of weights.
 #
-# llama.cpp's CPU backend sums a row up in another order when it is decoded alone than when it is decoded beside
-# others. A text that was written with drafts is then not always the one that is written without them. The
-# unpacked source (that of llama-cpp-python 0.3.36) is changed before it is compiled: attention by attention.h,
-# multiplications by rows.h, and those of AMX by tiles.h. Where another version reads otherwise the
-# installation ends here, so that nobody misses it.
+# llama.cpp's CPU backend sums a row in a batch in another order than a single row, so that a text generated with drafts
+# is not always the text generated without them. This file changes the unpacked source (of llama-cpp-python 0.3.36)
+# before it is compiled: attention uses attention.h, multiplications rows.h, and those of AMX tiles.h. If the source of another
+# version differs at these places, the installation stops here.
 
 # llama-cpp-python's CMakeLists forces llama.cpp's common library on, 40 % of the compilation; nothing here uses it.
 set(LLAMA_BUILD_COMMON OFF PARENT_SCOPE)
 
-set(SPECLLAMA_ROWS 18) # from so many rows on a batch is taken for a prompt; drafts of 16 are usual
+set(SPECLLAMA_ROWS 18) # batches of this many rows count as a prompt; drafts have up to 16 tokens usually
 set(SPECLLAMA_DONE "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows")
-if(EXISTS "${SPECLLAMA_DONE}") # by an earlier run in the same folder
+if(EXISTS "${SPECLLAMA_DONE}") # an earlier run has changed this source
   return()
 endif()
 
@@ -25,14 +24,14 @@ function(specllama_change file count from to)
   string(LENGTH "${from}" size)
   math(EXPR expected "${before} - ${count} * ${size}")
   if(NOT after EQUAL expected)
-    message(FATAL_ERROR "specllama: ${file} of this llama.cpp is another than the one that is known: "
-      "specllama/llama/native/rows.cmake has to be looked at anew. It expects ${count} times: ${from}")
+    message(FATAL_ERROR "specllama: ${file} of this llama.cpp is not the version that is known: "
+      "specllama/llama/native/rows.cmake has to be adapted. It expects ${count} times: ${from}")
   endif()
   string(REPLACE "${from}" "${to}" text "${text}")
   file(WRITE "${path}" "${text}")
 endfunction()
 
-# Flash attention on a cache of 16-bit floats (x86 with AVX2): attention.h, for one row and for a prompt alike.
+# Flash attention on a cache of 16-bit floats (x86 with AVX2): attention.h, for single rows and prompts alike.
 configure_file("${CMAKE_CURRENT_LIST_DIR}/attention.h"
   "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_attention.h" COPYONLY)
 specllama_change(ops.cpp 1 "#include \"vec.h\"\n" "#include \"vec.h\"\n#include \"specllama_attention.h\"\n")
@@ -48,9 +47,9 @@ specllama_change(ops.cpp 1
 #endif
 ")
 
-# Elsewhere, and on other caches: from 512 cells of the cache in use a single row is summed up in as many parts as
-# there are threads, rows of a batch are not. The parts kept each thread to its share of the cache; now heads that
-# share keys and values stay with one thread. Behind 2,000 ids a row takes 1.03 to 1.07 times as long as in parts.
+# On other processors and other caches: from 512 used cells on llama.cpp sums a single row in as many parts as there are
+# threads, but not rows of a batch. The parts kept each thread to its share of the cache; now heads that share keys and
+# values stay with one thread. After 2,000 tokens a row takes 1.03 to 1.07 times as long as in parts.
 specllama_change(ops.cpp 1
   "const bool use_split_kv_path = !use_ref &&"
   "const bool use_split_kv_path = false && !use_ref &&")
@@ -79,8 +78,8 @@ specllama_change(ops.cpp 1
         }
 ]=])
 
-# On x86 with AVX2, rows of a batch share what is read and unpacked of Q4_0, Q4_K, Q6_K, Q8_0 and F16 weights
-# (rows.h): a row is the same however many there are, and two to eight take about half as long.
+# On x86 with AVX2, rows of a batch share the reading and unpacking of Q4_0, Q4_K, Q6_K, Q8_0 and F16 weights (rows.h):
+# a row is the same in any batch, and two to eight rows take about half as long.
 configure_file("${CMAKE_CURRENT_LIST_DIR}/rows.h"
   "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows.h" COPYONLY)
 specllama_change(repack.cpp 1 "#include \"repack.h\"\n" "#include \"repack.h\"\n#include \"specllama_rows.h\"\n")
@@ -120,8 +119,8 @@ specllama_change(tiled/tiled.cpp 1
   "if (!ggml_tiled_min_batch(dst->src[1]->ne[1])) {"
   "if (!ggml_tiled_min_batch(dst->src[1]->ne[1]) || (specllama_takes(dst) && !ggml_tiled_matmul_forced())) {")
 
-# Weights that llama.cpp has in groups (repack.cpp) are multiplied there: those of Q4_0 and Q4_K, and the other
-# K-quants by single rows as long as there are few of them, since four rows come from another kernel.
+# Weights that llama.cpp stores in groups (repack.cpp) are multiplied there: Q4_0 and Q4_K by rows.h, the other K-quants
+# row by row while there are few rows, since llama.cpp has another kernel for four rows.
 specllama_change(repack.cpp 1
   "template <typename BLOC_TYPE, int64_t INTER_SIZE, int64_t NB_COLS, ggml_type PARAM_TYPE> class tensor_traits :"
   "template <typename BLOC_TYPE, ggml_type PARAM_TYPE> static int64_t rows_by_fours(int64_t n) {
@@ -144,8 +143,8 @@ specllama_change(repack.cpp 1 "        if (nrows > 3) {"
 specllama_change(repack.cpp 2 "nrows - (nrows % 4)" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows)")
 specllama_change(repack.cpp 2 "ne11 - ne11 % 4" "rows_by_fours<BLOC_TYPE, PARAM_TYPE>(ne11)")
 
-# Weights that llama.cpp packs for AMX: a few rows by tiles.h. Those of F16 are not packed, and are taken out, so
-# that they are multiplied as without AMX.
+# Weights that llama.cpp packs for AMX: tiles.h multiplies a few rows. F16 weights are not packed but excluded, so that
+# they are multiplied as without AMX.
 configure_file("${CMAKE_CURRENT_LIST_DIR}/tiles.h"
   "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/amx/specllama_tiles.h" COPYONLY)
 specllama_change(amx/mmq.cpp 1

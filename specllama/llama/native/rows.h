@@ -1,10 +1,10 @@
-// Rows of a batch share the reading and unpacking of weights (x86-64 with AVX2; see rows.cmake, which has it
-// included by llama.cpp's ggml-cpu/repack.cpp).
+// Rows of a batch share the reading and unpacking of weights (x86-64 with AVX2). rows.cmake makes llama.cpp's
+// ggml-cpu/repack.cpp include this file.
 //
-// llama.cpp reads or unpacks weights anew for each of a few rows, so that a verification of three tokens takes two to
-// three times as long as one decode. Here up to eight rows are multiplied by what was unpacked once. Whole numbers are
-// summed up exactly, in whatever order; the floating-point sums of a row come in one order however many rows there
-// are, that of llama.cpp's single row but for F16. So a row is the same, bit for bit, alone and beside any others.
+// llama.cpp reads or unpacks weights once per row of a small batch, so that verifying three tokens takes two to three
+// times as long as one decode. Here weights are unpacked once and multiplied by up to eight rows. Integer sums are
+// exact in any order; the floating-point sums of a row have one order for any number of rows, that of llama.cpp's
+// single row except for F16. So a row is bit-identical alone and in any batch.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 
-// Else the compiler keeps what is summed up in memory, from some number of rows on.
+// Otherwise the compiler keeps sums in memory from some number of rows on.
 #if defined(__clang__)
 #define SPECLLAMA_UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
@@ -27,19 +27,19 @@
 
 namespace specllama {
 
-constexpr int     MOST = 8;          // rows at once: more of them do not stay in registers
-constexpr int64_t CACHED = 1 << 17;  // bytes of weights that further rows find in the cache
-constexpr int64_t TOGETHER = 128;    // rows whose preparation is kept
+constexpr int     MOST = 8;          // rows at once: more do not fit in registers
+constexpr int64_t CACHED = 1 << 17;  // bytes of weights that stay in the cache for the next rows
+constexpr int64_t TOGETHER = 128;    // rows that are prepared together
 
-template <typename BLOCK>  // what repack.cpp has in groups of eight columns, on x86
+template <typename BLOCK>  // types that repack.cpp stores in groups of eight columns on x86
 constexpr bool shared = std::is_same_v<BLOCK, block_q4_0> || std::is_same_v<BLOCK, block_q4_K>;
 
-// Vectors of 32 bytes: half a group in each. SUMMED bytes, unsigned, times as many signed ones are one sum, of 32 or
-// of 16 bits, where neither sixteen products with four bits nor four with six bits are too large.
+// Vectors of 32 bytes: half a group in each. The products of SUMMED unsigned and signed bytes form one sum of 32 bits,
+// or of 16 bits, which neither sixteen products of 4-bit weights nor four of 6-bit weights overflow.
 struct narrow {
     using ints   = __m256i;
     using floats = __m256;
-    static constexpr int GROUPS = 1;  // of columns, at once
+    static constexpr int GROUPS = 1;  // groups of columns at once
 #if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
     static constexpr int SUMMED = 4;
 #else
@@ -62,7 +62,7 @@ struct narrow {
         return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a));
 #endif
     }
-    static ints plus_pairs(ints sum, ints a, ints b) {  // products of 16 bits, two and two
+    static ints plus_pairs(ints sum, ints a, ints b) {  // sums of two 16-bit products
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
         return _mm256_dpwssd_epi32(sum, a, b);
 #elif defined(__AVXVNNI__)
@@ -78,25 +78,25 @@ struct narrow {
     static floats plus(floats sum, ints a, floats b) { return _mm256_fmadd_ps(_mm256_cvtepi32_ps(a), b, sum); }
     static floats less(floats a, floats b) { return _mm256_sub_ps(a, b); }
 
-    // 64 bytes of a group: columns 0-3, then 4-7, eight numbers of each.
+    // 64 bytes of a group: columns 0-3, then 4-7, eight values of each.
     static void load(ints * first, ints * second, const void * group, const void *) {
         *first  = _mm256_loadu_si256((const __m256i *) group);
         *second = _mm256_loadu_si256((const __m256i *) group + 1);
     }
-    // One sum for each column, in the order 0 1 4 5 2 3 6 7. So are `halves`, `pairs`; `store` puts them in order.
+    // One sum per column, in the order 0 1 4 5 2 3 6 7, as in `halves` and `pairs`; `store` restores the order.
     static ints columns(ints first, ints second) { return _mm256_hadd_epi32(first, second); }
     static floats halves(const ggml_half * group, const ggml_half *) {
         const __m128i d = _mm_loadu_si128((const __m128i *) group);
         return _mm256_cvtph_ps(_mm_shuffle_epi32(d, _MM_SHUFFLE(3, 1, 2, 0)));
     }
-    static ints pairs(__m128i group, __m128i) {  // of bytes, as 16 bits: one pair a column
+    static ints pairs(__m128i group, __m128i) {  // pairs of bytes, one per column, as 16-bit values
         return _mm256_cvtepu8_epi16(_mm_shuffle_epi32(group, _MM_SHUFFLE(3, 1, 2, 0)));
     }
     static void store(float * to, floats sums) {
         const __m256d by_two = _mm256_permute4x64_pd(_mm256_castps_pd(sums), _MM_SHUFFLE(3, 1, 2, 0));
         _mm256_storeu_ps(to, _mm256_castpd_ps(by_two));
     }
-    // Signed 8-bit scales from the one at `at` on, each for BYTES products, in the places of their sums.
+    // Signed 8-bit scales from `at` on, each for BYTES products, in the lanes of their sums.
     template <int BYTES> static ints scales(__m128i from, int at) {
         constexpr int N = SUMMED;
         const __m128i place = _mm_setr_epi8(0, N / BYTES, 2 * N / BYTES, 3 * N / BYTES, 4 * N / BYTES, 5 * N / BYTES,
@@ -112,7 +112,7 @@ struct narrow {
         *second = scales<8>(group, 4);
     }
 
-    // Q6_K: as many numbers as there are bytes here, four bits of one place and two of another, and their scales.
+    // Q6_K: one value per byte of the vector, from four low and two high bits, and their scales.
     static void six(ints * numbers, ints * by, const block_q6_K & w, __m128i of_16, int step) {
         const int half = step / 4, i = step % 4;
         const ints four = _mm256_loadu_si256((const __m256i *) w.ql + 2 * half + i % 2);
@@ -124,8 +124,8 @@ struct narrow {
     static ints row(const int8_t * from) { return _mm256_loadu_si256((const __m256i *) from); }
     static __m256i eight_sums(ints sums) { return sums; }
 
-    // Q8_0: the numbers of COLUMNS, and what their products by a row begin with. Where the row has to be unsigned
-    // it is 128 more than it was (MORE), so they begin with 128 x their sums less; else it gets their sign.
+    // Q8_0: the values of COLUMNS, and the initial values of their products with a row. If the row must be unsigned,
+    // MORE = 128 is added to it, and the products begin at -128 x the sum of the weights; otherwise it gets their sign.
     static constexpr int COLUMNS = 1;
     static constexpr int MORE    = SUMMED == 4 ? 0x80 : 0;
     static void load(ints * numbers, ints * begin, floats * d, const block_q8_0 * w, const block_q8_0 *) {
@@ -146,7 +146,7 @@ struct narrow {
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
 
-    // F16: numbers as floats, and the rows that stay in registers.
+    // F16: values as floats, and the number of rows that fit in registers.
     static constexpr int FLOATS = 8, MOST_F16 = 2;
     static floats from_f16(const ggml_half * w) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) w)); }
     static floats load(const float * from) { return _mm256_loadu_ps(from); }
@@ -157,7 +157,7 @@ struct narrow {
 };
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-// Vectors of 64 bytes: a group in each of two.
+// Vectors of 64 bytes: two groups at once.
 struct wide {
     using ints   = __m512i;
     using floats = __m512;
@@ -183,7 +183,7 @@ struct wide {
         *first  = _mm512_loadu_si512(group);
         *second = _mm512_loadu_si512(next);
     }
-    // The order is 0 1 of the group, 0 1 of the next, 2 3 of the group, and so on.
+    // The order: 0 1 of the first group, 0 1 of the second, 2 3 of the first, and so on.
     static ints columns(ints first, ints second) {
         const __m512 a = _mm512_castsi512_ps(first), b = _mm512_castsi512_ps(second);
         return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
@@ -256,7 +256,7 @@ static typename V::ints dot(const typename V::ints * w, const typename V::ints *
     return V::plus(V::plus(V::plus(V::plus(V::zero(), w[0], a[0]), w[1], a[1]), w[2], a[2]), w[3], a[3]);
 }
 
-// Of a row: numbers 0-7, 8-15, 16-23 and 24-31, each eight for all columns.
+// Values 0-7, 8-15, 16-23 and 24-31 of a row, each group of eight for all columns.
 template <typename V> static void eights(typename V::ints * to, const int8_t * from) {
     SPECLLAMA_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -266,7 +266,7 @@ template <typename V> static void eights(typename V::ints * to, const int8_t * f
     }
 }
 
-// Two groups are read at once, which the processor does not foresee: the block that comes after both.
+// Prefetches the block after two groups: the hardware does not predict reading two groups at once.
 template <typename V, typename GROUP> static void ahead(const GROUP * w, const GROUP * next, int64_t nb) {
     if (V::GROUPS > 1) {
         for (size_t at = 0; at < sizeof(GROUP); at += 64) {
@@ -284,13 +284,13 @@ template <typename T> static T * scratch(size_t size) {
     return kept.data();
 }
 
-// Below, for each kind: R rows of `n` numbers each, `stride` bytes apart, by `nc` columns of weights; row r of the result
-// is at s + r x bs. Where several columns are done
-// at once, those that are left are not done; how many were is returned.
+// Below, for each type: R rows of `n` values each, `stride` bytes apart, times `nc` columns of weights; row r of the
+// result is at s + r x bs. Functions that compute several columns at once leave out the remaining ones and return how
+// many they have computed.
 
-struct of_q8_0 {  // what every column needs of a block of a row
+struct of_q8_0 {  // a block of a row, as every column needs it
     float   d;
-    int32_t eightfold;  // 8 x its sum, since weights of -8 to 7 are taken as 0 to 15
+    int32_t eightfold;  // 8 x its sum: weights of -8 to 7 are computed as 0 to 15
 };
 
 static const of_q8_0 * all_of_q8_0(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
@@ -354,7 +354,7 @@ static int64_t rows_q4_0(int64_t n, int64_t nc, float * s, size_t bs, const bloc
     return x;
 }
 
-// Scales (bytes 0-7) and mins (8-15), of six bits, of eight columns for 32 numbers each: packed in 12 bytes.
+// 6-bit scales (bytes 0-7) and mins (8-15) of eight columns for 32 values each, packed in 12 bytes.
 static inline __m128i scales_and_mins(const uint8_t * packed) {
     uint32_t p[3];
     memcpy(p, packed, sizeof(p));
@@ -363,12 +363,12 @@ static inline __m128i scales_and_mins(const uint8_t * packed) {
                           (int) (p[1] & low6), (int) (((p[2] >> 4) & low4) | ((p[1] >> 2) & high2)));
 }
 
-static inline __m128i mins_of(__m128i one, __m128i two) {  // of two times 32 numbers, column by column
+static inline __m128i mins_of(__m128i one, __m128i two) {  // for two times 32 values, column by column
     return _mm_unpackhi_epi8(one, two);
 }
 
 static const int16_t * sums_of_q8_k(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
-    int16_t * sums = scratch<int16_t>(n_rows * nb * 8);  // of 32 numbers each
+    int16_t * sums = scratch<int16_t>(n_rows * nb * 8);  // of 32 values each
     for (int64_t r = 0; r < n_rows; r++) {
         const block_q8_K * a = (const block_q8_K *) (rows + r * stride);
         for (int64_t b = 0; b < nb; b++) {
@@ -401,7 +401,7 @@ static int64_t rows_q4_k(int64_t n, int64_t nc, float * s, size_t bs, const bloc
             for (int r = 0; r < R; r++) {
                 first_sum[r] = second_sum[r] = min_sum[r] = V::zero();
             }
-            for (int part = 0; part < 4; part++) {  // 64 numbers: 32 in low halves of bytes, 32 in high ones
+            for (int part = 0; part < 4; part++) {  // 64 values: 32 in the low halves of bytes, 32 in the high halves
                 const __m128i here[2]  = { scales_and_mins(w[b].scales + 24 * part),
                                            scales_and_mins(w[b].scales + 24 * part + 12) };
                 const __m128i there[2] = { scales_and_mins(next[b].scales + 24 * part),
@@ -479,7 +479,7 @@ static void rows_q6_k(int64_t n, int64_t nc, float * s, size_t bs, const char * 
             }
             const float d = GGML_CPU_FP16_TO_FP32(w[b].d);
             SPECLLAMA_UNROLL
-            for (int r = 0; r < R; r++) {  // weights of -32 to 31 were taken as 0 to 63
+            for (int r = 0; r < R; r++) {  // weights of -32 to 31 were computed as 0 to 63
                 const block_q8_K & a = ((const block_q8_K *) (rows + r * stride))[b];
                 const __m256i of_bsums = _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *) a.bsums),
                                                            _mm256_cvtepi8_epi16(of_16));
@@ -496,7 +496,7 @@ static void rows_q6_k(int64_t n, int64_t nc, float * s, size_t bs, const char * 
 
 struct more_q8_0 {
     float  d;
-    int8_t qs[QK8_0];  // and V::MORE
+    int8_t qs[QK8_0];  // plus V::MORE
 };
 
 static const more_q8_0 * more_of_q8_0(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
@@ -625,8 +625,8 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
     }
 }
 
-// n_rows of a batch by nc columns, `pitch` bytes each (see above): so many columns that they stay in a cache while
-// the rows pass by, in as few and as equal parts as can be.
+// n_rows of a batch times nc columns of `pitch` bytes each (see above), in blocks of columns that stay in a cache while
+// all rows are multiplied; the rows in as few and as equal parts as possible.
 template <typename BLOCK>
 static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char * rows,
                         size_t stride, int64_t n_rows) {
@@ -643,7 +643,7 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
                                          at_once<BLOCK, M < 6 ? M : 6>, at_once<BLOCK, M < 7 ? M : 7>,
                                          at_once<BLOCK, M < 8 ? M : 8> };
     const char * more  = nullptr;
-    size_t       small = 0;  // bytes of it for a row
+    size_t       small = 0;  // bytes per row
     if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
         more  = (const char *) all_of_q8_0(n / QK8_0, rows, stride, n_rows);
         small = n / QK8_0 * sizeof(of_q8_0);
@@ -674,7 +674,7 @@ static void by_columns(const ggml_compute_params * params, ggml_tensor * dst) {
     const ggml_tensor * weights = dst->src[0];
     const int64_t n = weights->ne[0], nc = weights->ne[1], n_rows = dst->src[1]->ne[1];
     const size_t  stride = ggml_row_size(ggml_get_type_traits_cpu(weights->type)->vec_dot_type, n);
-    const int64_t size   = (nc / (4 * params->nth) + 16) / 16 * 16;  // some parts for each thread
+    const int64_t size   = (nc / (4 * params->nth) + 16) / 16 * 16;  // several parts per thread
     for (int64_t at = params->ith; at * size < nc; at = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         batch<BLOCK>(n, std::min(size, nc - at * size), (float *) dst->data + at * size, dst->nb[1] / sizeof(float),
                            (const char *) weights->data + at * size * weights->nb[1], weights->nb[1],
@@ -687,7 +687,7 @@ static bool takes(const ggml_tensor * dst) {
     if (a->type != GGML_TYPE_F32 || ggml_n_dims(w) > 2 || ggml_n_dims(a) > 2 || !ggml_is_contiguous(w)) {
         return false;
     }
-    if (w->type == GGML_TYPE_F16) {  // of more rows llama.cpp's own are as fast, and the same
+    if (w->type == GGML_TYPE_F16) {  // for more rows llama.cpp's own kernel is as fast, with the same result
         return w->ne[0] % widest::FLOATS == 0 && a->ne[1] <= 10;
     }
     return a->ne[1] > 1 && (w->type == GGML_TYPE_Q6_K || w->type == GGML_TYPE_Q8_0);
@@ -712,8 +712,8 @@ static void multiply(const ggml_compute_params *, ggml_tensor *) {}
 }  // namespace specllama
 #endif
 
-// For ggml-cpu.c and tiled.cpp: whether weights by a batch are multiplied here, and doing so once the batch lies
-// converted in params->wdata and every thread has come by.
+// For ggml-cpu.c and tiled.cpp: whether this file multiplies these weights with a batch, and the multiplication, after
+// the batch has been converted into params->wdata and all threads have passed the barrier.
 extern "C" bool specllama_takes(const ggml_tensor * dst);
 extern "C" void specllama_multiply(const ggml_compute_params * params, ggml_tensor * dst);
 

@@ -1,10 +1,10 @@
-// A few rows by weights that llama.cpp has packed for AMX (x86-64 with AMX and VNNI; see rows.cmake, which has it
-// included by llama.cpp's ggml-cpu/amx/mmq.cpp).
+// A few rows times weights that llama.cpp has packed for AMX (x86-64 with AMX and VNNI). rows.cmake makes llama.cpp's
+// ggml-cpu/amx/mmq.cpp include this file.
 //
-// llama.cpp multiplies one row by AVX-512 and two or more by tiles, for which it unpacks weights into memory and
-// fetches sums from it: two rows take 1.3 to 1.8 times as long as one. Here up to eight rows are multiplied by what was
-// unpacked once into registers. All three sum up whole numbers exactly and floating-point ones in the same order, so
-// rows are the same, bit for bit, by whichever they are computed.
+// llama.cpp multiplies one row with AVX-512 and two or more with tiles, for which it unpacks weights to memory and
+// reads sums from it: two rows take 1.3 to 1.8 times as long as one. Here weights are unpacked once into registers and
+// multiplied by up to eight rows. All three sum integers exactly and floating-point numbers in the same order, so that
+// they give bit-identical rows.
 #pragma once
 
 #include <cstring>
@@ -18,13 +18,13 @@
 
 namespace specllama_tiles {
 
-constexpr int ROWS = 8;   // at once: more of them do not stay in registers
-constexpr int CACHED = 24 << 10;  // bytes of rows, which stay in the nearest cache
-constexpr int AHEAD = 4 << 10;  // bytes of weights that are asked for before they are needed
+constexpr int ROWS = 8;   // rows at once: more do not fit in registers
+constexpr int CACHED = 24 << 10;  // bytes of rows that stay in the L1 cache
+constexpr int AHEAD = 4 << 10;  // bytes of weights that are prefetched
 
-// What a tile, sixteen columns of one block, consists of: GROUPS with a scale each, of DEPTH times four products.
-// Weights are unpacked to OFFSET more than they are, so that they have no sign. With fewer rows than LEAST, and more
-// than MOST, llama.cpp is as fast or faster.
+// The layout of a tile, sixteen columns of one block: GROUPS with a scale each, of DEPTH times four products. OFFSET is
+// added to unpacked weights to make them unsigned. With fewer rows than LEAST, or more than MOST, llama.cpp is as fast
+// or faster.
 template <typename TB> struct tile;
 
 template <int OFF> struct floats_follow {
@@ -100,8 +100,8 @@ inline __m512i four(const char * bytes) {
 inline float factor(const block_q8_0 & a) { return GGML_CPU_FP16_TO_FP32(a.d); }
 inline float factor(const block_q8_K & a) { return a.d; }
 
-// What is known of a block of a row before any weights are: the sums of its groups, by how much weights are more than
-// they are; or those of all groups of 32, two in a word, for mins.
+// Values of a block of a row that do not depend on weights: the sums of its groups times OFFSET; or the sums of all
+// groups of 32, two in a word, for mins.
 template <typename TB, typename TA> struct known {
     static constexpr int WORDS = tile<TB>::MINS ? 4 : tile<TB>::GROUPS;
     static void of(const TA & a, int32_t * to) {
@@ -123,7 +123,7 @@ template <typename TB, typename TA> struct known {
     }
 };
 
-// R rows by sixteen columns, as far as blocks `from` to `to` go.
+// R rows times sixteen columns, for blocks `from` to `to`.
 template <typename TB, typename TA, int R>
 void rows(int KB, int from, int to, const TA * A, const int32_t * given, const char * B, float * C, int ldc) {
     using kind = tile<TB>;
@@ -207,7 +207,7 @@ template <typename TB, typename TA, int R = ROWS, typename... Rest> void some_ro
     }
 }
 
-// Whether it was done; the rows are in params->wdata.
+// Multiplies if it can, and returns whether it did; the rows are in params->wdata.
 template <typename TB, typename TA>
 bool multiply(const ggml_compute_params * params, ggml_tensor * dst) {
     if (dst->ne[1] < tile<TB>::LEAST || dst->ne[1] > tile<TB>::MOST || dst->ne[2] * dst->ne[3] != 1) {
