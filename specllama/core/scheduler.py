@@ -1,21 +1,44 @@
-"""Sequences of the target's cache: who uses them, what they hold while nobody does, which one a request
-takes.
+"""Who decodes next, and what the target's cache holds: slots, admission, prefill, prefix sharing, eviction.
+
+Knows contexts and policies by their interfaces; no files, no threads; the clock is passed in. The round
+itself is in engine.py.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from specllama.core.interfaces import Context, Saved
-from specllama.core.sequence import Generation, common_prefix
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row, Saved
+from specllama.core.policy.base import Policy
+from specllama.core.sampling.sampler import Sampler
+from specllama.core.sequence import (
+    FinishReason,
+    Generation,
+    Request,
+    common_prefix,
+    ends_ignored,
+    with_forced_limit,
+)
+from specllama.core.verify import NO_CHOICE
+from specllama.errors import ContextLengthError, EngineError
+
+CHUNK = 64  # rows; kernels evaluate groups of so many alike, whatever the width of the decode
+UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk that no other sequence waits for
+UNUSED_SECONDS = 0.5  # after which an idle cache is moved out of the context
+MAX_PENDING = 16  # rows lost in a cut that a round evaluates again; more are prefilled in chunks
+MIN_SHARED = 32  # ids in common with a slot in use, from which they are shared; else idle caches are used
+QUEUE_STEP = 4  # newcomers that each further text of a request lets pass
 
 
 @dataclass(slots=True)
 class Slot:
-    """A sequence of the target's cache. ids: what the cache holds while nobody uses it; or `saved` does, and
-    the cache nothing.
+    """A sequence of the target's cache. ids: what the cache holds while no generation uses it, or what
+    `saved` holds, the cache being empty then.
     """
 
     seq_id: int
@@ -25,29 +48,318 @@ class Slot:
     owner: Generation | None = None
 
 
-WORTH_SHARING = 32  # ids in common with a slot in use; for fewer, idle caches are left where they are
-_PASSED = 4  # newcomers that each further text of a request lets pass
-
-
 class FairQueue:
-    """The order in which generations get slots: as they come, but the second, third … text of a request
-    (`Request.turn`) lets some that come later pass. Places only grow, so nobody waits for ever.
+    """The order in which generations get slots: first come, first served, but the second, third … text of a
+    request (`Request.turn`) lets some later ones pass. Ranks only grow, so none waits for ever.
     """
 
     def __init__(self) -> None:
         self._arrived = 0
 
     def join(self, waiting: list[Generation], generation: Generation) -> None:
-        """Put the generation where it belongs among those that wait."""
+        """Insert the generation where it belongs among the waiting ones."""
         turn = generation.request.turn
         self._arrived += turn == 0
-        generation.place = self._arrived + turn * _PASSED
-        insort(waiting, generation, key=lambda g: g.place)
+        generation.queue_rank = self._arrived + turn * QUEUE_STEP
+        insort(waiting, generation, key=lambda g: g.queue_rank)
+
+
+class Scheduler:
+    """The slots of one target context and the generations that wait for them or use them.
+
+    end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: how much a logit
+    of a batched row may differ from the same row decoded by itself (0: bit-equal; None: not measured,
+    near-ties are ignored). most_rows: of a decode with drafts, where wider ones are rounded differently;
+    None: no limit. exact: always decide near-ties on rows decoded by themselves. prefill_seconds: the time
+    that a chunk of prefill should take while other sequences wait. room: whether so many bytes may be used to
+    save an idle cache; None: idle caches stay in the context. draft_failed: the draft model raised
+    DecodeError, and the policy goes on without it; `notices` says so.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        policy: Policy,
+        *,
+        end_ids: Collection[int],
+        clock: Callable[[], float],
+        suppressed: Sequence[int] = (),
+        epsilon: float | None = None,
+        most_rows: int | None = None,
+        exact: bool = False,
+        prefill_seconds: float = 0.5,
+        room: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.target, self.policy, self.clock = target, policy, clock
+        self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
+        self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
+        self.most_rows = most_rows
+        self.room, self._offloaded = room, 0.0
+        self.slots = [Slot(i) for i in range(target.n_seq_max)]
+        self.waiting: list[Generation] = []
+        self.queue = FairQueue()
+        self.active: list[Generation] = []
+        self.notices: list[str] = []
+        self.draft_failed = False
+        self._row_seconds: float | None = None  # of one row of prefill, as last measured
+
+    @property
+    def busy(self) -> bool:
+        """Whether a generation waits or decodes."""
+        return bool(self.waiting or self.active)
+
+    # Requests
+
+    def submit(self, request: Request) -> Generation:
+        """Queue a request. Raises EngineError for an empty prompt, ContextLengthError where the context has
+        no room for the prompt and one token or for the given text, UsageError for a text that cannot be
+        written.
+        """
+        n_prompt, n_ctx = len(request.prompt), self.target.n_ctx
+        if n_prompt == 0:
+            raise EngineError("a prompt needs at least one token")
+        if n_prompt >= n_ctx:
+            raise ContextLengthError(
+                f"the prompt has {n_prompt} tokens and the context {n_ctx}",
+                f"use -c {n_prompt + 256} or more",
+                {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
+            )
+        request = with_forced_limit(request, self.target.n_vocab, n_ctx)
+        forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
+        chooser = Sampler(request.params, request.seed, self.target.n_vocab, forbidden)
+        end_ids = self.end_ids if request.forced is None else ()
+        generation = Generation(
+            request, chooser, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
+        )
+        generation.history = list(request.prompt)
+        generation.stats.n_prompt = n_prompt
+        self.queue.join(self.waiting, generation)
+        return generation
+
+    def cancel(self, generation: Generation, reason: FinishReason = "cancel") -> None:
+        """End a generation now; its text so far stays. One that has ended already is left as it is."""
+        if generation.finish_reason is None:
+            generation.finish_reason = reason
+            self._retire()
+
+    def _admit(self) -> list[Generation]:
+        """Give free slots to waiting generations and end those past their deadline; the active ones."""
+        for orphan in self.active:
+            if orphan.prefix_owner is not None and not any(g is orphan.prefix_owner for g in self.active):
+                orphan.prefix_owner = None
+                orphan.prefix_owner = self._find_prefix_owner(orphan)
+        while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
+            if not self._fits(self.waiting[0]):
+                break
+            generation = self.waiting.pop(0)
+            owner = generation.prefix_owner = self._find_prefix_owner(generation)
+            cached = [] if owner else [(g.seq_id, g.history[: g.n_past]) for g in self.active]
+            slot, n_past = take_slot(self.target, idle, [] if owner else generation.history, cached)
+            slot.owner, slot.ids, slot.saved = generation, [], None
+            generation.seq_id, generation.n_past = slot.seq_id, n_past
+            generation.stats.n_reused = min(n_past, generation.n_prompt)
+            generation.admitted = generation.admitted or self.clock()
+            self.active.append(generation)
+        for generation in [*self.active, *self.waiting]:
+            deadline = generation.request.deadline
+            if deadline is not None and self.clock() > deadline:
+                generation.finish_reason = "cancel"
+        return list(self.active)
+
+    def _fits(self, generation: Generation) -> bool:
+        """Whether the pool has room for the generation and some growth; the only one may always try."""
+        used = sum(len(g.history) for g in self.active)
+        needed = len(generation.history) + self.target.n_ctx // 16
+        return not self.active or used + needed <= self.target.n_ctx
+
+    def _retire(self) -> None:
+        """Free the slots of ended generations; their caches stay for the next request that starts alike."""
+        for generation in [g for g in self.active if g.finish_reason is not None]:
+            self._release(generation, keep=True)
+            self.active.remove(generation)
+        self.waiting = [g for g in self.waiting if g.finish_reason is None]
+
+    def _release(self, generation: Generation, keep: bool = False) -> None:
+        slot = self.slots[generation.seq_id]
+        slot.owner, slot.last_used = None, self.clock()
+        slot.ids = generation.history[: generation.n_past] if keep else []
+        if not keep:
+            self.target.truncate(slot.seq_id, 0)
+        self.policy.forget(slot.seq_id)
+
+    def _abandon(self) -> None:
+        """Cancel everything after a failed decode: the state of the caches is unknown."""
+        for generation in self.active:
+            generation.finish_reason = "cancel"
+            self._release(generation)
+        self.active.clear()
+        for slot in self.slots:
+            empty(self.target, slot)
+
+    # Prefill
+
+    def _prefill_next(self) -> list[Generation]:
+        """Evaluate one chunk of a prompt, if there is one; the generations that decode in this round."""
+        going = [g for g in self.active if g.finish_reason is None]
+        filling = next_to_fill([g for g in going if not g.prefilled and g.prefix_owner is None])
+        ready = [g for g in going if g.prefilled]
+        if filling is not None:
+            self._prefill(filling, ready)
+        decoding = [g for g in ready if g.prefilled and g.finish_reason is None]
+        if decoding:
+            self._offload()
+        return decoding
+
+    def _prefill(self, generation: Generation, decoding: Sequence[Generation]) -> None:
+        """Evaluate a chunk of the prompt; after the last one choose the first token. decoding: the
+        generations that wait meanwhile.
+        """
+        started, history = self.clock(), generation.history
+        seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
+        n = self._chunk(len(history) - generation.n_past, seconds)
+        last = generation.n_past + n == len(history)
+        batch = [
+            BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
+            for pos in range(generation.n_past, generation.n_past + n)
+        ]
+        rows = self._decode(batch)
+        if rows is None:
+            return
+        generation.n_past += n
+        generation.n_chunks += 1
+        if last:
+            self._begin(generation, rows[0])
+        took = self.clock() - started
+        if n >= CHUNK or self._row_seconds is None:  # a few rows cost more each than those of a chunk
+            self._row_seconds = took / n
+        generation.stats.encode_seconds += took
+        if last:
+            self._share_prefix(generation, rows[0])
+
+    def _chunk(self, rest: int, seconds: float) -> int:
+        """Rows of the next prefill decode of `rest`: the multiple of CHUNK predicted to come closest to
+        `seconds`.
+
+        The last decode has CHUNK rows and the remainder (the remainder by itself where it is expensive among
+        them), however fast the machine is at the moment: a row is rounded by the decode that it is in, and
+        the same prompt must give the same logits.
+        """
+        most = self.target.n_batch
+        if rest < 2 * CHUNK or most < 2 * CHUNK:
+            n, multiple = min(rest, most), self.target.row_multiple
+            return n - n % multiple if n > multiple else n
+        whole = (rest // CHUNK - 1) * CHUNK
+        fits = CHUNK
+        if self._row_seconds is not None:
+            fits = max(1, round(seconds / (self._row_seconds * CHUNK))) * CHUNK
+        return min(whole, fits, most // CHUNK * CHUNK)
+
+    def _begin(self, generation: Generation, row: Row) -> None:
+        """Choose the first token. row: logits after the last token of the prompt, shape (n_vocab,)."""
+        generation.begin_round((), (), shared=False)
+        token = generation.choose(row)
+        if token == NO_CHOICE:  # a grammar that has ended
+            return
+        generation.commit(token)
+        generation.prefilled = True
+        if generation.first_token == 0:
+            generation.first_token = self.clock()
+            generation.stats.ttft_seconds = generation.first_token - generation.submitted
+        request, history = generation.request, generation.history
+        self.policy.start(generation.seq_id, history, generation.chooser, request.mask, request.memory_scope)
+
+    def _share_prefix(self, prefix_owner: Generation, row: Row) -> None:
+        """Give the generations of the same prompt its cells and its last row of logits. A memory that cannot
+        share leaves them to evaluate it themselves.
+        """
+        for generation in self.active:
+            if generation.prefix_owner is not prefix_owner:
+                continue
+            generation.prefix_owner = None
+            generation.n_past = self.target.copy(prefix_owner.seq_id, generation.seq_id, prefix_owner.n_past)
+            generation.stats.n_reused = generation.n_past
+            if generation.n_past == len(generation.history) and generation.finish_reason is None:
+                self._begin(generation, row)
+
+    def _find_prefix_owner(self, generation: Generation) -> Generation | None:
+        """The generation that is evaluating the same prompt; its cells are shared when it is done."""
+        for other in self.active:
+            fills = other is not generation and not other.prefilled and other.prefix_owner is None
+            if fills and other.n_output == 0 and other.history == generation.history:
+                return other
+        return None
+
+    # Decoding
+
+    def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
+        """Logits of the batch's outputs, shape (n_outputs, n_vocab); idle caches are given up for room. None
+        where a generation had to be put back or ended instead.
+        """
+        while True:
+            try:
+                return self.target.decode(batch)
+            except NoRoomError:
+                idle = [s for s in self.slots if s.owner is None and s.ids and s.saved is None]
+                if idle:
+                    empty(self.target, min(idle, key=lambda s: s.last_used))
+                    continue
+                self._put_back()
+                return None
+
+    def _put_back(self) -> None:
+        """Return the youngest generation to the queue for lack of room; the only one has filled the context.
+        """
+        youngest = self.active[-1]
+        if len(self.active) == 1:
+            youngest.finish_reason = "context"
+            return
+        self._release(youngest)
+        youngest.n_past, youngest.prefilled, youngest.queue_rank, youngest.prefix_owner = 0, False, 0, None
+        self.active.remove(youngest)
+        self.waiting.insert(0, youngest)
+
+    def _draft_limit(self, active: Sequence[Generation]) -> int:
+        """Draft tokens for each of the generations that one decode has room for and the memory can take back.
+        """
+        most = min(self.target.n_outputs_max, self.most_rows or self.target.n_outputs_max)
+        pending = max(len(g.history) - g.n_past for g in active)
+        per_batch = self.target.n_batch // len(active) - pending
+        return min((most - len(active)) // len(active), per_batch, self.target.max_rollback)
+
+    def _remove_model(self, error: DecodeError) -> None:
+        """Go on without the drafters that decode, one of which failed."""
+        for name in [d.name for d in self.policy.drafters if d.priced]:
+            self.policy.remove_drafter(name)
+        self.draft_failed = True
+        self.notices.append(f"the draft model failed ({error}); going on without it")
+
+    def _checkpoint(self, generation: Generation) -> None:
+        """Before a draft, where the memory cannot take back rows: evaluate all but the last token, then save
+        the state.
+        """
+        pending = generation.history[generation.n_past : -1]
+        while pending:
+            chunk, pending = pending[: self.target.n_batch], pending[self.target.n_batch :]
+            n = generation.n_past
+            self.target.decode([BatchRow(t, n + i, generation.seq_id, False) for i, t in enumerate(chunk)])
+            generation.n_past += len(chunk)
+        self.target.checkpoint(generation.seq_id)
+
+    def _check_prefilled(self, generation: Generation) -> None:
+        """Prefill in chunks again where a cut has lost many rows."""
+        generation.prefilled = len(generation.history) - 1 - generation.n_past < MAX_PENDING
+
+    def _offload(self) -> None:
+        """From time to time, move the caches of unused slots out of the context."""
+        now = self.clock()
+        if self.room is not None and now - self._offloaded > UNUSED_SECONDS:
+            offload_idle(self.target, self.slots, now - UNUSED_SECONDS, self.room)
+            self._offloaded = now
 
 
 def next_to_fill(filling: Sequence[Generation]) -> Generation | None:
-    """Whose prompt is evaluated next: a chunk each in turn, so that a short prompt does not wait for a long
-    one.
+    """The generation whose prompt is evaluated next: one chunk each in turn, so that a short prompt does not
+    wait for a long one.
     """
     return min(filling, key=lambda g: g.n_chunks, default=None)
 
@@ -58,19 +370,19 @@ def take_slot(
     ids: Sequence[int],
     active: Sequence[tuple[int, Sequence[int]]] = (),
 ) -> tuple[Slot, int]:
-    """The idle slot for these ids, and how many of them its cache holds already. active: (seq_id, ids in the
-    cache) of the slots in use.
+    """The idle slot for these ids, and how many of them its cache holds already. active: (seq_id, cached ids)
+    of the slots in use.
 
-    A cache is taken over where at least half of it is of use; else the common beginning is shared with the
-    slot that was not used for longest, so that a long cache outlives a short request that begins alike. What
-    a slot in use has more in common is shared too, where the memory can give a part of a sequence.
+    A cache is taken over if at least half of it is reused; otherwise its common prefix is copied to the least
+    recently used slot, so that a long cache outlives a short request with the same start. A longer common
+    prefix with a slot in use is shared, where the memory can share a part of a sequence.
     """
     best = max(idle, key=lambda s: (common_prefix(s.ids, ids), s.last_used))
     common = max(0, min(common_prefix(best.ids, ids), len(ids) - 1))
     oldest = min(idle, key=lambda s: s.last_used)
     shared, seq_id = max(((common_prefix(held, ids), seq) for seq, held in active), default=(0, 0))
     shared = min(shared, len(ids) - 1)
-    if shared >= common + WORTH_SHARING:
+    if shared >= common + MIN_SHARED:
         n = target.copy(seq_id, oldest.seq_id, shared)
         if n or target.n_past(oldest.seq_id) < len(oldest.ids):
             oldest.ids, oldest.saved = [], None
@@ -87,7 +399,7 @@ def take_slot(
 
 
 def empty(target: Context, slot: Slot) -> None:
-    """Give the slot's cells back to the pool."""
+    """Return the slot's cells to the pool."""
     target.truncate(slot.seq_id, 0)
     slot.ids, slot.saved = [], None
 
@@ -95,8 +407,8 @@ def empty(target: Context, slot: Slot) -> None:
 def offload_idle(
     target: Context, slots: Sequence[Slot], before: float, allowed: Callable[[int], bool]
 ) -> None:
-    """Save what nobody has used since `before` (seconds of the engine's clock) and give its cells back: a
-    decode goes over all cells of the cache, whoever's they are. allowed: whether so many bytes may be taken.
+    """Save the caches of slots unused since `before` (seconds of the engine's clock) and free their cells: a
+    decode reads all cells of the context. allowed: whether so many bytes may be used.
     """
     for slot in slots:
         if slot.owner is None and slot.ids and slot.saved is None and slot.last_used < before:

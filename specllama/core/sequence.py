@@ -1,6 +1,4 @@
-"""One generation in progress: its ids so far, its limits, its figures. Knows no caches of models and no
-drafters.
-"""
+"""One generation in progress: its ids so far, its limits, its statistics. Knows no caches and no drafters."""
 
 from __future__ import annotations
 
@@ -16,19 +14,20 @@ from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, UsageError, option
 
 FinishReason = Literal["stop", "length", "context", "cancel"]
-_GUARD_SHARE = 0.01  # near-ties are decided again only where they are rarer than this
+_GUARD_SHARE = 0.01  # near-ties are decided again only if they are rarer than this
 
 
 class TokenSink(Protocol):
-    """Turns tokens into text; says when a stop string is complete."""
+    """Turns tokens into text and says when a stop string is complete."""
 
     def push(self, token: int, source: str) -> bool:
-        """Take one token and who drafted it ("target": nobody); True where it completes a stop string."""
+        """Add one token, drafted by `source` ("target": nobody); True where it completes a stop string."""
         ...
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural-log probability of an emitted token in the softmax of the raw row, and of the likeliest ids."""
+    """Natural-log probability of an emitted token in the softmax of the raw row, and of the most likely ids.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
@@ -36,11 +35,12 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to generate from: ids of the prompt, the rule, the end. deadline: engine clock seconds, or
-    None. mask: a grammar's, at its beginning; not shared with another request. forced: the ids that are to be
-    written whatever is chosen (teacher forcing); the generation ends with the last of them, not before.
-    draft_max: most draft tokens of a round, None for the policy's own. turn: see `slots.Line`. owner: whose
-    text it is; what is drafted of earlier texts is the owner's. None: nothing is, and nothing later of this.
+    """What to generate from. prompt: ids. params, seed: the rule by which tokens are chosen. writer: gets the
+    tokens. deadline: seconds of the engine's clock, None: none. speculate: whether to draft. mask: a grammar
+    at its start, not shared with another request. forced: ids to write whatever is chosen (teacher forcing);
+    the generation ends with the last of them, not before. draft_max: most draft tokens of a round, None: as
+    the policy decides. turn: see `scheduler.FairQueue`. memory_scope: whose earlier texts may be drafted
+    from; None: nobody's, and this text is not kept.
     """
 
     prompt: Sequence[int]
@@ -53,13 +53,13 @@ class Request:
     forced: Sequence[int] | None = None
     draft_max: int | None = None
     turn: int = 0
-    owner: str | None = ""
+    memory_scope: str | None = ""
 
 
 @dataclass(slots=True)
 class Generation:
-    """A request in the engine. history: prompt and output ids; n_past: how many of them the target's cache
-    holds.
+    """A request in the engine. history: prompt and output ids; n_past: how many of them are in the target's
+    cache.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
     target's memory can take tokens back one by one.
@@ -75,10 +75,10 @@ class Generation:
     history: list[int] = field(default_factory=list)
     n_past: int = 0
     prefilled: bool = False
-    place: int = 0  # in the line of those that wait
+    queue_rank: int = 0  # order among the waiting generations
     n_chunks: int = 0  # of its prompt that were evaluated
-    alone: bool = False  # the next token is to be decided on a row decoded by itself
-    shared: bool = False  # the row at hand was decoded with others
+    single_row: bool = False  # the next token is to be chosen from a row decoded by itself
+    shared: bool = False  # the current row was decoded together with others
     finish_reason: FinishReason | None = None
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
@@ -118,9 +118,24 @@ class Generation:
             room = min(room, self.request.draft_max)
         return max(0, room)
 
+    def begin_round(self, drafted: Sequence[int], sources: Sequence[str], shared: bool) -> None:
+        """The next rows verify this draft. sources: the drafter of each token. shared: they were decoded
+        together with other rows.
+        """
+        self.drafted, self.sources, self.shared = drafted, sources, shared
+
+    def n_legal(self, draft: Sequence[int]) -> int:
+        """How many tokens of the draft the grammar allows in a row; all without one."""
+        if self.request.mask is None or not draft:
+            return len(draft)
+        try:
+            return self.request.mask.legal(draft)
+        except MaskError:  # the choice that follows reports it
+            return 0
+
     def choose(self, row: Row) -> int:
-        """The token that follows by `row`; NO_CHOICE where it must be decided again on a row decoded alone,
-        or where nothing legal is left and the generation ends.
+        """The next token. row: logits, shape (n_vocab,). NO_CHOICE where it must be chosen again from a row
+        decoded by itself, or where nothing legal is left and the generation ends.
         """
         forced, margin = self.request.forced, self.epsilon > 0
         try:
@@ -128,7 +143,7 @@ class Generation:
         except MaskError as error:
             self.finish_reason, self.problem = "cancel", str(error)
             return NO_CHOICE
-        if forced is not None:  # the choice took its time, that is all
+        if forced is not None:  # choosing is part of the time that is measured
             return self._scored(row, forced[self.n_output])
         if choice.token == NOTHING_LEGAL:
             self.finish_reason = "stop"
@@ -136,13 +151,13 @@ class Generation:
         if choice.margin < 2 * self.epsilon:
             if self.shared and self._guarded():
                 self.stats.redecided += 1
-                self.alone = True
+                self.single_row = True
                 return NO_CHOICE
             self.stats.near_ties += 1
         return self._scored(row, choice.token)
 
     def _scored(self, row: Row, token: int) -> int:
-        """The token, its log probability noted where it was asked for."""
+        """The token, after recording its log probability where that was requested."""
         n = self.request.params.logprobs
         if n is not None:
             self._logprobs = TokenLogprobs(*top_logprobs(row, token, n))
@@ -184,10 +199,10 @@ def ends_ignored(params: SamplingParams) -> bool:
 
 
 def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
-    """The request, its max_tokens at most the number of ids that it is forced to write.
+    """The request with max_tokens limited to the number of forced ids.
 
-    Raises UsageError for what is no id and beside a grammar, ContextLengthError where prompt and ids do not
-    fit the context together.
+    Raises UsageError for invalid ids and for a grammar together with forced ids, ContextLengthError where
+    prompt and ids do not fit into the context.
     """
     forced, params = request.forced, request.params
     if forced is None:
@@ -209,7 +224,7 @@ def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids `a` and `b` begin with alike."""
+    """Length of the common prefix of `a` and `b`."""
     n = min(len(a), len(b))
     if list(a[:n]) == list(b[:n]):
         return n

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specllama.core.policy.candidates import CandidateDraft
+
+if TYPE_CHECKING:
+    from specllama.core.policy.base import Round, VerifyResult
 
 MIN_PLAIN_ROUNDS = 8  # of the run; with fewer the stored t(1) stands in for the missing ones
 PlainSource = Literal["run", "stored", "none"]
@@ -72,6 +75,23 @@ class RunStats:
         for j, accepted in enumerate(guessed):
             self.reached[j] += 1
             self.accepted_at[j] += accepted
+
+    def add_round(
+        self, done: Round, outcome: VerifyResult, sampling_seconds: float, forced: Collection[str]
+    ) -> None:
+        """Count a round and this sequence's outcome in it. forced: as for `drafted`."""
+        draft = outcome.draft
+        self.drafted(draft.sources, outcome.n_accept, draft.n_discarded, forced)
+        self.rounds += 1
+        self.decode_seconds += done.seconds
+        self.verify_seconds += done.verify_seconds
+        self.draft_seconds += done.draft_seconds
+        self.sampling_seconds += sampling_seconds
+        count, seconds = self.round_seconds.get(done.n_rows, (0, 0.0))
+        self.round_seconds[done.n_rows] = (count + 1, seconds + done.verify_seconds)
+        if done.plain:
+            self.plain_rounds += 1
+            self.plain_seconds += done.seconds - done.draft_seconds
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from specllama.core.interfaces import Row
 
-NO_CHOICE = -1  # `choose` answers this where nothing may be emitted from the row: a near-tie, or the end
+NO_CHOICE = -1  # returned by `choose` where nothing may be emitted from the row: a near-tie, or the end
 
 
 def verify(
     rows: Iterable[Row], draft: Sequence[int], choose: Callable[[Row], int], commit: Callable[[int], bool]
 ) -> int:
-    """Walk the target's rows along the draft; emit what the target chooses, stop at the first that differs.
+    """Walk the target's rows along the draft; emit what the target chooses, stop at the first difference.
 
-    rows: logits behind the last token and behind every draft token, len(draft) + 1. choose: a row to a
-    token (it sees the history that `commit` extends). commit: appends the token, False ends the sequence.
-    Rows behind the end are not touched. Returns n_accept, the draft tokens that were emitted; 1 to
-    len(draft) + 1 tokens are committed, none where the first row gives NO_CHOICE.
+    rows: logits after the last token and after every draft token, len(draft) + 1. choose: a row to a token;
+    it sees the history that `commit` extends. commit: appends the token; False ends the sequence. Rows after
+    the end are not touched. Returns n_accept, the draft tokens that were emitted. 1 to len(draft) + 1 tokens
+    are committed, none where the first row gives NO_CHOICE. Raises ValueError for too few rows.
     """
     for i, row in enumerate(rows):
         token = choose(row)

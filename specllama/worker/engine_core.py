@@ -203,8 +203,10 @@ class EngineCore:
         ids = self._ids(message)
         schema = params.json_schema if isinstance(params.json_schema, str) else None
         mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar)
-        more = {name: getattr(message, name) for name in ("speculate", "draft_max", "turn", "owner")}
-        request = Request(ids, params, seed, writer, mask=mask, forced=forced, **more)
+        more = {name: getattr(message, name) for name in ("speculate", "draft_max", "turn")}
+        request = Request(
+            ids, params, seed, writer, mask=mask, forced=forced, memory_scope=message.owner, **more
+        )
         generation = self.engine.submit(request)
         generation.submitted = asked  # template, ids and grammar are part of the time to the first token
         self.running.append(SequenceOutput(message.id, generation, writer, message.messages))
@@ -290,7 +292,7 @@ class EngineCore:
             self.send(m.Failed(error.to_dict(), r.id))
             return
         text, runs = r.writer.finish_runs()
-        owner = g.request.owner
+        owner = g.request.memory_scope
         if self.loaded is not None and self.loaded.memory is not None and owner is not None:
             self.loaded.memory.keep(owner, g.history, g.n_prompt)
         if r.messages is not None:

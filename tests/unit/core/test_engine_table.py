@@ -378,7 +378,7 @@ def test_a_memory_changes_no_text(work, adaptive, n_slots):
     policy = Planner(drafters, clock()) if adaptive else Fixed(drafters, 5)
     engine = engine_over(TableContext(N_VOCAB, 400, n_slots), policy)
     for prompt, params, seed, owner in work:
-        request = Request(prompt, params, seed, owner=owner)
+        request = Request(prompt, params, seed, memory_scope=owner)
         got = run(engine, request)[0]
         memory.keep(owner, got.history, got.n_prompt)
         assert got.output == plain(request, 400).output
@@ -386,11 +386,11 @@ def test_a_memory_changes_no_text(work, adaptive, n_slots):
 
 def test_the_same_request_again_is_drafted_from_memory():
     request = Request(
-        [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, owner="a"
+        [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, memory_scope="a"
     )
     memory = Remembered()
     engine = engine_over(TableContext(N_VOCAB), Fixed([CopyDrafter(), MemoryDrafter(memory)], 8))
     for owner, n_least, n_most in (("a", 0, 0), ("b", 0, 0), ("a", 30, 40)):
-        got = run(engine, dataclasses.replace(request, owner=owner))[0]
+        got = run(engine, dataclasses.replace(request, memory_scope=owner))[0]
         memory.keep(owner, got.history, got.n_prompt)
         assert n_least <= got.stats.drafted_by["memory"] <= n_most, owner

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specllama.core.engine import MOST_PENDING, Engine
+from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import Sampler
+from specllama.core.scheduler import MAX_PENDING
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
@@ -41,7 +42,7 @@ class Refilled(TableContext):
 
     def truncate(self, seq_id, n_past):
         kept = super().truncate(seq_id, n_past)
-        if n_past - kept >= MOST_PENDING:
+        if n_past - kept >= MAX_PENDING:
             self.lost.append(len(self.widths))
         return kept
 

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from specllama.core.engine import UNUSED_SECONDS, Engine
+from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
+from specllama.core.scheduler import UNUSED_SECONDS
 from specllama.core.sequence import Generation, Request
 from specllama.testing import TableContext
 
