@@ -18,7 +18,7 @@ from specllama.config.arguments import (
     LoadOptions,
     ModelName,
     SpeculativeConfig,
-    load_settings,
+    settings_of_arguments,
     speculative,
 )
 from specllama.config.defaults import DRAFT_MAX, DRAFT_MODEL, DRAFTERS, LAYERS, SERVED_SLOTS
@@ -69,7 +69,7 @@ class BaseLLM(ABC):
         IncompatiblePairError, ResourceError, EngineError.
         """
         draft, tokens = speculative(speculative_config, speculative_model, num_speculative_tokens)
-        settings = load_settings(
+        settings = settings_of_arguments(
             model,
             draft,
             tokens,

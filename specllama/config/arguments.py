@@ -81,7 +81,7 @@ class SpeculativeConfig(TypedDict, total=False):
     num_speculative_tokens: int | Literal["auto"]
 
 
-def load_settings(
+def settings_of_arguments(
     model: ModelName | None,
     speculative_model: ModelName | None,
     num_speculative_tokens: int | Literal["auto"],
@@ -109,7 +109,7 @@ def load_settings(
             draft,
             n_slots=max_num_seqs,
             drafters=_names(drafters, "drafters"),
-            draft_max=_draft_max(num_speculative_tokens),
+            draft_max=_draft_tokens(num_speculative_tokens),
             exact=_of_kind(exact, "exact", "bool"),
             chat_template=None if chat_template is None else _of_kind(chat_template, "chat_template", "str"),
             **load,
@@ -175,7 +175,7 @@ def _layers(given: Layers, name: str) -> int:
     return given
 
 
-def _draft_max(tokens: int | Literal["auto"]) -> int | None:
+def _draft_tokens(tokens: int | Literal["auto"]) -> int | None:
     if tokens == "auto":
         return None
     return int(_of_kind(tokens, "draft_max", "int"))

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from specllama.config import defaults
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import CACHE_TYPES
-from specllama.core.sampling.params import PARAMETERS, Parameter
+from specllama.core.sampling.parameter import Parameter
+from specllama.core.sampling.params import PARAMETERS
 
 GGUF, DOWNLOADED, LIST = "*.gguf", "downloaded", ","  # in `completes`
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from specllama import LLM, SamplingParams
-from specllama.core.sampling.params import PARAMETERS, Parameter
+from specllama.core.sampling.parameter import Parameter
+from specllama.core.sampling.params import PARAMETERS
 from tests.support.command import Command
 from tests.support.paths import ROOT
 from tests.support.serving import Server

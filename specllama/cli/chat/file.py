@@ -16,7 +16,8 @@ from typing import Any
 
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.config.store import cache_dir
-from specllama.core.sampling.params import MAX_BIAS, SamplingParams
+from specllama.core.sampling.parameter import MAX_BIAS
+from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
 
 SCHEMA = "specllama.chat/1"
