@@ -40,7 +40,7 @@ class EngineSession:
 
     def load(self) -> None:
         """Download what is not on disk, start the process and load the models; the process ends again where
-        that fails. Raises what prepare.prepared and EngineClient.load raise.
+        that fails. Raises what prepare.prepare and EngineClient.load raise.
         """
         if not self._complete:
             self._download()
