@@ -44,14 +44,14 @@ short sources; they rename variables in code, turn text into JSON and repeat wha
 | shape | {target.shape} | {draft.shape} |
 | weights | {target.kind} | {draft.kind} |
 | size | {target.megabytes:.1f} MB | {draft.megabytes:.1f} MB |
-| chooses as its own f16 file does | {target.as_f16:.1%} | {draft.as_f16:.1%} |
+| same greedy token as its f16 file | {target.as_f16:.1%} | {draft.as_f16:.1%} |
 
 One vocabulary of {n_vocab} byte-level BPE tokens, ChatML template, end of turn `<|im_end|>`, context
 {n_ctx} tokens (trained on 512).
 
 ## Where draft and target agree
 
-Share of tokens where both choose the same one, on {n_tokens} tokens that the f16 target wrote greedily:
+Share of tokens for which both choose the same, over {n_tokens} tokens that the f16 target wrote greedily:
 
 | {kinds} |
 |{rules}|
@@ -59,17 +59,16 @@ Share of tokens where both choose the same one, on {n_tokens} tokens that the f1
 
 ## Training text and licence
 
-Trained on the Python standard library's own sources and docstrings, a text under the PSF License 2.0
-(copyright Python Software Foundation); the weights are given under the same licence (PSF-2.0). The people in
-the JSON tasks are made up from word lists. `python -m scripts.demo_pair` is the whole recipe.
+Trained on the sources and docstrings of the Python standard library, which are under the PSF License 2.0
+(copyright Python Software Foundation); the weights have the same licence (PSF-2.0). The people in the JSON
+tasks are invented from word lists. `python -m scripts.demo_pair` reproduces the training.
 
 ## Limits
 
-- Far too small to be asked for facts: explanations sound right and often are not, sources are recalled in
-  part.
-- English only, one turn at a time, prompts worded as in training. It is there to try and to measure speed;
-  its answers say nothing about a real model's.
-- JSON and repeat tasks are nearly always right, renames mostly, up to some hundred tokens.
+- Far too small for facts: explanations sound right but often are not, and sources are recalled in part.
+- English only, one turn at a time, prompts worded as in training. The pair is for trying specllama and for
+  measuring speed; its answers say nothing about those of real models.
+- Up to some hundred tokens JSON and repeat tasks are nearly always right, and renames mostly.
 
 ## Checksums (SHA-256)
 
@@ -81,7 +80,7 @@ the JSON tasks are made up from word lists. `python -m scripts.demo_pair` is the
 | draft in f16 | `{draft.source_sha256}` |
 
 Made by `python -m scripts.demo_pair.make_data --target-type {target.kind} --draft-type {draft.kind}`; its
-`--measure` says what the types cost on your machine.
+`--measure` measures the types on your machine.
 """
 
 

@@ -134,7 +134,7 @@ class _Attempt:
                 break
             self._hasher.update(data)
             self._have += len(data)
-            self._advance("checking what there is of", self._have)
+            self._advance("verifying the first part of", self._have)
         self._kept = self._have
 
     def _receive(self, out: int, web: Web, flusher: FsyncThread) -> bool:

@@ -1,1 +1,1 @@
-"""How much memory a load needs, and how much there is."""
+"""The memory that models need, and the memory that the machine has."""

@@ -1,6 +1,6 @@
 """The pair check: the rule by a table and by a property, the notes one by one.
 
-Against llama.cpp itself: test_pair_llama.py.
+Against llama.cpp itself: tests/engine/test_pair_check.py.
 """
 
 from __future__ import annotations
