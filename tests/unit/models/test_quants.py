@@ -1,0 +1,65 @@
+"""Which of a repository's files a tag selects."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.errors import IntegrityError, NotFoundError
+from specllama.models.quants import choose, find_models, is_sidecar
+
+FILES = [
+    "README.md", "mmproj-model-F16.gguf", "model.imatrix.gguf", "mtp-model-Q8_0.gguf", "eagle3-x.gguf",
+    "dflash-x.gguf", "dspark-x.gguf", "model-IQ4_XS.gguf", "model-Q2_K.gguf",
+    "model-Q4_K_M-00001-of-00002.gguf", "model-Q4_K_M-00002-of-00002.gguf", "model-Q4_K_M.gguf",
+    "model-Q8_0.gguf",
+    "BF16/model-BF16-00001-of-00003.gguf", "BF16/model-BF16-00003-of-00003.gguf",
+]  # fmt: skip
+
+
+def test_sidecars_are_no_models() -> None:
+    found = find_models(FILES)
+    assert not any(is_sidecar(m.parts[0]) for m in found)
+    assert [m.quant for m in found] == ["IQ4_XS", "Q2_K", "Q4_K_M", "Q8_0", "BF16", "Q4_K_M"]
+    assert sum(is_sidecar(f) for f in FILES) == 6
+
+
+@pytest.mark.parametrize(
+    ("tag", "file"),
+    [
+        ("", "model-Q4_K_M.gguf"),
+        ("q8_0", "model-Q8_0.gguf"),
+        ("Q2_K", "model-Q2_K.gguf"),
+        ("IQ4_XS", "model-IQ4_XS.gguf"),
+        ("model-Q4_K_M-00001-of-00002.gguf", "model-Q4_K_M-00001-of-00002.gguf"),
+        ("model-Q4_K_M-00002-of-00002.gguf", "model-Q4_K_M-00001-of-00002.gguf"),
+    ],
+)
+def test_which_file_a_tag_means(tag: str, file: str) -> None:
+    assert choose(find_models(FILES), tag, "user/repo").parts[0] == file
+
+
+def test_the_order_of_what_nobody_asked_for() -> None:
+    def chosen(*files: str, preferred: str = "") -> str:
+        return choose(find_models(files), "", "user/repo", preferred).parts[0]
+
+    assert chosen("m-Q2_K.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf") == "m-Q4_K_M.gguf"
+    assert chosen("m-Q2_K.gguf", "m-Q8_0.gguf") == "m-Q8_0.gguf"
+    assert chosen("m-Q2_K.gguf", "m-Q3_K.gguf") == "m-Q2_K.gguf"
+    assert chosen("m-Q8_0.gguf", "m-Q4_K_M.gguf", preferred="Q8_0") == "m-Q8_0.gguf"
+    assert chosen("m-Q4_K_M.gguf", preferred="Q8_0") == "m-Q4_K_M.gguf"
+    assert chosen("m-IQ4_K_M.gguf", "m.gguf") == "m-IQ4_K_M.gguf"  # no Q4_K_M
+
+
+def test_what_is_not_there() -> None:
+    with pytest.raises(NotFoundError, match="no quantisation 'Q4'") as caught:
+        choose(find_models(FILES), "Q4", "user/repo")
+    assert caught.value.hint == "there are: IQ4_XS, Q2_K, Q4_K_M, Q8_0, BF16"
+    with pytest.raises(NotFoundError, match="no file"):
+        choose(find_models(FILES), "mmproj-model-F16.gguf", "user/repo")
+    with pytest.raises(NotFoundError, match="no GGUF model"):
+        choose(find_models(["README.md", "mmproj.gguf"]), "", "user/repo")
+    with pytest.raises(IntegrityError, match=r"part BF16/model-BF16-00002-of-00003\.gguf is missing"):
+        choose(find_models(FILES), "BF16", "user/repo")
+
+
+# models.toml
