@@ -64,8 +64,7 @@ def _measure(
         console.note("note: the model has no chat template, prompts go in as they are")
     if (busy := _system_load()) >= (os.cpu_count() or 1):
         console.warning(f"other programs keep the machine busy (load {busy:.1f}): figures will be off")
-    drafts = [asdict(draft) for draft in plan.drafts]
-    order = protocol.Tune(client.next_id(), plan.prompts, drafts, plan.n_tokens, raw, variables)
+    order = protocol.Tune(client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables)
     with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(order.id))):
         for event in client.tune(order):
             _take(event, progress, into)
@@ -83,17 +82,17 @@ def _take(event: protocol.Message, progress: Progress, into: TuneResults) -> Non
         left = f"{event.label}, about {rough_duration(event.left)} left"
         progress.show("tuning", event.share, left, stage=event.label)
     elif isinstance(event, protocol.TuneMeasurement):
-        into.take(event.part, event.found)
-        if event.part == "plan":
-            _announce(event.found)
+        into.take(event.found)
+        if isinstance(event.found, protocol.TuneAgenda):
+            _announce(event.found.seconds)
     elif isinstance(event, protocol.Tuned):
         into.seconds, into.interrupted = event.seconds, event.cancelled
 
 
-def _announce(results: Mapping[str, Any]) -> None:
-    text = f"measuring takes about {rough_duration(results['seconds'])}"
+def _announce(seconds: float) -> None:
+    text = f"measuring takes about {rough_duration(seconds)}"
     text += "; Ctrl-C stores and shows what there is by then"
-    shorter = "; fewer -md and --workloads, or -n, make it shorter" if results["seconds"] > LONG else ""
+    shorter = "; fewer -md and --workloads, or -n, make it shorter" if seconds > LONG else ""
     console.note(text + shorter)
 
 

@@ -24,13 +24,13 @@ _DECIDES = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no
 @dataclass(frozen=True, slots=True)
 class TunePlan:
     """What is to be measured. settings: the target's, without a draft. unusable: drafts that do not fit it,
-    path to reason. prompts: [workload, text] each. n_tokens: None for as many as there is time for.
+    path to reason. prompts: (workload, text) each. n_tokens: None for as many as there is time for.
     """
 
     settings: LoadSettings
     drafts: Sequence[ModelSettings]
     unusable: Mapping[str, str]
-    prompts: list[list[str]]
+    prompts: list[tuple[str, str]]
     n_tokens: int | None
 
 
@@ -55,7 +55,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
         settings,
         [d for d in drafts if d.path not in unusable],
         unusable,
-        [[case.workload, case.prompt] for case in texts.cases],
+        [(case.workload, case.prompt) for case in texts.cases],
         texts.n_tokens if "n_tokens" in given else None,
     )
 

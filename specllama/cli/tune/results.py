@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from specllama.cli.measuring import PartialResults
+from specllama.client import protocol
 from specllama.client.protocol import LoadInfo
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
@@ -19,38 +20,35 @@ COPY = "copy alone"
 class DraftResult:
     """A draft, or copying alone (path None).
 
-    problem: why it was not used, "" if it was. step: seconds for a token of the draft model. forecast: as
-    Forecast.to_dict gives it; None before everything is measured.
+    problem: why it was not used, "" if it was. step: seconds for a token of the draft model. forecast: None
+    before everything is measured.
     """
 
     name: str
     path: str | None
     problem: str = ""
-    model: Mapping[str, Any] | None = None
+    model: protocol.ModelInfo | None = None
     step: float | None = None
-    points: Sequence[Mapping[str, Any]] = ()
+    points: Sequence[protocol.TimedWidth] = ()
     break_even: Sequence[BreakEven] = ()
-    forecast: Mapping[str, Any] | None = None
+    forecast: protocol.DraftPrediction | None = None
 
     @property
     def speedup(self) -> float | None:
         """Predicted, relative to plain decoding; None without a prediction."""
-        return self.forecast["speedup"] if self.forecast else None
+        return self.forecast.speedup if self.forecast else None
 
     def to_dict(self) -> dict[str, Any]:
-        forecast = self.forecast or {"speedup": None, "acceptance": None, "workloads": {}}
+        nothing: dict[str, Any] = {"speedup": None, "acceptance": None, "workloads": {}}
         return {
             "name": self.name,
             "path": self.path,
             "problem": self.problem,
-            "model": self.model,
+            "model": asdict(self.model) if self.model else None,
             "step_seconds": self.step,
-            "step_points": list(self.points),
-            "break_even": [
-                {"k": b.k, "acceptance": b.acceptance, "decode": b.decode, "step": b.step}
-                for b in self.break_even
-            ],
-            **forecast,
+            "step_points": [asdict(point) for point in self.points],
+            "break_even": [asdict(b) for b in self.break_even],
+            **(asdict(self.forecast) if self.forecast else nothing),
         }
 
 
@@ -71,11 +69,11 @@ class TuneResults(PartialResults):
             self.entrants[-1] = DraftResult(COPY, None)
         self.unusable = [DraftResult(names[path], path, reason) for path, reason in unusable.items()]
         self._info: LoadInfo | None = None
-        self.plan: Mapping[str, Any] = {}
-        self.curves: list[Mapping[str, Any]] = []
-        self.threads: Mapping[str, Any] | None = None
-        self.epsilon: Mapping[str, Any] | None = None
-        self.texts: Mapping[str, Any] = {}
+        self.agenda: protocol.TuneAgenda | None = None
+        self.curves: list[protocol.TimedCurve] = []
+        self.threads: protocol.ThreadsComparison | None = None
+        self.rows: protocol.RowsComparison | None = None
+        self.texts: Mapping[str, protocol.TextCount] = {}
         self.seconds = 0.0
 
     @property
@@ -88,31 +86,38 @@ class TuneResults(PartialResults):
     def info(self, info: LoadInfo) -> None:
         self._info = info
 
-    def take(self, part: str, found: Mapping[str, Any]) -> None:
+    def take(self, found: protocol.TunePart) -> None:
         """Add a part, as the engine process reports it."""
-        if part == "curve":
-            self.curves += [found] if found["points"] else []
-        elif part == "draft":
-            self._take_draft(**found)
-        else:
-            setattr(self, part, found)
+        match found:
+            case protocol.TuneAgenda():
+                self.agenda = found
+            case protocol.TimedCurve():
+                self.curves += [found] if found.points else []
+            case protocol.ThreadsComparison():
+                self.threads = found
+            case protocol.RowsComparison():
+                self.rows = found
+            case protocol.WrittenTexts():
+                self.texts = found.workloads
+            case protocol.MeasuredDraft():
+                self._take_draft(found)
 
-    def _take_draft(self, index: int, break_even: Sequence[Mapping[str, Any]] = (), **found: Any) -> None:
-        entrant = self.entrants[index]
-        entrant.break_even = [BreakEven(**b) for b in break_even]
-        for name, value in found.items():
-            setattr(entrant, name, value)
+    def _take_draft(self, found: protocol.MeasuredDraft) -> None:
+        entrant = self.entrants[found.index]
+        entrant.problem, entrant.model, entrant.step = found.problem, found.model, found.step
+        entrant.points, entrant.break_even = found.points, found.break_even
+        entrant.forecast = found.forecast
 
     @property
     def t1(self) -> float | None:
         """Seconds of a decode of one row."""
-        points = self.curves[0]["points"] if self.curves else ()
-        return next((p["seconds"] for p in points if p["rows"] == 1), None)
+        points = self.curves[0].points if self.curves else ()
+        return next((p.seconds for p in points if p.rows == 1), None)
 
     @property
     def replays(self) -> bool:
         """Whether the target's memory has to replay tokens where a draft is not accepted whole."""
-        return bool(self.plan.get("replays"))
+        return self.agenda is not None and self.agenda.replays
 
     @property
     def ranking(self) -> list[DraftResult]:
@@ -129,21 +134,28 @@ class TuneResults(PartialResults):
         return {
             "seconds": self.seconds,
             "interrupted": self.is_partial,
-            "t_n": [self._curve(curve) for curve in self.curves],
-            "threads": self.threads,
-            "epsilon": self.epsilon,
-            "n_tokens": self.plan.get("n_tokens"),
-            "prompts_left_out": self.plan.get("n_left_out"),
-            "prompts_too_long": self.plan.get("too_long", {}),
-            "texts": self.texts,
+            "t_n": [_curve_to_dict(curve) for curve in self.curves],
+            "threads": asdict(self.threads) if self.threads else None,
+            "epsilon": _rows_to_dict(self.rows) if self.rows else None,
+            "n_tokens": self.agenda.n_tokens if self.agenda else None,
+            "prompts_left_out": self.agenda.n_left_out if self.agenda else None,
+            "prompts_too_long": self.agenda.too_long if self.agenda else {},
+            "texts": {name: asdict(count) for name, count in self.texts.items()},
             "ranking": [entrant.to_dict() for entrant in self.ranking],
             "not_ranked": [entrant.to_dict() for entrant in self.others],
         }
 
-    def _curve(self, curve: Mapping[str, Any]) -> dict[str, Any]:
-        first = next((p["seconds"] for p in curve["points"] if p["rows"] == 1), None)
-        relative = [{**p, "relative": p["seconds"] / first if first else None} for p in curve["points"]]
-        return {**curve, "points": relative}
+
+def _curve_to_dict(curve: protocol.TimedCurve) -> dict[str, Any]:
+    first = next((p.seconds for p in curve.points if p.rows == 1), None)
+    points = [{**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points]
+    return {**asdict(curve), "points": points}
+
+
+def _rows_to_dict(rows: protocol.RowsComparison) -> dict[str, Any]:
+    found = asdict(rows)
+    renamed = {"alike": found.pop("equal_up_to"), "unlike": found.pop("unequal_from")}
+    return found | renamed
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:

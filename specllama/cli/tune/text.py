@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from specllama.cli.doctor.files import meaning
 from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.cli.tune.verdict import verdict
+from specllama.client.protocol import RowsComparison, ThreadsComparison, TimedCurve
 
 _LONGEST_NAME = 36
 _BUSY = 1.3  # times a typical decode of one row; more means that something else keeps the machine busy
@@ -18,10 +18,10 @@ def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str
     """All results, no line longer than `width` where that can be. stored: whether they were stored."""
     yield from wrapped(_head(results, stored), width)
     yield from _curves(results, width)
-    if results.threads and results.threads["points"]:
+    if results.threads and results.threads.points:
         yield from _threads(results.threads, width)
-    if results.epsilon:
-        yield from _exactness(results.epsilon, width)
+    if results.rows:
+        yield from _exactness(results.rows, width)
     yield from _break_even(results, width)
     yield from _ranking(results, width)
     yield ""
@@ -40,50 +40,50 @@ def _head(results: TuneResults, stored: bool) -> str:
 
 def _curves(results: TuneResults, width: int | None) -> Iterator[str]:
     for curve in results.curves:
-        points = curve["points"]
-        first = next((p["seconds"] for p in points if p["rows"] == 1), None)
-        rows = [["ms", *(_ms(p["seconds"]) for p in points)]]
+        points = curve.points
+        first = next((p.seconds for p in points if p.rows == 1), None)
+        rows = [["ms", *(_ms(p.seconds) for p in points)]]
         if first:
-            rows.append(["x t(1)", *(f"{p['seconds'] / first:.2f}" for p in points)])
+            rows.append(["x t(1)", *(f"{p.seconds / first:.2f}" for p in points)])
         yield ""
-        yield from wrapped(f"t(n), a decode of n rows after {curve['n_ids']} tokens:", width)
-        yield from table(["rows", *(str(p["rows"]) for p in points)], rows, width, 1)
-        if curve["left_out"]:
-            left = ", ".join(map(str, curve["left_out"]))
+        yield from wrapped(f"t(n), a decode of n rows after {curve.n_ids} tokens:", width)
+        yield from table(["rows", *(str(p.rows) for p in points)], rows, width, 1)
+        if curve.left_out:
+            left = ", ".join(map(str, curve.left_out))
             yield from wrapped(f"Not timed, for lack of time or room: {left} rows.", width)
 
 
-def _threads(threads: Mapping[str, Any], width: int | None) -> Iterator[str]:
-    points = threads["points"]
+def _threads(threads: ThreadsComparison, width: int | None) -> Iterator[str]:
+    points = threads.points
     rows = [
-        ["t(1)", *(_ms(p["one"]) for p in points)],
-        [f"t({threads['rows']})", *(_ms(p["wide"]) for p in points)],
+        ["t(1)", *(_ms(p.one) for p in points)],
+        [f"t({threads.rows})", *(_ms(p.wide) for p in points)],
     ]
     yield ""
     yield "Threads, ms:"
-    yield from table(["-t", *(str(p["threads"]) for p in points)], rows, width, 1)
+    yield from table(["-t", *(str(p.threads) for p in points)], rows, width, 1)
     yield from wrapped(threads_verdict(threads), width)
 
 
-def threads_verdict(threads: Mapping[str, Any]) -> str:
+def threads_verdict(threads: ThreadsComparison) -> str:
     """What to do about threads: nothing, or `-t N` where that is clearly better."""
-    used, batch = threads["used"], threads["used_batch"]
+    used, batch = threads.used, threads.used_batch
     name = f"-t {used}" + (f" -tb {batch}" if batch != used else "")
-    if len(threads["points"]) < 2:
+    if len(threads.points) < 2:
         return f"{name} is used; no other number of threads was timed."
-    if not threads["clear"]:
+    if not threads.clear:
         return f"{name} is used; no other number is clearly faster."
-    best = f"-t {threads['fastest']}"
-    return f"{best} is {threads['gain']:.2f} x as fast as {name}, which is used: give {best}, and tune again."
+    best = f"-t {threads.fastest}"
+    return f"{best} is {threads.gain:.2f} x as fast as {name}, which is used: give {best}, and tune again."
 
 
-def _exactness(epsilon: Mapping[str, Any], width: int | None) -> Iterator[str]:
+def _exactness(rows: RowsComparison, width: int | None) -> Iterator[str]:
     yield ""
-    if epsilon["value"] is None:
-        yield from wrapped(f"Exactness: not measured, {epsilon['reason']}.", width)
+    if rows.value is None:
+        yield from wrapped(f"Exactness: not measured, {rows.reason}.", width)
         return
-    compared = f"({epsilon['n_rows']} rows compared)"
-    text = meaning(*(epsilon[name] for name in ("value", "reach", "alike", "unlike")))
+    compared = f"({rows.n_rows} rows compared)"
+    text = meaning(rows.value, rows.reach, rows.equal_up_to, rows.unequal_from)
     yield from wrapped(f"Exactness: {text} {compared}.", width)
 
 
@@ -107,8 +107,8 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
     ranking = results.ranking
     names = list(results.texts)
     if ranking:
-        n_texts = sum(t["texts"] for t in results.texts.values())
-        n_tokens = sum(t["tokens"] for t in results.texts.values())
+        n_texts = sum(t.texts for t in results.texts.values())
+        n_tokens = sum(t.tokens for t in results.texts.values())
         yield ""
         yield from wrapped(
             f"Predicted speed over plain decoding, on {n_texts} texts ({n_tokens} tokens) that the target "
@@ -128,30 +128,33 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
 
 
 def _predicted(entrant: DraftResult, names: Sequence[str]) -> list[str]:
-    forecast = entrant.forecast or {}
-    acceptance, parts = forecast["acceptance"], forecast["workloads"]
-    speeds = (f"{parts[name]['speedup']:.2f}" if name in parts else "-" for name in names)
+    forecast = entrant.forecast
+    assert forecast is not None
+    acceptance, parts = forecast.acceptance, forecast.workloads
+    speeds = (f"{parts[name].speedup:.2f}" if name in parts else "-" for name in names)
     accepted = "-" if acceptance is None else f"{100 * acceptance:.0f} %"
-    return [_cut(entrant.name), accepted, *speeds, f"{forecast['speedup']:.2f}"]
+    return [_cut(entrant.name), accepted, *speeds, f"{forecast.speedup:.2f}"]
 
 
 def _notes(results: TuneResults) -> Iterator[str]:
     """What one needs to know to judge the figures."""
     if any(_disturbed(curve) for curve in results.curves):
         yield "Something else kept the machine busy, and the figures are off. Tune again when it is idle."
-    too_long = results.plan.get("too_long", {})
+    if results.agenda is None:
+        return
+    too_long = results.agenda.too_long
     for name, why in list(too_long.items())[:3]:
         yield f"Left out: prompt {name}: {why}."
     if len(too_long) > 3:
         yield f"Left out: {len(too_long) - 3} more prompts."
-    if n := results.plan.get("n_left_out"):
-        yield f"Left out, for lack of time: {n} prompts; texts have up to {results.plan['n_tokens']} tokens."
+    if n := results.agenda.n_left_out:
+        yield f"Left out, for lack of time: {n} prompts; texts have up to {results.agenda.n_tokens} tokens."
 
 
-def _disturbed(curve: Mapping[str, Any]) -> bool:
+def _disturbed(curve: TimedCurve) -> bool:
     """Whether decodes of one row differed much, or took longer than those of more."""
-    first, *others = (p["seconds"] for p in curve["points"])
-    return (curve["spread"] or 1.0) > _BUSY or any(took < first / _BUSY for took in others)
+    first, *others = (p.seconds for p in curve.points)
+    return (curve.spread or 1.0) > _BUSY or any(took < first / _BUSY for took in others)
 
 
 def _cut(name: str) -> str:

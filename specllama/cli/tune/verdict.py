@@ -34,7 +34,7 @@ def _flag(entrant: DraftResult) -> str:
 def _why(best: DraftResult) -> str:
     """Why not even the best of them pays."""
     need = easiest(best.break_even)
-    forecast = best.forecast or {}
+    forecast = best.forecast
     text = f"The best draft, {_flag(best)}, is predicted to reach {best.speedup:.2f} x of it"
     if need is None:
         return f"{text}."
@@ -44,10 +44,10 @@ def _why(best: DraftResult) -> str:
     if need.acceptance >= 1:
         return f"{text}: {costs}, so that no draft can pay."
     text += f": {costs}, so that a draft pays from an acceptance of {_percent(need.acceptance)} at best"
-    if forecast.get("acceptance") is not None:
-        return f"{text}; {_percent(forecast['acceptance'])} of the tokens were right."
-    if forecast.get("n_drafted"):
-        share = forecast["n_accept"] / forecast["n_drafted"]
+    if forecast is not None and forecast.acceptance is not None:
+        return f"{text}; {_percent(forecast.acceptance)} of the tokens were right."
+    if forecast is not None and forecast.n_drafted:
+        share = forecast.n_accept / forecast.n_drafted
         return f"{text}, and {_percent(share)} of the copied tokens were right."
     return f"{text}, and there was hardly anything to copy."
 
@@ -55,7 +55,7 @@ def _why(best: DraftResult) -> str:
 def _reservations(results: TuneResults) -> list[str]:
     """What the prediction does not include."""
     out = []
-    n_tokens = sum(t["tokens"] for t in results.texts.values())
+    n_tokens = sum(t.tokens for t in results.texts.values())
     if n_tokens < _FEW:
         out.append(f"It goes by {n_tokens} tokens only; -n or --prompts give more.")
     if results.t1 is not None and results.t1 < _OWN_WORK:

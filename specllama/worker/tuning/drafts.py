@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
+from specllama.client import protocol as m
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.break_even import break_evens
@@ -45,7 +45,7 @@ class DraftTrial:
 
     def __init__(self, loaded: Loaded, texts: Sequence[TuningText], costs: CostCurve, clock: Clock) -> None:
         self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
-        self.found: dict[str, Any] = {}
+        self.found = m.MeasuredDraft(-1)
         self.traces: list[tuple[str, Trace]] = []
         self.predicted = 0.0
 
@@ -64,7 +64,8 @@ class DraftTrial:
         yield 0.0
         draft = load_draft(settings, DEFAULT.max_rows)
         try:
-            self.found["model"] = asdict(model_info(settings.path, draft.header, draft.settings.n_gpu_layers))
+            model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
+            self.found = replace(self.found, model=model)
             yield loading
             times: Times = {}
             for share in self._steps(draft, times):
@@ -99,15 +100,22 @@ class DraftTrial:
         drafters = [*self.loaded.drafters, ModelDrafter(draft.context, self.loaded.model.n_vocab)]
         pair = pair_key(draft.key, drafters)
         self.loaded.profile.stepped(pair, steps.curve)
-        self.found |= {"points": points(times), "step": steps.predict(1, self.costs.predict(1))}
+        step = steps.predict(1, self.costs.predict(1))
+        self.found = replace(self.found, points=points(times), step=step)
 
     def _replay(self, steps: StepCosts | None) -> Iterator[float]:
         """Replay text by text."""
         forecast = Forecast(self.costs, steps, drafted_free(self.loaded))
         step = 0.0 if steps is None else steps.predict(1, self.costs.predict(1))
-        self.found["break_even"] = [asdict(b) for b in break_evens(self.costs, step, LENGTHS)]
+        self.found = replace(self.found, break_even=break_evens(self.costs, step, LENGTHS))
         for i, (workload, trace) in enumerate(self.traces):
             self.predicted = len(trace.text) * _REPLAY_SECONDS
             forecast.add(workload, trace)
             yield (i + 1) / len(self.traces)
-        self.found["forecast"] = forecast.to_dict()
+        self.found = replace(self.found, forecast=_prediction(forecast))
+
+
+def _prediction(forecast: Forecast) -> m.DraftPrediction:
+    found = forecast.to_dict()
+    workloads = {name: m.WorkloadPrediction(**part) for name, part in found.pop("workloads").items()}
+    return m.DraftPrediction(**found, workloads=workloads)

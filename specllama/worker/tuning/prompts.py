@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
 
+from specllama.client import protocol as m
 from specllama.core.engine import Engine
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -114,24 +114,21 @@ class Writing:
         self._left -= self.clock() - began
 
     @property
-    def found(self) -> dict[str, Any]:
-        """By workload, of the texts that were written."""
-        found: dict[str, Any] = {}
+    def found(self) -> m.WrittenTexts:
+        """The texts that were written, counted."""
+        texts: dict[str, list[int]] = {}
         for text in (t for t in self.chosen.texts if t.text):
-            here = found.setdefault(text.workload, {"texts": 0, "tokens": 0})
-            here["texts"] += 1
-            here["tokens"] += len(text.text)
-        return found
+            texts.setdefault(text.workload, []).append(len(text.text))
+        return m.WrittenTexts({name: m.TextCount(len(n), sum(n)) for name, n in texts.items()})
 
     @property
-    def epsilon(self) -> dict[str, Any]:
-        """What comparing has found, or why it has not."""
+    def epsilon(self) -> m.RowsComparison:
+        """The comparison of rows, or why there is none."""
         reason = "" if goes_back(self.engine.target) else "the model's memory cannot go back"
         if not reason and not self.calibration.n_rows:
             reason = "no text was long enough"
-        found = self.calibration.to_dict()
-        rows = {name: found[name] for name in ("n_rows", "reach", "alike", "unlike")}
-        return {"value": found["epsilon"], **rows, "reason": reason}
+        c = self.calibration
+        return m.RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)
 
 
 def compare_seconds(t1: float) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
 
+from specllama.client import protocol as m
 from specllama.config.load import MAX_THREADS
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import decode_prior
@@ -85,14 +85,14 @@ class CurveTimes:
         return all(len(self.times.get(n, ())) >= DEFAULT.min_samples for n in (1, *self.widths))
 
     @property
-    def found(self) -> dict[str, Any]:
-        return {
-            "n_ids": len(self.track.ids),
-            "points": points(self.times),
-            "left_out": self.left_out,
-            "complete": self.complete,
-            "spread": spread(self.times[1]) if self.times.get(1) else None,
-        }
+    def found(self) -> m.TimedCurve:
+        return m.TimedCurve(
+            n_ids=len(self.track.ids),
+            points=points(self.times),
+            left_out=self.left_out,
+            complete=self.complete,
+            spread=spread(self.times[1]) if self.times.get(1) else None,
+        )
 
 
 class ThreadsTried:
@@ -112,18 +112,18 @@ class ThreadsTried:
             self.context.set_threads(*self.used)
 
     @property
-    def found(self) -> dict[str, Any]:
+    def found(self) -> m.ThreadsComparison:
         best = choice(self.times, *self.used)
-        return {
-            "used": self.used[0],
-            "used_batch": self.used[1],
-            "rows": min(WIDE, self.track.most),
-            "points": [
-                {"threads": n, "one": median(t.one), "wide": median(t.wide)}
+        return m.ThreadsComparison(
+            used=self.used[0],
+            used_batch=self.used[1],
+            rows=min(WIDE, self.track.most),
+            points=[
+                m.TimedThreads(n, median(t.one), median(t.wide))
                 for n, t in sorted(self.times.items())
                 if t.wide
             ],
-            "fastest": best.n_threads if best else None,
-            "gain": best.gain if best else None,
-            "clear": best.clear if best else False,
-        }
+            fastest=best.n_threads if best else None,
+            gain=best.gain if best else None,
+            clear=best.clear if best else False,
+        )

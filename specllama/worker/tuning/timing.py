@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from statistics import median
-from typing import Any
 
+from specllama.client.protocol import TimedWidth
 from specllama.core.interfaces import BatchRow, Context
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
@@ -165,9 +165,9 @@ def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
     return CostCurve.from_dict({"widths": widths, "anew": [n for n, *_ in widths]})
 
 
-def points(times: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:
-    """The typical times as plain data."""
-    return [{"rows": n, "seconds": typical(t), "count": len(t)} for n, t in sorted(times.items()) if t]
+def points(times: Mapping[int, Sequence[float]]) -> list[TimedWidth]:
+    """The typical times, by rows."""
+    return [TimedWidth(n, typical(t), len(t)) for n, t in sorted(times.items()) if t]
 
 
 def cycled(ids: Sequence[int], n: int) -> list[int]:

@@ -1,18 +1,7 @@
 """Measuring everything now: t(n), threads, epsilon, and what each of several drafts is predicted to gain.
 
-Runs in steps of the host, so that the process goes on answering. Says what it does (Tuning), what it has
-found (Measured) and that it has ended (Tuned). The parts of what is found, times in seconds:
-
-    plan      seconds (predicted for all), t1, n_texts, n_tokens (of a text at most), n_left_out (prompts, for
-              want of time), too_long (prompts that the context has no room for, name to reason), replays
-              (whether the memory needs them)
-    curve     n_ids (in the cache), points [{rows, seconds, count}], left_out (rows), complete, spread (of
-              decodes of one row, see timing.py); one for each context length
-    threads   used, used_batch, rows (of the wide decode), points [{threads, one, wide}], fastest, gain, clear
-    epsilon   value, n_rows, reach, alike, unlike (see Calibration), reason (for which it was not measured)
-    texts     workload to {texts, tokens}
-    draft     index (of those to compare, -1 for copying alone), and a problem or: model, step, points,
-              break_even [{k, acceptance, decode, step}], forecast (Forecast.to_dict)
+Runs in steps of the engine core, so that the process goes on answering. Reports what it does (Tuning), what
+it has measured (TuneMeasurement, one part at a time) and that it has ended (Tuned).
 """
 
 from __future__ import annotations
@@ -20,10 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 from specllama.client import protocol as m
 from specllama.config.load import ModelSettings
@@ -139,15 +127,16 @@ class Tuner:
         n_tokens = self.order.n_tokens or N_TOKENS
         chosen = choose(texts, n_tokens, shorten, self._t1, self._row_seconds, TEXT_SECONDS)
         agenda = list(self._agenda(track, chosen))
-        self._measured(
-            "plan",
-            seconds=sum(stage.seconds for stage in agenda),
-            t1=self._t1,
-            n_texts=len(chosen.texts),
-            n_tokens=chosen.n_tokens,
-            n_left_out=chosen.left_out,
-            too_long=too_long,
-            replays=self._context.cuts_need_checkpoint,
+        self._report(
+            m.TuneAgenda(
+                seconds=sum(stage.seconds for stage in agenda),
+                t1=self._t1,
+                n_texts=len(chosen.texts),
+                n_tokens=chosen.n_tokens,
+                n_left_out=chosen.left_out,
+                too_long=too_long,
+                replays=self._context.cuts_need_checkpoint,
+            )
         )
         yield from self._run(agenda)
 
@@ -190,8 +179,7 @@ class Tuner:
         if drafted_free(self._loaded) is not None:
             yield Stage("copying", 0.5, partial(self._try, -1, None, chosen.texts))
         n_ids = sum(len(t.prompt) + chosen.n_tokens for t in chosen.texts)
-        for i, given in enumerate(self.order.drafts):
-            draft = ModelSettings.from_dict(given)
+        for i, draft in enumerate(self.order.drafts):
             size = os.path.getsize(draft.path)
             step = t1 * size / max(1, self._loaded.header.file_bytes)
             seconds = size / _DISK + STEP_SECONDS + n_ids * step * _READ + 0.5
@@ -209,8 +197,8 @@ class Tuner:
                 yield
             done += stage.seconds
 
-    def _measured(self, part: str, **found: Any) -> None:
-        self._send(m.TuneMeasurement(self.id, part, found))
+    def _report(self, found: m.TunePart) -> None:
+        self._send(m.TuneMeasurement(self.id, found))
 
     # Stages
 
@@ -219,7 +207,7 @@ class Tuner:
         try:
             yield from curve.work(seconds)
         finally:
-            self._measured("curve", **curve.found)
+            self._report(curve.found)
         if bucket_of(len(track.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
 
@@ -234,7 +222,7 @@ class Tuner:
         try:
             yield from tried.work(THREAD_SECONDS)
         finally:
-            self._measured("threads", **tried.found)
+            self._report(tried.found)
 
     def _write(self, writing: Writing) -> Iterator[float]:
         empty(self._context, self._engine.slots[0])
@@ -242,8 +230,8 @@ class Tuner:
             yield from writing.work()
         finally:
             self._loaded.profile.compared(writing.calibration)
-            self._measured("epsilon", **writing.epsilon)
-            self._measured("texts", **writing.found)
+            self._report(writing.epsilon)
+            self._report(writing.found)
 
     def _try(self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]) -> Iterator[float]:
         trial = DraftTrial(self._loaded, texts, self._costs, self._clock)
@@ -251,9 +239,9 @@ class Tuner:
         try:
             yield from trial.copying() if draft is None else trial.drafting(draft)
         except (SpecllamaError, DecodeError, NoRoomError) as error:
-            trial.found["problem"] = _problem(error).message
+            trial.found = replace(trial.found, problem=_problem(error).message)
         finally:
-            self._measured("draft", index=index, **trial.found)
+            self._report(replace(trial.found, index=index))
 
 
 def _problem(error: Exception) -> SpecllamaError:

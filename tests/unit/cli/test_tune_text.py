@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from specllama.cli.tune.results import TuneResults
 from specllama.cli.tune.text import lines, threads_verdict
 from specllama.cli.tune.verdict import verdict
+from specllama.client import protocol as m
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
@@ -21,27 +21,24 @@ T1 = 0.02
 COSTS = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 6: 2.6, 8: 3.0, 12: 4.0, 16: 5.0}
 DEAR = {1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3, 6: 6.4, 8: 8.5, 12: 12.8, 16: 17.0}
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
-ROWS = {"value": None, "n_rows": 90, "reach": 300, "alike": 63, "unlike": None, "reason": ""}
-TEXTS = {"explain": {"texts": 4, "tokens": 200}, "edit": {"texts": 4, "tokens": 180}}
+ROWS = m.RowsComparison(value=None, n_rows=90, reach=300, equal_up_to=63, unequal_from=None, reason="")
+TEXTS = m.WrittenTexts({"explain": m.TextCount(4, 200), "edit": m.TextCount(4, 180)})
 GOOD, BAD, FOREIGN = "models/good-draft.gguf", "models/bad-draft.gguf", "models/foreign.gguf"
 
 
 def forecast(
     speedup: float, acceptance: float | None, drafted: int = 100, accepted: int = 60
-) -> dict[str, Any]:
-    part = {"speedup": speedup, "acceptance": acceptance, "tokens": 190}
-    part |= {"n_drafted": drafted // 2, "n_accept": accepted // 2}
-    whole = {"speedup": speedup, "acceptance": acceptance, "tokens": 380}
-    whole |= {"n_drafted": drafted, "n_accept": accepted}
-    return whole | {"workloads": {"explain": part, "edit": part}}
+) -> m.DraftPrediction:
+    part = m.WorkloadPrediction(speedup, acceptance, 190, drafted // 2, accepted // 2)
+    return m.DraftPrediction(speedup, acceptance, 380, drafted, accepted, {"explain": part, "edit": part})
 
 
-def draft(index: int, step: float, costs: dict[int, float], foretold: dict[str, Any] | None, **more: Any):
+def draft(
+    index: int, step: float, costs: dict[int, float], foretold: m.DraftPrediction | None
+) -> m.MeasuredDraft:
     curve = CostCurve.from_dict({"widths": [[n, T1 * x, DEFAULT.min_samples] for n, x in costs.items()]})
-    found = [{"k": b.k, "acceptance": b.acceptance, "decode": b.decode, "step": b.step}
-             for b in break_evens(curve, step * T1, LENGTHS)]  # fmt: skip
-    part = {"index": index, "break_even": found, **more}
-    return part | ({"forecast": foretold} if foretold else {}) | ({"step": step * T1} if step else {})
+    found = break_evens(curve, step * T1, LENGTHS)
+    return m.MeasuredDraft(index, step=step * T1 if step else None, break_even=found, forecast=foretold)
 
 
 def found(
@@ -56,20 +53,22 @@ def found(
     )
     found.info = load_info()
     found.seconds = 12.3
-    found.take("plan", {"seconds": 12, "n_texts": 8, "n_tokens": 64, "n_left_out": 0, "too_long": {}})
-    points = [{"rows": n, "seconds": t1 * x, "count": 9} for n, x in costs.items()]
-    found.take("curve", {"n_ids": 128, "points": points, "left_out": [], "complete": True, "spread": 1.02})
-    found.take(
-        "threads",
-        {"used": 4, "used_batch": 4, "rows": 8, "fastest": 4, "gain": 1.0, "clear": False, "points": [
-            {"threads": n, "one": t1 * 4 / n, "wide": 3 * t1 * 4 / n} for n in (1, 2, 3, 4)]},
-    )  # fmt: skip
-    found.take("epsilon", {**ROWS, "value": 0.0, "n_rows": 1200})
-    found.take("texts", TEXTS)
-    found.take("draft", draft(-1, 0.0, costs, forecast(copied, None)))
-    found.take("draft", draft(0, 0.2, costs, forecast(bad, 0.31)))
-    found.take("draft", draft(1, 0.1, costs, forecast(good, 0.72)))
+    found.take(m.TuneAgenda(12, t1, 8, 64, n_left_out=0, too_long={}, replays=False))
+    points = [m.TimedWidth(n, t1 * x, 9) for n, x in costs.items()]
+    found.take(m.TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
+    threads = [m.TimedThreads(n, t1 * 4 / n, 3 * t1 * 4 / n) for n in (1, 2, 3, 4)]
+    found.take(m.ThreadsComparison(4, 4, 8, threads, fastest=4, gain=1.0, clear=False))
+    found.take(replace(ROWS, value=0.0, n_rows=1200))
+    found.take(TEXTS)
+    found.take(draft(-1, 0.0, costs, forecast(copied, None)))
+    found.take(draft(0, 0.2, costs, forecast(bad, 0.31)))
+    found.take(draft(1, 0.1, costs, forecast(good, 0.72)))
     return found
+
+
+def agenda(one: TuneResults) -> m.TuneAgenda:
+    assert one.agenda is not None
+    return one.agenda
 
 
 def text(one: TuneResults, width: int = 80, stored: bool = True) -> str:
@@ -119,16 +118,16 @@ def test_plain_decoding_where_nothing_pays_and_why():
     assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in said
     one = found(good=0.9, bad=0.9, copied=1.0)
     assert "60 % of the copied tokens were right." in verdict(one)
-    one.take("draft", draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
+    one.take(draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
     assert "there was hardly anything to copy." in verdict(one)
 
 
 def test_what_the_prediction_leaves_out():
     assert "which matters where t(1) is 0.3 ms: less is gained." in verdict(found(t1=0.0003))
     one = found()
-    one.take("plan", {**one.plan, "replays": True})
+    one.take(replace(agenda(one), replays=True))
     assert "It leaves out replays" in verdict(one)
-    one.take("texts", {"edit": {"texts": 1, "tokens": 30}})
+    one.take(m.WrittenTexts({"edit": m.TextCount(1, 30)}))
     assert "It goes by 30 tokens only" in verdict(one)
 
 
@@ -136,7 +135,7 @@ def test_other_load_is_told():
     assert "kept the machine busy" not in text(found())
     assert "kept the machine busy" in text(found(COSTS | {2: 0.5}))
     one = found()
-    one.curves[0] = {**one.curves[0], "spread": 3.0}
+    one.curves[0] = replace(one.curves[0], spread=3.0)
     assert "kept the machine busy" in text(one)
 
 
@@ -146,7 +145,7 @@ def test_other_load_is_told():
         ({}, "-t 4 is used; no other number is clearly faster."),
         ({"used_batch": 2}, "-t 4 -tb 2 is used; no other number is clearly faster."),
         (
-            {"points": [{"threads": 4, "one": 1, "wide": 1}]},
+            {"points": [m.TimedThreads(4, 1, 1)]},
             "-t 4 is used; no other number of threads was timed.",
         ),
         (
@@ -158,25 +157,22 @@ def test_other_load_is_told():
 def test_threads(change, expected):
     threads = found().threads
     assert threads is not None
-    assert threads_verdict({**threads, **change}) == expected
+    assert threads_verdict(replace(threads, **change)) == expected
 
 
 def test_what_could_not_be_measured():
     one = found()
-    one.take("epsilon", {**ROWS, "reach": 0, "reason": "the model's memory cannot go back"})
-    one.curves[0] = {**one.curves[0], "left_out": [48, 64]}
+    one.take(replace(ROWS, reach=0, reason="the model's memory cannot go back"))
+    one.curves[0] = replace(one.curves[0], left_out=[48, 64])
     too_long = {f"long {i}": "the prompt has 9 tokens" for i in range(5)}
-    one.take(
-        "plan",
-        {**one.plan, "n_left_out": 3, "too_long": too_long},
-    )
+    one.take(replace(agenda(one), n_left_out=3, too_long=too_long))
     said = " ".join(text(one).split())
     assert "Exactness: not measured, the model's memory cannot go back." in said
     assert "Not timed, for lack of time or room: 48, 64 rows." in said
     assert "Left out, for lack of time: 3 prompts; texts have up to 64 tokens." in said
     assert "Left out: prompt long 0: the prompt has 9 tokens. " in said
     assert "Left out: 2 more prompts." in said
-    one.take("epsilon", {**ROWS, "value": 0.02, "n_rows": 90, "alike": 0, "unlike": 2})
+    one.take(replace(ROWS, value=0.02, n_rows=90, equal_up_to=0, unequal_from=2))
     said = " ".join(text(one).split())
     assert "differ by up to 0.02 after texts of up to 300 tokens; near-ties are counted" in said
 
@@ -185,8 +181,7 @@ def test_after_an_interruption():
     one = TuneResults([ModelSettings(path=GOOD)], {})
     one.info = load_info(n_threads=1)
     one.interrupted = True
-    one.take("curve", {"n_ids": 128, "points": [{"rows": 1, "seconds": T1, "count": 2}], "left_out": [],
-                       "complete": False, "spread": 1.0})  # fmt: skip
+    one.take(m.TimedCurve(128, [m.TimedWidth(1, T1, 2)], left_out=[], complete=False, spread=1.0))
     said = text(one, 100)
     assert said.startswith("target big Q4_0, 1 thread; interrupted, what was complete is stored for the next")
     assert "good-draft was not measured to the end." in said
@@ -196,8 +191,7 @@ def test_after_an_interruption():
 
 def test_a_draft_that_failed():
     one = found()
-    one.take("draft", {"index": 1, "problem": "not enough memory"})
-    one.entrants[1].forecast = None
+    one.take(m.MeasuredDraft(1, "not enough memory"))
     assert "good-draft cannot be used: not enough memory." in text(one)
     assert verdict(one).startswith("Best: copying alone")
 
@@ -222,8 +216,8 @@ def test_names_that_are_alike_are_told_apart():
 def test_what_a_terminal_would_obey_is_escaped():
     one = TuneResults([ModelSettings(path="a\x1b[31m.gguf")], {"b\x1b]0;x\x07.gguf": "\x1b[2J"})
     one.info = load_info(target=replace(TARGET, name="\x1b[2J"), n_threads=1)
-    one.take("texts", TEXTS)
-    one.take("draft", draft(0, 0.1, COSTS, forecast(1.5, 0.7)))
+    one.take(TEXTS)
+    one.take(draft(0, 0.1, COSTS, forecast(1.5, 0.7)))
     assert "\x1b" not in text(one)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specllama.client.protocol import TimedWidth
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import Sampler
@@ -186,6 +187,6 @@ def test_a_curve_of_what_was_timed_often_enough():
     assert (curve.predict(1), curve.predict(2)) == (0.01, 0.015)
     assert curve.count(2) == DEFAULT.min_samples
     assert curve.count(4) == 0
-    assert points(times)[1] == {"rows": 2, "seconds": 0.015, "count": 3}
+    assert points(times)[1] == TimedWidth(rows=2, seconds=0.015, count=3)
     assert not curve_of({}).measured
     assert points({1: []}) == []
