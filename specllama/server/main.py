@@ -19,7 +19,7 @@ from typing import IO, Any
 import uvicorn
 
 from specllama.client.protocol import LoadInfo
-from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
+from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError, option
 from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
@@ -57,13 +57,10 @@ def listen(host: str, port: int, seconds: float) -> socket.socket:
 
     Raises UsageError for an address that this machine does not have, ResourceError for one in use.
     """
-    where = f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise UsageError(
-            f"--host {host} is no address of this machine", "as 127.0.0.1, ::1, 0.0.0.0"
-        ) from None
+        raise _no_address(host) from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -74,18 +71,25 @@ def listen(host: str, port: int, seconds: float) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise _no_socket(error, where) from None
+        raise _no_socket(error, host, port) from None
     listener.setblocking(False)
     return listener
 
 
-def _no_socket(error: OSError, where: str) -> SpecllamaError:
+def _no_address(host: str) -> UsageError:
+    return UsageError(
+        f"{host} is no address of this machine", "such as 127.0.0.1, ::1 or 0.0.0.0", option="host"
+    )
+
+
+def _no_socket(error: OSError, host: str, port: int) -> SpecllamaError:
+    where = f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
-        return ResourceError(f"{where} is in use", "choose another port with --port, or 0 for any")
+        return ResourceError(f"{where} is in use", f"choose another {option('port')}, or 0 for any")
     if error.errno == errno.EACCES:
-        return ResourceError(f"{where} is not for this user", "choose a --port from 1024")
+        return ResourceError(f"{where} is not for this user", f"choose {option('port')} from 1024 on")
     if error.errno == errno.EADDRNOTAVAIL:
-        return UsageError(f"{where} is no address of this machine", "as 127.0.0.1, ::1, 0.0.0.0")
+        return _no_address(host)
     return ResourceError(f"{where} cannot be served: {error.strerror or error}")
 
 

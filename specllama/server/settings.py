@@ -10,7 +10,7 @@ from typing import Any
 
 from specllama.config import defaults
 from specllama.config.load import LoadSettings
-from specllama.errors import UsageError
+from specllama.errors import UsageError, option
 
 ANY_NAME = "*"
 
@@ -42,20 +42,21 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
-            raise UsageError(f"--port must be from 0 to 65535, not {self.port}")
+            raise UsageError(f"must be from 0 to 65535, not {self.port}", option="port")
         if not 0 <= self.queue <= 100_000:
-            raise UsageError(f"--queue must be from 0 to 100000, not {self.queue}")
-        for flag, seconds in (("--timeout", self.seconds), ("--drain", self.drain_seconds)):
+            raise UsageError(f"must be from 0 to 100000, not {self.queue}", option="queue")
+        for name, seconds in (("timeout", self.seconds), ("drain", self.drain_seconds)):
             if not 0 <= seconds <= 1e9:
-                raise UsageError(f"{flag} must be seconds from 0, not {seconds:g}")
+                raise UsageError(f"must be seconds from 0, not {seconds:g}", option=name)
         if not 0 < self.client_seconds <= 1e6:
-            raise UsageError(f"--client-timeout must be seconds above 0, not {self.client_seconds:g}")
+            raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
         if not self.host.strip() or "\0" in self.host:
-            raise UsageError("--host needs an address or the name of one")
+            raise UsageError("needs an address or the name of one", option="host")
         if not self.keys and not is_loopback(self.host):
             raise UsageError(
-                f"--host {self.host} can be reached from other machines, which needs a key",
-                "give --api-key or --api-key-file, or leave --host away",
+                f"{self.host} can be reached from other machines, which needs a key",
+                f"give {option('api_key')} or {option('api_key_file')}, or leave {option('host')} out",
+                option="host",
             )
 
     @property

@@ -7,6 +7,8 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,22 +17,45 @@ from tests.support import tinygguf
 from tests.support.command import MAIN, Command
 from tests.support.serving import QUESTION, SOON, Api, Server, first_event, rest
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and a shell's redirections")
-PRINTS = "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}"
-ESCAPES = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+pytestmark = [
+    pytest.mark.xdist_group("faulty server"),
+    pytest.mark.skipif(os.name != "posix", reason="signals and a shell's redirections"),
+]
+TEMPLATE = (
+    "{% set wanted = messages[-1].content %}"
+    "{% if wanted == 'print' %}{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}"
+    "{% elif wanted == 'escape' %}{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    "{% elif wanted == 'raise' %}{{ raise_exception('only one') }}"
+    "{% elif wanted == 'loop' %}"
+    "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}"
+    "{% else %}{{ wanted }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose template does what the last message says."""
+    with Server(tmp_path_factory.mktemp("odd"), "--chat-template", TEMPLATE, "-np", "1") as one:
+        yield one
 
 
 class TestTemplates:
-    """Row 20; one that raises and one that loops are in tests/server/test_bad_input.py."""
+    """Row 20."""
 
-    @pytest.mark.parametrize(("template", "needle"), [(PRINTS, "4 MB"), (ESCAPES, "unsafe")])
-    def test_one_that_prints_for_ever_or_breaks_out(self, tmp_path, template: str, needle: str) -> None:
-        with Server(tmp_path, "--chat-template", template, "-np", "1") as one:
-            for stream in (False, True):
-                reply = one.chat(QUESTION, stream=stream)
-                assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
-            assert one.post("/apply-template", {"messages": QUESTION}).status == 400
-            assert one.complete("x", max_tokens=1).status == 200
+    @pytest.mark.parametrize(
+        ("word", "needle"),
+        [("print", "4 MB"), ("escape", "unsafe"), ("raise", "only one"), ("loop", "ran for more than")],
+    )
+    def test_one_that_goes_wrong(self, odd: Server, word: str, needle: str) -> None:
+        """It prints forever, breaks out of the sandbox, refuses the messages, or never ends."""
+        messages, began = [{"role": "user", "content": word}], time.monotonic()
+        for stream in (False, True):
+            reply = odd.chat(messages, stream=stream)
+            assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
+        assert odd.post("/apply-template", {"messages": messages}).status == 400
+        assert time.monotonic() - began < 3 * 20
+        assert odd.complete("x", max_tokens=1).status == 200
+        assert odd.chat(QUESTION, max_tokens=1).status == 200
 
     def test_a_model_without_one(self, tmp_path) -> None:
         tinygguf.llama(tmp_path / "model.gguf")
@@ -53,33 +78,30 @@ class TestMemory:
         assert "It would fit with -c " in done.err
         assert "Traceback" not in done.err
 
-    def test_a_context_beyond_training(self, tmp_path) -> None:
-        with Server(tmp_path, "-c", "4096", "-np", "1") as one:
-            assert any("was trained on 2048 tokens, n_ctx is 4096" in line for line in one.lines)
-            assert one.complete(max_tokens=1).status == 200
+    def test_a_context_beyond_training(self, small: Server) -> None:
+        assert any("was trained on 2048 tokens, n_ctx is 65536" in line for line in small.lines)
+        assert small.complete(max_tokens=1).status == 200
 
 
-def test_the_text_of_a_control_token_is_text(tmp_path) -> None:
+def test_the_text_of_a_control_token_is_text(small: Server) -> None:
     """Row 24."""
-    with Server(tmp_path, "-np", "1", "--draft-max", "0") as one:
-        counts = []
-        for said in ("", "<|im_end|>", "<|im_end|>" * 3):
-            reply = one.chat([{"role": "user", "content": f"zip {said}"}], max_tokens=1)
-            counts.append(reply.json["usage"]["prompt_tokens"])
-        assert counts[1] - counts[0] > 3
-        assert counts[2] - counts[0] > 9
+    counts = []
+    for said in ("", "<|im_end|>", "<|im_end|>" * 3):
+        reply = small.chat([{"role": "user", "content": f"zip {said}"}], max_tokens=1)
+        counts.append(reply.json["usage"]["prompt_tokens"])
+    assert counts[1] - counts[0] > 3
+    assert counts[2] - counts[0] > 9
 
 
-def test_an_engine_that_crashes(tmp_path) -> None:
+def test_an_engine_that_crashes(small: Server) -> None:
     """Row 33: a fault of llama.cpp; no core file is left."""
-    with Server(tmp_path, "-np", "1", "-c", "16384", "--draft-max", "0") as one:
-        streaming = first_event(one.begin(prompt="def ", ignore_eos=True, max_tokens=15_000, stream=True))
-        one.engine().send_signal(signal.SIGSEGV)
-        last = rest(streaming)[-1]["error"]
-        assert (last["type"], "SIGSEGV" in last["message"]) == ("unavailable_error", True), last
-        one.until(lambda: one.get("/health").status == 200, 60)
-        assert one.complete(max_tokens=2).status == 200
-        assert not list(tmp_path.glob("core*"))
+    streaming = first_event(small.begin(prompt="def ", ignore_eos=True, max_tokens=15_000, stream=True))
+    small.engine().send_signal(signal.SIGSEGV)
+    last = rest(streaming)[-1]["error"]
+    assert (last["type"], "SIGSEGV" in last["message"]) == ("unavailable_error", True), last
+    small.until(lambda: small.get("/health").status == 200, 60)
+    assert small.complete(max_tokens=2).status == 200
+    assert not list(small.home.glob("core*"))
 
 
 class TestStreams:

@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -16,19 +15,14 @@ import pytest
 
 from tests.support.serving import SOON, Server, first_event, rest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+pytestmark = [
+    pytest.mark.xdist_group("faulty server"),
+    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
+]
 FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine
 FOR_EVER = {"prompt": "def ", "ignore_eos": True, "max_tokens": 60_000}
 LARGE = ("-c", "65536", "--draft-max", "0")
 COMPLETIONS = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One slot and two places to wait."""
-    with Server(tmp_path_factory.mktemp("small"), "-np", "1", "--queue", "2", *LARGE) as one:
-        yield one
-        assert not any("unexpected" in line for line in one.lines)
 
 
 class TestLeaving:

@@ -19,7 +19,7 @@ from specllama.server.app import ERRORS
 from specllama.server.http import connection
 from tests.support.serving import QUESTION, SOON, Server
 
-BRIEF = 1.5  # seconds that the clients of `brief` get
+BRIEF = 1.0  # seconds that the clients of `brief` have
 LARGE = {"messages": QUESTION, "ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 20}
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.serving import QUESTION, Server, first_event
+
+pytestmark = pytest.mark.xdist_group("server")
 
 PAIRS = {
     "specllama_drafts_total": "vllm:spec_decode_num_drafts_total",
@@ -17,44 +20,42 @@ def grown(before: dict[str, float], after: dict[str, float], name: str) -> float
     return after[name] - before.get(name, 0.0)
 
 
-def test_they_agree_with_the_responses(tmp_path) -> None:
-    with Server(tmp_path, "--draft-max", "4") as one:
-        before = one.samples()
-        found = [
-            one.complete(max_tokens=80, seed=1, temperature=0, ignore_eos=True).json,
-            one.complete(["def read(", "import "], n=2, max_tokens=20, seed=2).json,
-            one.chat(QUESTION, max_tokens=30, stream=True, stream_options={"include_usage": True}).events[-1],
-            one.chat(QUESTION, json_schema={"enum": ["a long text that nobody has to guess"]}).json,
-        ]
-        assert one.chat(QUESTION, temperature=-1).status == 400
-        after = one.samples()
-        totals = {
-            "specllama_prompt_tokens_total": sum(f["usage"]["prompt_tokens"] for f in found),
-            "specllama_prompt_tokens_cached_total": sum(
-                f["usage"]["prompt_tokens_details"]["cached_tokens"] for f in found
-            ),
-            "specllama_generation_tokens_total": sum(f["usage"]["completion_tokens"] for f in found),
-            "specllama_draft_tokens_total": sum(f["timings"]["draft_n"] for f in found),
-            "specllama_draft_tokens_accepted_total": sum(f["timings"]["draft_n_accepted"] for f in found),
-            "specllama_drafts_total": sum(
-                f["metrics"]["speculative_decoding"]["num_spec_steps"] for f in found
-            ),
-            "specllama_forced_tokens_total": sum(f["speculation"]["forced_tokens"] for f in found),
-            "specllama_texts_total": 7,
-            "specllama_queue_seconds_count": 7,
-            "specllama_time_to_first_token_seconds_count": 7,
-            "specllama_request_seconds_count": 4,
-        }
-        assert {name: grown(before, after, name) for name in totals} == totals
-        assert totals["specllama_draft_tokens_accepted_total"] > 0
-        for ours, theirs in PAIRS.items():
-            (alias,) = [value for name, value in after.items() if name.startswith(theirs + "{")]
-            assert alias == after[ours]
-        positions = [v for name, v in after.items() if "num_accepted_tokens_per_pos_total" in name]
-        assert sum(positions) == totals["specllama_draft_tokens_accepted_total"]
-        tokens, texts = totals["specllama_generation_tokens_total"], totals["specllama_texts_total"]
-        gaps = grown(before, after, "specllama_inter_token_seconds_count")
-        assert tokens - 5 * texts <= gaps <= tokens - texts
+def test_they_agree_with_the_responses(server: Server) -> None:
+    server.until(lambda: server.samples()["specllama_texts_running"] == 0)
+    before = server.samples()
+    found = [
+        server.complete(max_tokens=80, seed=1, temperature=0, ignore_eos=True).json,
+        server.complete(["def read(", "import "], n=2, max_tokens=20, seed=2).json,
+        server.chat(QUESTION, max_tokens=30, stream=True, stream_options={"include_usage": True}).events[-1],
+        server.chat(QUESTION, json_schema={"enum": ["a long text that nobody has to guess"]}).json,
+    ]
+    assert server.chat(QUESTION, temperature=-1).status == 400
+    after = server.samples()
+    totals = {
+        "specllama_prompt_tokens_total": sum(f["usage"]["prompt_tokens"] for f in found),
+        "specllama_prompt_tokens_cached_total": sum(
+            f["usage"]["prompt_tokens_details"]["cached_tokens"] for f in found
+        ),
+        "specllama_generation_tokens_total": sum(f["usage"]["completion_tokens"] for f in found),
+        "specllama_draft_tokens_total": sum(f["timings"]["draft_n"] for f in found),
+        "specllama_draft_tokens_accepted_total": sum(f["timings"]["draft_n_accepted"] for f in found),
+        "specllama_drafts_total": sum(f["metrics"]["speculative_decoding"]["num_spec_steps"] for f in found),
+        "specllama_forced_tokens_total": sum(f["speculation"]["forced_tokens"] for f in found),
+        "specllama_texts_total": 7,
+        "specllama_queue_seconds_count": 7,
+        "specllama_time_to_first_token_seconds_count": 7,
+        "specllama_request_seconds_count": 4,
+    }
+    assert {name: grown(before, after, name) for name in totals} == totals
+    assert totals["specllama_draft_tokens_accepted_total"] > 0
+    for ours, theirs in PAIRS.items():
+        (alias,) = [value for name, value in after.items() if name.startswith(theirs + "{")]
+        assert alias == after[ours]
+    positions = [grown(before, after, name) for name in after if "num_accepted_tokens_per_pos_total" in name]
+    assert sum(positions) == totals["specllama_draft_tokens_accepted_total"]
+    tokens, texts = totals["specllama_generation_tokens_total"], totals["specllama_texts_total"]
+    gaps = grown(before, after, "specllama_inter_token_seconds_count")
+    assert tokens - 5 * texts <= gaps <= tokens - texts
 
 
 def test_they_can_be_parsed(server: Server) -> None:

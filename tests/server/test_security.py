@@ -10,6 +10,8 @@ import pytest
 from tests.support.command import Command
 from tests.support.serving import QUESTION, Server
 
+pytestmark = pytest.mark.xdist_group("server")
+
 KEY, OTHER = "sk-first-secret", "zweiter-schlüssel"
 
 

@@ -141,8 +141,10 @@ class AccessMiddleware:
 
 async def _preflight(headers: Headers, send: Send) -> None:
     """Answer a browser that checks whether a page may send a request; only allowed origins come here."""
-    wanted = headers.get("access-control-request-headers", "")
-    names = ", ".join(n for n in map(str.strip, wanted.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n))
+    requested = headers.get("access-control-request-headers", "")
+    names = ", ".join(
+        n for n in map(str.strip, requested.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n)
+    )
     found = {
         "access-control-allow-methods": _METHODS,
         "access-control-allow-headers": names,

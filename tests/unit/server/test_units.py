@@ -187,4 +187,4 @@ def test_an_unexpected_error_is_told_without_its_text() -> None:
 
 
 def test_a_port_that_is_not_for_everybody() -> None:
-    assert "1024" in main._no_socket(PermissionError(13, "no"), "127.0.0.1:80").hint
+    assert "1024" in main._no_socket(PermissionError(13, "no"), "127.0.0.1", 80).hint

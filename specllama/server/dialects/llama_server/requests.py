@@ -20,10 +20,10 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """tokens: the ids whose text is wanted."""
+    """tokens: ids of the model's vocabulary."""
 
     tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class TemplateRequest(TemplateInput):
-    """The conversation whose prompt is wanted."""
+    """The conversation of /apply-template."""

@@ -42,27 +42,27 @@ async def slots(api: ApiRequest) -> Response:
 
 
 async def tokenize(api: ApiRequest) -> Response:
-    wanted = await api.body(TokenizeRequest)
+    body = await api.body(TokenizeRequest)
     found = await api.supervisor.query(
-        lambda id_: protocol.Tokenize(id_, wanted.content, wanted.add_special, wanted.parse_special),
+        lambda id_: protocol.Tokenize(id_, body.content, body.add_special, body.parse_special),
         protocol.Tokenized,
     )
-    return JSONResponse(shapes.tokens(found, wanted.with_pieces))
+    return JSONResponse(shapes.tokens(found, body.with_pieces))
 
 
 async def detokenize(api: ApiRequest) -> Response:
-    wanted = await api.body(DetokenizeRequest)
+    body = await api.body(DetokenizeRequest)
     found = await api.supervisor.query(
-        lambda id_: protocol.Detokenize(id_, wanted.tokens), protocol.Detokenized
+        lambda id_: protocol.Detokenize(id_, body.tokens), protocol.Detokenized
     )
     return JSONResponse({"content": found.text})
 
 
 async def apply_template(api: ApiRequest) -> Response:
-    wanted = await api.body(TemplateRequest)
-    api.check_model(wanted.model)
-    messages, prefix = wanted.parts()
-    variables = {**api.settings.variables, **wanted.variables()}
+    body = await api.body(TemplateRequest)
+    api.check_model(body.model)
+    messages, prefix = body.parts()
+    variables = {**api.settings.variables, **body.variables()}
     found = await api.supervisor.query(
         lambda id_: protocol.Render(id_, messages, variables, prefix), protocol.Rendered
     )

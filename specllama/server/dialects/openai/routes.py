@@ -17,27 +17,23 @@ from specllama.server.requests import CompletionSpec
 
 
 async def chat(api: ApiRequest) -> Response:
-    wanted = await api.body(ChatRequest)
-    api.check_model(wanted.model)
-    request = wanted.generation(api.settings.sampling, api.settings.variables)
+    body = await api.body(ChatRequest)
+    api.check_model(body.model)
+    request = body.generation(api.settings.sampling, api.settings.variables)
     api.log_prompt(request.messages)
-    writer = ChatWriter(_options(api, wanted, wanted.logprobs))
+    writer = ChatWriter(_options(api, body, body.logprobs))
     specs = [CompletionSpec(request, splits=True)]
-    return await api.generate(
-        specs, writer, n=wanted.n, stream=wanted.stream, memory=wanted.speculation.memory
-    )
+    return await api.generate(specs, writer, n=body.n, stream=body.stream, memory=body.speculation.memory)
 
 
 async def completions(api: ApiRequest) -> Response:
-    wanted = await api.body(CompletionRequest)
-    api.check_model(wanted.model)
-    requests = wanted.generations(api.settings.sampling)
-    api.log_prompt(wanted.prompt)
-    writer = CompletionWriter(_options(api, wanted, wanted.logprobs is not None))
+    body = await api.body(CompletionRequest)
+    api.check_model(body.model)
+    requests = body.generations(api.settings.sampling)
+    api.log_prompt(body.prompt)
+    writer = CompletionWriter(_options(api, body, body.logprobs is not None))
     specs = [CompletionSpec(request, i) for i, request in enumerate(requests)]
-    return await api.generate(
-        specs, writer, n=wanted.n, stream=wanted.stream, memory=wanted.speculation.memory
-    )
+    return await api.generate(specs, writer, n=body.n, stream=body.stream, memory=body.speculation.memory)
 
 
 async def models(api: ApiRequest) -> Response:
@@ -50,13 +46,13 @@ async def model(api: ApiRequest) -> Response:
     return JSONResponse(model_entry(api.supervisor.loaded, name, api.service.created))
 
 
-def _options(api: ApiRequest, wanted: SamplingFields, logprobs: bool) -> ResponseOptions:
+def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseOptions:
     return ResponseOptions(
-        model=wanted.model or api.settings.name,
+        model=body.model or api.settings.name,
         logprobs=logprobs,
-        usage_chunk=wanted.stream_options.include_usage,
-        trace=wanted.speculation.trace,
-        speculate=wanted.speculation.enabled,
+        usage_chunk=body.stream_options.include_usage,
+        trace=body.speculation.trace,
+        speculate=body.speculation.enabled,
     )
 
 
