@@ -16,7 +16,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from specllama.worker.build_info import features
 
 import specllama
 from specllama.cli.doctor import Problem, engine, machine
@@ -24,6 +23,7 @@ from specllama.cli.doctor.files import directory_size, meaning
 from specllama.cli.doctor.hub import without_secrets
 from specllama.cli.formatting import size
 from specllama.models.hub.env import hub_cache, is_offline, token_source
+from specllama.worker.load_info import features
 from tests.support.command import ROOT, Command, Result
 
 SECRET = "hf_donotprintthis"

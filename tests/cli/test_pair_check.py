@@ -194,9 +194,10 @@ def test_texts_of_the_files_reach_no_terminal(command: Command, file: Callable[.
 
 def test_twenty_columns(shared: Command) -> None:
     lines = check(shared, *EMBEDDED, env={"COLUMNS": "20"}).out.splitlines()
-    assert (lines[0], lines[11]) == ("target", "draft")
-    assert lines[2:6] == ["  name pydoc-target", "  quant Q4_0", "  params 13.1 M", "  tokenizer bpe"]
-    assert "identical: the same 4096 tokens" in lines
+    assert (lines[0], lines.count("draft")) == ("target", 1)
+    assert all(len(line) <= 20 or len(line.split()) == 1 for line in lines), "only names are not broken"
+    assert lines[3:7] == ["  name pydoc-target", "  quant Q4_0", "  params 13.1 M", "  tokenizer bpe"]
+    assert "identical: the same 4096 tokens" in " ".join(lines)
 
 
 def test_llama_cpp_is_not_needed(command: Command) -> None:
