@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 import specllama
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 
 _GRACE_SECONDS = 2.0  # that the process has to end by itself
@@ -45,7 +45,7 @@ class EngineProcess:
     """
 
     def __init__(
-        self, take: Callable[[m.Message], None], ended: Callable[[], None], log: IO[str] | None = None
+        self, take: Callable[[protocol.Message], None], ended: Callable[[], None], log: IO[str] | None = None
     ) -> None:
         self._take, self._tell, self._log = take, ended, log
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -104,11 +104,11 @@ class EngineProcess:
 
     @property
     def silent_for(self) -> float:
-        """Seconds since it was last heard of; infinite where it has said nothing yet."""
+        """Seconds since its last message; infinite before the first."""
         return math.inf if self._heard is None else time.monotonic() - self._heard
 
     def blame(self, error: SpecllamaError) -> None:
-        """What the process said last is why it ends."""
+        """Take the error in its last message as the reason for its end."""
         self._dead = self._dead or error
 
     def write(self, data: bytes) -> None:
@@ -168,12 +168,12 @@ class EngineProcess:
                 self._read.set()
 
     def _hear(self, lines: Iterable[bytes]) -> bool:
-        """Take what the process says; whether it is to be heard further."""
+        """Dispatch its messages; whether to go on reading."""
         try:
             for line in lines:
                 self._heard = time.monotonic()
-                message = m.decode(line)
-                if not isinstance(message, m.Heartbeat):
+                message = protocol.decode(line)
+                if not isinstance(message, protocol.Heartbeat):
                     self._take(message)
                 elif message.busy_for > message.allowed:
                     self._kill(
@@ -201,7 +201,7 @@ class EngineProcess:
                         self._log.flush()
 
     def _watch(self) -> None:
-        """A process that does not even beat is stopped or deadlocked; waiting for it would last for ever."""
+        """End a process without heartbeats: it is stopped or deadlocked, and would never answer."""
         while not self._ended.wait(1.0):
             if self._heard is not None and time.monotonic() - self._heard > _SILENCE_SECONDS:
                 self._kill(f"the engine process has said nothing for {_SILENCE_SECONDS:.0f} s; it was ended")

@@ -15,15 +15,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import IO, NoReturn, TypeVar
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.child import EngineProcess
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
 from specllama.errors import SpecllamaError, Spelling, UsageError, spelled
 
-Deliver = Callable[[m.Message | SpecllamaError], None]
-_Answer = TypeVar("_Answer", m.Ready, m.Calibrated, m.Configured, m.Inspected, m.Serving)
-_Inbox = queue.SimpleQueue[m.Message | SpecllamaError]
+Deliver = Callable[[protocol.Message | SpecllamaError], None]
+_Answer = TypeVar(
+    "_Answer", protocol.Ready, protocol.Calibrated, protocol.Configured, protocol.Inspected, protocol.Serving
+)
+_Inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]
 
 
 class Submission:
@@ -37,10 +39,10 @@ class Submission:
     def cancel(self) -> None:
         """End the generation; what it has written by then and its Done are still delivered."""
         with contextlib.suppress(SpecllamaError):
-            self._client.send(m.Cancel(self.id))
+            self._client.send(protocol.Cancel(self.id))
 
     def leave(self) -> None:
-        """Hear no more of it, and end it if it still runs."""
+        """Have nothing more delivered, and end it if it still runs."""
         if self._client._waiting.pop(self.id, None) is not None:
             self.cancel()
 
@@ -51,7 +53,7 @@ class EngineClient:
     log: where the process's stderr goes as well. loop: where messages are read, so that everything is
     delivered in it; else, and where it cannot watch pipes, a thread does. notice: gets the engine's notices,
     there; without it they are collected in `notices`. ended: called in a thread once the process has ended
-    and everybody who waits knows; handed_out: whenever all that came in a message was delivered, and behind
+    and everybody who waits knows; handed_out: after all deliveries of a message, and after
     `ended`. spelling: of the options in what the engine says. Threads may share a client. Raises
     EngineDiedError from any call once the process has ended, EngineError in a forked child.
     """
@@ -101,47 +103,49 @@ class EngineClient:
         progress: Callable[[str, float], None] | None = None,
         verbose: bool = False,
         measure_when_idle: bool = False,
-    ) -> m.LoadInfo:
+    ) -> protocol.LoadInfo:
         """Load the models. progress: called with (model, share loaded).
 
         Raises what the load raises: IntegrityError, IncompatiblePairError, ResourceError, UsageError …
         """
         if settings.rpc:
             self._child.hang_hint = f"perhaps it waits for an RPC worker: {', '.join(settings.rpc)}"
-        return self._ask(m.Load(settings, verbose, measure_when_idle), m.Ready, progress).info.spelled(
-            self._spelling
-        )
+        return self._ask(
+            protocol.Load(settings, verbose, measure_when_idle), protocol.Ready, progress
+        ).info.spelled(self._spelling)
 
-    def calibrate(self, seconds: float = 1.0) -> m.Calibrated:
+    def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:
         """Have the idle engine measure now what it does not know yet."""
-        return self._ask(m.Calibrate(seconds), m.Calibrated)
+        return self._ask(protocol.Calibrate(seconds), protocol.Calibrated)
 
     def configure(self, draft_max: int | None = None, draft_min: int = 0, draft_p_min: float = 0.0) -> None:
         """Let the idle engine draft in another way (see LoadSettings) without loading again.
 
         Raises UsageError for impossible settings, EngineError where the engine is busy.
         """
-        self._ask(m.Configure(draft_max, draft_min, draft_p_min), m.Configured)
+        self._ask(protocol.Configure(draft_max, draft_min, draft_p_min), protocol.Configured)
 
-    def inspect(self) -> m.BuildInfo:
+    def inspect(self) -> protocol.BuildInfo:
         """What this build of llama.cpp is and can use."""
-        return self._ask(m.Inspect(), m.Inspected).build
+        return self._ask(protocol.Inspect(), protocol.Inspected).build
 
-    def serve(self, request: m.Serve) -> m.Serving:
+    def serve(self, request: protocol.Serve) -> protocol.Serving:
         """Make the process an RPC worker, for as long as it lives; what it serves, once it listens.
 
         Raises UsageError for devices that it does not have, ResourceError where it cannot listen, EngineError
         where the build cannot.
         """
-        return self._ask(request, m.Serving)
+        return self._ask(request, protocol.Serving)
 
     def wait(self) -> NoReturn:
         """Stay until the process has ended. Raises why."""
         raise self._child.wait()
 
-    def submit(self, request: m.Generate | m.Question | m.Tune, deliver: Deliver) -> Submission:
+    def submit(
+        self, request: protocol.Generate | protocol.Question | protocol.Tune, deliver: Deliver
+    ) -> Submission:
         """Hand in a request without waiting. deliver: gets Started, Prefilled …, Tokens (of this generation
-        only), at last Done or an error, and nothing behind that; for a question only its answer or an error.
+        only), at last Done or an error, and nothing after that; for a question only its answer or an error.
 
         It is called in the reading thread, perhaps before this returns: it has to be quick and must neither
         raise nor wait for this client. Raises UsageError where the request is no JSON or its id is taken.
@@ -149,28 +153,28 @@ class EngineClient:
         self._open(request.id, deliver, request)
         return Submission(self, request.id)
 
-    def generate(self, request: m.Generate) -> Iterator[m.Message]:
+    def generate(self, request: protocol.Generate) -> Iterator[protocol.Message]:
         """Started, Prefilled …, Tokens (of this generation only), at last Done. Leaving the iterator cancels.
 
         Raises UsageError and others before the first message, EngineError where decoding fails.
         """
-        return self._events(request, m.Done)
+        return self._events(request, protocol.Done)
 
-    def tune(self, request: m.Tune) -> Iterator[m.Message]:
+    def tune(self, request: protocol.Tune) -> Iterator[protocol.Message]:
         """Tuning …, Measured …, at last Tuned. Leaving the iterator cancels.
 
         Raises what the drafts' files and llama.cpp give cause for, before the first message or in between.
         """
-        return self._events(request, m.Tuned)
+        return self._events(request, protocol.Tuned)
 
     def next_id(self) -> int:
         """An id for a request, unique in this client."""
         return next(self._ids)
 
-    def send(self, message: m.Message) -> None:
+    def send(self, message: protocol.Message) -> None:
         """Have a message written to the process; does not wait for that."""
         try:
-            data = m.encode(message)
+            data = protocol.encode(message)
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"the request cannot be written as JSON: {error}") from None
         self._child.write(data)
@@ -183,7 +187,9 @@ class EngineClient:
         """End the process: it exits when its stdin closes, and is killed if it does not."""
         self._child.close()
 
-    def _events(self, request: m.Generate | m.Tune, last: type[m.Message]) -> Iterator[m.Message]:
+    def _events(
+        self, request: protocol.Generate | protocol.Tune, last: type[protocol.Message]
+    ) -> Iterator[protocol.Message]:
         inbox = _Inbox()
         submission = self.submit(request, inbox.put)
         try:
@@ -195,7 +201,7 @@ class EngineClient:
         finally:
             submission.leave()
 
-    def _open(self, id_: int | None, deliver: Deliver, message: m.Message) -> None:
+    def _open(self, id_: int | None, deliver: Deliver, message: protocol.Message) -> None:
         if self._waiting.setdefault(id_, deliver) is not deliver:
             raise UsageError(f"there is a request {id_} already")
         try:
@@ -206,7 +212,7 @@ class EngineClient:
 
     def _ask(
         self,
-        message: m.Message,
+        message: protocol.Message,
         answer: type[_Answer],
         progress: Callable[[str, float], None] | None = None,
     ) -> _Answer:
@@ -218,21 +224,21 @@ class EngineClient:
                     got = _raised(inbox.get())
                     if isinstance(got, answer):
                         return got
-                    if progress is not None and isinstance(got, m.Loading):
+                    if progress is not None and isinstance(got, protocol.Loading):
                         progress(got.model, got.share)
             finally:
                 self._waiting.pop(None, None)
 
-    def _dispatch(self, message: m.Message) -> None:
-        if isinstance(message, m.Tokens):
+    def _dispatch(self, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Tokens):
             for item in message.items:
-                self._deliver(item.id, m.Tokens([item]))
-        elif isinstance(message, m.Notice):
+                self._deliver(item.id, protocol.Tokens([item]))
+        elif isinstance(message, protocol.Notice):
             self._notice(spelled(message.text, self._spelling))
-        elif isinstance(message, m.Done) and message.off_reason:
+        elif isinstance(message, protocol.Done) and message.off_reason:
             reason = spelled(message.off_reason, self._spelling)
             self._deliver(message.id, replace(message, off_reason=reason))
-        elif isinstance(message, m.Failed):
+        elif isinstance(message, protocol.Failed):
             error = SpecllamaError.from_dict(message.error).spelled(self._spelling)
             if message.id is None and None not in self._waiting:  # its last word
                 self._child.blame(error)
@@ -242,8 +248,8 @@ class EngineClient:
         if self._handed_out is not None:
             self._handed_out()
 
-    def _deliver(self, id_: int | None, message: m.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (m.Done, m.Answer, m.Tuned, SpecllamaError))
+    def _deliver(self, id_: int | None, message: protocol.Message | SpecllamaError) -> None:
+        ends = isinstance(message, (protocol.Done, protocol.Answer, protocol.Tuned, SpecllamaError))
         deliver = self._waiting.pop(id_, None) if ends else self._waiting.get(id_)
         if deliver is not None:
             deliver(message)
@@ -253,7 +259,7 @@ class EngineClient:
         for id_ in list(self._waiting):
             deliver, error = self._waiting.pop(id_, None), self._child.dead
             if deliver is not None and error is not None:
-                with contextlib.suppress(Exception):  # the others have to hear of it too
+                with contextlib.suppress(Exception):  # the others need to know too
                     deliver(error)
         if self._ended is not None:
             self._ended()
@@ -261,7 +267,7 @@ class EngineClient:
             self._handed_out()
 
 
-def _raised(message: m.Message | SpecllamaError) -> m.Message:
+def _raised(message: protocol.Message | SpecllamaError) -> protocol.Message:
     if isinstance(message, SpecllamaError):
         raise message
     return message

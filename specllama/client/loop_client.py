@@ -1,6 +1,6 @@
 """The engine's client for an event loop: what the engine says arrives there.
 
-A message has news of every sequence; one wake-up of the loop is enough for all of them.
+A message is about all sequences; one wake-up of the loop is enough for all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.client import Deliver, EngineClient, Submission
 from specllama.errors import SpecllamaError
 
@@ -26,10 +26,12 @@ class LoopClient(EngineClient):
         self._calls: deque[Callable[[], None]] = deque()
         super().__init__(log, notice, lambda: self._calls.append(ended), self._wake, self._loop)
 
-    def submit(self, request: m.Generate | m.Question | m.Tune, deliver: Deliver) -> Submission:
+    def submit(
+        self, request: protocol.Generate | protocol.Question | protocol.Tune, deliver: Deliver
+    ) -> Submission:
         """See EngineClient; nothing is delivered before this returns."""
 
-        def later(message: m.Message | SpecllamaError) -> None:
+        def later(message: protocol.Message | SpecllamaError) -> None:
             self._calls.append(lambda: deliver(message))
 
         return super().submit(request, later)
@@ -46,5 +48,5 @@ class LoopClient(EngineClient):
         while self._calls:
             try:
                 self._calls.popleft()()
-            except Exception as error:  # noqa: BLE001 - one request's trouble is not that of the others
+            except Exception as error:  # noqa: BLE001 - a failure of one request must not reach the others
                 self._loop.call_exception_handler({"message": "a delivery failed", "exception": error})

@@ -30,17 +30,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """To the engine: answer `messages` through the chat template, or go on behind `prompt`, or behind `ids`.
+    """To the engine: answer `messages` through the chat template, or continue `prompt`, or `ids`.
 
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
     plainly. follows: id of an earlier generation of `messages` whose prompt and answer these messages begin
     with; its ids are kept where the template writes the same text for them. forced: the text, or the ids,
     that is written whatever the model would write, to its end or to max_tokens (teacher forcing). prefix:
-    text behind the rendered messages that the answer goes on from; control tokens in it are not parsed.
-    draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: how many
-    generations of the same request stand before it; they take turns with those of other requests. owner:
-    stands for whoever asks; drafts are made of what was written for the same owner only. None: of nothing
-    that was written before, and nothing later of this.
+    text after the rendered messages that the answer continues; control tokens in it are not parsed.
+    draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: its index
+    among the generations of its request; they take turns with those of other requests. owner: of the memory
+    of earlier requests: drafts are made from texts of the same owner only. None: from no earlier text, and
+    this one is not remembered.
     """
 
     id: int
@@ -304,8 +304,8 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class Serve:
     """To the engine: be an RPC worker from now on, and nothing else. address: IPv4:port. devices: names, none
-    for all GPUs or else the CPU. n_threads: 0 for the physical cores. memory: bytes that clients are told of
-    at most, 0 for no limit. cache: a directory for what they send, "" for none.
+    for all GPUs or else the CPU. n_threads: 0 for the physical cores. memory: bytes that clients see at most,
+    0 for no limit. cache: a directory for what they send, "" for none.
     """
 
     address: str

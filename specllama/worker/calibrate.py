@@ -1,10 +1,10 @@
 """Measures on a context what later runs need to know: t(1), how far batched rows differ from single ones, and
-what decodes of several rows take.
+the times of decodes of several rows.
 
 epsilon is the 99.9 % quantile of the change of the margin between the two best scores when a row is decoded
 in a batch instead of alone; 0 where the backend is bit-equal. Kernels are chosen by the rows of a decode and
-by the cache in use, so both are noted: from how many rows on they differ, and behind how long a text that was
-seen. Memories that cannot go back freely are left alone.
+by the cache in use, so both are recorded: from how many rows on they differ, and after how long a text.
+Memories that cannot take back any number of tokens are not measured.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are ti
 @dataclass(slots=True)
 class Calibration:
     """singles: seconds of decodes of one row. changes: logits, one per compared row. widths: of the batches
-    compared, and whether all rows of all of them were bit-equal. reach: ids, the longest text behind which
-    there was one.
+    compared, and whether all rows of all of them were bit-equal. reach: ids, the longest text after which
+    rows were compared.
     """
 
     singles: list[float] = field(default_factory=list)
@@ -81,7 +81,7 @@ def measure(
     clock: Callable[[], float],
     into: Calibration | None = None,
 ) -> Calibration:
-    """Decode stretches of `ids`, which the cache holds, behind it, in batches and one by one, and take them
+    """Decode stretches of `ids`, which the cache holds, after them, in batches and one by one, and take them
     out again.
 
     Takes about `seconds` and leaves the cache as it was; empty where its memory refuses to go back. into:
@@ -93,7 +93,7 @@ def measure(
     most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n)
     for width in cycle(WIDTHS):
         left = seconds - (clock() - started)
-        # Once batches of ENOUGH_ROWS are known to be single rows, they stand for them beside wider ones.
+        # Once batches of ENOUGH_ROWS equal single rows, wider ones are compared with those.
         step = ENOUGH_ROWS if width > ENOUGH_ROWS and found.equal_up_to >= ENOUGH_ROWS else 1
         cost = (3 if step == 1 else 1) * width * min(found.singles) if found.singles else 0.0
         fits = width <= most and cost <= left
@@ -134,9 +134,7 @@ def _compare(
 
 
 def missing_widths(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:
-    """The widths that the curve misses and that can be timed behind so many ids, none longer than
-    `seconds`.
-    """
+    """The widths that the curve misses and that can be timed after so many ids, each within `seconds`."""
     most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n_ids)
     if n_ids < 1 or not goes_back(context):
         return []
@@ -152,9 +150,9 @@ def time_widths(
     seconds: float,
     clock: Callable[[], float],
 ) -> int:
-    """Tell the curve what decodes of the widths that it misses take, in turn, each behind one of one row.
+    """Time decodes of the widths that the curve misses, in turn, each after one of one row.
 
-    Stretches of `ids`, which the cache holds, are decoded behind it and taken out again. Takes about
+    Stretches of `ids`, which the cache holds, are decoded after them and taken out again. Takes about
     `seconds` at most; the number of decodes.
     """
     n, started, at, n_timed = len(ids), clock(), 0, 0

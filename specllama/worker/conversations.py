@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.llama.model import LlamaModel
 from specllama.text import chat_template as chat
 from specllama.text.chat_template import ChatTemplate
@@ -38,7 +38,7 @@ class ConversationCache:
         while len(self._turns) > _KEPT:
             self._turns.popitem(last=False)
 
-    def ids(self, template: ChatTemplate, model: LlamaModel, message: m.Generate) -> list[int]:
+    def ids(self, template: ChatTemplate, model: LlamaModel, message: protocol.Generate) -> list[int]:
         """Ids of the prompt for these messages; those of the turn that they follow where the text allows.
 
         Raises TemplateError, UsageError.
@@ -61,8 +61,8 @@ def _continued(
     variables: Mapping[str, Any],
     parts: Sequence[chat.PromptPart],
 ) -> list[int] | None:
-    """The earlier turn's ids and those of the text behind its answer; None where the template writes another
-    beginning now (it drops the reasoning of earlier turns, or blanks around an answer).
+    """The earlier turn's ids and those of the text after its answer; None where the template now writes
+    another beginning (it drops the reasoning of earlier turns, or blanks around an answer).
     """
     n = len(earlier.messages)
     if list(messages[:n]) != earlier.messages or len(messages) <= n or messages[n].get("role") != "assistant":
@@ -83,7 +83,7 @@ def _continued(
 
 
 def _behind(parts: Sequence[chat.PromptPart], beginning: str) -> list[chat.PromptPart] | None:
-    """The parts of the text behind `beginning`; None where it begins otherwise."""
+    """The parts of the text after `beginning`; None where it begins otherwise."""
     done = 0
     for i, part in enumerate(parts):
         size = min(len(part.text), len(beginning) - done)

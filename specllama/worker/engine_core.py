@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.config.load import LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
@@ -41,7 +41,7 @@ _PREFILL_NOTICE_SECONDS = 0.5  # of silence between two reports of a prefill
 class EngineCore:
     """One loaded pair and its engine. send: where messages to the front go."""
 
-    def __init__(self, send: Callable[[m.Message], None], store: Store | None = None) -> None:
+    def __init__(self, send: Callable[[protocol.Message], None], store: Store | None = None) -> None:
         self.send, self.store = send, store if store is not None else Store()
         self.loaded: Loaded | None = None
         self.engine: Engine | None = None
@@ -55,35 +55,35 @@ class EngineCore:
         self._step_seconds = 0.0
         self._reported = 0.0
 
-    def handle(self, message: m.Message) -> None:
+    def handle(self, message: protocol.Message) -> None:
         """Act on a message from the front; what goes wrong with it is answered, not raised."""
         id_ = getattr(message, "id", None)
         self.busy_since = (
-            None if isinstance(message, m.Load) else time.perf_counter()
+            None if isinstance(message, protocol.Load) else time.perf_counter()
         )  # a load says how far it is
         try:
-            if isinstance(message, m.Load):
+            if isinstance(message, protocol.Load):
                 show_log(message.verbose)
                 self._load(message.settings, message.measure_when_idle)
-            elif isinstance(message, m.Generate):
+            elif isinstance(message, protocol.Generate):
                 self._generate(message)
-            elif isinstance(message, m.Cancel):
+            elif isinstance(message, protocol.Cancel):
                 self._cancel(message.id)
-            elif isinstance(message, m.Configure):
+            elif isinstance(message, protocol.Configure):
                 self._configure(message)
-            elif isinstance(message, m.Question):
+            elif isinstance(message, protocol.Question):
                 self._answer(message)
-            elif isinstance(message, m.Tune):
+            elif isinstance(message, protocol.Tune):
                 idle = None if self.busy else self.engine
                 self.tuner = begin(message, idle, self.loaded, self._ids, self.send)
-            elif isinstance(message, m.Inspect):
-                self.send(m.Inspected(inspect_build()))
-            elif isinstance(message, m.Calibrate):
+            elif isinstance(message, protocol.Inspect):
+                self.send(protocol.Inspected(inspect_build()))
+            elif isinstance(message, protocol.Calibrate):
                 self._calibrate(message.seconds)
             else:
                 raise EngineError(f"the engine process takes no {type(message).__name__}")
         except SpecllamaError as error:
-            self.send(m.Failed(error.to_dict(), id_))
+            self.send(protocol.Failed(error.to_dict(), id_))
         finally:
             self.busy_since = None
 
@@ -125,7 +125,7 @@ class EngineCore:
             self._step_seconds = max(time.perf_counter() - started, 0.9 * self._step_seconds)
             self.busy_since = None
         for notice in self.engine.notices:
-            self.send(m.Notice(notice))
+            self.send(protocol.Notice(notice))
         self.engine.notices.clear()
         self._report()
 
@@ -151,7 +151,7 @@ class EngineCore:
         if settings.exact:
             self._idle.measure_epsilon()
         works = self._template is not None and problem is None
-        self.send(m.Ready(load_info(loaded, works, [*notes, *self._idle.notes()])))
+        self.send(protocol.Ready(load_info(loaded, works, [*notes, *self._idle.notes()])))
 
     def _measure_a_slice(self) -> None:
         if self._idle is None:
@@ -174,7 +174,7 @@ class EngineCore:
         ordered: list[Drafter] = sorted(drafters, key=lambda d: d.priced)
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 
-    def _configure(self, message: m.Configure) -> None:
+    def _configure(self, message: protocol.Configure) -> None:
         """Another policy over the same drafters; the default one keeps what it has learnt."""
         if self.engine is None or self.loaded is None or self.engine.busy:
             raise EngineError("only a loaded engine that is idle can be configured")
@@ -185,9 +185,9 @@ class EngineCore:
             draft_p_min=message.draft_p_min,
         )
         self.engine.policy = self._policy(self.loaded)
-        self.send(m.Configured())
+        self.send(protocol.Configured())
 
-    def _generate(self, message: m.Generate) -> None:
+    def _generate(self, message: protocol.Generate) -> None:
         if self.engine is None or self.loaded is None:
             raise EngineError("no model is loaded")
         if self.tuner is not None:
@@ -211,9 +211,9 @@ class EngineCore:
         generation.submitted = asked  # template, ids and grammar are part of the time to the first token
         self.running.append(SequenceOutput(message.id, generation, writer, message.messages))
         used = replace(params, seed=seed)
-        self.send(m.Started(message.id, len(ids), used, open_reasoning_tag(self.loaded.model, ids)))
+        self.send(protocol.Started(message.id, len(ids), used, open_reasoning_tag(self.loaded.model, ids)))
 
-    def _ids(self, message: m.Generate) -> list[int]:
+    def _ids(self, message: protocol.Generate) -> list[int]:
         assert self.loaded is not None
         model = self.loaded.model
         if message.ids is not None:
@@ -239,18 +239,18 @@ class EngineCore:
             raise self._template_error or UsageError("the model has no chat template", hint)
         return self._template
 
-    def _answer(self, question: m.Question) -> None:
+    def _answer(self, question: protocol.Question) -> None:
         if self.loaded is None or self.engine is None:
             raise EngineError("no model is loaded")
-        template = self._usable_template() if isinstance(question, m.Render) else None
+        template = self._usable_template() if isinstance(question, protocol.Render) else None
         self.send(answer_query(question, self.loaded.model, template, self.engine, self.running))
 
     def _calibrate(self, seconds: float) -> None:
         if self._idle is None or self.loaded is None:
-            self.send(m.Calibrated(None, None, False))
+            self.send(protocol.Calibrated(None, None, False))
             return
         more, profile = self._idle.measure(seconds), self.loaded.profile
-        self.send(m.Calibrated(profile.t1, profile.epsilon, more))
+        self.send(protocol.Calibrated(profile.t1, profile.epsilon, more))
 
     def _cancel(self, id_: int) -> None:
         if self.tuner is not None:
@@ -274,9 +274,9 @@ class EngineCore:
                 items.append(item)
             elif not g.prefilled and now - self._reported > _PREFILL_NOTICE_SECONDS:
                 self._reported = now
-                self.send(m.Prefilled(r.id, g.n_past, g.n_prompt))
+                self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt))
         if items:
-            self.send(m.Tokens(items))
+            self.send(protocol.Tokens(items))
         for r in [r for r in self.running if r.generation.finish_reason is not None]:
             self.running.remove(r)
             self._finish(r)
@@ -289,7 +289,7 @@ class EngineCore:
         unmeasured = self._idle.ended(g) if self._idle is not None else False
         if g.problem:
             error = UsageError(f"the grammar is too complex to be followed: {g.problem}")
-            self.send(m.Failed(error.to_dict(), r.id))
+            self.send(protocol.Failed(error.to_dict(), r.id))
             return
         text, runs = r.writer.finish_runs()
         owner = g.request.memory_scope
@@ -301,7 +301,9 @@ class EngineCore:
         if self.loaded is not None:
             self.loaded.profile.save()
 
-    def _done(self, r: SequenceOutput, text: str, runs: list[tuple[int, str]], unmeasured: bool) -> m.Done:
+    def _done(
+        self, r: SequenceOutput, text: str, runs: list[tuple[int, str]], unmeasured: bool
+    ) -> protocol.Done:
         """The last message of a generation. text, runs: what was held back until now."""
         assert self.loaded is not None
         assert self.engine is not None
@@ -309,7 +311,7 @@ class EngineCore:
         verdict = drafting_verdict(self.loaded.off_reason, self.engine.policy, g)
         if verdict.by_costs:
             profile.distrust_stored_t2()
-        return m.Done(
+        return protocol.Done(
             r.id,
             text,
             g.finish_reason or "cancel",
@@ -326,7 +328,7 @@ class EngineCore:
     def _fail(self, error: Exception) -> None:
         problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")
         for r in self.running:
-            self.send(m.Failed(problem.to_dict(), r.id))
+            self.send(protocol.Failed(problem.to_dict(), r.id))
         self.running.clear()
 
     def leave(self) -> None:

@@ -21,8 +21,8 @@ _LONG_TEXT = 272  # ids: beyond 256, so that llama.cpp's kernels for longer text
 
 
 class IdleMeasurer:
-    """Measures what is not known yet, and stores it. by_itself: when nothing is asked for, without being
-    told. clock: seconds.
+    """Measures what is not known yet, and stores it. by_itself: without a Calibrate message, whenever there
+    is nothing else to do. clock: seconds.
     """
 
     def __init__(self, loaded: Loaded, engine: Engine, by_itself: bool, clock: Callable[[], float]) -> None:

@@ -35,7 +35,7 @@ _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 
 
 def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> protocol.LoadInfo:
-    """The description of a load. notes: what is to be said besides what the load itself gives cause for."""
+    """The description of a load. notes: those that the load itself does not give cause for."""
     s, header, model, context, draft = (
         loaded.settings,
         loaded.header,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError, Drafter, RememberingDrafter
@@ -83,7 +83,7 @@ class Loaded:
         self.draft = None
 
 
-def load(settings: LoadSettings, send: Callable[[m.Message], None], store: Store) -> Loaded:
+def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store: Store) -> Loaded:
     """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
     NotFoundError, NetworkError.
 
@@ -153,7 +153,7 @@ def _checked_draft(settings: LoadSettings, target: Header) -> tuple[Header | Non
 
 
 def _open_draft(
-    settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[m.Message], None]
+    settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[protocol.Message], None]
 ) -> tuple[LoadedDraft | None, str]:
     """The draft model with a context for all slots; None and the reason where it cannot be used."""
     assert settings.draft is not None
@@ -165,7 +165,7 @@ def _open_draft(
         warm_up(context)
     except (ResourceError, DecodeError) as error:
         problem = f"the draft cannot be used: {error.args[0]}"
-        send(m.Notice(problem))
+        send(protocol.Notice(problem))
         if context is not None:
             context.close()
         model.close()
@@ -274,7 +274,7 @@ def _fitted(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:
     return replace(s, n_gpu_layers=n_gpu_layers if s.n_gpu_layers != ALL_LAYERS else ALL_LAYERS)
 
 
-def _reporter(name: str, send: Callable[[m.Message], None]) -> Callable[[float], None]:
+def _reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[float], None]:
     last = 0.0
 
     def report(share: float) -> None:
@@ -282,7 +282,7 @@ def _reporter(name: str, send: Callable[[m.Message], None]) -> Callable[[float],
         now = time.perf_counter()
         if now - last >= _REPORT_SECONDS or share >= 1:
             last = now
-            send(m.Loading(name, share))
+            send(protocol.Loading(name, share))
 
     return report
 

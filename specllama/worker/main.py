@@ -1,7 +1,7 @@
 """The engine process: `python -m specllama.worker.main`, messages in on stdin, out on stdout.
 
 The main thread decodes. One thread reads stdin and ends the process soon after it closes, so that no front,
-however it dies, leaves gigabytes behind; another one says every half second that the process lives.
+however it dies, leaves a process of gigabytes; another one sends a heartbeat every half second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.errors import EngineError, SpecllamaError, UsageError
 
 if TYPE_CHECKING:
@@ -31,15 +31,17 @@ class _Pipes:
     """stdin and stdout as message streams. Whatever else prints to stdout is sent to stderr instead."""
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[m.Message | None] = queue.SimpleQueue()  # None: the front is gone
+        self.inbox: queue.SimpleQueue[protocol.Message | None] = (
+            queue.SimpleQueue()
+        )  # None: the front is gone
         self.left = threading.Event()  # what was learnt is stored then
         self.core: EngineCore | None = None
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
 
-    def send(self, message: m.Message) -> None:
-        data = m.encode(message)
+    def send(self, message: protocol.Message) -> None:
+        data = protocol.encode(message)
         with self._lock:
             try:
                 while data:
@@ -51,10 +53,10 @@ class _Pipes:
         with os.fdopen(0, "rb", closefd=False) as pipe:  # not sys.stdin, whose lock a dying interpreter wants
             for line in pipe:
                 try:
-                    self.inbox.put(m.decode(line))
+                    self.inbox.put(protocol.decode(line))
                 except ValueError as error:
                     refusal = UsageError(f"the request cannot be read: {error}")
-                    self.send(m.Failed(refusal.to_dict(), m.request_id(line)))
+                    self.send(protocol.Failed(refusal.to_dict(), protocol.request_id(line)))
         self.inbox.put(None)
         if self.core is not None and self.core.loaded is not None:
             self.left.wait(_LEAVE_SECONDS)
@@ -74,10 +76,12 @@ def main() -> None:
     try:
         _serve(pipes)
     except SpecllamaError as error:
-        pipes.send(m.Failed(error.to_dict()))
+        pipes.send(protocol.Failed(error.to_dict()))
     except Exception as error:  # noqa: BLE001 - the last line of defence; the front shows it
         traceback.print_exc()
-        pipes.send(m.Failed(EngineError(f"{type(error).__name__} in the engine process: {error}").to_dict()))
+        pipes.send(
+            protocol.Failed(EngineError(f"{type(error).__name__} in the engine process: {error}").to_dict())
+        )
     sys.stderr.flush()
     os._exit(1)
 
@@ -98,15 +102,15 @@ def _serve(pipes: _Pipes) -> None:
             core.leave()
             pipes.left.set()
             threading.Event().wait()  # for the end of the process
-        elif isinstance(message, m.Serve):
+        elif isinstance(message, protocol.Serve):
             _serve_rpc(message, pipes)
         else:
             core.handle(message)
-            if isinstance(message, m.Load):
+            if isinstance(message, protocol.Load):
                 gc.freeze()  # what stays need not be looked through in mid-answer
 
 
-def _serve_rpc(message: m.Serve, pipes: _Pipes) -> NoReturn:
+def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
     """In this thread for the rest of the process's life."""
     from specllama.worker.rpc.serve import serve
 
@@ -118,7 +122,7 @@ def _beat(pipes: _Pipes, core: EngineCore) -> None:
         time.sleep(_BEAT_SECONDS)
         started = core.busy_since
         busy = time.perf_counter() - started if started is not None else 0.0
-        pipes.send(m.Heartbeat(busy, core.allowed_seconds()))
+        pipes.send(protocol.Heartbeat(busy, core.allowed_seconds()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether an answer was drafted for, and if not, why: in words, with figures that were measured only."""
+"""Whether an answer was drafted for, and if not, why: in words, with measured figures only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SEEN = 8  # tokens, for their acceptance to be spoken of
 
 @dataclass(frozen=True, slots=True)
 class DraftingVerdict:
-    """reason: why an answer was not drafted for, "" where it was or was too short to tell. by_costs: what
-    decodes and drafts take is to blame.
+    """reason: why an answer was not drafted for, "" where it was or was too short to tell. by_costs: it is
+    because of the times of decodes and drafts.
     """
 
     reason: str = ""

@@ -1,4 +1,4 @@
-"""One generation as the front sees it: what it went on by since the front last heard of it."""
+"""One generation as the front sees it: what came since the last message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
@@ -14,7 +14,7 @@ from specllama.text.detokenizer import TokenWriter
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """A generation, and how much of it was told. messages: what it answers, None for a bare prompt."""
+    """A generation, and how much of it was sent. messages: what it answers, None for a bare prompt."""
 
     id: int
     generation: Generation
@@ -24,7 +24,7 @@ class SequenceOutput:
     n_drafted: int = 0
     n_accept: int = 0
 
-    def delta(self, model: LlamaModel) -> m.SequenceDelta | None:
+    def delta(self, model: LlamaModel) -> protocol.SequenceDelta | None:
         """What came since the last call; None where nothing did."""
         g = self.generation
         text, runs = self.writer.take_runs()
@@ -36,10 +36,10 @@ class SequenceOutput:
         drafted, accepted = g.stats.n_drafted - self.n_drafted, g.stats.n_accept - self.n_accept
         self.n_sent += len(ids)
         self.n_drafted, self.n_accept = g.stats.n_drafted, g.stats.n_accept
-        return m.SequenceDelta(self.id, text, ids, runs, drafted, accepted, logprobs or None)
+        return protocol.SequenceDelta(self.id, text, ids, runs, drafted, accepted, logprobs or None)
 
 
-def forced_ids(model: LlamaModel, message: m.Generate) -> list[int] | None:
+def forced_ids(model: LlamaModel, message: protocol.Generate) -> list[int] | None:
     """Ids that the request is forced to write; a text is tokenised by itself, without control tokens."""
     forced = message.forced
     return model.tokenize(forced, False, False) if isinstance(forced, str) else forced

@@ -1,7 +1,7 @@
-"""What is measured and learnt of a loaded pair, from one process to the next.
+"""What is measured and learnt about a loaded pair, kept from one process to the next.
 
-Of the target: t(1), epsilon, cost curves by context length; of each pair: what is accepted and what asking
-the draft model takes. Written whole, beside the decoding; several processes may write.
+Of the target: t(1), epsilon, cost curves by context length; of each pair: acceptance, and the times of steps
+of the draft model. A file is written as a whole, in a thread; several processes may write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specllama.core.scheduler import Slot
 from specllama.worker.calibrate import Calibration, goes_back, measure, missing_widths, time_widths
 
 POLICY = DEFAULT  # constants of the planner and its curves
-RUN_SECONDS = 1.0  # that a front may measure at once
+RUN_SECONDS = 1.0  # of measuring at once
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once for each class of lengths
 _WRITE_SECONDS = 5.0  # between two writes
 _MOST_PAIRS = 8  # kept of a target, the last ones used
@@ -40,7 +40,7 @@ class ModelProfile:
     what those of the draft depend on. keep: whether anything is written. clock: seconds.
 
     t1, epsilon: in seconds and logits, None where they were not measured yet. reach: ids, the longest text
-    behind which rows were compared.
+    after which rows were compared.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ModelProfile:
         return int(self._figures.get("reach", 0))
 
     def covers(self, n_ids: int) -> bool:
-        """Whether epsilon was measured behind a text like one of so many ids."""
+        """Whether epsilon was measured after a text of so many ids, or of a length like that."""
         return self.epsilon is not None and length_class(n_ids) <= length_class(self.reach)
 
     def rows(self, n_slots: int, exact: bool) -> tuple[int | None, float | None]:
@@ -107,23 +107,21 @@ class ModelProfile:
             self.planner.use_costs(curve)
 
     def distrust_stored_t2(self) -> None:
-        """By what decodes take nothing could be gained: two rows are measured anew, if that is of another
-        time.
-        """
+        """Measure a decode of two rows again where its time is a stored one: by it, no draft could pay."""
         if self.planner is not None:
             self.planner.costs.remeasure_if_stored(2)
 
     # Measuring
 
     def unmeasured(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:
-        """Widths that could be timed behind a text of so many ids; 1 stands for t(1) and epsilon too."""
+        """Widths that could be timed after a text of so many ids; 1 stands for t(1) and epsilon too."""
         if self._refused or not goes_back(context) or n_ids < 1:
             return []
         widths = missing_widths(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
         return widths if self._seconds_left(n_ids) <= 0 or n_ids < 3 else sorted({1, *widths})
 
     def _seconds_left(self, n_ids: int) -> float:
-        """To compare rows behind a text of so many ids; a longer class of texts is begun anew."""
+        """Time left to compare rows after a text of so many ids; each class of lengths has its own."""
         return _COMPARE_SECONDS if length_class(n_ids) > self._compared else self._compare_left
 
     def measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool = True) -> bool:
@@ -163,7 +161,7 @@ class ModelProfile:
         return n_timed
 
     def measured(self, n_ids: int, curve: CostCurve) -> None:
-        """What decodes take behind so many ids was measured anew: it stands for all that was known of it."""
+        """Replace the times of decodes after so many ids by those of a new measurement."""
         self.curves.put(n_ids, curve)
         if bucket_of(n_ids, POLICY) == 0:
             self._figures["t1"] = curve.predict(1)
@@ -171,7 +169,7 @@ class ModelProfile:
         self.flush()
 
     def compared(self, found: Calibration) -> None:
-        """Batched and single rows were compared anew."""
+        """Replace the comparison of batched and single rows by a new one."""
         if found.n_rows:
             t1 = {"t1": self._figures["t1"]} if "t1" in self._figures else {}
             self._figures = _together({}, found) | t1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.core.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.model import LlamaModel
@@ -35,40 +35,42 @@ def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaErro
 
 
 def answer_query(
-    question: m.Question,
+    question: protocol.Question,
     model: LlamaModel,
     template: ChatTemplate | None,
     engine: Engine,
     running: Sequence[SequenceOutput],
-) -> m.Answer:
+) -> protocol.Answer:
     """The answer to a question. Raises TemplateError, UsageError."""
-    if isinstance(question, m.Render):
+    if isinstance(question, protocol.Render):
         assert template is not None
         return _rendered(template, question)
-    if isinstance(question, m.GetSlots):
+    if isinstance(question, protocol.GetSlots):
         return _slots(question.id, engine, running)
     return _in_tokens(model, question)
 
 
-def _in_tokens(model: LlamaModel, question: m.Tokenize | m.Detokenize) -> m.Tokenized | m.Detokenized:
+def _in_tokens(
+    model: LlamaModel, question: protocol.Tokenize | protocol.Detokenize
+) -> protocol.Tokenized | protocol.Detokenized:
     """Ids and the bytes of each, or the text of ids. Raises UsageError."""
-    if isinstance(question, m.Tokenize):
+    if isinstance(question, protocol.Tokenize):
         ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
-        return m.Tokenized(question.id, ids, [list(_bytes(model, i)) for i in ids])
+        return protocol.Tokenized(question.id, ids, [list(_bytes(model, i)) for i in ids])
     known = model.n_vocab
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < known for i in question.ids):
         raise UsageError(f"token ids must be from 0 to {known - 1}")
     text = b"".join(_bytes(model, i) for i in question.ids).decode("utf-8", "replace")
-    return m.Detokenized(question.id, text)
+    return protocol.Detokenized(question.id, text)
 
 
-def _rendered(template: ChatTemplate, question: m.Render) -> m.Rendered:
+def _rendered(template: ChatTemplate, question: protocol.Render) -> protocol.Rendered:
     """The text of the prompt. Raises TemplateError, UsageError."""
     parts = template.render(question.messages, **question.variables)
-    return m.Rendered(question.id, "".join(part.text for part in parts) + question.prefix)
+    return protocol.Rendered(question.id, "".join(part.text for part in parts) + question.prefix)
 
 
-def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> m.Slots:
+def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protocol.Slots:
     """What each slot is doing, and how much of the cache is in use."""
     found, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
@@ -76,12 +78,12 @@ def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> m.Slo
         r = by_sequence.get(slot.seq_id)
         n_used += 0 if slot.saved is not None else len(slot.ids)
         if r is None:
-            found.append(m.SlotState(slot.seq_id, len(slot.ids)))
+            found.append(protocol.SlotState(slot.seq_id, len(slot.ids)))
             continue
         g, s = r.generation, r.generation.stats
         n_used += g.n_past
         found.append(
-            m.SlotState(
+            protocol.SlotState(
                 slot.seq_id,
                 g.n_past,
                 id=r.id,
@@ -92,7 +94,7 @@ def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> m.Slo
                 speculate=g.request.speculate,
             )
         )
-    return m.Slots(id_, found, len(engine.waiting), n_used, engine.target.n_ctx)
+    return protocol.Slots(id_, found, len(engine.waiting), n_used, engine.target.n_ctx)
 
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:

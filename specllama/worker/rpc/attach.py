@@ -1,5 +1,5 @@
-"""RPC workers for a load: asked, added to llama.cpp's devices, watched. The target goes to them, the draft
-stays.
+"""RPC workers of a load: probed, added to llama.cpp's devices, watched. The target goes to them, the draft
+stays here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.rpc_probe import PROBE_SECONDS, Worker, find_workers
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, NetworkError, Note, SpecllamaError, UsageError, option
@@ -16,7 +16,7 @@ from specllama.llama.devices import devices
 from specllama.llama.rpc import add_worker, on_abort
 from specllama.worker.rpc import sockets
 
-Send = Callable[[m.Message], None]
+Send = Callable[[protocol.Message], None]
 
 
 def attach(settings: LoadSettings, send: Send) -> LoadSettings:
@@ -28,7 +28,7 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
     if not settings.rpc:
         return settings
     found = find_workers(settings.rpc)
-    on_abort(lambda words: send(m.Failed(_lost(found, words).to_dict())))
+    on_abort(lambda words: send(protocol.Failed(_lost(found, words).to_dict())))
     for worker in found:
         _add(worker)
     for sock in sockets.connections_to({worker.address for worker in found}):
@@ -55,7 +55,7 @@ def placement_notes(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> 
 
 
 def _add(worker: Worker) -> None:
-    """ggml waits without end for a worker that took another client after it was asked."""
+    """Add a worker. ggml waits without end for one that has accepted another client since it was probed."""
     problems: list[SpecllamaError] = []
 
     def work() -> None:
@@ -81,7 +81,7 @@ def _check_use(settings: LoadSettings) -> None:
     remote, target = {d.name for d in there if d.remote}, settings.target
     named = {*target.devices, *(settings.draft.devices if settings.draft else ())}
     if named - {d.name for d in there} - {"none"}:
-        return  # no such device: that is said where it is looked for
+        return  # no such device: the load reports it
     if target.devices and not named & remote:
         raise UsageError(
             f"{option('rpc')} names workers and {option('devices')} leaves them out",
@@ -95,7 +95,7 @@ def _check_use(settings: LoadSettings) -> None:
 
 
 def _lost(workers: Sequence[Worker], words: str) -> EngineDiedError:
-    """Why ggml ends the process, with the worker's name where it can be told."""
+    """Why ggml ends the process, with the worker's name where it is known."""
     if "rpc" not in words.lower():
         return EngineDiedError(f"llama.cpp ended the engine process: {words.rpartition(': ')[2]}")
     lost = sockets.lost({worker.address for worker in workers})

@@ -1,4 +1,4 @@
-"""The engine process as an RPC worker: ggml's server in the main thread, what it does told as messages.
+"""The engine process as an RPC worker: ggml's server in the main thread, reported as messages.
 
 ggml serves one client at a time and never returns. Ctrl-C is the front's: it closes the pipe, and the process
 is gone.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.client.rpc_probe import PROTOCOL
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.devices import Device, devices
@@ -24,12 +24,12 @@ from specllama.models.memory.available import available_memory, physical_cores
 from specllama.worker.rpc import sockets
 from specllama.worker.rpc.cache import TensorCache
 
-Send = Callable[[m.Message], None]
-_STAYS_SECONDS = 1.0  # a client for less only asked
+Send = Callable[[protocol.Message], None]
+_STAYS_SECONDS = 1.0  # a client for less was only a probe
 _POLL_SECONDS = 0.01
 
 
-def serve(request: m.Serve, send: Send) -> NoReturn:
+def serve(request: protocol.Serve, send: Send) -> NoReturn:
     """Serve until the process ends; `send` gets Serving, then a Notice for each client that stays. Raises
     UsageError for unknown devices, ResourceError where it cannot listen any more, EngineError without RPC.
     """
@@ -41,11 +41,11 @@ def serve(request: m.Serve, send: Send) -> NoReturn:
     served = [d for d in devices() if d.name in {s.name for s in served}]
     cache = _cache(request.cache)
     n_threads = request.n_threads or physical_cores()
-    found = m.Serving(
+    found = protocol.Serving(
         request.address,
         ".".join(map(str, PROTOCOL)),
         n_threads,
-        tuple(m.DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in served),
+        tuple(protocol.DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in served),
         str(cache.root) if cache else None,
     )
     port = int(request.address.rpartition(":")[2])
@@ -86,7 +86,7 @@ def _stdout() -> int:
     return reading
 
 
-def _announce(port: int, found: m.Serving, send: Send) -> None:
+def _announce(port: int, found: protocol.Serving, send: Send) -> None:
     """Say that it listens, once it does."""
     while (listener := sockets.listener(port)) is None:
         time.sleep(_POLL_SECONDS)
@@ -117,7 +117,7 @@ class _Clients:
     def _comes(self) -> None:
         self._name = next(iter(sockets.clients(self.port)), "somebody")
         self._since = time.monotonic()
-        self._told = threading.Timer(_STAYS_SECONDS, self.send, [m.Notice(f"{self._name} connected")])
+        self._told = threading.Timer(_STAYS_SECONDS, self.send, [protocol.Notice(f"{self._name} connected")])
         self._told.daemon = True
         self._told.start()
 
@@ -129,4 +129,4 @@ class _Clients:
         self._told.cancel()
         lasted = time.monotonic() - self._since
         if lasted >= _STAYS_SECONDS:
-            self.send(m.Notice(f"{self._name} left after {lasted:.0f} s"))
+            self.send(protocol.Notice(f"{self._name} left after {lasted:.0f} s"))

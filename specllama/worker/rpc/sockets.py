@@ -1,7 +1,7 @@
 """TCP connections that llama.cpp has opened in this process, found among the open files by their port.
 
 ggml's RPC never looks whether the other end is still there: a machine that loses its power would be waited
-for without end. The system can look, once it is told to.
+for without end. The system can probe it, once that is switched on.
 """
 
 from __future__ import annotations

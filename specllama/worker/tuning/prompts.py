@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.core.engine import Engine
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -114,21 +114,21 @@ class Writing:
         self._left -= self.clock() - began
 
     @property
-    def found(self) -> m.WrittenTexts:
+    def found(self) -> protocol.WrittenTexts:
         """The texts that were written, counted."""
         texts: dict[str, list[int]] = {}
         for text in (t for t in self.chosen.texts if t.text):
             texts.setdefault(text.workload, []).append(len(text.text))
-        return m.WrittenTexts({name: m.TextCount(len(n), sum(n)) for name, n in texts.items()})
+        return protocol.WrittenTexts({name: protocol.TextCount(len(n), sum(n)) for name, n in texts.items()})
 
     @property
-    def epsilon(self) -> m.RowsComparison:
+    def epsilon(self) -> protocol.RowsComparison:
         """The comparison of rows, or why there is none."""
         reason = "" if goes_back(self.engine.target) else "the model's memory cannot go back"
         if not reason and not self.calibration.n_rows:
             reason = "no text was long enough"
         c = self.calibration
-        return m.RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)
+        return protocol.RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)
 
 
 def compare_seconds(t1: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.config.load import MAX_THREADS
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import decode_prior
@@ -85,8 +85,8 @@ class CurveTimes:
         return all(len(self.times.get(n, ())) >= DEFAULT.min_samples for n in (1, *self.widths))
 
     @property
-    def found(self) -> m.TimedCurve:
-        return m.TimedCurve(
+    def found(self) -> protocol.TimedCurve:
+        return protocol.TimedCurve(
             n_ids=len(self.track.ids),
             points=points(self.times),
             left_out=self.left_out,
@@ -112,14 +112,14 @@ class ThreadsTried:
             self.context.set_threads(*self.used)
 
     @property
-    def found(self) -> m.ThreadsComparison:
+    def found(self) -> protocol.ThreadsComparison:
         best = choice(self.times, *self.used)
-        return m.ThreadsComparison(
+        return protocol.ThreadsComparison(
             used=self.used[0],
             used_batch=self.used[1],
             rows=min(WIDE, self.track.most),
             points=[
-                m.TimedThreads(n, median(t.one), median(t.wide))
+                protocol.TimedThreads(n, median(t.one), median(t.wide))
                 for n, t in sorted(self.times.items())
                 if t.wide
             ],

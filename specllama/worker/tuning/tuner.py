@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from specllama.client import protocol as m
+from specllama.client import protocol
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
@@ -55,11 +55,11 @@ class Stage:
 
 
 def begin(
-    order: m.Tune,
+    order: protocol.Tune,
     engine: Engine | None,
     loaded: Loaded | None,
-    ids_of: Callable[[m.Generate], list[int]],
-    send: Callable[[m.Message], None],
+    ids_of: Callable[[protocol.Generate], list[int]],
+    send: Callable[[protocol.Message], None],
 ) -> Tuner:
     """Start tuning. engine: None where it is busy. Raises EngineError there, and where a draft is loaded."""
     if engine is None or loaded is None or loaded.draft is not None:
@@ -72,11 +72,11 @@ class Tuner:
 
     def __init__(
         self,
-        order: m.Tune,
+        order: protocol.Tune,
         engine: Engine,
         loaded: Loaded,
-        ids_of: Callable[[m.Generate], list[int]],
-        send: Callable[[m.Message], None],
+        ids_of: Callable[[protocol.Generate], list[int]],
+        send: Callable[[protocol.Message], None],
         clock: Clock = time.perf_counter,
     ) -> None:
         self.id, self.order, self.trials = order.id, order, list[DraftTrial]()
@@ -101,9 +101,9 @@ class Tuner:
             if not self._cancelled and next(self._work, _ENDED) is not _ENDED:
                 return True
             self._work.close()
-            last: m.Message = m.Tuned(self.id, self._clock() - self._began, self._cancelled)
+            last: protocol.Message = protocol.Tuned(self.id, self._clock() - self._began, self._cancelled)
         except (DecodeError, NoRoomError, SpecllamaError) as error:
-            last = m.Failed(_problem(error).to_dict(), self.id)
+            last = protocol.Failed(_problem(error).to_dict(), self.id)
         empty(self._context, self._engine.slots[0])
         self._send(last)
         return False
@@ -128,7 +128,7 @@ class Tuner:
         chosen = choose(texts, n_tokens, shorten, self._t1, self._row_seconds, TEXT_SECONDS)
         agenda = list(self._agenda(track, chosen))
         self._report(
-            m.TuneAgenda(
+            protocol.TuneAgenda(
                 seconds=sum(stage.seconds for stage in agenda),
                 t1=self._t1,
                 n_texts=len(chosen.texts),
@@ -146,10 +146,10 @@ class Tuner:
         for workload, prompt in order.prompts:
             number = numbers[workload] = numbers.get(workload, 0) + 1
             if order.raw:
-                request = m.Generate(order.id, prompt=prompt)
+                request = protocol.Generate(order.id, prompt=prompt)
             else:
                 messages = [{"role": "user", "content": prompt}]
-                request = m.Generate(order.id, messages=messages, variables=order.variables)
+                request = protocol.Generate(order.id, messages=messages, variables=order.variables)
             text = TuningText(workload, number, self._ids_of(request))
             if len(text.prompt) >= self._context.n_ctx - 1:
                 too_long[text.name] = (
@@ -193,12 +193,12 @@ class Tuner:
                 now, so_far = self._clock(), done + min(1.0, share) * stage.seconds
                 if now - self._said >= _SAY_SECONDS:
                     self._said = now
-                    self._send(m.Tuning(self.id, stage.label, so_far / total, total - so_far))
+                    self._send(protocol.Tuning(self.id, stage.label, so_far / total, total - so_far))
                 yield
             done += stage.seconds
 
-    def _report(self, found: m.TunePart) -> None:
-        self._send(m.TuneMeasurement(self.id, found))
+    def _report(self, found: protocol.TunePart) -> None:
+        self._send(protocol.TuneMeasurement(self.id, found))
 
     # Stages
 
