@@ -14,10 +14,12 @@ from typing import Any
 
 @dataclass
 class Faults:
-    """What goes wrong. statuses: of the next requests for an answer, with a Retry-After where that is a pair;
-    healthy: answers that come before the faults begin. ending: how a stream ends: "" well, "error", "cut",
-    "foreign" (no JSON), "page" (no stream at all). hang: seconds before an answer. uncounted: no usage.
-    redirect: where all requests are sent. models: what /models says instead.
+    """What goes wrong.
+
+    statuses: of the next answers; a pair is a status and its Retry-After. healthy: answers before the faults
+    begin. ending: of a stream: "" a good one, "error", "cut", "foreign" (no JSON), "page" (no stream at all).
+    hang: seconds before an answer. uncounted: no usage. redirect: where all requests are sent. models: the
+    body of /models instead of the usual one.
     """
 
     healthy: int = 0
@@ -30,8 +32,8 @@ class Faults:
 
 
 class OpenAIServer:
-    """The server. prefix: in front of the API's routes; key: that a client has to send, "" for none.
-    asked: the bodies of requests; most: how many ran at once.
+    """The server. prefix: of the API's routes. key: the API key, "" for none. asked: the bodies of requests.
+    most: the largest number of requests that ran at once.
     """
 
     def __init__(self, prefix: str = "/v1", key: str = "", n_tokens: int = 5) -> None:
@@ -56,7 +58,7 @@ class OpenAIServer:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        """Close everything, connections that are open too: the server is gone."""
+        """Close the server and all its connections."""
         self._server.shutdown()
         self._server.server_close()
         self._server.hang_up()

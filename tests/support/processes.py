@@ -1,4 +1,4 @@
-"""Processes that tests start and look for, with deadlines."""
+"""Waiting for processes, with deadlines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 import psutil
 
-SOON = 10.0  # seconds; what waits so long for it takes some hundredths
+SOON = 10.0  # seconds, a deadline for what takes hundredths of a second
 
 
 def is_gone(process: psutil.Process, seconds: float = SOON) -> bool:
-    """Soon, at least; an orphan may wait as a zombie for the system to take note."""
+    """Whether the process ends within that time; a zombie counts as ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -23,7 +23,7 @@ def is_gone(process: psutil.Process, seconds: float = SOON) -> bool:
 
 
 def child_of(pid: int, seconds: float = SOON) -> psutil.Process:
-    """The first process that this one has started, as soon as there is one."""
+    """The first child process, as soon as there is one."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if children := psutil.Process(pid).children():
@@ -33,7 +33,7 @@ def child_of(pid: int, seconds: float = SOON) -> psutil.Process:
 
 
 def works(process: psutil.Process, seconds: float, within: float = SOON) -> None:
-    """Return when the process has used so much more time of a processor, however busy the machine is."""
+    """Return when the process has used so many more seconds of a processor, however busy the machine is."""
     deadline, done = time.monotonic() + within, spent(process) + seconds
     while time.monotonic() < deadline:
         if spent(process) >= done:
@@ -43,6 +43,6 @@ def works(process: psutil.Process, seconds: float, within: float = SOON) -> None
 
 
 def spent(process: psutil.Process) -> float:
-    """Seconds of a processor that the process itself has used."""
+    """Seconds of a processor that the process has used, without its children."""
     times = process.cpu_times()
     return float(times.user + times.system)

@@ -28,12 +28,12 @@ NAMES = ("prometheus", "promtool")
 
 
 class NotHereError(Exception):
-    """There is no Prometheus and no way to get one; says why."""
+    """There is no Prometheus and no way to get one; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Where the two are."""
+    """Paths of the two programs."""
 
     prometheus: Path
     promtool: Path
@@ -90,7 +90,7 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}"
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """What an expression is now: for each series its labels and its value."""
+        """The value of an expression now: for each series its labels and its value."""
         asked = f"{self._url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
         try:
             with urllib.request.urlopen(asked, timeout=10) as answer:

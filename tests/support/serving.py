@@ -20,14 +20,14 @@ import psutil
 
 from tests.support.command import Command
 
-START = 60.0  # seconds; it takes one or two
-SOON = 10.0  # it takes some hundredths
+START = 60.0  # seconds, a deadline for what takes one or two
+SOON = 10.0  # the same for what takes hundredths
 QUESTION = [{"role": "user", "content": "What does shutil.copytree do?"}]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a request got back."""
+    """The response to a request."""
 
     status: int
     headers: Mapping[str, str]
@@ -53,7 +53,7 @@ class Reply:
 
 
 class Api:
-    """What is served at an address."""
+    """A client of the server at an address."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
@@ -74,7 +74,7 @@ class Api:
         headers: Mapping[str, str] | None = None,
         seconds: float = START,
     ) -> Reply:
-        """One request; a body that is no bytes is sent as JSON."""
+        """One request; a body that is not bytes is sent as JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection = self.connect(seconds)
         try:
@@ -100,14 +100,14 @@ class Api:
         return self.post("/v1/completions", {"prompt": prompt, **fields})
 
     def begin(self, path: str = "/v1/completions", **fields: Any) -> http.client.HTTPConnection:
-        """A request that was sent and whose answer nobody waits for yet."""
+        """Send a request without waiting for its answer."""
         link = self.connect()
         link.request("POST", path, json.dumps(fields).encode())
         self._links.append(link)
         return link
 
     def hang_up(self) -> None:
-        """Leave all requests that `begin` sent."""
+        """Close the connections of all requests that `begin` sent."""
         for link in self._links:
             link.close()
         self._links.clear()
@@ -120,7 +120,7 @@ class Api:
             return False
 
     def raw(self, data: bytes, seconds: float = SOON) -> bytes:
-        """What comes back for these bytes until the server closes or says nothing for a while."""
+        """The bytes that come back until the server closes, or sends nothing for `seconds`."""
         found = b""
         with socket.create_connection((self.host, self.port), timeout=seconds) as link:
             link.sendall(data)
@@ -132,11 +132,11 @@ class Api:
         return found
 
     def n_busy(self) -> int:
-        """Slots at work."""
+        """The number of busy slots."""
         return sum(slot["is_processing"] for slot in self.get("/slots").json)
 
     def until(self, what: Any, seconds: float = SOON) -> float:
-        """Wait until that is true; how long it took."""
+        """Wait until `what()` is true; the seconds that it took."""
         began = time.monotonic()
         while not what():
             assert time.monotonic() - began < seconds
@@ -151,7 +151,7 @@ class Api:
 
 
 class Server(Api):
-    """`specllama serve` with these flags; a context manager that ends it. lines: what it said on stderr."""
+    """`specllama serve` with these flags; a context manager that ends it. lines: its stderr so far."""
 
     def __init__(
         self,

@@ -1,0 +1,84 @@
+"""From the engine's messages about one generation to events, and what they add up to."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.client import protocol
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.stats import RunStats
+from specllama.errors import EngineError
+from specllama.server.events import Accumulator, End, Event, EventAssembler, Reasoning, Start, TextEvent
+
+STARTED = protocol.Started(1, 3, SamplingParams(seed=5))
+
+
+def tokens(text: str, *entries: tuple[int, str], drafted: int = 0) -> protocol.Tokens:
+    """One round: its text, and (id, piece) of each token."""
+    logprobs = [
+        {"id": i, "token": piece, "bytes": list(piece.encode()), "logprob": -1.0, "top_logprobs": []}
+        for i, piece in entries
+    ]
+    ids = [i for i, _ in entries] or [0]
+    runs = [(len(text), "target")] if text else []
+    return protocol.Tokens([protocol.SequenceDelta(1, text, ids, runs, drafted, 0, logprobs or None)])
+
+
+def done(reason: str = "stop", text: str = "") -> protocol.Done:
+    return protocol.Done(1, text, reason, RunStats(n_predict=4), [(len(text), "target")] if text else [])
+
+
+def events(assembler: EventAssembler, *messages: protocol.Message) -> list[Event]:
+    return [event for i, message in enumerate(messages) for event in assembler.add(message, float(i))]
+
+
+def test_text_with_its_round() -> None:
+    found = events(EventAssembler(2, 1), STARTED, tokens("ab", drafted=3), done(text="c"))
+    assert found[0] == Start(2, 1, 3, 5)
+    first, last, end = found[1:]
+    assert isinstance(first, TextEvent)
+    assert first.round is not None
+    assert (first.text, first.round.drafted, first.round.seconds) == ("ab", 3, 1.0)
+    assert isinstance(last, TextEvent)
+    assert (last.text, last.round) == ("c", None)
+    assert isinstance(end, End)
+    assert (end.reason, end.stats.n_predict, end.n_reasoning) == ("stop", 4, 0)
+
+
+def test_reasoning_is_separated_and_its_logprobs_are_left_out() -> None:
+    found = events(
+        EventAssembler(0, 0, splits=True, end_ids={9}),
+        STARTED,
+        tokens("<think>so", (1, "<think>"), (2, "so")),
+        tokens("</think>yes", (3, "</think>"), (4, "yes")),
+        tokens("", (9, "")),
+        done(),
+    )
+    folded = Accumulator()
+    folded.add(found)
+    (choice,) = folded.in_order
+    assert (choice.reasoning, choice.text) == ("so", "yes")
+    assert [entry["token"] for entry in choice.logprobs] == ["yes"]
+    assert choice.end is not None
+    assert choice.end.n_reasoning == 2
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_an_answer_that_the_client_has_begun_does_not_start_with_a_tag(splits: bool) -> None:
+    found = events(EventAssembler(0, 0, splits, continues=True), STARTED, tokens("<think>x"), done())
+    assert [event.text for event in found if isinstance(event, TextEvent)] == ["<think>x"]
+    assert not any(isinstance(event, Reasoning) for event in found)
+
+
+def test_the_fold_of_any_division_of_the_stream_is_the_same() -> None:
+    found = events(EventAssembler(0, 0), STARTED, tokens("a"), tokens("b"), done())
+    whole, parts = Accumulator(), Accumulator()
+    whole.add(found)
+    for event in found:
+        parts.add([event])
+    assert whole == parts
+
+
+def test_a_cancelled_generation_is_no_answer() -> None:
+    with pytest.raises(EngineError, match="before it was complete"):
+        events(EventAssembler(0, 0), STARTED, done("cancel"))

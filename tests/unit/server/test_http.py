@@ -1,0 +1,140 @@
+"""Errors, bodies and keys, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+
+import pytest
+from starlette.requests import Request
+
+from specllama.errors import (
+    AccessError,
+    BusyError,
+    ContextLengthError,
+    DeadlineError,
+    EngineDiedError,
+    NotFoundError,
+    SpecllamaError,
+    UsageError,
+)
+from specllama.server.app import ERRORS
+from specllama.server.dialects.fields import checked
+from specllama.server.dialects.llama_server.requests import TokenizeRequest
+from specllama.server.http import body
+from specllama.server.http.access import Keys, unexpected
+from specllama.server.http.errors import (
+    BodyTooLargeError,
+    BodyTooSlowError,
+    MethodError,
+    NoRouteError,
+    WrongHostError,
+    WrongOriginError,
+)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("path", "keys"),
+        [
+            ("/v1/chat/completions", {"error"}),
+            ("/v1/messages", {"type", "error", "request_id"}),
+            ("/apix", {"error"}),
+        ],
+    )
+    def test_shapes(self, path, keys) -> None:
+        assert set(json.loads(ERRORS.response(UsageError("no"), path).body)) == keys
+
+    def test_busy_says_when(self) -> None:
+        error = BusyError("full", details={"retry_after": 7})
+        response = ERRORS.response(error, "/v1/models")
+        assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+        assert SpecllamaError.from_dict(error.to_dict()).details == {"retry_after": 7}
+        assert json.loads(response.body)["error"]["code"] == "queue_full"
+        gone = ERRORS.response(EngineDiedError("gone"))
+        assert (gone.status_code, gone.headers["retry-after"]) == (503, "1")
+
+    def test_a_path_has_its_dialect(self) -> None:
+        error = NotFoundError("gone")
+        anthropic = json.loads(ERRORS.response(error, "/v1/messages/batches", "req_1").body)
+        shown = {"type": "not_found_error", "message": "gone"}
+        assert anthropic == {"type": "error", "error": shown, "request_id": "req_1"}
+        assert json.loads(ERRORS.response(error, "/api/chat").body) == {"error": "gone"}
+        openai = json.loads(ERRORS.response(error, "/v1/messagesx").body)["error"]
+        assert (openai["type"], openai["code"]) == ("not_found_error", "model_not_found")
+
+    @pytest.mark.parametrize(
+        ("error", "kind", "code"),
+        [
+            (UsageError("no"), "invalid_request_error", None),
+            (ContextLengthError("no"), "exceed_context_size_error", "context_length_exceeded"),
+            (AccessError("no"), "authentication_error", "invalid_api_key"),
+            (NoRouteError("no"), "not_found_error", None),
+            (MethodError("no"), "invalid_request_error", None),
+            (WrongHostError("no"), "invalid_request_error", None),
+            (WrongOriginError("no"), "permission_error", None),
+            (BodyTooLargeError("no"), "request_too_large", None),
+            (BodyTooSlowError("no"), "timeout_error", None),
+            (DeadlineError("no"), "timeout_error", "deadline_exceeded"),
+            (EngineDiedError("no"), "unavailable_error", None),
+            (SpecllamaError("no"), "server_error", None),
+        ],
+    )
+    def test_kinds(self, error: SpecllamaError, kind: str, code: str | None) -> None:
+        response = ERRORS.response(error)
+        shown = json.loads(response.body)["error"]
+        assert (response.status_code, shown["type"], shown["code"]) == (error.http_status, kind, code)
+
+    def test_a_body_that_was_not_read_ends_the_connection(self) -> None:
+        assert ERRORS.response(BodyTooLargeError("no")).headers["connection"] == "close"
+        assert "connection" not in ERRORS.response(UsageError("no")).headers
+        assert ERRORS.response(EngineDiedError("no"), close=True).headers["connection"] == "close"
+
+    def test_a_method_error_says_what_is_allowed(self) -> None:
+        assert ERRORS.response(MethodError("no", details={"allow": "GET"})).headers["allow"] == "GET"
+
+
+class TestBodies:
+    def read(self, parts, headers=(), seconds=30.0) -> TokenizeRequest:
+        async def receive():
+            return await anext(messages)
+
+        async def sent():
+            for part, more in parts:
+                if part is None:
+                    await asyncio.sleep(60)
+                yield {"type": "http.request", "body": part, "more_body": more}
+
+        messages = sent()
+        scope = {"type": "http", "method": "POST", "headers": list(headers)}
+        return asyncio.run(body.read(Request(scope, receive), partial(checked, TokenizeRequest), seconds))
+
+    def test_in_parts(self) -> None:
+        assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
+
+    def test_too_slow(self) -> None:
+        with pytest.raises(BodyTooSlowError) as found:
+            self.read([(b"{", True), (None, True)], seconds=0.05)
+        assert found.value.http_status == 408
+
+    def test_too_large(self) -> None:
+        part = b"x" * (1024 * 1024)
+        with pytest.raises(BodyTooLargeError):
+            self.read([(part, True)] * 4 + [(b"x", False)])
+        with pytest.raises(BodyTooLargeError):
+            self.read([(part, True)] * 100)
+        assert self.read([(b'{"content": "' + part + b'"}', False)]).content == part.decode()
+
+
+def test_no_keys_are_no_keys() -> None:
+    assert not Keys(())
+
+
+def test_an_unexpected_error_is_told_without_its_text() -> None:
+    try:
+        raise KeyError("my secret")
+    except KeyError as error:
+        said = unexpected(error)
+    assert "KeyError in test_http.py, line" in said
+    assert "secret" not in said

@@ -1,0 +1,33 @@
+"""The settings of a server and its address."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.errors import UsageError
+from specllama.server import main
+from specllama.server.settings import ServerSettings
+
+LOAD = LoadSettings(target=ModelSettings(path="a/model.gguf"), n_slots=2)
+
+
+class TestSettings:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"])
+    def test_this_machine_needs_no_key(self, host: str) -> None:
+        assert ServerSettings(load=LOAD, host=host).host == host
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
+    def test_others_do(self, host: str) -> None:
+        with pytest.raises(UsageError, match="key"):
+            ServerSettings(load=LOAD, host=host)
+        assert "secret" not in repr(ServerSettings(load=LOAD, host=host, keys=("secret",)))
+
+    def test_names(self) -> None:
+        plain, named = ServerSettings(load=LOAD), ServerSettings(load=LOAD, names=("*", "a", "b"))
+        assert (plain.name, plain.serves("model"), plain.serves("x")) == ("model", True, False)
+        assert (named.name, named.serves("b"), named.serves("x")) == ("a", True, True)
+
+
+def test_a_port_that_is_not_for_everybody() -> None:
+    assert "1024" in main._no_socket(PermissionError(13, "no"), "127.0.0.1", 80).hint

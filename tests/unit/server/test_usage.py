@@ -1,0 +1,34 @@
+"""The figures of an answer, from the stream of events."""
+
+from __future__ import annotations
+
+from specllama.core.stats import PlainRate, RunStats
+from specllama.server.dialects.openai.usage import figures, usage
+from specllama.server.events import Accumulator, End, Start, TextEvent
+
+
+def end(index: int, **counters: object) -> End:
+    return End(index, "stop", None, RunStats(**counters), PlainRate(None, "none", 0))  # type: ignore[arg-type]
+
+
+class TestFigures:
+    def test_of_two_prompts_with_two_choices(self) -> None:
+        fold = Accumulator()
+        for i in range(4):
+            fold.add([Start(i, i // 2, 10 + i // 2, 1), TextEvent(i, "x")])
+        stats = {"n_prompt": 10, "n_predict": 5, "n_drafted": 6, "n_accept": 3, "reached": [3, 2, 1]}
+        fold.add(end(i, **stats, accepted_at=[2, 1, 0], n_reused=i) for i in range(4))
+        found = usage(fold)
+        assert (found["prompt_tokens"], found["completion_tokens"]) == (21, 20)
+        assert found["prompt_tokens_details"]["cached_tokens"] == 0 + 2
+        vllm = figures(fold, True)["metrics"]["speculative_decoding"]
+        assert vllm["acceptance_histogram"] == [4, 4, 4, 0]
+        assert vllm["num_spec_steps"] == 12
+
+    def test_of_nothing(self) -> None:
+        fold = Accumulator()
+        fold.add([Start(0, 0, 1, 1), end(0)])
+        found = figures(fold, False)
+        assert found["timings"]["predicted_per_second"] == 0
+        assert found["metrics"]["speculative_decoding"]["acceptance_histogram"] == [0]
+        assert found["speculation"]["acceptance_rate"] is None
