@@ -67,7 +67,11 @@ class PendingCompletion:
                 n_accept=result.n_accept,
             )
         return CompletionStats(
-            **result.stats.to_dict() | {"drafted_by": Counter(result.stats.drafted_by)},
+            **result.stats.to_dict()
+            | {
+                "drafted_by": Counter(result.stats.drafted_by),
+                "forced_by": Counter(result.stats.forced_by),
+            },
             seed=result.seed,
             plain=result.plain,
             speculation="off" if result.off_reason else "on",

@@ -11,6 +11,9 @@ NOT_MEASURED = PlainRate(None, "none", 0)
 FinishReason = Literal["stop", "length", "context", "cancel"]
 
 
+_INTERNAL = ("n_modelled", "forced_by")  # counters that only our own read-outs need
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """A token that was possible. logprob: natural, in the softmax of the raw logits. rank: 1 for the
@@ -53,7 +56,7 @@ class CompletionStats(RunStats):
 
     def to_dict(self) -> dict[str, Any]:
         """All counters and figures as plain data for JSON."""
-        counters = {name: getattr(self, name) for name in RunStats.__slots__}
+        counters = {name: getattr(self, name) for name in RunStats.__slots__ if name not in _INTERNAL}
         names = ("seed", "acceptance_rate", "accept_by_position", "encode_tps", "decode_tps", "plain_tps")
         more = ("plain_source", "speedup", "time_shares", "speculation", "reason")
         figures = {name: getattr(self, name) for name in (*names, *more)}

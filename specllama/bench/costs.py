@@ -72,7 +72,7 @@ def costs_of(samples: Sequence[BenchSample]) -> BenchCosts:
     exact = 1 in by_rows
     points = _measured(by_rows) if exact else _means(samples)
     fixed = [s for s in samples if s.step.config.draft_max]
-    n_model = sum(s.stats.drafted_by["model"] + s.stats.n_discarded for s in fixed)
+    n_model = sum(s.stats.n_modelled + s.stats.n_discarded for s in fixed)
     reached = sum(s.stats.reached[0] for s in fixed if s.stats.reached)
     accepted = sum(s.stats.accepted_at[0] for s in fixed if s.stats.accepted_at)
     rounds = sum(s.stats.rounds for s in fixed)
@@ -80,7 +80,7 @@ def costs_of(samples: Sequence[BenchSample]) -> BenchCosts:
         points=points,
         exact=exact,
         draft_token=sum(s.stats.draft_seconds for s in fixed) / n_model
-        if any(s.stats.drafted_by["model"] for s in fixed)
+        if any(s.stats.n_modelled for s in fixed)
         else None,
         first_accepted=accepted / reached if reached else None,
         drafted=reached / rounds if rounds else None,

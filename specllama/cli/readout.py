@@ -18,9 +18,11 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
     """
     if info.off_reason:
         return f"speculation off: {info.off_reason}"
-    parts = [name for name in info.drafters if name != "model" and (structured or name != "grammar")]
+    parts = [
+        name for name in info.drafters if name not in info.priced and (structured or name not in info.forced)
+    ]
     if not parts and not info.draft:
-        return "speculation off: the only drafter is grammar, and there is no grammar"
+        return f"speculation off: the only drafter is {', '.join(info.forced)}, and there is no grammar"
     if info.draft:
         draft = info.draft
         parts.insert(0, f"draft {draft.name} {draft.quant} (vocabulary {info.verdict})")
@@ -45,7 +47,7 @@ def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
     if not stats.n_drafted:
         out += ["n_drafted = 0", "n_accept  = 0"]
     else:
-        by = " · ".join(f"{name} {n}" for name, n in stats.drafted_by.most_common() if name != "grammar")
+        by = " · ".join(f"{name} {n}" for name, n in stats.guessed_by.most_common())
         positions = " ".join(f"{share:.0%}".replace("%", " %") for share in stats.accept_by_position[:8])
         out += [
             f"n_drafted = {stats.n_drafted:<7} {by}",

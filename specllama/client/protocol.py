@@ -444,7 +444,8 @@ class LoadInfo:
     requests are drafted from. draft_max: as asked for, longest_draft: what fits at most. off_reason: why
     nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's file. end_ids:
     tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
-    source of the chat template, "" where there is none; template_works: whether it can be used.
+    source of the chat template, "" where there is none; template_works: whether it can be used. priced,
+    forced: the drafters that are a model, and those of what a grammar forces.
     """
 
     target: ModelInfo
@@ -470,6 +471,8 @@ class LoadInfo:
     template_works: bool
     bos_token: str
     eos_token: str
+    priced: tuple[str, ...] = ()
+    forced: tuple[str, ...] = ()
 
     @property
     def speculation(self) -> str:
@@ -484,6 +487,7 @@ class LoadInfo:
     def to_dict(self) -> dict[str, Any]:
         """As plain data with the keys that `LLM.info` has."""
         found = asdict(self)
+        del found["priced"], found["forced"]
         renamed = {
             "most_drafted": found.pop("longest_draft"),
             "reason": found.pop("off_reason"),

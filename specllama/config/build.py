@@ -19,6 +19,7 @@ from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.options import STORED
 from specllama.config.rpc_endpoints import endpoints
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
+from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
 
 STEPS = "ekpmt"  # of --sampling-seq: penalties, top_k, top_p, min_p, temperature
@@ -72,7 +73,7 @@ def assemble(
     Raises UsageError.
     """
     settings = ModelSettings(path=model, **target)
-    drafts = "model" in load.get("drafters", DRAFTERS) and draft_model != "none"
+    drafts = wants_draft_model(load.get("drafters", DRAFTERS)) and draft_model != "none"
     return LoadSettings(
         target=settings, draft=_draft(draft_model, settings, draft) if drafts else None, **load
     )

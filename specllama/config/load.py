@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from specllama.config.defaults import CACHE_TYPE, DRAFTERS, N_BATCH, N_UBATCH
+from specllama.drafters import copies, wants_draft_model
 from specllama.errors import UsageError, option
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -151,6 +152,16 @@ class LoadSettings:
         p_min = self.draft_p_min
         if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min <= 1:
             raise UsageError(f"must be a number from 0 to 1, not {p_min!r}", option="draft_p_min")
+
+    @property
+    def wants_draft_model(self) -> bool:
+        """Whether one of the drafters is a draft model."""
+        return wants_draft_model(self.drafters)
+
+    @property
+    def copies(self) -> bool:
+        """Whether one of the drafters copies from texts."""
+        return copies(self.drafters)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""

@@ -57,8 +57,9 @@ class Engine(Scheduler):
             policy.committed(g.seq_id, g.history[len(g.history) - outcome.n_emitted :])
         done = Round(len(batch), decoded - drafted, drafted - started, clock() - started, outcomes)
         policy.observe(done)
+        forced, priced = policy.forced_sources, policy.priced_sources
         for g, outcome in zip(active, outcomes, strict=True):
-            g.stats.add_round(done, outcome, sampled - decoded, policy.forced_sources)
+            g.stats.add_round(done, outcome, sampled - decoded, forced, priced)
 
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
         """A draft for each sequence by seq_id, within the limits of a decode and of its grammar."""

@@ -307,7 +307,7 @@ class Scheduler:
                 return None
 
     def _put_back(self) -> None:
-        """Return the youngest generation to the queue for lack of room; the only one has filled the context."""
+        """Return the youngest generation to the queue for lack of room; the only one is ended."""
         youngest = self.active[-1]
         if len(self.active) == 1:
             youngest.finish_reason = "context"
@@ -318,7 +318,7 @@ class Scheduler:
         self.waiting.insert(0, youngest)
 
     def _draft_limit(self, active: Sequence[Generation]) -> int:
-        """Draft tokens for each of the generations that one decode has room for and the memory can take back."""
+        """Draft tokens for each generation that fit into one decode and that the memory can take back."""
         most = min(self.target.n_outputs_max, self.most_rows or self.target.n_outputs_max)
         pending = max(len(g.history) - g.n_past for g in active)
         per_batch = self.target.n_batch // len(active) - pending

@@ -26,7 +26,7 @@ class TokenSink(Protocol):
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural-log probability of an emitted token in the softmax of the raw row, and of the most likely ids."""
+    """Natural-log probability of an emitted token in the raw row's softmax, and of the most likely ids."""
 
     logprob: float
     top: list[tuple[int, float]]

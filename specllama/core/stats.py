@@ -25,10 +25,11 @@ class RunStats:
 
     n_drafted: guessed draft tokens that were verified, of which n_accept were emitted; n_discarded: drafted
     and not verified. n_forced, n_forced_accept: the same for tokens that a grammar forces, which apart from
-    these are counted in drafted_by only. reached[j], accepted_at[j]: rounds whose draft had more than j
-    guessed tokens, and those in which number j of them was emitted. decode_seconds: from the first token to
-    the end, n_predict - 1 tokens; plain_seconds: of the plain rounds in it. round_seconds: by the rows of a
-    decode the number of such rounds and the seconds of their decodes.
+    these are counted in drafted_by and forced_by only. n_modelled: verified tokens of a draft model.
+    reached[j], accepted_at[j]: rounds whose draft had more than j guessed tokens, and those in which number j
+    of them was emitted. decode_seconds: from the first token to the end, n_predict - 1 tokens; plain_seconds:
+    of the plain rounds in it. round_seconds: by the rows of a decode the number of such rounds and the
+    seconds of their decodes.
     """
 
     n_prompt: int = 0
@@ -39,7 +40,9 @@ class RunStats:
     n_discarded: int = 0
     n_forced: int = 0
     n_forced_accept: int = 0
+    n_modelled: int = 0
     drafted_by: Counter[str] = field(default_factory=Counter)
+    forced_by: Counter[str] = field(default_factory=Counter)
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     rounds: int = 0
@@ -56,10 +59,15 @@ class RunStats:
     round_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def drafted(
-        self, sources: Sequence[str], n_accept: int, n_discarded: int, forced: Collection[str] = ()
+        self,
+        sources: Sequence[str],
+        n_accept: int,
+        n_discarded: int,
+        forced: Collection[str] = (),
+        priced: Collection[str] = (),
     ) -> None:
         """Count one verified draft. sources: the drafter of each token. n_accept: how many were emitted.
-        forced: the drafters whose tokens are forced, not guessed.
+        forced: names of the drafters whose tokens are forced, not guessed; priced: of draft models.
         """
         guessed = [j < n_accept for j, source in enumerate(sources) if source not in forced]
         self.n_drafted += len(guessed)
@@ -69,6 +77,9 @@ class RunStats:
         self.n_discarded += n_discarded
         for source in sources:
             self.drafted_by[source] += 1
+            self.n_modelled += source in priced
+            if source in forced:
+                self.forced_by[source] += 1
         while len(self.reached) < len(guessed):
             self.reached.append(0)
             self.accepted_at.append(0)
@@ -77,11 +88,16 @@ class RunStats:
             self.accepted_at[j] += accepted
 
     def add_round(
-        self, done: Round, outcome: VerifyResult, sampling_seconds: float, forced: Collection[str]
+        self,
+        done: Round,
+        outcome: VerifyResult,
+        sampling_seconds: float,
+        forced: Collection[str] = (),
+        priced: Collection[str] = (),
     ) -> None:
-        """Count a round and this sequence's outcome in it. forced: as for `drafted`."""
+        """Count a round and this sequence's outcome in it. forced, priced: as for `drafted`."""
         draft = outcome.draft
-        self.drafted(draft.sources, outcome.n_accept, draft.n_discarded, forced)
+        self.drafted(draft.sources, outcome.n_accept, draft.n_discarded, forced, priced)
         self.rounds += 1
         self.decode_seconds += done.seconds
         self.verify_seconds += done.verify_seconds
@@ -96,6 +112,11 @@ class RunStats:
     @property
     def acceptance_rate(self) -> float | None:
         return self.n_accept / self.n_drafted if self.n_drafted else None
+
+    @property
+    def guessed_by(self) -> Counter[str]:
+        """Verified draft tokens by drafter, without forced ones."""
+        return self.drafted_by - self.forced_by
 
     @property
     def accept_by_position(self) -> list[float]:
@@ -132,13 +153,14 @@ class RunStats:
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `from_dict` is the inverse."""
         data = {name: getattr(self, name) for name in self.__slots__}
-        data["drafted_by"] = dict(self.drafted_by)
+        data["drafted_by"], data["forced_by"] = dict(self.drafted_by), dict(self.forced_by)
         return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunStats:
         rounds = {int(n): (count, seconds) for n, (count, seconds) in data["round_seconds"].items()}
-        return cls(**{**data, "drafted_by": Counter(data["drafted_by"]), "round_seconds": rounds})
+        by = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
+        return cls(**{**data, **by, "round_seconds": rounds})
 
 
 @dataclass(slots=True)

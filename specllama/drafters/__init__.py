@@ -132,6 +132,11 @@ def wants_draft_model(enabled: Collection[str]) -> bool:
     return any(entry.needs_draft_model and entry.word in enabled for entry in REGISTRY.values())
 
 
+def copies(enabled: Collection[str]) -> bool:
+    """Whether one of the enabled words drafts from texts, without a model and without a grammar."""
+    return any(not (e.priced or e.forces) and e.word in enabled for e in REGISTRY.values())
+
+
 def make_drafters(enabled: Collection[str], inputs: DrafterInputs) -> list[Drafter]:
     """The drafters of the enabled words, as far as their inputs are there, in the order of asking."""
     made = (entry.make(inputs) for entry in REGISTRY.values() if entry.word in enabled)

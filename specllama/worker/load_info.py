@@ -54,6 +54,8 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> pr
         n_vocab=model.n_vocab,
         n_threads=context.n_threads,
         drafters=tuple(words_of(loaded.drafters)),
+        priced=tuple(d.name for d in loaded.drafters if d.priced),
+        forced=tuple(d.name for d in loaded.drafters if d.forces),
         memory=loaded.memory is not None,
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,

@@ -33,6 +33,8 @@ _INFO = LoadInfo(
     template_works=False,
     bos_token="<s>",
     eos_token="</s>",
+    priced=("model",),
+    forced=("grammar",),
 )
 
 

@@ -134,7 +134,7 @@ def _measure(
 
 def _drafters(info: protocol.LoadInfo) -> list[str]:
     """The drafters that need no grammar."""
-    return [name for name in info.drafters if name != "grammar"] if not info.off_reason else []
+    return [name for name in info.drafters if name not in info.forced] if not info.off_reason else []
 
 
 def _announce(planned: int, seconds: float) -> None:

@@ -10,6 +10,7 @@ from specllama.bench.plan import AUTO, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, notes
 from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
+from specllama.config.defaults import is_draft_model
 
 _POSITIONS, _LONGEST_NAME = 16, 16
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
@@ -39,7 +40,7 @@ def _head(about: Mapping[str, Any]) -> str:
     parts = [f"target {printable(target['name'])} {target['quant']}"]
     if draft:
         parts.append(f"draft {printable(draft['name'])} {draft['quant']}")
-    others = [name for name in about["drafters"] if name != "model"]
+    others = [name for name in about["drafters"] if not is_draft_model(name)]
     return ", ".join([*parts, *others, counted(about["machine"]["n_threads"], "thread")])
 
 

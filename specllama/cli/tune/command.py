@@ -42,7 +42,7 @@ def tune(given: Mapping[str, Any]) -> int:
     values = build.resolved(given)
     plan = make_plan(given, values)
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
-    results = TuneResults(plan.drafts, plan.unusable, "copy" in plan.settings.drafters)
+    results = TuneResults(plan.drafts, plan.unusable, plan.settings.copies)
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
         client = EngineClient(log or (sys.stderr if verbose else None))

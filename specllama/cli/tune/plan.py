@@ -70,7 +70,7 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
     found: list[ModelSettings] = []
     for name in names:
         settings = _prepared(values, name)
-        if "model" not in settings.drafters and name not in ("auto", "none"):
+        if not settings.wants_draft_model and name not in ("auto", "none"):
             raise UsageError(f"--drafters leaves the draft model out, and -md gives one: {name}")
         draft = settings.draft
         if draft is None:

@@ -67,6 +67,11 @@ class Policy(Protocol):
         """Names of the drafters whose tokens are forced, not guessed; acceptance rates leave them out."""
         ...
 
+    @property
+    def priced_sources(self) -> frozenset[str]:
+        """Names of the drafters whose tokens cost decodes."""
+        ...
+
     def start(
         self,
         seq_id: int,
@@ -121,6 +126,10 @@ class PolicyBase:
     @property
     def forced_sources(self) -> frozenset[str]:
         return frozenset(d.name for d in self.drafters if d.forces)
+
+    @property
+    def priced_sources(self) -> frozenset[str]:
+        return frozenset(d.name for d in self.drafters if d.priced)
 
     def start(
         self,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import specllama
+from specllama.config.defaults import drafter_word
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.usage import figures, usage
@@ -30,7 +31,6 @@ from specllama.server.events import (
 FINGERPRINT = f"specllama-{specllama.__version__}"
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _ALPHANUMERICS = string.ascii_letters + string.digits
-_SHOWN = {"memory": "copy"}  # sources that clients know by another name
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -144,7 +144,7 @@ def number(logprob: float | None) -> float:
 
 
 def _trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"tokens": [[n, _SHOWN.get(source, source)] for n, source in runs]}
+    found: dict[str, Any] = {"tokens": [[n, drafter_word(source)] for n, source in runs]}
     if round_ is not None:
         found["round"] = {
             "drafted": round_.drafted,
