@@ -16,11 +16,11 @@ from specllama.worker.engine_core import EngineCore
 class Front:
     """Speaks to a host as a client does, without pipes."""
 
-    def __init__(self, settings: LoadSettings, store: Store) -> None:
+    def __init__(self, settings: LoadSettings, store: Store, measure_when_idle: bool = False) -> None:
         self.said: list[m.Message] = []
         self.settings = settings
         self.host = EngineCore(self.said.append, store)
-        self.host.handle(m.Load(settings))
+        self.host.handle(m.Load(settings, measure_when_idle=measure_when_idle))
 
     @classmethod
     def of_pair(cls, store: Path, draft_max: int | None = None) -> Front:

@@ -14,7 +14,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.policy.config import DEFAULT
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.worker import profile, profile_keys
+from specllama.worker import idle, profile, profile_keys
 from specllama.worker.calibrate import TIMED
 from tests.support.front import Front
 
@@ -54,6 +54,31 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
     assert learning.t1 == found.t1
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
+
+
+@pytest.mark.parametrize(
+    ("measure_when_idle", "calibrate"), [(True, True), (True, False), (False, True)]
+)  # fmt: skip
+def test_it_measures_by_itself_only_where_that_is_wanted(
+    tmp_path: Path, measure_when_idle: bool, calibrate: bool
+) -> None:
+    front = Front(replace(PAIR, calibrate=calibrate), Store(tmp_path), measure_when_idle)
+    assert front.host.step_due_in is None  # there is no text to measure on yet
+    expected = front.ids(messages=ZIP, params=LONGER)
+    wanted = measure_when_idle and calibrate
+    due = front.host.step_due_in
+    assert (due is not None and 0 < due <= idle.IDLE_SECONDS) if wanted else due is None
+    front.said.clear()
+    for _ in range(400):
+        if front.host.step_due_in is None:
+            break
+        front.host.step()
+    assert front.host.step_due_in is None
+    assert front.said == []
+    assert front.host.loaded is not None
+    assert (front.host.loaded.profile.t1 is not None) == wanted
+    assert front.ids(messages=ZIP, params=LONGER) == expected
+    front.close()
 
 
 def test_another_compilation_of_llama_cpp_is_measured_anew(
