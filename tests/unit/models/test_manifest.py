@@ -103,6 +103,3 @@ def test_mistakes_name_the_line(tmp_path: Path, text: str, needle: str) -> None:
         manifest.load({"SPECLLAMA_MODELS": str(path)}, Path("/"))
     assert needle in str(caught.value)
     assert "models.toml" in str(caught.value)
-
-
-# What a name stands for

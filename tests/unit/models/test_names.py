@@ -47,6 +47,3 @@ def test_names_that_lead_elsewhere(text: str) -> None:
         parse_repo(text)
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 400
-
-
-# Files of one repository

@@ -60,6 +60,3 @@ def test_what_is_not_there() -> None:
         choose(find_models(["README.md", "mmproj.gguf"]), "", "user/repo")
     with pytest.raises(IntegrityError, match=r"part BF16/model-BF16-00002-of-00003\.gguf is missing"):
         choose(find_models(FILES), "BF16", "user/repo")
-
-
-# models.toml
