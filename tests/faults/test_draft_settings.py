@@ -19,7 +19,7 @@ from specllama.config.options import as_flag
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import UsageError
 from tests.faults.test_run_faults import refused
-from tests.support.command import Command
+from tests.support.command import Command, CommandLine
 
 HUGE = "9" * 40
 RANGE = "must be a whole number from 0"
@@ -65,7 +65,7 @@ def worded(needle: str, at_fault: Callable[[str], str]) -> str:
 def test_flags(shared: Command) -> None:
     given = [*BAD, *((values, f"Invalid value for '--{name(values)}'") for values, _ in NOT_NUMBERS)]
     lines = [[f"--{key.replace('_', '-')}={value}" for key, value in values.items()] for values, _ in given]
-    results = shared.many(*(("run", "-p", "zip", *flags) for flags in lines))
+    results = shared.batch(*(CommandLine(("run", "-p", "zip", *flags)) for flags in lines))
     for (_, needle), result in zip(given, results, strict=True):
         refused(result, 2, worded(needle, lambda option: as_flag(option, None)))
 
@@ -76,21 +76,19 @@ def name(values: dict[str, Any]) -> str:
 
 
 def test_environment(shared: Command) -> None:
-    for values, needle in BAD:
-        env = {f"SPECLLAMA_{key.upper()}": str(value) for key, value in values.items()}
-        said = worded(needle, lambda option: f"SPECLLAMA_{option.upper()}")
-        refused(shared("run", "-p", "zip", env=env), 2, said)
-    for values, needle in NOT_NUMBERS:
-        ((key, value),) = values.items()
-        variable = f"SPECLLAMA_{key.upper()}"
-        refused(shared("run", "-p", "zip", env={variable: value}), 2, f"{variable} must be a ", needle)
+    given = [*BAD, *NOT_NUMBERS]
+    envs = [{f"SPECLLAMA_{key.upper()}": str(x) for key, x in values.items()} for values, _ in given]
+    results = shared.batch(*(CommandLine(("run", "-p", "zip"), env) for env in envs))
+    for (values, needle), env, result in zip(given, envs, results, strict=True):
+        refused(result, 2, worded(needle, lambda option: f"SPECLLAMA_{option.upper()}"))
+        if (values, needle) in NOT_NUMBERS:
+            assert f"{next(iter(env))} must be a " in result.err
 
 
 @pytest.mark.parametrize("user", [False, True])
 def test_files(command: Command, user: bool) -> None:
     """The project's specllama.toml and the user's own."""
-    path = command.home / ("config/specllama/config.toml" if user else "specllama.toml")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    places = Path("config/specllama/config.toml") if user else Path("specllama.toml")
     wrong_kind: list[tuple[dict[str, Any], str]] = [
         ({"draft_max": True}, "a text, not True"),
         ({"draft_min": True}, "a whole number, not True"),
@@ -99,12 +97,21 @@ def test_files(command: Command, user: bool) -> None:
         ({"draft_p_min": [0.5]}, "a number, not [0.5]"),
         *NOT_NUMBERS,
     ]
-    for values, needle in [BAD[0], wrong_kind[0]] if user else [*BAD, *wrong_kind]:
-        path.write_text("".join(f"{key.replace('_', '-')} = {toml(x)}\n" for key, x in values.items()))
-        result = command("run", "-p", "zip")
+    cases = [BAD[0], wrong_kind[0]] if user else [*BAD, *wrong_kind]
+    paths, lines = [], []
+    for i, (values, _) in enumerate(cases):
+        home = command.home / str(i)
+        paths.append(home / places)
+        paths[-1].parent.mkdir(parents=True)
+        paths[-1].write_text("".join(f"{key.replace('_', '-')} = {toml(x)}\n" for key, x in values.items()))
+        env = {"XDG_CONFIG_HOME": str(home / "config"), "HOME": str(home)}
+        lines.append(CommandLine(("run", "-p", "zip"), env, home))
+    for (values, needle), path, result in zip(cases, paths, command.batch(*lines), strict=True):
         refused(result, 2, worded(needle, functools.partial(place, path, list(values))))
         if (values, needle) in wrong_kind:
             assert f"{path}, line 1: {name(values)} must be a" in result.err
+    path = command.home / places
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("draft-min = 4\n")
     said = f"{path}, line 1: draft-min 4 is more than --draft-max 3"
     refused(command("run", "-p", "zip", "--draft-max", "3"), 2, said)

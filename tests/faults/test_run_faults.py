@@ -20,7 +20,7 @@ from specllama.gguf.header import read_model
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from tests.support import ggufbytes as g
 from tests.support import tinygguf
-from tests.support.command import ROOT, Command, Result
+from tests.support.command import ROOT, Command, CommandLine, Result
 
 GOOD = EMBEDDED_TARGET.read_bytes()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 4212345678\n"
@@ -90,7 +90,8 @@ def damaged(shared: Command) -> dict[str, Result]:
     directory.mkdir()
     for name, (content, _) in DAMAGED.items():
         (directory / f"{name}.gguf").write_bytes(content)
-    results = shared.many(*(("run", "-p", "zip", "-m", f"damaged/{name}.gguf") for name in DAMAGED))
+    lines = (("run", "-p", "zip", "-m", f"damaged/{name}.gguf") for name in DAMAGED)
+    results = shared.batch(*map(CommandLine, lines))
     return dict(zip(DAMAGED, results, strict=True))
 
 

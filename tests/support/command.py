@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,20 @@ class Result:
     @property
     def lines(self) -> list[str]:
         return self.err.splitlines()
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Arguments, changes of the environment, and the working directory, None for the home."""
+
+    args: Sequence[str]
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    cwd: Path | None = None
+
+
+def _readable(err: bytes) -> str:
+    """What a command writes on stderr, without the progress of loading, which slow machines show."""
+    return re.sub(r"(?m)^loading the (?:target|draft) +\d+%\n", "", err.decode("utf-8", "replace"))
 
 
 class Command:
@@ -82,8 +96,7 @@ class Command:
             timeout=timeout,
             check=False,
         )
-        err = re.sub(r"(?m)^loading the (?:target|draft) +\d+%\n", "", done.stderr.decode("utf-8", "replace"))
-        return Result(done.returncode, done.stdout, err)  # a slow machine tells how far loading is
+        return Result(done.returncode, done.stdout, _readable(done.stderr))
 
     def generate(self, *args: str | bytes, **more: Any) -> Result:
         """`specllama run` without the measuring afterwards; it must succeed."""
@@ -96,6 +109,21 @@ class Command:
         """Results of several command lines, as many at a time as there are cores."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(lambda line: self(*line, **more), lines))
+
+    def batch(self, *lines: CommandLine) -> list[Result]:
+        """Results of command lines that end soon, each in a fork of one process (batch.py)."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.batch"],
+            input=json.dumps([[x.args, x.env, str(x.cwd or self.home)] for x in lines]).encode(),
+            capture_output=True,
+            env=self.environment(),
+            cwd=self.home,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        found = json.loads(done.stdout)
+        return [Result(code, bytes.fromhex(out), _readable(bytes.fromhex(err))) for code, out, err in found]
 
     def start(
         self, *args: str, env: Mapping[str, str | None] | None = None, **more: Any
