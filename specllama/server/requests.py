@@ -69,7 +69,7 @@ class RequestStream:
         """The events until all texts have ended, those that arrived together as one list.
 
         whole: wait for all of them and yield them once. A list is empty after `wake`. Raises the engine's
-        error, and what `fail` and `expire` were called for.
+        error, the error given to `fail`, DeadlineError after `expire`.
         """
         awaited, n_done = self._complete if whole else self._arrived, 0
         while n_done < len(self.specs):

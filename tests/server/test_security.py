@@ -159,7 +159,7 @@ class TestCommandLine:
             (("-m", "empty.txt"), 6, "empty.txt"),
             (("--jinja",), 2, "--jinja"),
             (("--json",), 2, "--json"),
-            (("--temp", "-1"), 2, "temperature"),
+            (("--temp", "-1"), 2, "--temp"),
         ],
     )
     def test_what_cannot_be_served(self, tmp_path, flags, code, needle) -> None:
