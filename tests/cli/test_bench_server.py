@@ -117,7 +117,7 @@ class TestOwn:
     def test_the_table(self, shared: Command, served: Server) -> None:
         (shared.home / "key.txt").write_text("sesame\n")
         args = ("--server", f"{served.host}:{served.port}", *FEW, "--api-key-file", "key.txt")
-        result = shared("bench", *args, "--ignore-eos", "--raw")
+        result = shared("bench", *args, "--ignore-eos", "--raw", env={"COLUMNS": "80"})
         assert result.code == 0, result.err
         lines = result.out.splitlines()
         assert max(map(len, lines)) <= 80

@@ -205,7 +205,7 @@ class TestPipe:
         assert sum(line.endswith("length auto") for line in result.lines) == 1
         assert [reused > 0 for _, reused in prompts(result.err)] == [False, True, True]  # not loaded again
         off = chat(shared, "/draft on", args=("--drafters", "none"))
-        assert (off.code, "nothing that drafts" in off.err) == (2, True)
+        assert (off.code, "no drafter is available" in off.err) == (2, True)
 
     def test_a_draft_length_that_needs_another_load(self, shared: Command) -> None:
         """A draft model that was not loaded, drafts that are longer than the context was made for."""
@@ -219,7 +219,7 @@ class TestPipe:
             "speculation off: --draft-max 0",
             "speculation on",
             "speculation off: --draft-max 0",
-            "error: there is nothing that drafts: --draft-max 0",
+            "error: no drafter is available: --draft-max 0",
             "speculation on",
             "error: draft_min 3 is more than draft_max 2",
             "speculation off: --draft-max 0",
@@ -231,7 +231,7 @@ class TestPipe:
         result = chat(shared, *lines)
         assert "no system message" in result.lines
         assert "Speak Latin." in result.lines
-        assert result.lines[-2].startswith("system message taken out; the conversation stays")
+        assert result.lines[-2].startswith("system message removed; the conversation stays")
         assert saved(shared, "system.json")["system"] == ""
 
     def test_clear_and_trim(self, shared: Command) -> None:

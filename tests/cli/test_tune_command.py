@@ -139,7 +139,7 @@ def test_the_next_run_knows_it(shared: Command, found: Result) -> None:
 
 
 def test_the_tables(command: Command) -> None:
-    result = command("tune", *QUICK, "--no-store", timeout=240)
+    result = command("tune", *QUICK, "--no-store", timeout=240, env={"COLUMNS": "80"})
     assert result.code == 0, result.err
     lines = result.out.splitlines()
     assert max(map(len, lines)) <= 80
