@@ -78,7 +78,7 @@ OBJECT = an_object(
 
 @pytest.fixture(scope="module")
 def tables(shared: Command) -> Result:
-    return shared("bench", *TWO)
+    return shared("bench", *TWO, env={"COLUMNS": "80"})
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def found(shared: Command) -> Result:
 def test_the_tables(tables: Result) -> None:
     assert tables.code == 0, tables.err
     lines = tables.out.splitlines()
-    assert max(map(len, lines)) <= 80  # in a pipe
+    assert max(map(len, lines)) <= 80
     assert "\x1b" not in tables.out + tables.err
     assert lines[0] == "target pydoc-target Q4_0, draft pydoc-draft Q4_0, copy, 1 thread"
     assert lines[1].startswith("64 of 64 answers, up to 8 tokens each")  # 8 prompts, 2 temperatures, 4 ways

@@ -65,7 +65,7 @@ BAD = {  # command, and words of what is said to it
     "/sve x": "there is no command /sve; did you mean /save?",
     "/": "there is no command /",
     "/\x1b[31m": "there is no command /␛[31m",
-    "/clear all": "/clear takes nothing",
+    "/clear all": "/clear takes no argument",
     "/save": "/save needs",
     "/load": "/load needs",
     "/load nowhere.json": "there is no file nowhere.json",
