@@ -12,7 +12,7 @@ SpecllamaError                      1   500   anything unexpected that still has
 │   └── TemplateError               6   400   the model's chat template, or what it makes of the messages
 ├── IncompatiblePairError           7   400   target and draft do not share a vocabulary
 ├── ResourceError                   8   503   memory, disk or port
-│   └── BusyError                   8   429   more is being asked than can be queued
+│   └── BusyError                   8   429   more requests than the queue holds
 └── EngineError                     9   500   llama.cpp refused something
     ├── EngineDiedError             9   503   the engine process ended or hangs
     └── DeadlineError               9   504   a request took longer than it may
