@@ -83,7 +83,7 @@ BAD = {  # command, and words of what is said to it
     "/set temprature 1": "did you mean temperature?",
     "/set temperature hot": "temperature must be a number from 0 to 10000, not 'hot'",
     "/set temperature NaN": "temperature must be a number",
-    "/set temperature -1": "temperature must be between",
+    "/set temperature -1": "temperature must be a number from 0 to 10000",
     "/set top_k 1.5": "top_k must be a whole number",
     "/set top_k " + "9" * 5000: "top_k must be",
     "/set seed -2": "seed must be",
