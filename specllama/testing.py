@@ -34,7 +34,7 @@ class TableContext:
     """A context over a function from ids to logits.
 
     rows: ids so far to logits, shape (n_vocab,). memory: "window" refuses to go back more than 4 tokens
-    behind the end, "rollback" only into the last decode, "checkpoint" only to the last checkpoint. Asserts
+    before the end, "rollback" only into the last decode, "checkpoint" only to the last checkpoint. Asserts
     positions, sequence ids and batch limits.
     """
 
@@ -124,7 +124,7 @@ class TableContext:
 
 
 class TableMask:
-    """A grammar that is a function; see `ports.Mask`.
+    """A grammar that is a function; see `interfaces.Mask`.
 
     legal_after: output so far to the ids that may come next. forced runs are those with one such id each, at
     most 8.
@@ -156,7 +156,7 @@ class TableMask:
         return run
 
     def accept(self, token: int) -> None:
-        assert token in self.legal_after(self.output), f"token {token} is not legal behind {self.output}"
+        assert token in self.legal_after(self.output), f"token {token} is not legal after {self.output}"
         self.output.append(token)
 
 

@@ -1,6 +1,6 @@
 """What the algorithm asks of the outside: contexts that decode, drafters that propose, masks that forbid.
 
-The engine knows these shapes only; `llama.py` implements `Context` with llama.cpp, `testing.py` with a table.
+The engine knows these shapes only; llama/ implements `Context` with llama.cpp, testing.py with a table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BatchRow(NamedTuple):
     output: bool
 
 
-Saved = Any  # what a Context has saved of a sequence; it alone knows what is in there
+Saved = Any  # the saved state of a sequence, opaque to all but its Context
 
 
 class Context(Protocol):
@@ -49,13 +49,11 @@ class Context(Protocol):
     n_ctx: int  # tokens, the pool shared by all sequences
     n_vocab: int
     n_batch: int  # most tokens of one decode
-    row_multiple: int  # kernels take long over what a wide decode has beyond a multiple of it; 1: they do not
+    row_multiple: int  # batch sizes that are not a multiple of this are slow; 1: none are
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode
-    max_rollback: (
-        int  # tokens that a cut may take back after a decode; large where the memory can cut anywhere
-    )
-    cuts_need_checkpoint: bool  # the memory takes nothing back: `checkpoint` before a decode that may be cut
+    max_rollback: int  # tokens that `truncate` may remove after a decode; large where it can cut anywhere
+    cuts_need_checkpoint: bool  # the memory cannot cut: call `checkpoint` before a decode that may be cut
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
         """Evaluate the rows; the logits of the rows with `output`, shape (n_outputs, n_vocab), in batch
@@ -71,7 +69,7 @@ class Context(Protocol):
         ...
 
     def checkpoint(self, seq_id: int) -> None:
-        """Remember the state of the sequence, to come back to it in `cut`; forgets the one before."""
+        """Save the state of the sequence, for `truncate` to return to; replaces the previous one."""
         ...
 
     def truncate(self, seq_id: int, n_past: int) -> int:
@@ -85,7 +83,7 @@ class Context(Protocol):
         ...
 
     def size(self, seq_id: int) -> int:
-        """Bytes that `save` would take; 0 where what it saves could not be cut any more."""
+        """Bytes that `save` needs; 0 where a saved sequence could not be cut."""
         ...
 
     def save(self, seq_id: int) -> Saved | None:
@@ -141,7 +139,7 @@ class Drafter(Protocol):
         commit).
 
         Sequences with nothing to propose are absent from the answer. The drafts of one sequence grow by what
-        `step` itself proposed, or start anew: from empty, or, asked of drafters with `continues`, from what
+        `step` itself proposed, or start over: from empty or, for drafters with `continues`, from what
         another drafter proposed.
         """
         ...
@@ -167,23 +165,23 @@ class DraftCacheState(NamedTuple):
 
 @runtime_checkable
 class CachingDrafter(Drafter, Protocol):
-    """A drafter that evaluates ids and keeps them, so that what a step takes depends on what it has."""
+    """A drafter with a cache of its own: the cost of a step depends on what the cache holds."""
 
     def view(self, seq_id: int) -> DraftCacheState:
         """What the next `step` finds, asked for a first token."""
         ...
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
-        """Begin anew, with the last `n_last` ids of the sequence and what follows them."""
+        """Empty the cache; hold only the last `n_last` ids of the sequence and what follows them."""
         ...
 
 
 @runtime_checkable
 class RememberingDrafter(Drafter, Protocol):
-    """A drafter that draws on what was written in other sequences, of the same owner only."""
+    """A drafter that drafts from other sequences' texts, of the same scope only."""
 
-    def set_scope(self, seq_id: int, owner: str | None) -> None:
-        """The sequence that starts next is this owner's; nobody's draws on nothing."""
+    def set_scope(self, seq_id: int, scope: str | None) -> None:
+        """The sequence that starts next may use the texts of this scope; None: no texts."""
         ...
 
 
@@ -199,7 +197,7 @@ class SpanDrafter(Drafter, Protocol):
 class Mask(Protocol):
     """A grammar's view of what may come next in one sequence. Every call may raise MaskError.
 
-    ahead: tokens behind the sequence's last one, legal themselves as far as `legal` says, that the question
+    ahead: tokens after the sequence's last one, legal themselves as far as `legal` says, that the question
     supposes; asking changes nothing.
     """
 

@@ -19,8 +19,8 @@ from specllama.drafters.edits import Change, Edits
 from specllama.drafters.ngram_index import Index, TokenIndex
 
 MAX_CHANGE = 4  # tokens on either side of a change that is followed
-N_AGREE = 2  # tokens behind a change that must agree before it is remembered
-MIN_COPIED_BEFORE_INSERTION = 8  # tokens; behind fewer, an insertion is as likely the end of the copy
+N_AGREE = 2  # tokens after a change that must agree before it is remembered
+MIN_COPIED_BEFORE_INSERTION = 8  # tokens; after fewer, an insertion is as likely the end of the copy
 RECORD_RATE = 0.3  # of the moving average, per token
 RECORD_AT_START = 0.6
 
@@ -35,7 +35,7 @@ class Divergence(NamedTuple):
 
 LENGTH_BINS = (2, 3, 4, 6, 10, 20, 32, 64)
 LENGTH_LOGITS = (-0.9, 0.2, 1.1, 2.0, 2.6, 2.8, 3.3, 4.1, 4.5)  # fitted to recorded texts
-RESUMED_LOGIT = 2.4  # behind a first right token after a change
+RESUMED_LOGIT = 2.4  # after a first right token that follows a change
 AGREEMENT_WEIGHT, RECORD_WEIGHT = 0.6, 2.2
 
 
@@ -92,7 +92,7 @@ class CopiedText:
         return self._drafted[:limit]
 
     def start(self) -> None:
-        """Index what is left of the prompt and take in what was pushed meanwhile."""
+        """Index what is left of the prompt and process what was pushed meanwhile."""
         if self._started:
             return
         self.index.build(len(self.tokens))
@@ -168,9 +168,9 @@ class CopiedText:
             self._join(position, length)
 
     def _rejoined(self, left: Divergence) -> bool:
-        """Whether the last two tokens stand in the source behind a small change; learns it.
+        """Whether the last two tokens stand in the source after a small change; learns it.
 
-        While only one does, drafting may resume behind it; while none does, right behind the departure, as if
+        While only one does, drafting may resume after it; while none does, right after the divergence, as if
         one token had been replaced by one.
         """
         n_away = len(self.tokens) - left.text
@@ -258,7 +258,7 @@ class CopyDrafter(RegisteredDrafter):
     """Drafts by copying, for all sequences; see the module.
 
     Evidence of a proposal: (match length at that token, agreement of the candidates). Length 1, all along:
-    drafting resumed right behind a change. Length 2, growing: it resumed behind one token that agreed again.
+    drafting resumed right after a change. Length 2, growing: it resumed after one token that agreed again.
     """
 
     entry = COPY

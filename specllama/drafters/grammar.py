@@ -10,7 +10,7 @@ from specllama.drafters import GRAMMAR, RegisteredDrafter
 
 
 class GrammarDrafter(RegisteredDrafter):
-    """Proposes the tokens that spell what the sequence's grammar forces, behind whatever was drafted before.
+    """Proposes the tokens that spell what the sequence's grammar forces, after whatever was drafted before.
 
     The text is certain, its split into tokens is the usual one; where the target prefers another legal split
     it says so when it verifies. Sequences without a grammar get nothing.
@@ -20,7 +20,7 @@ class GrammarDrafter(RegisteredDrafter):
 
     def __init__(self) -> None:
         self.masks: dict[int, Mask] = {}
-        self._runs: dict[int, tuple[int, list[int]]] = {}  # a draft and what is forced behind it; its length
+        self._runs: dict[int, tuple[int, list[int]]] = {}  # a draft and what is forced after it; its length
 
     def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.forget(seq_id)
@@ -42,7 +42,7 @@ class GrammarDrafter(RegisteredDrafter):
         return found
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """The engine tells the mask; what was forced is asked for anew."""
+        """The engine updates the mask; what is forced is computed again."""
         self._runs.pop(seq_id, None)
 
     def forget(self, seq_id: int) -> None:

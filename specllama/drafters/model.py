@@ -32,7 +32,7 @@ LEAST_SHARED = 32  # ids that two sequences begin with; fewer are evaluated for 
 
 @dataclass(slots=True)
 class _State:
-    """A sequence being drafted for. good: ids of `history`, behind those that are skipped, that the draft's
+    """A sequence being drafted for. good: ids of `history`, after the skipped ones, that the draft's
     cache is known to hold.
     """
 
@@ -44,11 +44,11 @@ class _State:
 
 
 class ModelDrafter(RegisteredDrafter):
-    """Drafts with the model behind `context`.
+    """Drafts with the model of `context`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
     probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. end_ids: nothing is
-    drafted behind one. A sequence that outgrows the draft's context, or holds an id that the draft lacks,
+    drafted after one. A sequence that outgrows the draft's context, or holds an id that the draft lacks,
     gets no more proposals until it is forgotten. Where only a sequence's end is covered, the cache counts its
     positions from there. Raises DecodeError where the draft model fails; the target
     is not touched by that.
@@ -112,7 +112,7 @@ class ModelDrafter(RegisteredDrafter):
         return DraftCacheState(skipped, held, len(state.history) - skipped - held)
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
-        """As `CachingDrafter.cover`: any text may stand before a draft, the target verifies all the same."""
+        """As in `CachingDrafter`: any text may stand before a draft, the target verifies all the same."""
         state = self.states[seq_id]
         self._begin_at(seq_id, max(0, len(state.history) - max(1, n_last)))
         state.good = 0
@@ -198,7 +198,7 @@ class ModelDrafter(RegisteredDrafter):
         return [*state.history[n_skipped + keep :], *draft[max(0, keep - n) :]]
 
     def _evaluate(self, pending: Mapping[int, list[int]]) -> NDArray[np.float32] | None:
-        """Logits behind the last pending id of each sequence, shape (len(pending), n_vocab); None without
+        """Logits after the last pending id of each sequence, shape (len(pending), n_vocab); None without
         room.
         """
         share = max(1, self.context.n_batch // len(pending))

@@ -72,7 +72,7 @@ class TokenIndex:
         self.build(1)
 
     def candidates(self) -> list[int]:
-        """The positions behind the earlier occurrences of the last three tokens, latest first."""
+        """The positions after the earlier occurrences of the last three tokens, latest first."""
         found: list[int] = []
         end = self._earlier[-1] if self._earlier else 0
         while end and len(found) < N_CANDIDATES:
@@ -81,7 +81,7 @@ class TokenIndex:
         return found
 
     def longest(self) -> tuple[int, int]:
-        """The position behind the candidate that agrees longest with the end, and how long; (0, 0): none."""
+        """The position after the candidate that agrees longest with the end, and how long; (0, 0): none."""
         tokens, n = self.tokens, len(self.tokens)
         best, length = 0, 0
         for end in self.candidates():

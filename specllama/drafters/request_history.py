@@ -1,7 +1,7 @@
-"""The drafter `memory`: proposes what was written in earlier requests of the same owner.
+"""The drafter `memory`: proposes what was written in earlier requests of the same scope.
 
 Extraction, classification and agent loops write much alike from request to request (SuffixDecoding, Oliaro et
-al. 2024, arXiv 2411.04975). The texts of an owner lie in a ring; how a text follows one of them, changes
+al. 2024, arXiv 2411.04975). The texts of a scope lie in a ring; how a text follows one of them, changes
 included, is copy.py's.
 """
 
@@ -16,36 +16,36 @@ from specllama.drafters.copy import CopiedText
 from specllama.drafters.ngram_index import MAX_COMPARED, N_GRAM
 from specllama.drafters.ring import RING_BITS, Ring, RingIndex
 
-MOST_OWNERS = 32  # whose rings are kept, the last ones used: 384 MiB at most
+MAX_SCOPES = 32  # whose rings are kept, the last ones used: 384 MiB at most
 LEAD = N_GRAM - 1  # ids before a text that are kept with it, so that its first token can be gone on from
 FILED_AT_START, FILED_A_ROUND = 8192, 512  # tokens filed at most where a text begins, and in a round of one
 
 
 class RequestHistory:
-    """What was written, by owner. bits: a ring holds 2**bits tokens. most: owners that are remembered."""
+    """What was written, by scope. bits: a ring holds 2**bits tokens. most: scopes that are kept."""
 
-    def __init__(self, bits: int = RING_BITS, most: int = MOST_OWNERS) -> None:
+    def __init__(self, bits: int = RING_BITS, most: int = MAX_SCOPES) -> None:
         self.bits, self.most = bits, most
         self._rings: dict[str, Ring] = {}  # the one used last at the end
 
-    def of(self, owner: str) -> Ring:
-        """The owner's ring. Whoever was away for longest is forgotten for a new one."""
-        ring = self._rings.pop(owner, None)
+    def of(self, scope: str) -> Ring:
+        """The ring of this scope. A new one replaces the least recently used."""
+        ring = self._rings.pop(scope, None)
         if ring is None:
             ring = Ring(self.bits)
-        self._rings[owner] = ring
+        self._rings[scope] = ring
         if len(self._rings) > self.most:
             del self._rings[next(iter(self._rings))]
         return ring
 
-    def keep(self, owner: str, history: Sequence[int], n_prompt: int) -> None:
-        """Note what was written behind the prompt. It is filed bit by bit, while others are drafted for."""
+    def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> None:
+        """Keep what was written after the prompt. It is indexed piece by piece, in later rounds."""
         if len(history) > n_prompt:
-            self.of(owner).add(history[max(0, n_prompt - LEAD) :])
+            self.of(scope).add(history[max(0, n_prompt - LEAD) :])
 
     @property
     def n_bytes(self) -> int:
-        """What it takes by now, what waits to be filed left aside."""
+        """Bytes of memory, texts that wait to be indexed not included."""
         return sum(ring.n_bytes for ring in self._rings.values())
 
 
@@ -58,14 +58,12 @@ class MemoryDrafter(RegisteredDrafter):
 
     def __init__(self, memory: RequestHistory) -> None:
         self.memory = memory
-        self._owners: dict[int, str | None] = {}
+        self._scopes: dict[int, str | None] = {}
         self._texts: dict[int, tuple[Ring, CopiedText]] = {}
 
-    def set_scope(self, seq_id: int, owner: str | None) -> None:
-        """The sequence that starts next is this owner's: nobody else's texts are drafted from; without an
-        owner none are.
-        """
-        self._owners[seq_id] = owner
+    def set_scope(self, seq_id: int, scope: str | None) -> None:
+        """The sequence that starts next may use the texts of this scope and of no other; None: no texts."""
+        self._scopes[seq_id] = scope
 
     def start(
         self,
@@ -76,10 +74,10 @@ class MemoryDrafter(RegisteredDrafter):
     ) -> None:
         """A sequence begins with these ids, of which only the end is looked at."""
         self._texts.pop(seq_id, None)
-        owner = self._owners.get(seq_id, "")
-        if owner is None:
+        scope = self._scopes.get(seq_id, "")
+        if scope is None:
             return
-        ring = self.memory.of(owner)
+        ring = self.memory.of(scope)
         ring.index_pending(FILED_AT_START)
         index = RingIndex(ring, prompt[-MAX_COMPARED:])
         self._texts[seq_id] = ring, CopiedText(index)
@@ -108,4 +106,4 @@ class MemoryDrafter(RegisteredDrafter):
     def forget(self, seq_id: int) -> None:
         """The sequence ended; unknown ones are nothing to forget."""
         self._texts.pop(seq_id, None)
-        self._owners.pop(seq_id, None)
+        self._scopes.pop(seq_id, None)

@@ -1,4 +1,4 @@
-"""The latest million ids of many texts, one behind the other, and where in them a run of three has stood.
+"""The latest million ids of many texts, one after the other, and where in them a run of three has stood.
 
 Knows ids only. 4 bytes a token for the ids, 4 for the chains, and 4 MiB for where they begin: 12 MiB at most.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from specllama.drafters.ngram_index import MAX_COMPARED, N_CANDIDATES, N_GRAM
 
 RING_BITS = 20  # tokens kept: 2**20
-NOTHING = -1  # where no token is: between two texts, behind the last one, and where one was overwritten
+NOTHING = -1  # where no token is: between two texts, after the last one, and where one was overwritten
 MAX_LINKS = 32  # of a chain that are followed; runs of the same hash and other ids are among them
 HASH_BITS = 20
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio (Knuth, volume 3, section 6.4)
@@ -30,10 +30,10 @@ def _hash(a: int, b: int, c: int) -> int:
 class Ring(Sequence[int]):
     """Texts by position, as one sequence of ids; what is older than its size is NOTHING.
 
-    `add` only notes a text; `take_in` files it, a piece at a time, with the hash chains of deflate (RFC 1951,
-    section 4): by hash the latest end of a run, by position the end before it with the same hash. Positions
-    are kept modulo 2**32; one that is further back than the ring is long has been forgotten, so nothing need
-    be taken out of the chains.
+    `add` only notes a text; `index_pending` indexes it, a piece at a time, with the hash chains of deflate
+    (RFC 1951, section 4): by hash the latest end of a run, by position the end before it with the same hash.
+    Positions are kept modulo 2**32; one that is further back than the ring is long has been forgotten, so
+    nothing need be taken out of the chains.
     """
 
     def __init__(self, bits: int = RING_BITS) -> None:
@@ -52,11 +52,11 @@ class Ring(Sequence[int]):
 
     @property
     def n_bytes(self) -> int:
-        """What it takes, at most, what waits left aside."""
+        """Bytes of memory, waiting texts not included."""
         return self._ids.nbytes + self._earlier.nbytes + self._latest.nbytes
 
     def add(self, text: Sequence[int]) -> None:
-        """Note a text, as far as the ring takes it; `take_in` files it."""
+        """Note a text, as far as the ring takes it; `index_pending` indexes it."""
         kept = array("i", text[-(self.size - 1) :])
         if not kept:
             return
@@ -117,7 +117,7 @@ class Ring(Sequence[int]):
         return array("i", [self[i] for i in range(at.start, at.stop)])
 
     def ends(self, a: int, b: int, c: int) -> list[int]:
-        """The positions behind the latest places where the ids stand so, latest first."""
+        """The positions after the latest places where the ids stand so, latest first."""
         found: list[int] = []
         last, slots, ids, earlier = self.end, self._slots, self._read_ids, self._read_earlier
         farthest, before = self.size - N_GRAM, -1

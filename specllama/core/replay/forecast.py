@@ -1,7 +1,8 @@
 """What drafting is predicted to gain: recorded texts replayed by the planner, on costs that were measured.
 
 The planner is the real one, the machine is simulated: the same texts and costs give the same figures. What a
-round takes beside its decode and the draft model is left out, which flatters targets of a few milliseconds.
+round costs apart from its decode and the draft model is left out, which flatters targets of a few
+milliseconds.
 """
 
 from __future__ import annotations

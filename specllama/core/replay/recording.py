@@ -24,7 +24,7 @@ def write_text(
     params: SamplingParams = GREEDY,
     seed: int = 0,
 ) -> list[int]:
-    """What the target writes behind the prompt: at most `n_most` ids, an end id included."""
+    """What the target writes after the prompt: at most `n_most` ids, an end id included."""
     target.truncate(0, 0)
     ids, chooser = list(prompt), Sampler(params, seed, target.n_vocab)
     row = _evaluate(target, ids, 0)
@@ -45,7 +45,7 @@ def record(
     seed: int = 0,
 ) -> Trace:
     """The draft's choice and its full-softmax probability at every position of `text`; WRONG with 0 from
-    where it cannot read on: behind an id that it lacks, or with its context full. params, seed: by which the
+    where it cannot read on: after an id that it lacks, or with its context full. params, seed: by which the
     text was written.
     """
     draft.truncate(0, 0)

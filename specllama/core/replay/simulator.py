@@ -1,7 +1,7 @@
 """Replaying recorded texts: what a policy would have taken on a machine of given costs, in simulated time.
 
 A trace holds a text and what the draft model says at each of its positions, the text before it given. What a
-draft says behind its own first mistake is not recorded: it is taken to be wrong there, with the recorded
+draft says after its own first mistake is not recorded: it is taken to be wrong there, with the recorded
 confidence. That is the one inexactness; policies and the copy drafter are the real ones.
 """
 
@@ -18,7 +18,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import Sampler
 from specllama.core.sequence import common_prefix
 
-WRONG = -1  # drafted behind a mistake where the recorded choice would be right
+WRONG = -1  # drafted after a mistake where the recorded choice would be right
 CATCH_UP, MOST_CATCH_UP = 0.35, 60  # of a step, per id that the draft model must catch up with; ids counted
 
 Seconds = Callable[[int], float]
@@ -31,7 +31,7 @@ def undisturbed(now: float) -> float:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """prompt: ids. text: the ids that the target wrote behind it. draft, conf: at each position of the text
+    """prompt: ids. text: the ids that the target wrote after it. draft, conf: at each position of the text
     the draft model's choice and its probability. Raises ValueError where they do not fit together.
     """
 
@@ -77,7 +77,7 @@ class SimulatedClock:
 
 
 class TraceDrafter:
-    """Proposes what the traces say the draft model would, and takes its time.
+    """Proposes what the traces say the draft model would, and spends its time.
 
     step_seconds: of a step that evaluates so many ids. It keeps a cache as the real one does, and catches up.
     """
@@ -140,7 +140,7 @@ class TraceDrafter:
         self._at[seq_id] += len(tokens)
 
     def forget(self, seq_id: int) -> None:
-        """The next `begin` starts anew."""
+        """Nothing: the next `begin` resets the sequence."""
 
 
 @dataclass(slots=True)
@@ -164,8 +164,8 @@ class Replay:
 
     seconds: of a target decode of n rows. step: seconds of the draft model's evaluation of n ids, or of one
     id, further ones then CATCH_UP of it each; None: no draft model. free: makes the drafter that copies.
-    prefilled: the draft model has seen the prompts, at no cost. others: drafters that are asked behind it.
-    ended: is told each text once it has been written.
+    prefilled: the draft model has seen the prompts, at no cost. others: drafters that are asked after it.
+    ended: called with each text when it is complete.
     """
 
     def __init__(

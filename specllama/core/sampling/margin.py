@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 
-def slack(values: Values, top_k: int, floor: float, top_p: float, whole: float) -> Values:
+def truncation_slack(values: Values, top_k: int, floor: float, top_p: float, whole: float) -> Values:
     """How much the row must change until truncation decides otherwise at each position of the sorted values.
 
     Positive where the position is kept. top_k: 0 for no limit. floor: what lies below is cut off. whole:
@@ -34,9 +34,9 @@ def slack(values: Values, top_k: int, floor: float, top_p: float, whole: float) 
 def choice_margin(values: Values, scores: Values, slack: Values, kept: int, best: int) -> float:
     """The margin of the choice at `best` among sorted candidates, the first `kept` of which survived.
 
-    scores: values with their noise, in logits. slack: see there. A token leaves or enters the truncation by
-    reaching a position that is decided otherwise: it has to pass the values in between, and the position
-    may have to change.
+    scores: values with their noise, in logits. slack: see `truncation_slack`. A token leaves or enters the
+    truncation by reaching a position that is decided otherwise: it has to pass the values in between, and the
+    position may have to change.
     """
     slack = np.concatenate((np.maximum(slack[:kept], 0.0), np.minimum(slack[kept:], 0.0)))
     leaving = np.maximum(values[best] - values[best:], slack[best:])

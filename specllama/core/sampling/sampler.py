@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import DecodeError, Mask, Row
 from specllama.core.sampling.gumbel import gumbel
-from specllama.core.sampling.margin import choice_margin, slack
+from specllama.core.sampling.margin import choice_margin, truncation_slack
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.top_k import Ids, best_first, top_ids
 
@@ -190,7 +190,8 @@ class Sampler:
         scores *= self._temperature
         if below > -math.inf:  # what was not looked at counts as one more candidate, with the best of scores
             values, scores = np.append(values, below), np.append(scores, math.inf)
-        gap = choice_margin(values, scores, slack(values, top_k, floor, p.top_p, whole), kept, best)
+        slack = truncation_slack(values, top_k, floor, p.top_p, whole)
+        gap = choice_margin(values, scores, slack, kept, best)
         return SampledToken(int(ids[best]), gap / self._gain)
 
     def _floor(self, top: float, top_k: int) -> float:
