@@ -1,4 +1,4 @@
-"""Anthropic's API, whose clients find its errors here in the shape that they know. It has no routes yet."""
+"""Anthropic's API, of which only the errors are served: its clients can show why a request fails."""
 
 from __future__ import annotations
 
