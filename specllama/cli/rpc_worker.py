@@ -14,10 +14,10 @@ from specllama.cli import console
 from specllama.cli.formatting import size
 from specllama.client import protocol
 from specllama.client.client import EngineClient
-from specllama.config import rpc_endpoints as rpc
 from specllama.config.load import MAX_THREADS
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
+from specllama.rpc import endpoints as rpc
 
 EXAMPLES = """
 Examples:

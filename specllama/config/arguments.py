@@ -13,8 +13,8 @@ from typing import Any, Literal, TypedDict
 from specllama.config.build import assemble, existing_file
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.options import as_argument
-from specllama.config.rpc_endpoints import endpoints
 from specllama.errors import SpecllamaError, UsageError
+from specllama.rpc.endpoints import endpoints
 
 Layers = int | Literal["auto", "all"]
 ModelName = str | os.PathLike[str]

@@ -17,10 +17,10 @@ from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.options import STORED
-from specllama.config.rpc_endpoints import endpoints
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
+from specllama.rpc.endpoints import endpoints
 
 STEPS = "ekpmt"  # of --sampling-seq: penalties, top_k, top_p, min_p, temperature
 SHARED = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "use_mmap", "use_mlock", "flash_attn")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from specllama.cli.doctor import Problem
-from specllama.client.rpc_probe import probe_all
 from specllama.config import sources
 from specllama.config.options import STORED
-from specllama.config.rpc_endpoints import endpoints
 from specllama.errors import ConfigError, SpecllamaError
+from specllama.rpc.endpoints import endpoints
+from specllama.rpc.probe import probe_all
 
 
 def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any]:

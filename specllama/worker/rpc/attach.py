@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from specllama.client import protocol
-from specllama.client.rpc_probe import PROBE_SECONDS, Worker, find_workers
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, NetworkError, Note, SpecllamaError, UsageError, option
 from specllama.llama.devices import devices
 from specllama.llama.rpc import add_worker, on_abort
+from specllama.rpc.probe import PROBE_SECONDS, Worker, find_workers
 from specllama.worker.rpc import sockets
 
 Send = Callable[[protocol.Message], None]

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from specllama.client import protocol
-from specllama.client.rpc_probe import PROTOCOL
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.devices import Device, devices
 from specllama.llama.log import show_log
 from specllama.llama.rpc import bound_memory, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
+from specllama.rpc.probe import PROTOCOL
 from specllama.worker.rpc import sockets
 from specllama.worker.rpc.cache import TensorCache
 

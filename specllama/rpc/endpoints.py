@@ -1,6 +1,6 @@
 """Where RPC workers are: their names in lists, and addresses to listen at. ggml's RPC knows IPv4 only.
 
-Knows nothing of the protocol (client/rpc_probe.py) and nothing of llama.cpp.
+Knows nothing of the protocol (client/probe.py) and nothing of llama.cpp.
 """
 
 from __future__ import annotations

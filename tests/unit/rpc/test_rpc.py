@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from specllama.client.rpc_probe import Worker, find_workers, probe, probe_all
-from specllama.config.rpc_endpoints import endpoints, listen_address
 from specllama.errors import NetworkError, ResourceError, UsageError
+from specllama.rpc.endpoints import endpoints, listen_address
+from specllama.rpc.probe import Worker, find_workers, probe, probe_all
 from specllama.worker.rpc import sockets
 
 Serve = Callable[[socket.socket], None]

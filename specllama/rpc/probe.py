@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specllama.config.rpc_endpoints import PORT, find_worker
 from specllama.errors import NetworkError, SpecllamaError, UsageError
+from specllama.rpc.endpoints import PORT, find_worker
 
 PROTOCOL = (7, 0)  # RPC_PROTO_MAJOR_VERSION, and the newest MINOR that this build's client takes
 PROBE_SECONDS = 5.0

@@ -1,0 +1,1 @@
+"""RPC workers as their callers see them: addresses, and whether what listens there can be used."""
