@@ -227,6 +227,7 @@ class TestSignals:
         assert not any("Traceback" in line for line in one.lines)
 
 
+@pytest.mark.alone
 def test_health_while_everybody_asks(tmp_path) -> None:
     """It does not wait for the engine, whatever that does."""
     with Server(tmp_path, *LARGE) as one:
