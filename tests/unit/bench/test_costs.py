@@ -9,7 +9,7 @@ from tests.support.bench_samples import sample
 
 
 def test_costs_of_decodes_by_their_rows() -> None:
-    drafts = {"reached": [6], "accepted_at": [3], "n_drafted": 6, "drafted_by": {"model": 6}}
+    drafts = {"reached": [6], "accepted_at": [3], "n_drafted": 6, "drafted_by": {"model": 6}, "n_modelled": 6}
     samples = [
         sample("plain", 10, round_seconds={1: (10, 1.0)}),
         sample("1", 10, round_seconds={1: (2, 0.2), 2: (6, 0.9)}, draft_seconds=0.3, n_discarded=4, **drafts),

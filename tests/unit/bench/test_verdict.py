@@ -38,7 +38,7 @@ def test_the_verdict_says_why_nothing_can_pay() -> None:
     stats = {"reached": [6], "accepted_at": [3], "n_drafted": 6, "rounds": 6, "draft_seconds": 0.6}
     samples = [
         sample("plain", 10, round_seconds={1: (10, 1.0)}),
-        sample("1", 6, round_seconds={2: (6, 1.2)}, drafted_by={"model": 6}, **stats),
+        sample("1", 6, round_seconds={2: (6, 1.2)}, drafted_by={"model": 6}, n_modelled=6, **stats),
         sample("auto", 9),
     ]
     s = summarise(samples, NAMES)
