@@ -14,8 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal, Sampler
 from specllama.drafters import REGISTRY, DrafterEntry, RegisteredDrafter
 
 Memory = Literal["full", "window", "rollback", "checkpoint"]

@@ -36,7 +36,8 @@ from specllama.core.replay.simulator import Replay, Replayed, Seconds, Trace, cu
 from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.request_history import MemoryDrafter, RequestHistory
+from specllama.drafters.request_history import MemoryDrafter
+from specllama.drafters.ring import RequestHistory
 from specllama.errors import SpecllamaError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.fixed import Fixed
 from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds, Trace
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
 
 LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15)
@@ -108,7 +108,7 @@ def oracle_stop(
 
 def _right_copies(trace: Trace, drafter: Drafter) -> list[int]:
     """How many tokens a free drafter would have right at every position."""
-    drafter.start(0, trace.prompt, Sampler(GREEDY, 0, 1))
+    drafter.start(0, trace.prompt, KeyedSampler(GREEDY, 0, 1))
     found = []
     for at, token in enumerate(trace.text):
         n = 0

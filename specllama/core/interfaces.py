@@ -1,4 +1,5 @@
-"""What the algorithm asks of the outside: contexts that decode, drafters that propose, masks that forbid.
+"""What the algorithm asks of the outside: contexts that decode, samplers that choose, drafters that
+propose, masks that forbid.
 
 The engine knows these shapes only; llama/ implements `Context` with llama.cpp, testing.py with a table.
 """
@@ -6,13 +7,10 @@ The engine knows these shapes only; llama/ implements `Context` with llama.cpp, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from specllama.core.sampling.sampler import Sampler
 
 Row = NDArray[np.float32]  # logits of one position, shape (n_vocab,)
 
@@ -92,6 +90,34 @@ class Context(Protocol):
 
     def load(self, seq_id: int, saved: Saved) -> int:
         """Make the sequence what was saved, perhaps of another one; its tokens, 0 without room for it."""
+        ...
+
+
+class SampledToken(NamedTuple):
+    """A chosen token; margin: logits by which the row must change for another choice (inf: not asked)."""
+
+    token: int
+    margin: float
+
+
+class Sampler(Protocol):
+    """The choice rule of one sequence, a pure function of row and history; sampling/sampler.py has it."""
+
+    n_vocab: int  # ids at or above it are never chosen
+
+    def limited(self, n_vocab: int) -> Sampler:
+        """The same rule for a model that has `n_vocab` tokens only."""
+        ...
+
+    def choose(
+        self,
+        row: Row,
+        history: Sequence[int],
+        margin: bool = False,
+        mask: Mask | None = None,
+        ahead: Sequence[int] = (),
+    ) -> SampledToken:
+        """The token that follows `history` and `ahead` given its logits `row`, shape (at least n_vocab,)."""
         ...
 
 

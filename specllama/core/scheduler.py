@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row, Saved
 from specllama.core.policy.base import Policy
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import (
     FinishReason,
     Generation,
@@ -126,7 +126,7 @@ class Scheduler:
             )
         request = with_forced_limit(request, self.target.n_vocab, n_ctx)
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
-        chooser = Sampler(request.params, request.seed, self.target.n_vocab, forbidden)
+        chooser = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden)
         end_ids = self.end_ids if request.forced is None else ()
         generation = Generation(
             request, chooser, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
-from specllama.core.interfaces import Mask, MaskError, Row
+from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
-from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler, top_logprobs
+from specllama.core.sampling.sampler import NOTHING_LEGAL, top_logprobs
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, UsageError, option

@@ -1,19 +1,20 @@
 """The registry of drafters: one entry each. A drafter proposes tokens; it never decides.
 
-A new drafter is a file with a class derived from `RegisteredDrafter`, and an entry here. Everything else,
-from the planner to the read-outs, goes by the attributes of the entry, never by its name. Importing this
-package loads no drafter and no numpy: factories import theirs when called.
+A new drafter is a file with a class derived from `RegisteredDrafter` and a function `make`, and an entry here.
+Everything else, from the planner to the read-outs, goes by the attributes of the entry, never by its name.
+Importing this package loads no drafter and no numpy: a file is loaded when its drafter is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specllama.core.interfaces import Context, Drafter
-    from specllama.drafters.request_history import RequestHistory
+    from specllama.drafters.ring import RequestHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,39 +81,23 @@ class RegisteredDrafter:
         return self.entry.prior
 
 
-def _grammar(inputs: DrafterInputs) -> Drafter:  # noqa: ARG001
-    from specllama.drafters.grammar import GrammarDrafter
+def _made_in(module: str) -> Callable[[DrafterInputs], Drafter | None]:
+    """What `make` of this file gives; the file is loaded when a drafter is made."""
 
-    return GrammarDrafter()
+    def make(inputs: DrafterInputs) -> Drafter | None:
+        made: Drafter | None = import_module(f"specllama.drafters.{module}").make(inputs)
+        return made
 
-
-def _copy(inputs: DrafterInputs) -> Drafter:  # noqa: ARG001
-    from specllama.drafters.copy import CopyDrafter
-
-    return CopyDrafter()
-
-
-def _memory(inputs: DrafterInputs) -> Drafter | None:
-    from specllama.drafters.request_history import MemoryDrafter
-
-    return None if inputs.history is None else MemoryDrafter(inputs.history)
-
-
-def _model(inputs: DrafterInputs) -> Drafter | None:
-    from specllama.drafters.model import ModelDrafter
-
-    if inputs.draft_context is None:
-        return None
-    return ModelDrafter(inputs.draft_context, inputs.n_vocab, inputs.confident, inputs.end_ids)
+    return make
 
 
 GRAMMAR = DrafterEntry(
-    "grammar", _grammar, "grammar", continues=True, forces=True,
+    "grammar", _made_in("grammar"), "grammar", continues=True, forces=True,
     prior=(0.95,),  # the target may split the forced text into other tokens
 )  # fmt: skip
-COPY = DrafterEntry("copy", _copy, "copy")
-MEMORY = DrafterEntry("memory", _memory, "memory", option="copy")
-MODEL = DrafterEntry("model", _model, "model", needs_draft_model=True, priced=True, continues=True)
+COPY = DrafterEntry("copy", _made_in("copy"), "copy")
+MEMORY = DrafterEntry("memory", _made_in("request_history"), "memory", option="copy")
+MODEL = DrafterEntry("model", _made_in("model"), "model", needs_draft_model=True, priced=True, continues=True)
 
 REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL)}  # in order of asking
 

@@ -22,10 +22,11 @@ from specllama.core.interfaces import (
     Mask,
     NoRoomError,
     Proposal,
+    Sampler,
 )
-from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler, probability
+from specllama.core.sampling.sampler import NOTHING_LEGAL, probability
 from specllama.core.sequence import common_prefix
-from specllama.drafters import MODEL, RegisteredDrafter
+from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
 
 LEAST_SHARED = 32  # ids that two sequences begin with; fewer are evaluated for each
 
@@ -236,3 +237,10 @@ class ModelDrafter(RegisteredDrafter):
             state = self.states[seq]
             state.good = min(len(self.cells[seq]), len(state.history) - self.skipped[seq])
         return rows
+
+
+def make(inputs: DrafterInputs) -> ModelDrafter | None:
+    """The drafter, None where no draft model is loaded."""
+    if inputs.draft_context is None:
+        return None
+    return ModelDrafter(inputs.draft_context, inputs.n_vocab, inputs.confident, inputs.end_ids)

@@ -9,44 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.core.interfaces import Mask, Proposal
-from specllama.core.sampling.sampler import Sampler
-from specllama.drafters import MEMORY, RegisteredDrafter
+from specllama.core.interfaces import Mask, Proposal, Sampler
+from specllama.drafters import MEMORY, DrafterInputs, RegisteredDrafter
 from specllama.drafters.copy import CopiedText
-from specllama.drafters.ngram_index import MAX_COMPARED, N_GRAM
-from specllama.drafters.ring import RING_BITS, Ring, RingIndex
+from specllama.drafters.ngram_index import MAX_COMPARED
+from specllama.drafters.ring import RequestHistory, Ring, RingIndex
 
-MAX_SCOPES = 32  # whose rings are kept, the last ones used: 384 MiB at most
-LEAD = N_GRAM - 1  # ids before a text that are kept with it, so that its first token can be gone on from
 FILED_AT_START, FILED_A_ROUND = 8192, 512  # tokens filed at most where a text begins, and in a round of one
-
-
-class RequestHistory:
-    """What was written, by scope. bits: a ring holds 2**bits tokens. most: scopes that are kept."""
-
-    def __init__(self, bits: int = RING_BITS, most: int = MAX_SCOPES) -> None:
-        self.bits, self.most = bits, most
-        self._rings: dict[str, Ring] = {}  # the one used last at the end
-
-    def of(self, scope: str) -> Ring:
-        """The ring of this scope. A new one replaces the least recently used."""
-        ring = self._rings.pop(scope, None)
-        if ring is None:
-            ring = Ring(self.bits)
-        self._rings[scope] = ring
-        if len(self._rings) > self.most:
-            del self._rings[next(iter(self._rings))]
-        return ring
-
-    def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> None:
-        """Keep what was written after the prompt. It is indexed piece by piece, in later rounds."""
-        if len(history) > n_prompt:
-            self.of(scope).add(history[max(0, n_prompt - LEAD) :])
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of memory, texts that wait to be indexed not included."""
-        return sum(ring.n_bytes for ring in self._rings.values())
 
 
 class MemoryDrafter(RegisteredDrafter):
@@ -107,3 +76,8 @@ class MemoryDrafter(RegisteredDrafter):
         """The sequence ended; unknown ones are nothing to forget."""
         self._texts.pop(seq_id, None)
         self._scopes.pop(seq_id, None)
+
+
+def make(inputs: DrafterInputs) -> MemoryDrafter | None:
+    """The drafter, None where no texts are kept."""
+    return None if inputs.history is None else MemoryDrafter(inputs.history)

@@ -14,6 +14,8 @@ import numpy as np
 
 from specllama.drafters.ngram_index import MAX_COMPARED, N_CANDIDATES, N_GRAM
 
+MAX_SCOPES = 32  # whose rings are kept, the last ones used: 384 MiB at most
+LEAD = N_GRAM - 1  # ids before a text that are kept with it, so that its first token can be gone on from
 RING_BITS = 20  # tokens kept: 2**20
 NOTHING = -1  # where no token is: between two texts, after the last one, and where one was overwritten
 MAX_LINKS = 32  # of a chain that are followed; runs of the same hash and other ids are among them
@@ -177,3 +179,31 @@ class RingIndex:
 
     def longest(self) -> tuple[int, int]:
         return self.source.longest(self.tokens, self.candidates())
+
+
+class RequestHistory:
+    """What was written, by scope. bits: a ring holds 2**bits tokens. most: scopes that are kept."""
+
+    def __init__(self, bits: int = RING_BITS, most: int = MAX_SCOPES) -> None:
+        self.bits, self.most = bits, most
+        self._rings: dict[str, Ring] = {}  # the one used last at the end
+
+    def of(self, scope: str) -> Ring:
+        """The ring of this scope. A new one replaces the least recently used."""
+        ring = self._rings.pop(scope, None)
+        if ring is None:
+            ring = Ring(self.bits)
+        self._rings[scope] = ring
+        if len(self._rings) > self.most:
+            del self._rings[next(iter(self._rings))]
+        return ring
+
+    def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> None:
+        """Keep what was written after the prompt. It is indexed piece by piece, in later rounds."""
+        if len(history) > n_prompt:
+            self.of(scope).add(history[max(0, n_prompt - LEAD) :])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory, texts that wait to be indexed not included."""
+        return sum(ring.n_bytes for ring in self._rings.values())

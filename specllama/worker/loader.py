@@ -18,7 +18,7 @@ from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError, Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
 from specllama.drafters import DrafterInputs, make_drafters, wants_draft_model
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ring import RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError, option
 from specllama.gguf.check import check_model
 from specllama.gguf.header import Header, read_model

@@ -22,8 +22,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Folders of the package, from below: each may import itself and what stands above it in this list, unless
 # its entry in ONLY says less. A file of the package's root counts as a folder.
 LAYERS = (
-    "errors", "core", "drafters", "testing", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models",
-    "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
+    "errors", "core", "drafters", "testing", "gguf", "rpc", "config", "pair", "text", "calls", "data",
+    "models", "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
 LIGHT_CORE = (
@@ -55,7 +55,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 ONLY["cli"] += ("bench", "server")
 LONGER_THAN_300 = {
     "config/options.py": "the one table of options, from which flags, TOML keys and variables are made",
-    "core/policy/cost_curve.py": "one estimate per width and how a round refines it, with its variant per context length",
+    "core/policy/cost_curve.py": "one estimate per width, refined by rounds; one curve per context",
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
     "worker/engine_core.py": "the loop of the engine process: requests in, rounds, answers out",

@@ -15,7 +15,7 @@ from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow, Drafter
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
@@ -110,7 +110,7 @@ def lossless(args: argparse.Namespace) -> None:
 def control(pair: Pair, plain: Generation, request: Request, changes: list[float]) -> tuple[int, int]:
     """Scores a plain text in batches of 2 to 16 rows and counts choices that change, without a drafter."""
     history, n_prompt = plain.history, plain.n_prompt
-    sampler = Sampler(request.params, request.seed, pair.target.n_vocab)
+    sampler = KeyedSampler(request.params, request.seed, pair.target.n_vocab)
     context, flipped, n = pair.context, 0, 0
     single: dict[int, Any] = {}
     context.truncate(0, 0)
@@ -138,5 +138,5 @@ def margin_at(pair: Pair, plain: Generation, index: int, request: Request) -> fl
     if len(history) > 1:
         pair.context.decode([BatchRow(t, i, 0, False) for i, t in enumerate(history[:-1])])
     row = pair.context.decode([BatchRow(history[-1], len(history) - 1, 0, True)])[0]
-    sampler = Sampler(request.params, request.seed, pair.target.n_vocab)
+    sampler = KeyedSampler(request.params, request.seed, pair.target.n_vocab)
     return sampler.choose(row, history, margin=True).margin

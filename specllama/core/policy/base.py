@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specllama.core.interfaces import Drafter, Mask, RememberingDrafter
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.interfaces import Drafter, Mask, RememberingDrafter, Sampler
 
 
 @dataclass(slots=True)

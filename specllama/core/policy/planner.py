@@ -11,7 +11,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from specllama.core.interfaces import CachingDrafter, Drafter, Mask, SpanDrafter
+from specllama.core.interfaces import CachingDrafter, Drafter, Mask, Sampler, SpanDrafter
 from specllama.core.policy.acceptance import ALONE, PairState
 from specllama.core.policy.base import Draft, PolicyBase, Round, VerifyResult
 from specllama.core.policy.candidates import (
@@ -24,7 +24,6 @@ from specllama.core.policy.candidates import (
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.model_draft import DraftGate, ModelDraftLoop, gate_kind, prior_gains
-from specllama.core.sampling.sampler import Sampler
 from specllama.core.stats import OfferStats
 
 NO_DRAFT = CandidateDraft()  # between two rounds; never extended

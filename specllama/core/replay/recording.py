@@ -13,7 +13,7 @@ import numpy as np
 from specllama.core.interfaces import BatchRow, Context
 from specllama.core.replay.simulator import GREEDY, WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler, probability
+from specllama.core.sampling.sampler import KeyedSampler, probability
 
 
 def write_text(
@@ -26,7 +26,7 @@ def write_text(
 ) -> list[int]:
     """What the target writes after the prompt: at most `n_most` ids, an end id included."""
     target.truncate(0, 0)
-    ids, chooser = list(prompt), Sampler(params, seed, target.n_vocab)
+    ids, chooser = list(prompt), KeyedSampler(params, seed, target.n_vocab)
     row = _evaluate(target, ids, 0)
     n_most = min(n_most, target.n_ctx - len(prompt))
     while len(ids) < len(prompt) + n_most:
@@ -49,7 +49,7 @@ def record(
     text was written.
     """
     draft.truncate(0, 0)
-    chooser = Sampler(params, seed, draft.n_vocab)
+    chooser = KeyedSampler(params, seed, draft.n_vocab)
     ids, choices, confidences = [*prompt, *text], [], []
     known = next((i for i, token in enumerate(ids) if token >= draft.n_vocab), len(ids))
     at, end = len(prompt) - 1, min(known, draft.n_ctx, len(ids) - 1)

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-from specllama.core.interfaces import DraftCacheState, Drafter, Mask, Proposal
+from specllama.core.interfaces import DraftCacheState, Drafter, Mask, Proposal, Sampler
 from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
 
 WRONG = -1  # drafted after a mistake where the recorded choice would be right
@@ -205,7 +205,7 @@ class Replay:
     def _begin(self, slot: int, trace: Trace) -> None:
         if self.model is not None:
             self.model.begin(slot, trace, self.prefilled)
-        self.policy.start(slot, trace.prompt, Sampler(GREEDY, 0, 1))
+        self.policy.start(slot, trace.prompt, KeyedSampler(GREEDY, 0, 1))
 
     def _round(self, active: dict[int, tuple[Trace, int]], done: Replayed) -> None:
         began = self.machine.now

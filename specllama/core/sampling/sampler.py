@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import DecodeError, Mask, Row
+from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
 from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.margin import choice_margin, truncation_slack
 from specllama.core.sampling.params import SamplingParams
@@ -32,14 +31,7 @@ _COLDEST = 1e-200  # temperature; below it even the least difference of two logi
 _CUT = 20.0  # with top_k off, tokens further than _CUT temperatures below the best are never chosen
 
 
-class SampledToken(NamedTuple):
-    """A chosen token; margin: logits by which the row must change for another choice (inf: not asked)."""
-
-    token: int
-    margin: float
-
-
-class Sampler:
+class KeyedSampler:
     """The choice rule with the parameters and seed of one sequence.
 
     params: what the request asked for. seed: the sequence's own. forbidden: ids never chosen (the model's
@@ -66,11 +58,11 @@ class Sampler:
         repeat = params.repeat_penalty if params.penalised else 1.0
         self._gain = max(repeat, 1 / repeat)
 
-    def limited(self, n_vocab: int) -> Sampler:
+    def limited(self, n_vocab: int) -> KeyedSampler:
         """The same rule for a model that has `n_vocab` tokens only."""
         if n_vocab >= self.n_vocab:
             return self
-        return Sampler(self.params, self.seed, n_vocab, tuple(self._forbidden))
+        return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden))
 
     def choose(
         self,

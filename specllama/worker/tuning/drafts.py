@@ -16,7 +16,7 @@ from specllama.core.replay.forecast import Forecast
 from specllama.core.replay.recording import record
 from specllama.core.replay.simulator import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError
@@ -90,7 +90,7 @@ class DraftTrial:
         n_vocab = min(model.n_vocab, draft.model.n_vocab)
         ids = [t for text in self.texts for t in (*text.prompt, *text.text) if t < n_vocab]
         drafter = ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
-        chooser = Sampler(SamplingParams(temperature=0), 0, model.n_vocab)
+        chooser = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
         return time_steps(
             drafter, cycled(ids, _STEP_IDS), DEFAULT.min_samples, STEP_SECONDS, chooser, self.clock, times
         )

@@ -11,10 +11,9 @@ from itertools import cycle, islice
 from statistics import median
 
 from specllama.client.protocol import TimedWidth
-from specllama.core.interfaces import BatchRow, Context
+from specllama.core.interfaces import BatchRow, Context, Sampler
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.core.sampling.sampler import Sampler
 from specllama.drafters.model import ModelDrafter
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specllama.core.interfaces import DecodeError, MaskError
 from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler
+from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
 from specllama.core.sampling.top_k import best_first, top_ids
 from specllama.testing import TableMask
 
@@ -129,7 +129,7 @@ def test_the_choice_is_the_rule_without_shortcuts(row, params, seed, n_history, 
     if not np.isfinite(row[[t for t in range(n) if t not in banned]]).any():
         return
     expected = by_sorting(row, params, seed, [*history, *ahead], forbidden, legal)
-    before, chooser = row.copy(), Sampler(params, seed, n, forbidden)
+    before, chooser = row.copy(), KeyedSampler(params, seed, n, forbidden)
     for margin in (False, True):
         assert chooser.choose(row, history, margin, mask, ahead).token == expected
         assert row.tobytes() == before.tobytes()
@@ -155,7 +155,7 @@ def test_what_is_forbidden_is_as_if_it_could_not_be(row, params, places, margin,
         return
     if broken and forbidden:
         row[forbidden[0]] = np.nan
-    chooser, other = (Sampler(params, 7, len(row), f) for f in (forbidden, ()))
+    chooser, other = (KeyedSampler(params, 7, len(row), f) for f in (forbidden, ()))
     try:
         choice = chooser.choose(row, [1, 2], margin)
     except DecodeError:
@@ -183,13 +183,13 @@ def test_what_is_no_number_is_found_wherever_it_stands(n, places, k):
     assert set(top_ids(row, min(k, n)).tolist()) == {p % n for p in places}
     for temperature in (0, 0.8):
         with pytest.raises(DecodeError, match="not finite"):
-            Sampler(SamplingParams(temperature=temperature, top_k=k), 1, n).choose(row, [])
+            KeyedSampler(SamplingParams(temperature=temperature, top_k=k), 1, n).choose(row, [])
 
 
 def test_a_row_of_one_value_is_chosen_from_by_id():
     row = np.zeros(128_256, np.float32)
     assert top_ids(row, 40).tolist() == list(range(40))
-    assert Sampler(SamplingParams(top_k=1), 1, len(row)).choose(row, []).token == 0
+    assert KeyedSampler(SamplingParams(top_k=1), 1, len(row)).choose(row, []).token == 0
 
 
 def test_the_row_is_put_back_whatever_happens():
@@ -198,7 +198,7 @@ def test_the_row_is_put_back_whatever_happens():
             raise MaskError("too many items")
 
     params = SamplingParams(repeat_penalty=1.5, logit_bias={3: 2.0, 4: -math.inf})
-    chooser = Sampler(params, 1, 100, [5])
+    chooser = KeyedSampler(params, 1, 100, [5])
     row = made_row(120, 1, 0, None)
     row[7], row[8] = np.nan, -0.0
     before = row.tobytes()

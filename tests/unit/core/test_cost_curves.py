@@ -14,7 +14,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurves
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.testing import ScriptedDrafter
 
 
@@ -102,7 +102,7 @@ def test_a_planner_goes_over_to_the_curve_of_a_longer_context():
     fill(curves, 0, {n: 0.01 * (1 + 0.02 * n) for n in (1, 2, 4, 8, 16)})
     copies = ScriptedDrafter(lambda history, draft: 5, "copy", 0.97)  # noqa: ARG005
     policy = Planner([copies], lambda: now[0], curves.at(0))
-    policy.start(0, [1], Sampler(SamplingParams(temperature=0), 0, 32))
+    policy.start(0, [1], KeyedSampler(SamplingParams(temperature=0), 0, 32))
     assert max(_widths(policy, curves, 0, now, lambda n: 0.01 * (1 + 0.02 * n))) > 4
     long = _widths(policy, curves, 4096, now, lambda n: 0.02 * n)
     assert long[0] == 1, "the first round in a new range is plain"

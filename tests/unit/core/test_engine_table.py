@@ -19,7 +19,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter
-from specllama.drafters.request_history import RequestHistory as Remembered
+from specllama.drafters.ring import RequestHistory as Remembered
 from specllama.errors import ContextLengthError
 from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
 

@@ -10,7 +10,7 @@ from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.scheduler import MAX_PENDING
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
@@ -89,14 +89,14 @@ def test_what_is_given_comes_out(prompt, forced, params, n_max, memory, kind):
 
 def test_the_real_choice_is_made_and_scored_as_in_plain_decoding(monkeypatch):
     chosen = []
-    choose = Sampler.choose
+    choose = KeyedSampler.choose
 
     def noted(self, row, history, *more, **named):
         choice = choose(self, row, history, *more, **named)
         chosen.append((len(history), choice.token))
         return choice
 
-    monkeypatch.setattr(Sampler, "choose", noted)
+    monkeypatch.setattr(KeyedSampler, "choose", noted)
     forced = [5, 6, 7, 5, 6, 7, 5, 6, 7, 8, 5, 6]
     params = SamplingParams(temperature=0.8, logprobs=2)
     found = []

@@ -17,7 +17,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import NOTHING_LEGAL, Sampler, top_logprobs
+from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler, top_logprobs
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
@@ -74,7 +74,7 @@ def reference(row, params: SamplingParams, seed: int, history, legal) -> int:
 def test_the_shortcut_is_the_rule(params, n_vocab, row_seed, seed, legal, history):
     legal = {t for t in legal if t < n_vocab} or {0}
     row, mask = random_row(n_vocab, row_seed), TableMask(n_vocab, lambda _: legal)
-    chooser = Sampler(params, seed, n_vocab)
+    chooser = KeyedSampler(params, seed, n_vocab)
     got = chooser.choose(row, history, mask=mask).token
     assert got == reference(row, params, seed, history, legal)
     assert chooser.choose(row, history, margin=True, mask=mask).token == got
@@ -90,7 +90,7 @@ def test_the_shortcut_is_the_rule(params, n_vocab, row_seed, seed, legal, histor
 def test_margins_hold_under_a_mask(params, row_seed, seed, legal):
     """A change of less than half of the margin never changes a legal choice made among the truncated."""
     row, mask = random_row(40, row_seed, 1.0), TableMask(40, lambda _: legal)
-    chooser = Sampler(params, seed, 40)
+    chooser = KeyedSampler(params, seed, 40)
     plain = chooser.choose(row, [])
     token, margin = chooser.choose(row, [], margin=True, mask=mask)
     if plain.token not in legal and not params.greedy and not set(truncated_softmax(row, params)) & legal:
@@ -110,15 +110,15 @@ def test_what_is_forbidden_stays_forbidden():
     for temperature in (0, 1):
         params = SamplingParams(temperature=temperature)
         assert (
-            Sampler(params, 1, 8, forbidden=[3]).choose(random_row(8, 1), [], mask=mask).token
+            KeyedSampler(params, 1, 8, forbidden=[3]).choose(random_row(8, 1), [], mask=mask).token
             == NOTHING_LEGAL
         )
-        assert Sampler(params, 1, 8).choose(random_row(8, 1), [], mask=mask).token == 3
+        assert KeyedSampler(params, 1, 8).choose(random_row(8, 1), [], mask=mask).token == 3
 
 
 def test_a_draft_model_with_another_vocabulary():
     mask = TableMask(40, lambda _: {5, 35})
-    chooser = Sampler(SamplingParams(temperature=0.7), 1, 40)
+    chooser = KeyedSampler(SamplingParams(temperature=0.7), 1, 40)
     assert chooser.limited(30).choose(random_row(30, 1), [], mask=mask).token == 5
     assert chooser.limited(30).choose(random_row(64, 1), [], mask=mask).token == 5
     longer = TableMask(40, lambda _: {35})

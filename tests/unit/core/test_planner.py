@@ -25,11 +25,11 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext
 
-GREEDY = Sampler(SamplingParams(temperature=0), 0, 32)
+GREEDY = KeyedSampler(SamplingParams(temperature=0), 0, 32)
 
 
 def measured(seconds: Callable[[int], float]) -> CostCurve:

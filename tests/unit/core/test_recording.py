@@ -7,7 +7,7 @@ import pytest
 from specllama.core.replay.recording import record, write_text
 from specllama.core.replay.simulator import WRONG
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.testing import TableContext
 
 PROMPT = [5, 6, 7, 8, 9] * 4
@@ -45,7 +45,7 @@ def test_sampled_texts_are_written_and_read_with_one_noise():
     assert write_text(TableContext(32, 128), PROMPT, 30, ()) not in texts
     table = TableContext(32, 128)
     for seed, text in enumerate(texts, 1):
-        chooser = Sampler(params, seed, 32)
+        chooser = KeyedSampler(params, seed, 32)
         for i, token in enumerate(text):
             history = [*PROMPT, *text[:i]]
             assert chooser.choose(table.rows(history).copy(), history).token == token

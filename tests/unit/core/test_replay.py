@@ -17,7 +17,8 @@ from specllama.core.policy.planner import Planner
 from specllama.core.replay.recording import record, write_text
 from specllama.core.replay.simulator import CATCH_UP, Replay, Trace, curve, undisturbed
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.request_history import MemoryDrafter, RequestHistory
+from specllama.drafters.request_history import MemoryDrafter
+from specllama.drafters.ring import RequestHistory
 from specllama.testing import TableContext
 
 HERE = Path(__file__).parent

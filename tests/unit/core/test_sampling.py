@@ -14,7 +14,7 @@ from specllama.core.interfaces import DecodeError
 from specllama.core.sampling import gumbel as noise
 from specllama.core.sampling.gumbel import gumbel, nth_seed, splitmix64
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler, log_softmax, probability
+from specllama.core.sampling.sampler import KeyedSampler, log_softmax, probability
 from specllama.core.sampling.top_k import best_first, top_ids
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -106,7 +106,7 @@ def test_choices_are_samples_of_the_truncated_softmax(changes):
     for i in range(n):
         # Another position each time, or, where the history counts, another seed.
         seed, history = (i, recent) if params.penalised else (99, range(i))
-        token = Sampler(params, seed, 50).choose(row, history).token
+        token = KeyedSampler(params, seed, 50).choose(row, history).token
         observed[token] = observed.get(token, 0) + 1
     expected = truncated_softmax(row, params, recent if params.penalised else ())
     assert set(observed) <= set(expected)
@@ -118,7 +118,7 @@ def test_chi_square_sees_a_wrong_distribution():
     """The temperature applied before truncation, as another order would do it, does not pass."""
     params = SamplingParams(**{**PLAIN, "top_p": 0.7, "temperature": 2.0})
     row = random_row(50, 5)
-    chooser = Sampler(params, 1, 50)
+    chooser = KeyedSampler(params, 1, 50)
     observed: dict[int, int] = {}
     for i in range(4000):
         token = chooser.choose(row, range(i)).token
@@ -148,7 +148,7 @@ histories = st.lists(st.integers(0, 60), max_size=12)
 def test_choice_is_the_noisy_maximum_of_the_reference(params, n_vocab, row_seed, seed, history):
     """Exactly, token by token: argmax over the reference's survivors of value / T + noise."""
     row = random_row(n_vocab, row_seed)
-    chooser = Sampler(params, seed, n_vocab, forbidden=[3])
+    chooser = KeyedSampler(params, seed, n_vocab, forbidden=[3])
     got = chooser.choose(row, history)
     kept = truncated_softmax(row, params, history, forbidden=[3])
     assert got.token in kept
@@ -159,25 +159,25 @@ def test_choice_is_the_noisy_maximum_of_the_reference(params, n_vocab, row_seed,
         assert scores[got.token] == pytest.approx(max(scores.values()), abs=1e-4)
     # The margin costs time, never another choice; the same key gives the same token.
     assert chooser.choose(row, history, margin=True).token == got.token
-    assert Sampler(params, seed, n_vocab, forbidden=[3]).choose(row.copy(), list(history)) == got
+    assert KeyedSampler(params, seed, n_vocab, forbidden=[3]).choose(row.copy(), list(history)) == got
 
 
 @pytest.mark.parametrize("margin", [False, True])
 def test_ties_go_to_the_lowest_id(margin):
     row = np.array([1, 5, 2, 5, 5, 0], np.float32)
-    assert Sampler(SamplingParams(temperature=0), 1, 6).choose(row, [], margin).token == 1
-    one = Sampler(SamplingParams(top_k=1), 1, 6)
+    assert KeyedSampler(SamplingParams(temperature=0), 1, 6).choose(row, [], margin).token == 1
+    one = KeyedSampler(SamplingParams(top_k=1), 1, 6)
     assert {one.choose(row, range(i), margin).token for i in range(50)} == {1}
-    three = Sampler(SamplingParams(top_k=2, temperature=9.0), 1, 6)
+    three = KeyedSampler(SamplingParams(top_k=2, temperature=9.0), 1, 6)
     assert {three.choose(row, range(i), margin).token for i in range(50)} == {1, 3}
-    two = Sampler(SamplingParams(top_k=0, top_p=0.6), 1, 6)
+    two = KeyedSampler(SamplingParams(top_k=0, top_p=0.6), 1, 6)
     assert {two.choose(row, range(i), margin).token for i in range(50)} == {1, 3}
 
 
 def test_other_keys_give_other_noise():
     row = np.zeros(1000, np.float32)
     params = SamplingParams(**PLAIN)
-    choose = lambda seed, n: Sampler(params, seed, 1000).choose(row, range(n)).token  # noqa: E731
+    choose = lambda seed, n: KeyedSampler(params, seed, 1000).choose(row, range(n)).token  # noqa: E731
     assert len({choose(7, n) for n in range(200)}) > 150
     assert len({choose(s, 7) for s in range(200)}) > 150
     assert choose(7, 7) == choose(7, 7)
@@ -256,7 +256,7 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
     row = random_row(n_vocab, row_seed, spread)
     if steps:  # coarse values put tokens onto the edges of the truncation
         row = np.round(row * steps) / np.float32(steps)
-    chooser = Sampler(params, seed, n_vocab)
+    chooser = KeyedSampler(params, seed, n_vocab)
     token, margin = chooser.choose(row, history, margin=True)
     assert margin >= 0
     most = min(margin, 6.0) / 2 * 0.999 - 1e-5  # float32 rounds
@@ -272,7 +272,7 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
 
 def margin_of(values: list[float], seed: int = 3, **changes) -> tuple[int, float]:
     params = SamplingParams(**{**PLAIN, **changes})
-    return Sampler(params, seed, len(values)).choose(np.array(values, np.float32), [], margin=True)
+    return KeyedSampler(params, seed, len(values)).choose(np.array(values, np.float32), [], margin=True)
 
 
 def seed_that_prefers(token: int, n_vocab: int) -> int:
@@ -311,7 +311,7 @@ def test_margin_of_a_token_that_is_just_inside():
 def test_margins_are_not_needlessly_small():
     """On rows like a language model's, near-ties of sampling are about as rare as those of the argmax."""
     rng = np.random.default_rng(3)
-    choosers = [Sampler(SamplingParams(temperature=0), 1, 2000), Sampler(SamplingParams(), 1, 2000)]
+    choosers = [KeyedSampler(SamplingParams(temperature=0), 1, 2000), KeyedSampler(SamplingParams(), 1, 2000)]
     small = np.zeros(2)
     for i in range(600):
         row = rng.standard_normal(2000) * 1.5
@@ -324,7 +324,7 @@ def test_margins_are_not_needlessly_small():
 def test_repeat_penalty_counts_in_the_margin():
     """A penalty of 0.5 doubles differences between positive logits: half the change turns the choice."""
     params = SamplingParams(temperature=0, repeat_penalty=0.5)
-    choice = Sampler(params, 1, 2).choose(np.array([3.0, 2.0], np.float32), [0, 1], margin=True)
+    choice = KeyedSampler(params, 1, 2).choose(np.array([3.0, 2.0], np.float32), [0, 1], margin=True)
     assert choice == (0, pytest.approx(1.0))
 
 
@@ -336,7 +336,7 @@ def test_coupled_choices_of_close_distributions_mostly_agree():
     for i in range(n):
         target = rng.standard_normal(n_vocab).astype(np.float32) * 2
         draft = (target + rng.standard_normal(n_vocab) * 0.5).astype(np.float32)
-        chooser = Sampler(params, 5, n_vocab)
+        chooser = KeyedSampler(params, 5, n_vocab)
         same += chooser.choose(target, range(i)).token == chooser.choose(draft, range(i)).token
         p, q = np.exp(log_softmax(target)), np.exp(log_softmax(draft))
         independent += float(p @ q)
@@ -351,21 +351,23 @@ def test_rows_that_are_not_finite_are_refused(bad, temperature):
     row = random_row(300, 1)
     row[17] = bad
     with pytest.raises(DecodeError, match="position 2 are not finite"):
-        Sampler(SamplingParams(temperature=temperature), 1, 300).choose(row, [4, 5])
+        KeyedSampler(SamplingParams(temperature=temperature), 1, 300).choose(row, [4, 5])
 
 
 def test_a_row_without_any_possible_token_is_refused():
     with pytest.raises(DecodeError):
-        Sampler(SamplingParams(), 1, 5).choose(np.full(5, -np.inf, np.float32), [])
+        KeyedSampler(SamplingParams(), 1, 5).choose(np.full(5, -np.inf, np.float32), [])
     with pytest.raises(DecodeError):
-        Sampler(SamplingParams(), 1, 3, forbidden=[0, 1, 2]).choose(np.zeros(3, np.float32), [])
+        KeyedSampler(SamplingParams(), 1, 3, forbidden=[0, 1, 2]).choose(np.zeros(3, np.float32), [])
 
 
 def test_impossible_tokens_are_never_chosen():
     row = np.full(50, -np.inf, np.float32)
     row[[4, 9]] = 1, 0
     for params in (SamplingParams(), SamplingParams(**PLAIN), SamplingParams(top_k=0, top_p=0.999)):
-        assert {Sampler(params, 1, 50).choose(row, range(i), margin=i % 2 > 0).token for i in range(99)} <= {
+        assert {
+            KeyedSampler(params, 1, 50).choose(row, range(i), margin=i % 2 > 0).token for i in range(99)
+        } <= {
             4,
             9,
         }
@@ -379,7 +381,7 @@ values = st.sampled_from([-math.inf, -2.0, 0.0, -0.0, 1.0, 3.0, math.nan])
 def test_what_is_forbidden_is_skipped_without_changing_the_row(row, forbidden, n_vocab):
     """The largest of the rest at once, or by way of a changed row, which a margin asks for: the same."""
     params, row = SamplingParams(temperature=0), np.array(row, np.float32)
-    choose = Sampler(params, 1, min(n_vocab, len(row)), sorted(forbidden))
+    choose = KeyedSampler(params, 1, min(n_vocab, len(row)), sorted(forbidden))
     found = []
     for margin in (False, True):
         try:
@@ -393,7 +395,7 @@ def test_what_is_forbidden_is_skipped_without_changing_the_row(row, forbidden, n
 def test_ids_of_a_larger_draft_vocabulary_are_never_chosen():
     row = np.zeros(20, np.float32)
     row[15:] = 50
-    chooser = Sampler(SamplingParams(logit_bias={2: -math.inf, 17: 4.0}), 1, 20, forbidden=[1, 18])
+    chooser = KeyedSampler(SamplingParams(logit_bias={2: -math.inf, 17: 4.0}), 1, 20, forbidden=[1, 18])
     small = chooser.limited(10)
     got = {small.choose(row, [15, 16, *range(i)]).token for i in range(300)}
     assert got == set(range(10)) - {1, 2}
@@ -406,14 +408,16 @@ def test_ids_of_a_larger_draft_vocabulary_are_never_chosen():
 def test_extreme_temperatures(temperature, top_k):
     row = random_row(500, 2)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=1, min_p=0)
-    got = {Sampler(params, 1, 500).choose(row, range(i), margin=i % 2 > 0).token for i in range(100)}
+    got = {KeyedSampler(params, 1, 500).choose(row, range(i), margin=i % 2 > 0).token for i in range(100)}
     assert got == {int(row.argmax())} if temperature < 1 else len(got) > 20
 
 
 def test_the_row_is_left_as_it_was():
     row = random_row(100, 1)
     before = row.copy()
-    Sampler(SamplingParams(repeat_penalty=1.5, logit_bias={3: 2.0}), 1, 100, [5]).choose(row, [1, 2, 3], True)
+    KeyedSampler(SamplingParams(repeat_penalty=1.5, logit_bias={3: 2.0}), 1, 100, [5]).choose(
+        row, [1, 2, 3], True
+    )
     assert (row == before).all()
 
 

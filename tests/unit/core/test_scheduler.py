@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.scheduler import FairQueue, next_to_fill
 from specllama.core.sequence import Generation, Request
 
 
 def generation(turn: int = 0) -> Generation:
     params = SamplingParams()
-    return Generation(Request([1], params, 0, turn=turn), Sampler(params, 0, 8), frozenset(), 16)
+    return Generation(Request([1], params, 0, turn=turn), KeyedSampler(params, 0, 8), frozenset(), 16)
 
 
 class TestFairQueue:

@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 from specllama.core.interfaces import Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.drafters.request_history import MemoryDrafter, RequestHistory
+from specllama.drafters.request_history import MemoryDrafter
+from specllama.drafters.ring import RequestHistory
 from specllama.testing import TableContext, TableMask
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
-CHOOSER = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
+CHOOSER = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
 
 
 class Repeating(GrammarDrafter):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.model import LEAST_SHARED, ModelDrafter
 from specllama.testing import TableContext
 
 N_VOCAB = 32
 PROMPT = [4 + i * 7 % 25 for i in range(100)]
-CHOOSER = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
+CHOOSER = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
 
 
 def made(memory: str = "full", n_ctx: int = 600) -> ModelDrafter:

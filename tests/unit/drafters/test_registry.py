@@ -17,7 +17,7 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Request
 from specllama.drafters import (
     REGISTRY,
@@ -30,7 +30,7 @@ from specllama.drafters import (
     words,
     words_of,
 )
-from specllama.drafters.request_history import RequestHistory
+from specllama.drafters.ring import RequestHistory
 from specllama.testing import TableContext, table_row
 from tests.unit.core.test_engine_table import N_VOCAB, engine_over, plain, run
 
@@ -45,7 +45,13 @@ class Oracle(RegisteredDrafter):
     def __init__(self) -> None:
         self.histories: dict[int, list[int]] = {}
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
+    def start(
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        chooser: KeyedSampler,  # noqa: ARG002
+        mask: Mask | None = None,  # noqa: ARG002
+    ) -> None:
         self.histories[seq_id] = list(prompt)
 
     def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.drafters.request_history import FILED_AT_START, MemoryDrafter, RequestHistory
+from specllama.drafters.request_history import FILED_AT_START, MemoryDrafter
+from specllama.drafters.ring import RequestHistory
 
 SEQ = 2
 EARLIER = list(range(100, 140))

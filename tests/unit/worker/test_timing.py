@@ -7,7 +7,7 @@ import pytest
 from specllama.client.protocol import TimedWidth
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import Sampler
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import TableContext
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
@@ -148,7 +148,7 @@ def test_threads_take_turns_and_what_is_far_behind_is_timed_once():
 def test_steps_are_timed_by_the_ids_that_they_evaluate(memory):
     context, times = Timed(n_ctx=256, memory=memory), Times()
     drafter = ModelDrafter(context, N_VOCAB)
-    chooser = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
+    chooser = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
     ids = cycled(IDS, 200)
     list(time_steps(drafter, ids, DEFAULT.min_samples, 0.0, chooser, context.clock, times))
     assert set(times) == set(STEP_WIDTHS)
@@ -160,7 +160,7 @@ def test_steps_are_timed_by_the_ids_that_they_evaluate(memory):
 def test_a_short_text_or_a_small_context_leaves_wide_steps_out():
     for n_ids, n_ctx in ((20, 256), (200, 20)):
         context, times = Timed(n_ctx=n_ctx), Times()
-        chooser = Sampler(SamplingParams(temperature=0), 0, N_VOCAB)
+        chooser = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
         ids = cycled(IDS, n_ids)
         list(
             time_steps(
