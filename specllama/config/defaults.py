@@ -11,6 +11,7 @@ from typing import Literal
 from specllama.drafters import REGISTRY, wants_draft_model, words
 
 DRAFTERS = tuple(reversed(words()))  # all; the one that costs most, and gains most, first
+SOURCE_LABELS = {name: entry.label for name, entry in REGISTRY.items()}  # of drafted tokens, for read-outs
 DRAFT_MODEL = "auto"  # the draft that is known for the target, if it is on disk
 DRAFT_MAX: Literal["auto"] = "auto"  # by measured cost
 LAYERS: Literal["auto"] = "auto"  # all that fit, the target's first

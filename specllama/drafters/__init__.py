@@ -1,6 +1,6 @@
 """The registry of drafters: one entry each. A drafter proposes tokens; it never decides.
 
-A new drafter is a file with a class derived from `RegisteredDrafter` and a function `make`, and an entry here.
+A new drafter is a file with a class derived from `RegisteredDrafter`, a function `make`, and an entry here.
 Everything else, from the planner to the read-outs, goes by the attributes of the entry, never by its name.
 Importing this package loads no drafter and no numpy: a file is loaded when its drafter is made.
 """

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TextIO
 
 from specllama.cli import console
 from specllama.cli.formatting import visible
 from specllama.client.stream import GenerationResult
+from specllama.config.defaults import SOURCE_LABELS
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
-COLOURS = {
-    "model": ("green", "32"),
-    "copy": ("cyan", "36"),
-    "memory": ("blue", "34"),
-    "grammar": ("magenta", "35"),
-}
+_PALETTE = (
+    ("magenta", "35"), ("cyan", "36"), ("blue", "34"), ("green", "32"), ("yellow", "33"), ("red", "31"),
+)  # fmt: skip
+COLOURS = dict(zip(SOURCE_LABELS, cycle(_PALETTE), strict=False))  # by source of a token
 _DIM = "2"
 
 
@@ -66,7 +66,9 @@ class Screen:
 
     def legend(self) -> str:
         """Which colour is whose."""
-        return ", ".join(f"{_styled(name, code)} {colour}" for name, (colour, code) in COLOURS.items())
+        return ", ".join(
+            f"{_styled(SOURCE_LABELS[name], code)} {colour}" for name, (colour, code) in COLOURS.items()
+        )
 
     def _pieces(self, pieces: Sequence[ReasoningPiece]) -> None:
         for piece in pieces:
