@@ -151,6 +151,8 @@ def _draft(name: str, target: ModelSettings, own: Mapping[str, Any]) -> ModelSet
 def _model_name(v: Mapping[str, Any], path: str, repo: str, default: str) -> str:
     """A model's name: from -m and -md, or a repository from -hf and -hfd."""
     if repo not in v:
+        if path in v and not v[path]:
+            raise UsageError("needs a model: a file, a name, or user/repo:QUANT", option=path)
         return str(v.get(path, default))
     if path in v:
         raise UsageError(f"{option(path)} and {option(repo)} are both given")

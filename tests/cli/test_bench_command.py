@@ -227,7 +227,7 @@ def test_narrow_terminals(command: Command) -> None:
         (("--k", "1,65"), 2, "'65'"),
         (("--k", "two"), 2, "--k"),
         (("--k", ","), 2, "--k"),
-        (("--temp", "-1"), 2, "temperature"),
+        (("--temp", "-1"), 2, "--temp"),
         (("--temp", "nan"), 2, "--temp"),
         (("--temp", ",".join(str(i) for i in range(17))), 2, "--temp"),
         (("--runs", "0"), 2, "--runs"),

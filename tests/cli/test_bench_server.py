@@ -382,7 +382,7 @@ def test_settings_of_the_network_that_cannot_be_used(shared: Command, env: dict[
         (("--server", "x", "--timeout", "0"), 2, "--timeout"),
         (("--server", "x", "--timeout", "nan"), 2, "--timeout"),
         (("--server", "x", "--temp", "0,0.8"), 2, "one temperature"),
-        (("--server", "x", "--temp", "-1"), 2, "temperature"),
+        (("--server", "x", "--temp", "-1"), 2, "--temp"),
         (("--server", "x", "-n", "1"), 2, "-n"),
         (("--server", "x", "--workloads", "nope"), 2, "nope"),
         (("--server", "x", "--prompts", "absent.json"), 3, "absent.json"),

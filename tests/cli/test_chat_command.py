@@ -89,7 +89,7 @@ BAD = {  # command, and words of what is said to it
     "/set seed -2": "seed must be",
     "/set max_tokens 0": "max_tokens must be",
     "/set stop [1]": "stop must be texts",
-    "/set logit_bias 5": "--logit-bias must be",
+    "/set logit_bias 5": "logit_bias must be",
     "/set logit_bias {}{": "logit_bias must map",
     "/set ignore_eos perhaps": "ignore_eos must be true or false",
     "/set logprobs 2": "no log probabilities",
@@ -221,7 +221,7 @@ class TestPipe:
             "speculation off: --draft-max 0",
             "error: no drafter is available: --draft-max 0",
             "speculation on",
-            "error: draft_min 3 is more than draft_max 2",
+            "error: --draft-min 3 is more than --draft-max 2",
             "speculation off: --draft-max 0",
             "drafts on, length up to 0",
         ]

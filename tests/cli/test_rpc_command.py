@@ -266,8 +266,8 @@ class TestWorker:
         ("args", "needle"),
         [
             (("--host", "::1"), "IPv4"),
-            (("--host", "192.0.2.1"), "no address of this machine"),
-            (("--host", "no such"), "no address"),
+            (("--host", "192.0.2.1"), "not an address of this machine"),
+            (("--host", "no such"), "not an address"),
             (("--port", "65536"), "--port"),
             (("--port", "-1"), "--port"),
             (("--port", "x"), "port"),

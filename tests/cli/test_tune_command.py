@@ -191,7 +191,7 @@ def test_without_a_draft_and_without_anybody(command: Command) -> None:
         (("-m", "broken.gguf", "-md", "draft.gguf"), 6, "broken.gguf"),
         (("-md", "foreign.gguf"), 7, "foreign.gguf"),
         (("-t", "0x"), 2, "-t"),
-        (("-t", "-1"), 2, "n_threads"),
+        (("-t", "-1"), 2, "-t must be"),
         (("--draft-max", "3"), 2, "--draft-max"),
         (("--runs", "3"), 2, "--runs"),
         (("-pps",), 2, "-pps"),

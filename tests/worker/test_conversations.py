@@ -100,6 +100,7 @@ def test_its_table_is_stored_beside_the_others_of_the_pair(load: Callable[..., F
     for settings in ({"memory": False}, {}):
         again = load(**settings)
         assert again.host.loaded.profile.pair == loaded.profile.pair
-        assert again.host.loaded.profile.planner.learnt.tables["memory"].n_seen == 1
+        stored = again.host.loaded.profile.planner.learnt.to_dict()["tables"]["memory"]
+        assert sum(stored["seen"]) == 1
         ask(again)
         again.host.leave()

@@ -48,7 +48,7 @@ class SlowTarget:
         assert host.loaded is not None
         host.engine.clock = self
         if (planner := host.loaded.profile.planner) is not None:
-            planner.clock = planner._asking.clock = self
+            planner.clock = planner._loop.clock = self
         self.decode = host.loaded.context.decode
         host.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
 

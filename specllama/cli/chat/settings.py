@@ -35,8 +35,8 @@ def assign(params: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
     rest = {key: value for key, value in params.items() if key != name}
     if text in UNSET or (name, text) == ("seed", "-1"):
         return rest
-    changed = {**rest, name: _value(name, text)}
     try:
+        changed = {**rest, name: _value(name, text)}
         SamplingParams.merge(changed)
     except UsageError as error:
         raise UsageError(error.message[:200], error.hint) from None

@@ -51,7 +51,7 @@ class SamplingParams:
     seed: int | None = parameter(
         None,
         int,
-        "-s --seed",
+        "--seed -s",
         "seed (default, or -1: a random one, reported)",
         metavar="N",
         high=2**64 - 1,
@@ -132,13 +132,13 @@ class SamplingParams:
         off=0.0,
     )
     logit_bias: Mapping[int, float] = parameter(
-        {}, str, "-l --logit-bias", "ID+BIAS or ID-BIAS", metavar="ID+B", many=True, check=token_biases
+        {}, str, "--logit-bias -l", "ID+BIAS or ID-BIAS", metavar="ID+B", many=True, check=token_biases
     )
     ignore_eos: bool = parameter(False, bool, "--ignore-eos", "never choose an end token")
     stop: tuple[str, ...] = parameter(
         (),
         str,
-        "-r --reverse-prompt --stop",
+        "--stop -r --reverse-prompt",
         "a text that ends the answer",
         metavar="TEXT",
         many=True,

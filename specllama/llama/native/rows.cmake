@@ -7,7 +7,9 @@
 # version differs at these places, the installation stops here.
 
 # llama-cpp-python's CMakeLists forces llama.cpp's common library on, 40 % of the compilation; nothing here uses it.
-set(LLAMA_BUILD_COMMON OFF PARENT_SCOPE)
+if(NOT CMAKE_SCRIPT_MODE_FILE)
+  set(LLAMA_BUILD_COMMON OFF PARENT_SCOPE)
+endif()
 
 set(SPECLLAMA_ROWS 18) # batches of this many rows count as a prompt; drafts have up to 16 tokens usually
 set(SPECLLAMA_DONE "${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-cpu/specllama_rows")
