@@ -259,7 +259,7 @@ class TestClient:
         cases = (
             ({"nonsense": 1}, "nonsense"),
             ({"temperature": -1}, "--temp"),
-            ({"stop": 5}, "-r must be texts"),
+            ({"stop": 5}, "--stop must be texts"),
             ({"logit_bias": {"9999": 1}}, "0 to 4095"),
         )
         for params, needle in cases:

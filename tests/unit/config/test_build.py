@@ -106,7 +106,7 @@ def test_a_seed_of_minus_one_is_none() -> None:
         ({"top_p": 3.0}, "--top-p must be", "top_p must be"),
         ({"temperature": -1.0}, "--temp must be", "temperature must be"),
         ({"max_tokens": 0}, "-n must be 1 or more", "max_tokens must be 1 or more"),
-        ({"logit_bias": ["x"]}, "-l must be ID+BIAS", "logit_bias must be ID+BIAS"),
+        ({"logit_bias": ["x"]}, "--logit-bias must be ID+BIAS", "logit_bias must be ID+BIAS"),
         ({"sampling_seq": "tk"}, "--sampling-seq must be letters", "sampling_seq must be letters"),
         ({"n_ctx": -1}, "-c must be", "max_model_len must be"),
         ({"n_ctx_draft": -1}, "-cd must be", "n_ctx_draft must be"),
