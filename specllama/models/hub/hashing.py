@@ -6,10 +6,12 @@ import hashlib
 import os
 import queue
 import threading
+import time
 
 from specllama.models.hub.api import HubFile
 
 _AHEAD = 64  # chunks that may wait to be hashed; all of them are written already
+_PAUSE = 0.002  # seconds until the queue is looked at again
 _STEP = 32 << 20  # bytes between flushes
 
 
@@ -21,12 +23,15 @@ class Hasher:
         is_git = len(file.etag) == 40
         start = b"blob %d\0" % file.size if is_git else b""
         self._hash = hashlib.new("sha1" if is_git else "sha256", start, usedforsecurity=False)
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
+        # Unlike Queue it has no lock of its own that a signal could leave locked.
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="specllama_hash")
         self._thread.start()
 
     def update(self, data: bytes) -> None:
-        """Hash more of the file."""
+        """Hash more of the file; waits while much of it is not hashed yet."""
+        while self._waiting.qsize() >= _AHEAD:
+            time.sleep(_PAUSE)
         self._waiting.put(data)
 
     def result(self) -> str:
@@ -76,8 +81,10 @@ class FsyncThread:
             raise self._error
 
     def _work(self) -> None:
-        while self._due.wait() and not self._over:
+        while self._due.wait():
             self._due.clear()
+            if self._over:
+                return
             try:
                 os.fsync(self._fd)
             except OSError as error:
