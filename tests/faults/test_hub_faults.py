@@ -221,6 +221,7 @@ def test_7_the_connection_is_cut(pull: Puller, share: float) -> None:
     assert int(starts[-1][6:-1]) >= 0.99 * n_sent
 
 
+@pytest.mark.alone  # the download must last until the signal
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_7_stopped_and_started_again(pull: Puller, how: signal.Signals) -> None:
     pull.hub.faults.rate, pull.hub.faults.small_buffers = len(LARGE) / 4, True

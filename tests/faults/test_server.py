@@ -25,6 +25,7 @@ LARGE = ("-c", "65536", "--draft-max", "0")
 COMPLETIONS = "/v1/completions"
 
 
+@pytest.mark.alone  # counts slots at moments of its own
 class TestLeaving:
     @pytest.mark.parametrize("stream", [True, False])
     def test_during_decode(self, small: Server, stream: bool) -> None:
