@@ -6,4 +6,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "specllama" / "llama" / "native"
-SHARED = ROOT.parent / "shared"  # beside a developer's checkout; tests that use it skip without it
+SHARED = ROOT.parent / "shared"  # next to a developer's checkout; tests that use it skip without it
