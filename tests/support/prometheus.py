@@ -17,6 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ class Prometheus:
             with urllib.request.urlopen(asked, timeout=10) as answer:
                 found = json.load(answer)
         except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # still starting: `until` waits
+                raise
             raise AssertionError(f"{expression}: {error.read().decode()}") from None
         assert found["data"]["resultType"] == "vector", expression
         series: list[dict[str, Any]] = found["data"]["result"]
