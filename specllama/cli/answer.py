@@ -1,4 +1,4 @@
-"""What `run` and `chat` share: an answer as it arrives, Ctrl-C that ends it, the log file, measuring
+"""What `run` and `chat` share: receiving an answer, ending it with Ctrl-C, the log file, measuring costs
 afterwards.
 
 Knows the client and its messages; how the text is shown is up to the caller.
@@ -15,6 +15,7 @@ from types import FrameType
 from typing import IO, Any
 
 from specllama.cli import console
+from specllama.cli.files import mapped_errors
 from specllama.cli.progress import Progress
 from specllama.client import protocol
 from specllama.client.client import EngineClient
@@ -34,28 +35,30 @@ def generate(
     into: GenerationResult | None = None,
     hold_notices: bool = False,
 ) -> GenerationResult:
-    """Run one request; Ctrl-C ends it and keeps what there is, a second one raises KeyboardInterrupt.
+    """Run one request; Ctrl-C ends it and keeps its text, another one raises KeyboardInterrupt.
 
-    show: called with each stretch of text and its runs (characters, source). into: the answer to fill,
-    which keeps what arrived before an error. hold_notices: leave them in client.notices. Raises what
+    show: called with each piece of text and its runs (characters, source). into: the answer to fill,
+    which keeps the text that arrived before an error. hold_notices: leave them in client.notices. Raises what
     client.generate raises.
     """
     answer, progress = into if into is not None else GenerationResult(), Progress()
     events = client.generate(request)
 
-    def take(event: protocol.Message) -> None:
-        _take(answer, event, progress, show)
+    def receive(event: protocol.Message) -> None:
+        _receive(answer, event, progress, show)
         while client.notices and not hold_notices:
             console.note(f"note: {client.notices.pop(0)}")
 
-    take(next(events))
+    receive(next(events))
     with first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
         for event in events:
-            take(event)
+            receive(event)
     return answer
 
 
-def _take(answer: GenerationResult, event: protocol.Message, progress: Progress, show: Show | None) -> None:
+def _receive(
+    answer: GenerationResult, event: protocol.Message, progress: Progress, show: Show | None
+) -> None:
     delta = answer.add(event)
     if isinstance(event, protocol.Prefilled):
         progress.show("reading the prompt", event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
@@ -68,14 +71,14 @@ def _take(answer: GenerationResult, event: protocol.Message, progress: Progress,
 def load(
     client: EngineClient, settings: LoadSettings, verbose: bool = False, measure_when_idle: bool = False
 ) -> protocol.LoadInfo:
-    """Load models with progress; what the engine reports on them. Raises what client.load raises."""
+    """Load models, showing progress; returns the engine's report. Raises what client.load raises."""
     with Progress(delay=1.0) as progress:
         return client.load(settings, progress.loading, verbose, measure_when_idle)
 
 
 @contextlib.contextmanager
 def first_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C starts `action`, in a thread as this one may hold any lock; the second interrupts."""
+    """The first Ctrl-C runs `action` in a thread, as this one may hold locks; the second one interrupts."""
 
     def act() -> None:
         with contextlib.suppress(SpecllamaError):
@@ -95,18 +98,14 @@ def first_interrupt(action: Callable[[], None]) -> Iterator[None]:
 
 
 def log_file(values: Mapping[str, Any]) -> IO[str] | None:
-    """The file that --log-file names, open. Raises UsageError."""
+    """The file that --log-file names, opened for writing. Raises UsageError."""
     if "log_file" not in values:
         return None
-    try:
+    with mapped_errors(UsageError, f"--log-file: {values['log_file']} cannot be written"):
         return Path(values["log_file"]).open("w", encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--log-file: {values['log_file']} cannot be written: {error}") from None
 
 
 def calibrate(client: EngineClient) -> None:
-    """Use a second after the answer to measure what the next run needs."""
-    try:
+    """Measure costs for the next run, during one second after the answer."""
+    with contextlib.suppress(SpecllamaError, KeyboardInterrupt):
         client.calibrate(CALIBRATE_SECONDS)
-    except (SpecllamaError, KeyboardInterrupt):
-        return

@@ -15,7 +15,7 @@ from specllama.cli.typer_options import CommandEntry, application, unknown_short
 from specllama.errors import SpecllamaError, UsageError
 
 USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
-_OF_MODELS = {
+_MODELS_COMMANDS = {
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
     "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash downloaded models again."),
 }
@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "pull": CommandEntry("pull:pull", "cli.options:PULL", "Download models, or a pair."),
     "models": CommandEntry(
-        "models:models", "cli.options:MODELS", "List models on this disk and known names.", _OF_MODELS
+        "models:models", "cli.options:MODELS", "List models on this disk and known names.", _MODELS_COMMANDS
     ),
     "bench": CommandEntry(
         "bench.command:bench",
@@ -93,11 +93,11 @@ def run_app(arguments: Sequence[str]) -> int:
             console.error(message, hint)
         return code
     finally:
-        console.leave()
+        console.discard_unwritten()
 
 
 def outcome(error: BaseException) -> tuple[int, str, str]:
-    """How the program ends for an exception: exit code, message and hint, "" for none."""
+    """How the program ends after an exception: exit code, message and hint, "" for none."""
     match error:
         case SpecllamaError():
             shown = error.spelled(console.as_flag)

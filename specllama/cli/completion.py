@@ -1,7 +1,7 @@
-"""What a shell offers while a value is typed. Runs whenever the user presses the tab key: it is quick, loads
-nothing heavy, and is silent about files that it cannot read.
+"""Shell completion of option values. Runs whenever the user presses the tab key: it is quick, imports nothing
+heavy, and skips files that it cannot read.
 
-Commands and flags are Typer's own to offer; where nothing is offered here the shell offers files.
+Typer completes commands and flags; where this module finds nothing, the shell completes file names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 
-_MOST_ENTRIES = 20_000  # of one directory, or of the hub's cache
+_MAX_ENTRIES = 20_000  # of one directory, or of the hub's cache
 _DEPTH = 8
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _ZSH_BREAKS = re.compile(r"['\"\\]")
@@ -19,7 +19,7 @@ _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 
 def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """What Typer asks for the values of an option, from its `completes`."""
+    """The function that Typer calls to complete the values of an option. completes: see Option."""
     from specllama.config.options import DOWNLOADED, GGUF, LIST
 
     def complete(incomplete: str) -> list[str]:
@@ -38,7 +38,7 @@ def model_names(incomplete: str) -> list[str]:
     cache, names of models.toml, and downloaded models.
     """
     found = list(_below(incomplete))
-    for _ in range(_DEPTH):  # a word that is complete gets a blank, which a directory must not have
+    for _ in range(_DEPTH):  # the shell adds a blank to a single match; a directory must get none
         if len(found) != 1 or not found[0].endswith("/"):
             break
         found = list(_below(found[0])) or found
@@ -79,7 +79,7 @@ def _downloaded() -> Iterator[str]:
     from specllama.models.hub.cache import RepoCache, repositories
     from specllama.models.quants import find_models
 
-    for repo in repositories(root)[:_MOST_ENTRIES]:
+    for repo in repositories(root)[:_MAX_ENTRIES]:
         cache = RepoCache(root, repo)
         for commit in cache.commits():
             for model in find_models(s.path for s in cache.files(commit)):
@@ -87,15 +87,15 @@ def _downloaded() -> Iterator[str]:
 
 
 def _next_in_list(words: list[str], incomplete: str) -> list[str]:
-    """The list with one more word; "none" is offered only on its own."""
+    """The list with one more word; "none" can only be the first."""
     before, comma, start = incomplete.rpartition(",")
-    taken = before.split(",")
-    fitting = [w for w in words if w.startswith(start) and w not in taken]
+    used = before.split(",")
+    fitting = [w for w in words if w.startswith(start) and w not in used]
     return [before + comma + w for w in fitting if w != "none" or not comma]
 
 
 def _below(incomplete: str) -> Iterator[str]:
-    """Directories, with a slash, and GGUF files whose path begins so; of split ones the first part."""
+    """Directories, with a slash, and GGUF files whose path starts so; of a split file the first part only."""
     start = os.path.basename(incomplete)
     folder = incomplete[: len(incomplete) - len(start)]
     for name, is_directory in _entries(os.path.expanduser(folder) or "."):
@@ -115,7 +115,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
     found = []
     try:
         with os.scandir(folder) as entries:
-            for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
+            for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False):
                 if entry.name.isprintable():
                     found.append((entry.name, entry.is_dir()))
     except OSError:
@@ -124,7 +124,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 
 def _in_hub_cache(incomplete: str) -> Iterator[str]:
-    """GGUF files that were downloaded, by full path, where nothing or a path in there is being typed."""
+    """Full paths of downloaded GGUF files, if nothing or a path in the hub's cache has been typed."""
     from specllama.models.hub.env import hub_cache
 
     root = str(hub_cache(os.environ))
@@ -133,7 +133,7 @@ def _in_hub_cache(incomplete: str) -> Iterator[str]:
     n_seen, home = 0, os.path.expanduser("~")
     for folder, directories, names in os.walk(root):
         n_seen += len(directories) + len(names)
-        if n_seen > _MOST_ENTRIES:
+        if n_seen > _MAX_ENTRIES:
             return
         directories[:] = sorted(d for d in directories if d not in ("blobs", "refs", ".locks", ".no_exist"))
         for name in sorted(names):
@@ -145,7 +145,7 @@ def _in_hub_cache(incomplete: str) -> Iterator[str]:
 
 
 class _Word(str):
-    """A word in the shell's form, which need not begin with the typed text."""
+    """An escaped word, which need not start with the typed text: Typer would drop it."""
 
     __slots__ = ()
 
@@ -154,7 +154,7 @@ class _Word(str):
 
 
 def _for_bash(word: str) -> str:
-    """Escaped for bash, which takes words as they are; other shells escape by themselves."""
+    """The word escaped for bash, which inserts words unchanged; other shells escape them."""
     if not _BASH_SPECIAL.search(word):
         return word
     try:

@@ -19,7 +19,8 @@ class ReaderGoneError(Exception):
 def prepare() -> None:
     """Make both streams accept any text: characters that the encoding lacks are shown as '?'.
 
-    Streams that are closed at the start are opened to nowhere, so that no pipe gets their numbers.
+    Streams that are closed at the start are opened on the null device, so that no pipe gets their file
+    descriptors.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -46,17 +47,17 @@ def data(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line to stderr."""
+    """Write a line to stderr."""
     write(sys.stderr, with_flags(text) + "\n")
 
 
 def warning(text: str) -> None:
-    """A line to stderr that the user should act on."""
+    """Write a line to stderr that the user should act on."""
     write(sys.stderr, _styled("warning: ", "33") + with_flags(text) + "\n")
 
 
 def show(note_: Note) -> None:
-    """A note or a warning, with the word before it."""
+    """Write a note or a warning to stderr, with that word before it."""
     if note_.severity == "warning":
         warning(note_.message)
     else:
@@ -64,7 +65,7 @@ def show(note_: Note) -> None:
 
 
 def error(message: str, hint: str = "") -> None:
-    """What happened and why; what to do next."""
+    """Write an error to stderr: what happened and why; what to do next."""
     text = message + "\n" + (f"{hint}\n" if hint else "")
     write(sys.stderr, _styled("error: ", "31") + with_flags(text))
 
@@ -81,9 +82,9 @@ def as_flag(name: str, value: str | None) -> str:
     return options.as_flag(name, value)
 
 
-def leave() -> None:
-    """Before the process ends: give up text that stderr does not accept. The interpreter would try once more
-    and end with an exit code of its own.
+def discard_unwritten() -> None:
+    """Before the process ends: discard text that stderr does not accept. The interpreter would try to write
+    it once more and end with an exit code of its own.
     """
     try:
         sys.stderr.flush()
@@ -92,7 +93,7 @@ def leave() -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """After a broken pipe: nothing more goes there, not even at exit."""
+    """After a broken pipe: send the stream to the null device, so that nothing fails at exit."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -100,7 +101,7 @@ def _drop(stream: TextIO) -> None:
 
 
 def supports_ansi(stream: TextIO) -> bool:
-    """Whether the stream is a terminal that understands more than text."""
+    """Whether the stream is a terminal that understands escape sequences."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -110,8 +111,9 @@ def _styled(text: str, code: str) -> str:
 
 
 def write(stream: TextIO, text: str) -> None:
+    """Write at once; text that the stream does not accept is lost."""
     try:
         stream.write(text)
         stream.flush()
     except (OSError, ValueError):
-        pass  # no reader, or no room
+        pass  # no reader, or the disk is full

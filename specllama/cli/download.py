@@ -1,4 +1,4 @@
-"""Models by name, found and downloaded, with notes and one progress line for all files on stderr."""
+"""Finding and downloading models by name, with notes and one progress line for all files on stderr."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class DownloadProgress:
 
 
 def library() -> Library:
-    """All models that can be named; their download is shown on stderr."""
+    """The library of models; its downloads are shown on stderr."""
     return Library(DownloadProgress())
 
 
 def prepared(settings: LoadSettings, force: bool = False) -> LoadSettings:
-    """The settings with paths instead of names, once both models are on disk. Raises what prepare raises."""
+    """The settings with paths instead of names, after both models are on disk. Raises what prepare raises."""
     return prepare.prepare(library(), settings, force)
 
 

@@ -1,4 +1,4 @@
-"""Text for people: tables, wrapped lines, sizes, durations, and text of files made safe to show.
+"""Text for people: tables, wrapped lines, durations, and text of files made safe to show.
 
 Knows no command. rich lays tables out; it is imported when there is one.
 """
@@ -17,8 +17,8 @@ _PICTURES = {c: to for c, to in _PICTURES.items() if c not in b"\n\t\r"}
 
 
 def columns(stream: TextIO) -> int | None:
-    """How wide lines on a stream may be: COLUMNS, else the terminal's width; None where it is no terminal,
-    and nothing is wrapped.
+    """How wide lines on a stream may be: COLUMNS, else the terminal's width; None if it is not a terminal,
+    where nothing is wrapped.
     """
     given = os.environ.get("COLUMNS", "")
     if given.isascii() and given.isdigit() and int(given):
@@ -41,7 +41,7 @@ def table(
 ) -> Iterator[str]:
     """Lines of a table. Columns for which `width` has no room follow below, after the first n_labels again.
 
-    left: columns aligned to the left, the others are to the right. gap: blanks between columns.
+    left: indexes of columns aligned to the left, the others are to the right. gap: blanks between columns.
     """
     from rich.cells import cell_len
 
@@ -108,20 +108,8 @@ def wrapped(text: str, width: int | None, first: str = "", more: str = "") -> li
     return found or [""]
 
 
-def size(n_bytes: int | None) -> str:
-    """Bytes as people read them; "?" where they are not known."""
-    if n_bytes is None:
-        return "?"
-    value, unit = float(n_bytes), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{n_bytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-
-
 def duration(seconds: float) -> str:
-    """Seconds as people read them, to the second."""
+    """Seconds for people to read, to the second: "3 min 05 s"."""
     whole = int(seconds + 0.5)
     if whole < 60:
         return f"{whole} s"
@@ -131,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Seconds as people read them, in one unit: "3 min"."""
+    """Seconds for people to read, in one unit: "3 min"."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -143,12 +131,12 @@ def counted(n: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of a file with escapes for every character that is not printable."""
+    """A text with escapes for every character that is not printable."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def visible(text: str) -> str:
-    """A text of several lines without a byte that a terminal could obey: control characters become pictures.
+    """A text of several lines made safe for a terminal: control characters become their Unicode pictures.
 
     Newlines and tabs stay; carriage returns, which could hide part of a line, are left out.
     """
@@ -156,6 +144,6 @@ def visible(text: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """ "; did you mean X?", or nothing where no name is near."""
+    """ "; did you mean X?", "" where no name is similar."""
     found = difflib.get_close_matches(name[:60], list(names), n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""

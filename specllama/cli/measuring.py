@@ -14,7 +14,7 @@ from specllama.cli.answer import INTERRUPTED
 from specllama.errors import SpecllamaError
 from specllama.models.memory.available import physical_cores
 
-LONG = 60.0  # seconds of measuring from which on a command says how to make it shorter
+LONG = 60.0  # seconds; before a longer measurement a command says how to make it shorter
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class PartialResults:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep what was measured before an early end; the reason is noted here, not raised."""
+        """Keep what was measured before an early end; the reason is kept too, not raised."""
         try:
             yield
         except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def now() -> str:
 
 
 def provenance(n_threads: int) -> dict[str, Any]:
-    """Version, time and machine, with which reports begin. n_threads: with which was decoded."""
+    """Version, time and machine, for the head of a report. n_threads: used for decoding."""
     return {
         "version": specllama.__version__,
         "date": now(),

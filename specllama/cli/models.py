@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import DownloadProgress, library
-from specllama.cli.formatting import columns, listing, printable, size, wrapped
+from specllama.cli.formatting import columns, listing, printable, wrapped
 from specllama.errors import IntegrityError, SpecllamaError
 from specllama.gguf.header import Header, read_model
 from specllama.models.installed import (
@@ -24,6 +25,7 @@ from specllama.models.installed import verify as verify_file
 from specllama.models.manifest import ManifestEntry
 from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
+from specllama.models.sizes import size
 
 EXAMPLES = """
 Examples:
@@ -37,7 +39,7 @@ code 6 where a file is not what the hub says it is.
 
 
 def models(given: Mapping[str, Any]) -> int:
-    """Print the models; 0. Raises ConfigError."""
+    """Print the models; returns 0. Raises ConfigError."""
     known = library()
     there = [(model, _header(model)) for model in installed_models(known)]
     begun = list(unfinished_downloads(known))
@@ -64,7 +66,10 @@ def models(given: Mapping[str, Any]) -> int:
 
 
 def remove(given: Mapping[str, Any]) -> int:
-    """Remove models from the cache; 0. Raises NotFoundError before anything is removed, ResourceError."""
+    """Remove models from the cache; returns 0.
+
+    Raises NotFoundError, before anything is removed, and ResourceError.
+    """
     known, names = library(), given["names"]
     todo = {model.files: model for name in names for model in select(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
@@ -83,7 +88,7 @@ def remove(given: Mapping[str, Any]) -> int:
 
 
 def verify(given: Mapping[str, Any]) -> int:
-    """Hash files in the cache again and print which are whole; the exit code.
+    """Hash files in the cache again and print which are intact; returns the exit code.
 
     Raises NotFoundError, and IntegrityError for the first damaged file, once all are verified.
     """
@@ -103,7 +108,7 @@ def verify(given: Mapping[str, Any]) -> int:
 
 
 def _verified(todo: Sequence[InstalledModel], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
-    """Each file with its result, None where its hash is not known. damaged: gets the errors."""
+    """Each file and whether it is intact, None where its hash is unknown. damaged: collects the errors."""
     display = DownloadProgress()
     total, done = sum(model.n_bytes for model in todo), 0
     for model in todo:
@@ -125,17 +130,17 @@ def _verified(todo: Sequence[InstalledModel], damaged: list[IntegrityError]) -> 
 
 
 def _header(model: InstalledModel) -> Header | None:
-    try:
+    """The header of a model, None where it cannot be read."""
+    with contextlib.suppress(SpecllamaError):
         return read_model(model.files[0].link)
-    except SpecllamaError:
-        return None
+    return None
 
 
 def _about(known: Library, model: InstalledModel, header: Header | None) -> dict[str, Any]:
     entry = model.entry
     return {
         "name": model.name,
-        "alias": _called(entry) if entry else None,
+        "alias": _short_name(entry) if entry else None,
         "repo": model.repo,
         "commit": model.commit,
         "path": str(model.files[0].link),
@@ -146,7 +151,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None) -> dict
         "params": header.n_params if header else None,
         "n_ctx_train": header.n_ctx_train if header else None,
         "licence": _licence(entry, header),
-        "drafts": [_called(d) for d in known.manifest.drafts_for(entry)] if entry else [],
+        "drafts": [_short_name(d) for d in known.manifest.drafts_for(entry)] if entry else [],
         "readable": header is not None,
     }
 
@@ -175,7 +180,7 @@ def _licence(entry: ManifestEntry | None, header: Header | None) -> str:
     return (entry.licence if entry else "") or stated or "not stated"
 
 
-def _called(entry: ManifestEntry) -> str:
+def _short_name(entry: ManifestEntry) -> str:
     return entry.aliases[0] if entry.aliases else entry.name
 
 
@@ -191,7 +196,7 @@ def _disk_lines(
         context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
         quant = (header.quant if header else model.quant) or "unknown"
         state = "incomplete" if model.missing else printable(_licence(model.entry, header))
-        alias = f" ({_called(model.entry)})" if model.entry else ""
+        alias = f" ({_short_name(model.entry)})" if model.entry else ""
         rows.append((model.name + alias, size(model.n_bytes), quant, context, state))
     yield from listing(("name", "size", "quant", "context", "licence"), rows, width)
 
@@ -203,7 +208,7 @@ def _known_lines(
     rows = []
     for entry in known.manifest.entries.values():
         name = f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
-        drafts = ", ".join(_called(d) for d in known.manifest.drafts_for(entry))
+        drafts = ", ".join(_short_name(d) for d in known.manifest.drafts_for(entry))
         here = "on disk" if any(model.entry is entry for model, _ in there) else ""
         rows.append((name, f"{entry.where.repo}:{entry.default}", drafts, entry.licence, here))
     yield from listing(("name", "repository", "drafts", "licence", ""), rows, width)

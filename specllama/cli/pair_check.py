@@ -1,6 +1,6 @@
 """`specllama pair-check`: two headers compared, as a table for people or one object for programs.
 
-Never loads llama.cpp. What comes from the files reaches stdout escaped.
+Never loads llama.cpp. Text from the files is escaped before it is printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
 
 
 def pair_check(given: Mapping[str, Any]) -> int:
-    """Print whether the draft can propose tokens for the target; the exit code.
+    """Print whether the draft can propose tokens for the target; returns the exit code.
 
     given: target and draft by path or name; files may be vocabularies without weights. For a model that is
     on the hub and not on disk, only the header is read, and nothing is kept. Raises NotFoundError,
@@ -43,7 +43,7 @@ def pair_check(given: Mapping[str, Any]) -> int:
     headers = _header(known, given["target"], "MAIN"), _header(known, given["draft"], "DRAFT")
     verdict = check_pair(*headers)
     if given.get("json"):
-        # Not in UTF-8, since that would pass control characters of the files on.
+        # As ASCII: UTF-8 would pass on control characters from the files.
         console.data(json.dumps(_object(*headers, verdict)) + "\n")
     else:
         lines = _lines(*headers, verdict, columns(sys.stdout))

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar redrawn on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar redrawn on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BAR = 24  # columns of the bar
 
 
 class Progress:
-    """A line on stderr that shows how far something is: redrawn on a terminal, else a line now and then.
+    """The progress of one thing, on stderr: redrawn on a terminal, else a line every few seconds.
 
     delay: seconds before anything is shown. every: seconds between two lines where lines cannot be redrawn.
-    A context manager that takes the line away.
+    A context manager that clears the line at the end.
     """
 
     def __init__(self, delay: float = 2.0, every: float = 5.0) -> None:
@@ -31,7 +31,10 @@ class Progress:
         self.clear()
 
     def show(self, label: str, share: float, detail: str = "", stage: str = "") -> None:
-        """share: from 0 to 1. stage: what is in progress; a new one is shown at once."""
+        """Show the line, unless it was shown a moment ago.
+
+        share: from 0 to 1. stage: what is in progress; a new one is shown at once.
+        """
         now = time.monotonic()
         redraw = console.supports_ansi(sys.stderr)
         due = now - self._last >= (0.1 if redraw else self._every)
@@ -49,7 +52,7 @@ class Progress:
         self.show(f"loading the {name}", share)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Clear the line."""
         if self._is_drawn:
             console.write(sys.stderr, "\r\x1b[2K")
             self._is_drawn = False

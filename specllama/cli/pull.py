@@ -9,11 +9,12 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
-from specllama.cli.formatting import columns, size, wrapped
+from specllama.cli.formatting import columns, wrapped
 from specllama.errors import NetworkError, UsageError
 from specllama.models.hub.pull import PullPlan, plan
 from specllama.models.prepare import prepare_models
 from specllama.models.resolve import Library, ResolvedModel
+from specllama.models.sizes import size
 
 EXAMPLES = """
 Examples:
@@ -21,17 +22,17 @@ Examples:
   specllama pull user/repo:Q4_K_M --dry-run
 
 Two names are a target and its draft: their headers are compared before anything big is downloaded.
-A download that was interrupted goes on where it stopped.
+An interrupted download resumes where it stopped.
 """
 
 
 def pull(given: Mapping[str, Any]) -> int:
-    """Download models; two are a target and its draft. Prints their paths; the exit code.
+    """Download models and print their paths; two are a target and its draft. Returns the exit code.
 
     Raises what models/prepare.py raises, and UsageError for a name that is no model of the hub.
     """
     known, as_json = library(), given.get("json", False)
-    found = [_found(known, name) for name in dict.fromkeys(given["names"])]
+    found = [_resolved(known, name) for name in dict.fromkeys(given["names"])]
     todo = plan(known, found)
     if given.get("dry_run"):
         _show_plan(found, todo, as_json)
@@ -45,11 +46,11 @@ def pull(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _found(known: Library, name: str) -> ResolvedModel:
+def _resolved(known: Library, name: str) -> ResolvedModel:
     """The model as it is on the hub now; as it is on disk where the hub cannot be reached."""
     parsed = known.parse(name, "NAME")
     if parsed.where is None:
-        known.find(name, "NAME")  # an unknown name is the better error
+        known.find(name, "NAME")  # for an unknown name, its error says more
         raise UsageError(
             f"{name} is a file already", "pull takes names: specllama models, or user/repo:QUANT"
         )
@@ -73,10 +74,10 @@ def _show_plan(found: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) ->
             lines.append(f"{model.name}: {model.path} is on disk")
         for file in model.parts:
             have = next(i.have for i in todo.items if i.file.etag == file.etag)
-            there = "on disk" if have == file.size else f"{size(have)} on disk" if have else "not on disk"
+            state = "on disk" if have == file.size else f"{size(have)} on disk" if have else "not on disk"
             lines.append(
                 f"{model.name}: {model.listing.name.repo if model.listing else ''}/{file.path}, "
-                f"{size(file.size)}, {there}"
+                f"{size(file.size)}, {state}"
             )
     free = "unknown" if todo.free is None else size(todo.free)
     lines.append(f"{size(todo.missing)} to download into {todo.root}, {free} free")

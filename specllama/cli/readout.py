@@ -14,7 +14,7 @@ __all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line
 def start_line(info: LoadInfo, structured: bool = False) -> str:
     """The line before the answer: speculation on, with which drafters, or off and why.
 
-    structured: whether there is a grammar, without which the drafter of that name has nothing to do.
+    structured: whether the answers must follow a grammar, without which the grammar drafter drafts nothing.
     """
     if info.off_reason:
         return f"speculation off: {info.off_reason}"
@@ -31,9 +31,7 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
 
 
 def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
-    """The statistics for people. Nothing appears that was not measured. off: why next to nothing was
-    drafted.
-    """
+    """The statistics for people. What was not measured is left out. off: why next to nothing was drafted."""
     out = [_rate("encoded", stats.n_prompt - stats.n_reused, stats.encode_seconds, stats.encode_tps)]
     decoded = _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps)
     gain = speedup(stats, plain)
@@ -77,8 +75,8 @@ def as_json(
     ties_known: bool,
 ) -> dict[str, Any]:
     """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
-    null. info: of the load; off_reason: why nothing was drafted, "" where
-    something was. ties_known: whether near-ties could be told.
+    null. info: what loading reported. off_reason: why nothing was drafted, "" where something was.
+    ties_known: whether near-ties could be detected.
     """
     models = {
         name: {key: getattr(model, key) for key in ("path", "params", "quant", "n_gpu_layers")}

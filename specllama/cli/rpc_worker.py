@@ -11,12 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.formatting import size
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import MAX_THREADS
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
+from specllama.models.sizes import size
 from specllama.rpc import endpoints as rpc
 
 EXAMPLES = """
@@ -46,7 +46,7 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
         found = client.serve(request)
         for line in _lines(found):
             console.note(line)
-        if given.get("json"):  # last: a program that waits for it may end this process at once
+        if given.get("json"):  # last: a program that waits for it may then end this process
             console.data(json.dumps({"schema": SCHEMA, **_object(found)}) + "\n")
         else:
             console.data(f"{found.endpoint}\n")

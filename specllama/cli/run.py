@@ -27,13 +27,13 @@ Examples:
 
 
 def run(given: Mapping[str, Any]) -> int:
-    """Generate and print; the exit code. Raises SpecllamaError."""
+    """Generate and print the answer; returns the exit code. Raises SpecllamaError."""
     values = build.resolved(given)
     params = build.sampling(values)
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
     request = _request(values, params)
-    values["no_memory"] = True  # of earlier requests: there are none
+    values["no_memory"] = True  # there are no earlier requests to draft from
     settings = prepared(build.load_settings(values), values.get("force", False))  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None

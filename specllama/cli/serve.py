@@ -27,7 +27,7 @@ _MAX_KEY = 4096  # characters
 
 
 def serve(given: Mapping[str, Any]) -> int:
-    """Serve until a signal; the exit code. Raises SpecllamaError."""
+    """Serve until a signal; returns the exit code. Raises SpecllamaError."""
     values = build.resolved(given)
     settings = _settings(values)
     log = log_file(values)
@@ -58,7 +58,7 @@ def serve(given: Mapping[str, Any]) -> int:
 
 
 def _settings(v: Mapping[str, Any]) -> ServerSettings:
-    """What a command line means. Raises UsageError, NotFoundError."""
+    """The settings that a command line asks for. Raises UsageError, NotFoundError."""
     given = {
         "host": v.get("host"),
         "port": v.get("port"),
@@ -89,8 +89,8 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
-    """llama-server takes several keys with commas between them, and one a line in a file. Raises UsageError,
-    NotFoundError.
+    """The API keys: those of --api-key, separated by commas as in llama-server, and those of --api-key-file,
+    one a line. Raises UsageError, NotFoundError.
     """
     given = [key.strip() for text in v.get("api_key", []) for key in text.split(",")]
     if "api_key_file" in v:

@@ -47,7 +47,7 @@ class CommandEntry:
         return found
 
     def function(self) -> Callable[[Mapping[str, Any]], int | None]:
-        """What runs it."""
+        """The function that runs it."""
         module, _, name = self.code.partition(":")
         found: Callable[[Mapping[str, Any]], int | None] = getattr(
             importlib.import_module(f"specllama.cli.{module}"), name
@@ -55,7 +55,7 @@ class CommandEntry:
         return found
 
     def examples(self) -> str:
-        """Command lines to learn from, "" without any."""
+        """Its example command lines, "" without any."""
         module = importlib.import_module(f"specllama.cli.{self.code.partition(':')[0]}")
         return str(getattr(module, "EXAMPLES", ""))
 
@@ -79,7 +79,7 @@ class CommandGroup(typer.core.TyperGroup):
 
 
 class OptionCommand(typer.core.TyperCommand):
-    """A command whose help shows its options in groups, and its examples."""
+    """A command whose help shows its options in groups, then its examples."""
 
     entry: CommandEntry
 
@@ -102,7 +102,7 @@ class OptionCommand(typer.core.TyperCommand):
 
 
 class OptionGroup(CommandGroup):
-    """A command of that kind which has commands of its own."""
+    """An OptionCommand that has commands of its own."""
 
     entry: CommandEntry
 
@@ -115,14 +115,14 @@ class OptionGroup(CommandGroup):
 
 
 def application(entries: Mapping[str, CommandEntry], **settings: Any) -> typer.Typer:
-    """A Typer app with a stand-in for each command. settings: of typer.Typer."""
+    """A Typer app with a placeholder for each command. settings: arguments of typer.Typer."""
     app = typer.Typer(
         cls=type("RootGroup", (CommandGroup,), {"entries": entries}),
         context_settings={"help_option_names": ["-h", "--help"]},
         **{**PLAIN, **settings},
     )
     for name, entry in entries.items():
-        app.command(name, help=entry.help)(_stand_in)
+        app.command(name, help=entry.help)(_placeholder)
     return app
 
 
@@ -140,8 +140,8 @@ def build(name: str, entry: CommandEntry) -> Any:
     return typer.main.get_command(group)
 
 
-def _stand_in() -> None:
-    raise AssertionError("a stand-in was not replaced by the command")
+def _placeholder() -> None:
+    raise AssertionError("the placeholder was not replaced by the command")
 
 
 def _callback(entry: CommandEntry) -> Callable[..., None]:
@@ -180,7 +180,7 @@ def _annotation(o: Option) -> Any:
 
 
 def usage(entry: CommandEntry) -> list[str]:
-    """What follows the name of a command."""
+    """The usage of a command, without its name."""
     arguments = [o for o in entry.table() if not o.flags]
     return ["[OPTIONS]", *(str(o.metavar) if o.required else f"[{o.metavar}]" for o in arguments)]
 
@@ -216,8 +216,8 @@ def _write_definitions(formatter: Any, records: Iterable[tuple[str, str]]) -> No
 
 
 def format_examples(entry: CommandEntry, formatter: Any) -> None:
-    """Write the examples of a command: lines that begin with a blank as they are, so that they can be copied,
-    others as paragraphs.
+    """Write the examples of a command: indented lines as they are, so that they can be copied, others as
+    paragraphs.
     """
     lines = entry.examples().strip("\n").splitlines()
     if lines:
@@ -229,8 +229,7 @@ def format_examples(entry: CommandEntry, formatter: Any) -> None:
 
 
 def unknown_short_flag(arguments: Sequence[str], options: Iterable[Option]) -> str | None:
-    """The first argument that looks like one of llama.cpp's short flags and is none of `options`; None
-    without one.
+    """The first argument that looks like one of llama.cpp's short flags but is not in `options`, else None.
 
     Typer reads `-pps` as `-p ps`, which silently drops a flag.
     """

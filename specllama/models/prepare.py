@@ -10,6 +10,7 @@ from specllama.config.load import LoadSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IncompatiblePairError, IntegrityError, ResourceError, option
 from specllama.models.resolve import Library, ResolvedModel
+from specllama.models.sizes import size
 
 if TYPE_CHECKING:
     from specllama.gguf.header import Header
@@ -110,7 +111,7 @@ def prepare_models(
     pair: the second is a draft for the first, and the pair is checked before the download. Raises what
     `check` and `download` raise.
     """
-    from specllama.models.hub.pull import download, plan, size
+    from specllama.models.hub.pull import download, plan
 
     todo = plan(library, found)
     for model in found:
@@ -165,7 +166,6 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
 
 def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     """Note whether the memory is sufficient without devices, which are unknown before loading."""
-    from specllama.models.hub.pull import size
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
 

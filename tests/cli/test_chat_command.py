@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from specllama.cli.chat.commands import COMMANDS
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.file import Saved, read, write
-from specllama.cli.chat.history import MOST, HistoryFile
-from specllama.cli.chat.input import is_open, typed
+from specllama.cli.chat.history import MAX_INPUTS, HistoryFile
+from specllama.cli.chat.input import is_open, parse_input
 from specllama.cli.chat.settings import NAMES
 from specllama.cli.formatting import visible
 from specllama.errors import NotFoundError, UsageError
@@ -527,7 +527,7 @@ class TestTerminal:
             (engine,) = psutil.Process(user.process.pid).children()
             engine.kill()
             user.enter("and then")
-            path = user.expect(r"saved: specllama chat --load (\S+\.json) goes on")[1]
+            path = user.expect(r"saved: specllama chat --load (\S+\.json) continues it")[1]
             user.expect("error: the engine process was ended by SIGKILL")
             assert user.wait() == 9
             assert user.restored()
@@ -548,7 +548,7 @@ class TestTerminal:
             user.expect(r"\n(.{12})")
             (engine,) = psutil.Process(user.process.pid).children()
             engine.kill()
-            path = user.expect(r"--load (\S+\.json) goes on")[1]
+            path = user.expect(r"--load (\S+\.json) continues it")[1]
             assert user.wait() == 9
         assert len(json.loads(Path(path).read_text())["messages"][1]["content"]) >= 12
 
@@ -562,7 +562,7 @@ class TestTerminal:
             user.type(CTRL_C)
             time.sleep(0.5)
             user.type(CTRL_C)
-            user.expect(r"--load (\S+\.json) goes on")
+            user.expect(r"--load (\S+\.json) continues it")
             assert user.wait() == 130
             assert user.restored()
 
@@ -581,7 +581,7 @@ class TestTerminal:
                 user.expect(r"\n(.{12})")
             (engine,) = psutil.Process(user.process.pid).children()
             user.process.send_signal(signal.SIGTERM)
-            user.expect(r"--load (\S+\.json) goes on")
+            user.expect(r"--load (\S+\.json) continues it")
             assert user.wait() == 143
             assert user.restored()
             assert not engine.is_running()
@@ -645,7 +645,7 @@ class TestTerminal:
             (engine,) = psutil.Process(user.process.pid).children()
             engine.kill()
             user.enter("and then")
-            path = user.expect(r"--load (\S+\.json) goes on")[1]
+            path = user.expect(r"--load (\S+\.json) continues it")[1]
             assert user.wait() == 9
         Path(path).unlink()
 
@@ -726,7 +726,7 @@ class TestParts:
         path.write_bytes(b'\xff\xfe\n{"a": 1}\n"kept"\n' + path.read_bytes())
         assert history.read() == ["kept", "one", "two\nlines"]
         path.write_bytes(b'"a line"\n' * 500_000)
-        assert len(history.read()) == MOST
+        assert len(history.read()) == MAX_INPUTS
         assert path.stat().st_size < 10_000
         os.mkfifo(tmp_path / "fifo")
         assert HistoryFile(tmp_path / "fifo").read() == []
@@ -743,4 +743,4 @@ class TestParts:
     )  # fmt: skip
     def test_quotation_marks(self, text: str, opened: bool, message: str) -> None:
         assert is_open(text) is opened
-        assert typed(text).text == message
+        assert parse_input(text).text == message

@@ -21,8 +21,8 @@ import specllama
 from specllama.cli.doctor import Problem, engine, machine
 from specllama.cli.doctor.files import directory_size, meaning
 from specllama.cli.doctor.hub import without_secrets
-from specllama.cli.formatting import size
 from specllama.models.hub.env import hub_cache, is_offline, token_source
+from specllama.models.sizes import size
 from specllama.worker.load_info import features
 from tests.support.command import ROOT, Command, Result
 

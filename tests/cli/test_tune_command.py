@@ -165,7 +165,7 @@ def test_without_a_draft_and_without_anybody(command: Command) -> None:
     assert none.code == nobody.code == 0, none.err + nobody.err
     assert [e["path"] for e in none.json["ranking"]] == [None]
     assert none.json["texts"] == {"mine": {"texts": 1, "tokens": 4}}
-    assert "It goes by 4 tokens only" in none.json["verdict"]
+    assert "It rests on only 4 tokens" in none.json["verdict"]
     assert nobody.json["ranking"] == nobody.json["not_ranked"] == []
     assert nobody.json["verdict"] == "No draft was ranked: nothing drafts here."
     assert nobody.json["t_n"][0]["complete"]

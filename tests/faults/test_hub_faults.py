@@ -312,7 +312,7 @@ def test_11_no_room(pull: Puller) -> None:
     huge = {"lfs": {"size": 10**15, "sha256": ETAG, "pointerSize": 134}}
     pull.hub.repos[NAME].said = {FILE: huge}
     result = pull("pull", NAME)
-    refused(result, 8, "not enough room: 1000000 GB are needed", "free in")
+    refused(result, 8, "not enough room: 1000.0 TB are needed", "free in")
     assert not pull.cache.exists()  # nothing was even begun
     del pull.hub.repos[NAME].said[FILE]
     refused(pull("pull", NAME, env={"HF_HUB_CACHE": "/proc/nothing"}), 8, "HF_HUB_CACHE")

@@ -19,7 +19,7 @@ from specllama.bench.verdict import verdict
 from specllama.cli import console, readout
 from specllama.cli.answer import load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
-from specllama.cli.bench.report_file import replaced
+from specllama.cli.bench.report_file import write_report
 from specllama.cli.bench.text import lines
 from specllama.cli.download import prepared
 from specllama.cli.formatting import columns, rough_duration
@@ -57,18 +57,19 @@ class BenchResults(PartialResults):
 
 
 def bench(given: Mapping[str, Any]) -> int:
-    """Measure, print the tables, write the report; the exit code. Raises SpecllamaError, once the results
-    before it are shown. With --server a server is measured.
+    """Measure, print the tables, write the report; returns the exit code. With --server, measure a server.
+
+    Raises the SpecllamaError that ended the measurement, after the results before it are shown.
     """
     if "server" in given:
         from specllama.cli.bench.server import bench_server
 
         return bench_server(given)
     given = _without_server(given)
-    # bench sets the draft lengths itself. Earlier answers must not help, since the same prompts come again.
-    # Stored calibration and acceptance are used, as in a run; what these few prompts teach is not stored.
-    decided = {"draft_max", "draft_min", "draft_p_min"}
-    values = build.resolved(given).without(*decided).overlaid({"no_memory": True, "no_calibrate": True})
+    # bench sets the draft lengths itself. Request history would know the answers, as prompts are repeated.
+    # Stored calibration and acceptance are used, as in a run, but not updated from these few prompts.
+    own_options = {"draft_max", "draft_min", "draft_p_min"}
+    values = build.resolved(given).without(*own_options).overlaid({"no_memory": True, "no_calibrate": True})
     plan = make_plan(given, values)
     settings = prepared(build.load_settings(values), values.get("force", False))
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
@@ -84,7 +85,7 @@ def bench(given: Mapping[str, Any]) -> int:
 
 
 def _without_server(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The command line of a bench that measures no server. Raises UsageError."""
+    """The command line of a bench without --server. Raises UsageError for options that need it."""
     for option in ASKING:
         if option.name in given:
             raise UsageError(f"{option.flags[0]} needs --server URL")
@@ -158,13 +159,12 @@ def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) ->
         report_lines = lines(summary, about, sentence, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in report_lines))
     if plan.report is not None:
-        with replaced(plan.report) as file:
-            file.write(report(summary, about, sentence))
+        write_report(plan.report, report(summary, about, sentence))
         console.note(f"report: {plan.report}")
 
 
 def _about(plan: BenchPlan, results: BenchResults, exact: bool) -> dict[str, Any]:
-    """Models, machine and settings of the bench."""
+    """Models, machine and settings of the bench, for its record."""
     info = results.info
     assert info is not None
     return {

@@ -1,4 +1,4 @@
-"""The plan of `bench`: numbers and lists of the command line, checked before anything is loaded."""
+"""The plan of `bench`: the command line, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from specllama.bench import workloads
 from specllama.bench.plan import BenchCase, ForcedText
-from specllama.cli.bench.report_file import place
+from specllama.cli.bench.report_file import checked_path
 from specllama.config import build
 from specllama.config.sources import Values
 from specllama.core.sampling.params import UNTIL_STOP, SamplingParams
 from specllama.errors import UsageError
 
 LENGTHS, TEMPERATURES, N_TOKENS, RUNS = "1,2,3,5,7,11,15", "0,0.8", 64, 3
-GREEDY = "0"  # for given texts: a temperature cannot change them
-LONGEST_DRAFT, MOST_TOKENS, MOST_RUNS, MOST_TEMPERATURES = 64, 32_768, 1000, 16
+GREEDY = "0"  # for given texts, which no temperature changes
+MAX_DRAFT, MAX_TOKENS, MAX_RUNS, MAX_TEMPERATURES = 64, 32_768, 1000, 16
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What is to be measured. text: the file of the texts that are given, None where the model writes its
-    own. n_tokens: None for all of a given text. params: SamplingParams that all answers share.
+    """What to measure. text: the file of the given texts, None where the model writes its own. n_tokens: None
+    for all of a given text. params: sampling parameters that all answers share.
     """
 
     workloads: Mapping[str, tuple[str | ForcedText, ...]]
@@ -43,20 +43,21 @@ class BenchPlan:
 
 
 def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
-    """given: the command line; values: with what files and environment say.
+    """The plan. given: the command line; values: the same with configuration files and environment.
 
     Raises UsageError, NotFoundError.
     """
-    lengths = [whole("--k", text, 1, LONGEST_DRAFT) for text in parts("--k", given.get("lengths", LENGTHS))]
+    items = list_items("--k", given.get("lengths", LENGTHS))
+    lengths = [whole_number("--k", item, 1, MAX_DRAFT) for item in items]
     text = given.get("text")
     if text is not None and "prompts" in given:
         raise UsageError("--text and --prompts are both given")
-    temperatures = temperatures_of(given.get("temperatures", TEMPERATURES if text is None else GREEDY))
-    runs = whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS)
+    temperatures = temperature_list(given.get("temperatures", TEMPERATURES if text is None else GREEDY))
+    runs = whole_number("--runs", given.get("runs", RUNS), 1, MAX_RUNS)
     n_tokens = None
     if text is None or "n_tokens" in given:
-        n_tokens = whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS)
-    report = place(given["report"]) if "report" in given else None
+        n_tokens = whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS)
+    report = checked_path(given["report"]) if "report" in given else None
     found: Mapping[str, tuple[str | ForcedText, ...]] = (
         workloads.load_texts(text)
         if text is not None
@@ -77,15 +78,15 @@ def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
     )
 
 
-def parts(flag: str, text: str) -> list[str]:
-    """The parts of a list with commas. Raises UsageError."""
+def list_items(flag: str, text: str) -> list[str]:
+    """The items of a comma-separated list. Raises UsageError."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise UsageError(f"{flag} is an empty list")
     return found
 
 
-def whole(flag: str, given: str | int, low: int, high: int) -> int:
+def whole_number(flag: str, given: str | int, low: int, high: int) -> int:
     """A whole number in a range. Raises UsageError."""
     value = given if isinstance(given, int) else int(given) if re.fullmatch("[0-9]{1,9}", given) else -1
     if not low <= value <= high:
@@ -93,10 +94,10 @@ def whole(flag: str, given: str | int, low: int, high: int) -> int:
     return value
 
 
-def temperatures_of(text: str) -> tuple[float, ...]:
-    """Different temperatures of a list with commas. Raises UsageError."""
+def temperature_list(text: str) -> tuple[float, ...]:
+    """The different temperatures in a comma-separated list. Raises UsageError."""
     found = []
-    for part in parts("--temp", text):
+    for part in list_items("--temp", text):
         try:
             value = float(part)
         except ValueError:
@@ -106,6 +107,6 @@ def temperatures_of(text: str) -> tuple[float, ...]:
         SamplingParams.merge({"temperature": value})
         found.append(abs(value))  # -0.0 is 0
     unique = tuple(dict.fromkeys(found))
-    if len(unique) > MOST_TEMPERATURES:
-        raise UsageError(f"--temp has {len(unique)} temperatures, {MOST_TEMPERATURES} are allowed")
+    if len(unique) > MAX_TEMPERATURES:
+        raise UsageError(f"--temp has {len(unique)} temperatures, {MAX_TEMPERATURES} are allowed")
     return unique

@@ -1,27 +1,26 @@
-"""The file of a bench's `--report`: a place that is tried before anything is measured, replaced in one go."""
+"""The file of `bench --report`: checked before anything is measured, replaced atomically."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from specllama.bench.page import TITLE
+from specllama.cli.files import mapped_errors
 from specllama.errors import ResourceError, UsageError
 
 
-def place(name: str) -> Path:
-    """A place where a report can be written, tried. Only an earlier report is ever replaced.
+def checked_path(name: str) -> Path:
+    """The path of a report, after a test that it can be written. Only an earlier report is ever replaced.
 
     Raises UsageError.
     """
     if not name.strip() or "\0" in name:
         raise UsageError("--report needs the path of a file to write")
     path = Path(name)
-    try:
+    with mapped_errors(UsageError, f"--report: {name} cannot be written", "name a file that can be"):
         if path.is_dir():
             raise UsageError(f"--report: {name} is a directory", f"for example {path / 'bench.html'}")
         if os.path.lexists(path):
@@ -35,20 +34,16 @@ def place(name: str) -> Path:
                 raise UsageError(f"--report: {name} cannot be written: Permission denied")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"--report: {name} cannot be written: {why}", "name a file that can be") from None
     return path
 
 
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Any]:
-    """A file that takes the place of `path` when it is complete. Raises ResourceError."""
-    try:
+def write_report(path: Path, html: str) -> None:
+    """Write a report to a temporary file that then replaces `path`. Raises ResourceError."""
+    with mapped_errors(ResourceError, f"--report: {path} cannot be written"):
         number, name = tempfile.mkstemp(dir=path.parent, prefix=".bench-", suffix=".html")
         try:
             with open(number, "w", encoding="utf-8", newline="\n") as file:
-                yield file
+                file.write(html)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(name, 0o666 & ~umask)
@@ -57,5 +52,3 @@ def replaced(path: Path) -> Iterator[Any]:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-    except OSError as error:
-        raise ResourceError(f"--report: {path} cannot be written: {error.strerror or error}") from None

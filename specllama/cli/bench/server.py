@@ -1,4 +1,4 @@
-"""`specllama bench --server`: any OpenAI-compatible server under more and more requests at once."""
+"""`specllama bench --server`: any OpenAI-compatible server at increasing numbers of concurrent requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specllama.bench.serving.sweep import (
 )
 from specllama.bench.serving.verdict import verdict
 from specllama.cli import console
-from specllama.cli.bench.report_file import replaced
+from specllama.cli.bench.report_file import write_report
 from specllama.cli.bench.server_plan import ServerPlan, server_plan
 from specllama.cli.bench.server_text import lines
 from specllama.cli.formatting import columns, counted, printable, rough_duration
@@ -51,8 +51,9 @@ class ServerBenchResults(PartialResults):
 
 
 def bench_server(given: Mapping[str, Any]) -> int:
-    """Measure, print the table, write the report; the exit code. Raises SpecllamaError, once the results
-    before it are shown.
+    """Measure, print the table, write the report; returns the exit code.
+
+    Raises the SpecllamaError that ended the measurement, after the results before it are shown.
     """
     plan = server_plan(given, build.resolved(given))
     results = ServerBenchResults()
@@ -81,25 +82,24 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
         _announce(planned, planned * max(answer.seconds for answer in first))
         began = time.monotonic()
 
-        def watch(cell: ServingCell, n: int) -> None:
+        def on_answer(cell: ServingCell, n: int) -> None:
             into.seconds = time.monotonic() - began
             left = rough_duration(into.seconds / n * (planned - n))
             clients = counted(cell.concurrency, "client")
             progress.show("measuring", n / planned, f"of {planned} answers, {clients} now, about {left} left")
 
         with progress:
-            await sweep(server, into.series, plan.sweep, into.about.model, into.cells, watch)
+            await sweep(server, into.series, plan.sweep, into.about.model, into.cells, on_answer)
 
 
 def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
-    """The series that can be compared, and why there is only one. A request switches speculation off by a
-    field of specllama's, which is sent to no other server.
+    """The series to measure, and why there is only one. Requests switch speculation off by a field that only
+    specllama knows; it is sent to no other server.
     """
     if about.owner != "specllama":
         owner = f", its models are owned by {about.owner[:40]!r}" if about.owner else ""
-        return [
-            SERVED
-        ], f"only specllama serve lets a request switch speculation off, and this is none{owner}"
+        why = f"only specllama serve lets a request switch speculation off, and this is none{owner}"
+        return [SERVED], why
     if about.speculation.get("speculation") == "off":
         why = str(about.speculation.get("reason") or "it was switched off there")[:200]
         return [SERVED], f"the server does not speculate: {why}"
@@ -120,7 +120,7 @@ def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:
 def _announce(planned: int, seconds: float) -> None:
     if seconds > LONG:
         console.note(
-            f"{planned} answers, about {rough_duration(seconds)} were they one by one; Ctrl-C shows the "
+            f"{planned} answers, about {rough_duration(seconds)} if sent one by one; Ctrl-C shows the "
             "results by then, --runs, -n, --requests, --concurrency and --workloads make it shorter"
         )
 
@@ -134,13 +134,12 @@ def _show(plan: ServerPlan, results: ServerBenchResults, as_json: bool) -> None:
         report_lines = lines(summary, about, text, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in report_lines))
     if plan.report is not None:
-        with replaced(plan.report) as file:
-            file.write(report(summary, about, text))
+        write_report(plan.report, report(summary, about, text))
         console.note(f"report: {plan.report}")
 
 
 def _about(plan: ServerPlan, results: ServerBenchResults) -> dict[str, Any]:
-    """Server and settings of the bench."""
+    """Server and settings of the bench, for its record."""
     about, settings = results.about, plan.sweep
     assert about is not None
     problems = [a.problem.message for m in results.cells for a in m.answers if a.problem is not None]

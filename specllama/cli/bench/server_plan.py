@@ -11,36 +11,32 @@ from typing import Any
 from specllama.bench import workloads
 from specllama.bench.serving.client import ServerAddress, parse_address
 from specllama.bench.serving.sweep import SweepSettings, prompts
-from specllama.cli.bench.plan import MOST_RUNS, MOST_TOKENS, N_TOKENS, RUNS, parts, temperatures_of, whole
-from specllama.cli.bench.report_file import place
+from specllama.cli.bench.plan import (
+    MAX_RUNS,
+    MAX_TOKENS,
+    N_TOKENS,
+    RUNS,
+    list_items,
+    temperature_list,
+    whole_number,
+)
+from specllama.cli.bench.report_file import checked_path
 from specllama.cli.serve import keys
 from specllama.config.options_measuring import ASKING, BENCH
 from specllama.errors import UsageError
 
 CONCURRENCY, SECONDS = "1,2,4,8,16", 600.0
-MOST_CLIENTS, MOST_REQUESTS = 256, 10_000
-_TAKES = frozenset(
-    (
-        *(option.name for option in ASKING),
-        *(
-            "prompts",
-            "workloads",
-            "n_tokens",
-            "runs",
-            "temperatures",
-            "model_name",
-            "report",
-            "json",
-            "debug",
-        ),
-    )
-)
+MAX_CLIENTS, MAX_REQUESTS = 256, 10_000
+_SHARED = (
+    "prompts", "workloads", "n_tokens", "runs", "temperatures", "model_name", "report", "json", "debug",
+)  # fmt: skip
+_ALLOWED = {*_SHARED, *(option.name for option in ASKING)}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """address, key: "" for none; model: the server's name for it, "" for its first; seconds: that an answer
-    may take.
+    """What to measure. key: "" for none; model: by the server's name, "" for its first; seconds: the limit of
+    an answer; workloads: numbers of prompts.
     """
 
     address: ServerAddress
@@ -53,25 +49,25 @@ class ServerPlan:
 
 
 def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPlan:
-    """given: the command line; values: with what files and environment say.
+    """The plan. given: the command line; values: the same with configuration files and environment.
 
     Raises UsageError, NotFoundError.
     """
     where = parse_address(given["server"])
     for option in BENCH:
-        if option.name in given and option.name not in _TAKES:
+        if option.name in given and option.name not in _ALLOWED:
             hint = "its models and how they draft are the server's own; --model names one of them"
             raise UsageError(f"{option.flags[0]} has no meaning with --server", hint)
     clients = [
-        whole("--concurrency", text, 1, MOST_CLIENTS)
-        for text in parts("--concurrency", given.get("concurrency", CONCURRENCY))
+        whole_number("--concurrency", text, 1, MAX_CLIENTS)
+        for text in list_items("--concurrency", given.get("concurrency", CONCURRENCY))
     ]
     found = workloads.load_prompts(given["prompts"]) if "prompts" in given else workloads.WORKLOADS
     chosen = workloads.select(found, given.get("workloads"))
-    n = whole("--requests", given["requests"], 1, MOST_REQUESTS) if "requests" in given else None
+    n = whole_number("--requests", given["requests"], 1, MAX_REQUESTS) if "requests" in given else None
     if n is not None and n < max(clients):
         raise UsageError(f"--requests {n} are fewer than the {max(clients)} clients of --concurrency")
-    temperatures = temperatures_of(given.get("temperatures", "0"))
+    temperatures = temperature_list(given.get("temperatures", "0"))
     if len(temperatures) > 1:
         raise UsageError("--temp takes one temperature with --server")
     seconds = given.get("timeout", SECONDS)
@@ -89,12 +85,12 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         sweep=SweepSettings(
             prompts=prompts(chosen, max(clients), n),
             concurrencies=sorted(set(clients)),
-            runs=whole("--runs", given.get("runs", RUNS), 1, MOST_RUNS),
-            n_tokens=whole("-n", given.get("n_tokens", N_TOKENS), 2, MOST_TOKENS),
+            runs=whole_number("--runs", given.get("runs", RUNS), 1, MAX_RUNS),
+            n_tokens=whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS),
             temperature=temperatures[0],
             raw=given.get("raw", False),
             ignore_eos=given.get("ignore_eos", False),
         ),
         workloads={name: len(texts) for name, texts in chosen.items()},
-        report=place(given["report"]) if "report" in given else None,
+        report=checked_path(given["report"]) if "report" in given else None,
     )

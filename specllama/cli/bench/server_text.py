@@ -18,7 +18,7 @@ _LEGEND = (
 
 
 def lines(s: ServingSummary, about: Mapping[str, Any], verdict: str, width: int | None) -> Iterator[str]:
-    """Everything, no line longer than `width` where that can be."""
+    """The whole text, no line longer than `width` where possible."""
     yield from wrapped(printable(name(about)), width)
     yield from wrapped(printable(f"{extent(about)}."), width)
     if s.rows:

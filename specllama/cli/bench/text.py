@@ -12,12 +12,12 @@ from specllama.bench.verdict import extent, notes
 from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
 from specllama.config.defaults import is_draft_model
 
-_POSITIONS, _LONGEST_NAME = 16, 16
+_POSITIONS, _MAX_NAME = 16, 16
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
 def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int | None) -> Iterator[str]:
-    """All tables, no line longer than `width` where that can be."""
+    """All tables, no line longer than `width` where possible."""
     yield from wrapped(_head(about), width)
     yield from wrapped(
         f"{s.answers} of {about['planned']} answers, {extent(about['settings'])}, measured in "
@@ -103,7 +103,7 @@ def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:
 
 
 def _positions(s: BenchSummary, width: int | None) -> Iterator[str]:
-    """Acceptance by position of auto, of the best and of the longest length."""
+    """Acceptance by position: of auto, the best length and the longest one."""
     lengths = [name for name in s.configs if name not in (PLAIN, AUTO)]
     shown = {*lengths[-1:], AUTO, s.total.best}
     found = {n: s.total.cells[n].total.accept_by_position[:_POSITIONS] for n in s.configs if n in shown}
@@ -141,7 +141,7 @@ def _curve(s: BenchSummary, width: int | None) -> Iterator[str]:
 
 def _labels(row: SummaryRow) -> list[str]:
     name = row.workload or "all"
-    short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+    short = name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 3] + "..."
     return [short, "all" if row.temperature is None else f"{row.temperature:g}"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -15,7 +15,7 @@ from specllama.cli.chat.commands import completions, run_command
 from specllama.cli.chat.conversation import Conversation
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.file import clean, read
-from specllama.cli.chat.input import InputReader, LineReader, Typed
+from specllama.cli.chat.input import InputReader, LineReader, UserInput
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
@@ -31,11 +31,11 @@ Examples:
   specllama chat
   specllama chat -m main.gguf -md draft.gguf --show-draft
 """
-HUNG_UP = 129
+HUNG_UP = 129  # exit code after SIGHUP
 
 
 def chat(given: Mapping[str, Any]) -> int:
-    """Talk until the user leaves; the exit code. Raises SpecllamaError."""
+    """Converse until the user leaves; returns the exit code. Raises SpecllamaError."""
     values = build.resolved(given)
     params = build.sampling(values)
     refuse_logprobs(params)
@@ -53,11 +53,16 @@ def chat(given: Mapping[str, Any]) -> int:
         engine.load("json_schema" in params or "grammar" in params)
         session = ChatSession(engine, screen, Conversation(), params, variables, reader.interactive)
         if saved is not None:
-            session.take_over(saved, values["load"], params)
+            session.restore(saved, values["load"], params)
         if "system_prompt" in values:
             session.conversation.system = clean(values["system_prompt"])
         _greet(session, values.get("show_draft", False))
-        return _guarded(session, reader)
+        with _rescuing(session):
+            code = _converse(session, reader)
+        last = session.totals.last
+        if not session.interactive and last is not None and last.unmeasured:
+            session.engine.calibrate()
+        return code
 
 
 def _reader() -> InputReader:
@@ -81,21 +86,18 @@ def _greet(session: ChatSession, show_draft: bool) -> None:
         session.screen.dim("/help lists the commands, Ctrl-D leaves")
 
 
-def _guarded(session: ChatSession, reader: InputReader) -> int:
-    """Converse; the conversation is saved where that ends unexpectedly."""
+@contextlib.contextmanager
+def _rescuing(session: ChatSession) -> Iterator[None]:
+    """Save the conversation if the block ends with an exception, also because the terminal is gone."""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hung_up)
     try:
-        code = _converse(session, reader)
+        yield
     except console.ReaderGoneError:
         raise
     except BaseException:
         session.rescue()
         raise
-    last = session.totals.last
-    if not session.interactive and last is not None and last.unmeasured:
-        session.engine.calibrate()
-    return code
 
 
 def _hung_up(_number: int, _frame: FrameType | None) -> None:
@@ -104,14 +106,16 @@ def _hung_up(_number: int, _frame: FrameType | None) -> None:
 
 
 def _converse(session: ChatSession, reader: InputReader) -> int:
-    """Until the input ends or the user leaves; the exit code, from a pipe that of the first error."""
+    """Answer inputs until they end or the user leaves. Returns the exit code, from a pipe that of the first
+    error.
+    """
     code = 0
     while True:
         try:
             typed = reader.read()
             if typed is None:
                 return code
-            _take(session, typed)
+            _act_on(session, typed)
         except LeaveError as leave:
             if leave.code:
                 session.rescue()
@@ -128,8 +132,8 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
             console.note("Ctrl-D or /exit leaves")
 
 
-def _take(session: ChatSession, typed: Typed) -> None:
-    """Act on one input: a command, or a message."""
+def _act_on(session: ChatSession, typed: UserInput) -> None:
+    """Run the command of an input, or send its message."""
     if not typed.literal and typed.text.startswith("/") and not typed.text.startswith("//"):
         run_command(session, typed.text)
         return

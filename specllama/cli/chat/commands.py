@@ -18,7 +18,7 @@ from specllama.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. usage: what may follow it; words: what completion offers there."""
+    """One command. usage: its arguments, for the help; words: completions of an argument."""
 
     act: Callable[[ChatSession, str], None]
     usage: str
@@ -40,7 +40,7 @@ def run_command(session: ChatSession, text: str) -> None:
 
 
 def completions() -> Mapping[str, tuple[str, ...]]:
-    """Each command and the words that may follow it."""
+    """Each command and the completions of its argument."""
     return {name: command.words for name, command in COMMANDS.items()}
 
 
@@ -62,8 +62,8 @@ def _system(session: ChatSession, rest: str) -> None:
     conversation.system = "" if rest in ('""', "''") else rest
     conversation.changed = bool(conversation.turns)
     done = "set" if conversation.system else "removed"
-    later = "; the conversation stays, and is read again with the next message" if conversation.turns else ""
-    console.note(f"system message {done}{later}")
+    effect = "; the conversation stays, and is read again with the next message" if conversation.turns else ""
+    console.note(f"system message {done}{effect}")
 
 
 def _set(session: ChatSession, rest: str) -> None:
@@ -98,7 +98,7 @@ def _save(session: ChatSession, rest: str) -> None:
 def _load(session: ChatSession, rest: str) -> None:
     if not rest:
         raise UsageError("/load needs the name of a file")
-    session.take_over(read(rest), rest)
+    session.restore(read(rest), rest)
 
 
 def _stats(session: ChatSession, _rest: str) -> None:
@@ -150,7 +150,7 @@ COMMANDS: Mapping[str, Command] = {
     "/clear": Command(_clear, "", "forget the conversation"),
     "/regen": Command(_regen, "", "answer the last message again: new seed, or the one set plus one"),
     "/save": Command(_save, "[FILE]", "write the conversation to a file", (FILE,)),
-    "/load": Command(_load, "FILE", "go on with the conversation of a file", (FILE,)),
+    "/load": Command(_load, "FILE", "continue the conversation of a file", (FILE,)),
     "/stats": Command(_stats, "", "the read-out of the last answer, and totals"),
     "/trim": Command(_trim, "[N]", "forget the oldest N turns (default: half of the conversation)"),
     "/draft": Command(

@@ -12,20 +12,20 @@ class Turn:
     """A message and its answer.
 
     answer: None before there is one; else exactly as written, so that its ids can be kept. id: of the
-    generation that wrote it, None where this engine process did not. n_again: how often it was regenerated.
+    generation that wrote it, None if another engine process did. n_regenerated: how often it was regenerated.
     """
 
     message: str
     answer: str | None = None
     id: int | None = None
-    n_again: int = 0
+    n_regenerated: int = 0
 
 
 @dataclass(slots=True)
 class Conversation:
     """The system message ("" for none) and the turns, of which the last may wait for its answer.
 
-    changed: whether there is something that no file has.
+    changed: whether there are unsaved changes.
     """
 
     system: str = ""
@@ -38,7 +38,7 @@ class Conversation:
         return bool(self.turns) and self.turns[-1].answer is None
 
     def messages(self, answered: bool = True) -> list[dict[str, Any]]:
-        """All of it, as messages for the template; without `answered` up to the last message."""
+        """The messages for the chat template; without `answered` the last answer is left out."""
         found = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             found.append({"role": "user", "content": turn.message})
@@ -48,11 +48,11 @@ class Conversation:
 
     @property
     def follows(self) -> int | None:
-        """The generation on whose messages and answer the last message follows."""
+        """The id of the generation that the last message follows, None for none in this engine process."""
         return self.turns[-2].id if len(self.turns) > 1 else None
 
     def forget_ids(self) -> None:
-        """The engine process that knew them is gone."""
+        """Drop the ids of generations: the engine process that knew them is gone."""
         for turn in self.turns:
             turn.id = None
 
@@ -62,19 +62,19 @@ class Conversation:
         self.changed = False
 
     def trim(self, n: int | None = None) -> int:
-        """Drop the oldest n turns; how many were dropped. None: one or more, until at most half of the text
-        or the last turn is left.
+        """Drop the oldest n turns; returns how many were dropped. None: one or more, until at most half of
+        the text or only the last turn is left.
         """
         if n is None:
-            n = _half([len(turn.message) + len(turn.answer or "") for turn in self.turns])
+            n = _n_to_drop([len(turn.message) + len(turn.answer or "") for turn in self.turns])
         n = min(n, len(self.turns))
         del self.turns[:n]
         self.changed = self.changed or n > 0
         return n
 
 
-def _half(sizes: Sequence[int]) -> int:
-    """How many of the first to leave out so that what stays is the last or at most half of the sum."""
+def _n_to_drop(sizes: Sequence[int]) -> int:
+    """How many of the first sizes to drop until the rest is at most half of the sum, or only the last one."""
     n, left = 1, sum(sizes[1:])
     while n < len(sizes) - 1 and 2 * left > sum(sizes):
         left -= sizes[n]

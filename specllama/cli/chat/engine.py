@@ -1,4 +1,4 @@
-"""The engine of a chat: loads models, and changes how they are drafted for."""
+"""The engine of a chat: loads the models, and changes the draft length."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class LeaveError(Exception):
 
 
 class ChatEngine:
-    """A client and what it was loaded with; a context manager that ends it. log: where llama.cpp's log goes.
+    """An engine process and its settings; a context manager that ends it. log: where llama.cpp's log goes.
     measure_when_idle: see protocol.Load.
     """
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:
         self.settings, self.measure_when_idle = settings, False
-        self._loaded: protocol.LoadInfo | None = None  # as the engine said it
+        self._loaded: protocol.LoadInfo | None = None  # as the engine reported it
         self._info: protocol.LoadInfo | None = None
         self._log, self._verbose = log or (sys.stderr if verbose else None), verbose or log is not None
         self._client = EngineClient(self._log)
@@ -72,11 +72,11 @@ class ChatEngine:
             raise type(error)(error.message, hint) from None
 
     def draft_up_to(self, draft_max: int | None, structured: bool) -> bool:
-        """Draft at most so many tokens from now on (None: auto); whether that took another engine, which
-        knows no ids: where this one was loaded without drafts, or for shorter ones.
+        """Draft at most draft_max tokens from now on (None: auto). Returns whether a new engine process was
+        needed, which knows no ids: the old one was loaded without drafts, or for shorter ones.
 
         Raises UsageError for an impossible length, EngineDiedError where loading again fails, LeaveError
-        where Ctrl-C stops that: the old engine is gone.
+        where Ctrl-C interrupts it: the old engine is gone.
         """
         settings = replace(self.settings, draft_max=draft_max)
         assert self._loaded is not None
@@ -110,7 +110,7 @@ class ChatEngine:
         result: GenerationResult,
         show: Show,
     ) -> int:
-        """Answer the last message; the id of the generation. Raises what `generate` raises."""
+        """Answer the last message; returns the id of the generation. Raises what `generate` raises."""
         request = protocol.Generate(
             self._client.next_id(),
             messages=conversation.messages(answered=False),
@@ -129,6 +129,6 @@ class ChatEngine:
         return found
 
     def calibrate(self) -> None:
-        """Measure now, at the end."""
+        """Measure costs, at the end of the chat."""
         if self.settings.calibrate:
             calibrate(self._client)

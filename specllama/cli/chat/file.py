@@ -28,7 +28,7 @@ _NOT_ONE = f"it is no conversation ({SCHEMA})"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The content of a file: conversation, the SamplingParams that were set, the models it was held with."""
+    """The content of a file: a conversation, the sampling parameters that were set, the models."""
 
     conversation: Conversation
     params: dict[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Saved:
 
 
 def write(name: str, saved: Saved) -> Path:
-    """Write the file, readable by its owner alone. A file that is there already must be a conversation.
+    """Write the file, readable by its owner alone. Only a file that is a conversation is overwritten.
 
     Raises UsageError, ResourceError.
     """

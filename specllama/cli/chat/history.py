@@ -1,5 +1,5 @@
-"""Input of earlier chats: a file of JSON texts, one a line, readable by its owner alone. A file that cannot
-be read or written is no error.
+"""The input history of chats: a file of JSON strings, one a line, readable by its owner alone. A file that
+cannot be read or written is not an error.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import json
 import os
 from pathlib import Path
 
-MOST, MOST_BYTES = 1000, 1_000_000  # inputs kept; bytes of the file that are looked at
-MOST_CHARACTERS = 20_000  # of an input that is kept
+MAX_INPUTS, MAX_BYTES = 1000, 1_000_000  # inputs kept; bytes read from the end of the file
+MAX_CHARACTERS = 20_000  # of an input; longer ones are not kept
 
 
 class HistoryFile:
@@ -20,27 +20,27 @@ class HistoryFile:
         self._path = path
 
     def read(self) -> list[str]:
-        """The newest inputs; other lines are left out. A file that has grown too long is cut to them."""
+        """The newest inputs; lines without one are skipped. A file that is too long is cut to the newest."""
         found: list[str] = []
         with contextlib.suppress(OSError):
             if not self._path.is_file():
                 return []
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - MOST_BYTES))
-                lines = file.read(MOST_BYTES).splitlines()
+                file.seek(max(0, size - MAX_BYTES))
+                lines = file.read(MAX_BYTES).splitlines()
             for line in lines:
                 with contextlib.suppress(ValueError, RecursionError):
                     text = json.loads(line)
                     if isinstance(text, str):
                         found.append(text)
-            if size > MOST_BYTES or len(found) > 2 * MOST:
-                self._replace(found[-MOST:])
-        return found[-MOST:]
+            if size > MAX_BYTES or len(found) > 2 * MAX_INPUTS:
+                self._replace(found[-MAX_INPUTS:])
+        return found[-MAX_INPUTS:]
 
     def append(self, text: str) -> None:
         """Keep an input."""
-        if len(text) <= MOST_CHARACTERS and (not self._path.exists() or self._path.is_file()):
+        if len(text) <= MAX_CHARACTERS and (not self._path.exists() or self._path.is_file()):
             self._write(self._path, [text], os.O_APPEND)
 
     def _replace(self, texts: list[str]) -> None:

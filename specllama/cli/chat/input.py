@@ -1,4 +1,4 @@
-"""What a user types in a chat: lines, or several between two lines of three quotation marks.
+"""The input of a chat: single lines, or several between two lines of three quotation marks.
 
 Reads from a pipe or a simple terminal; terminal.py is for terminals that can edit.
 """
@@ -14,39 +14,39 @@ from specllama.cli.chat.file import clean
 
 PROMPT, CONTINUED = "> ", ". "
 QUOTES = '"""'
-FILE = "FILE"  # as a word after a command: any path
+FILE = "FILE"  # among the completions of a command: any path
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
-    """One input. literal: it is a message whatever it begins with."""
+class UserInput:
+    """One input. literal: it is a message, even if it begins with a slash."""
 
     text: str
     literal: bool = False
 
 
 class InputReader(Protocol):
-    """Where inputs come from. interactive: a user types, so that errors and Ctrl-C end nothing."""
+    """The source of inputs. interactive: a user types them; errors and Ctrl-C then do not end the chat."""
 
     interactive: bool
 
-    def read(self) -> Typed | None:
-        """The next input, None at the end. Raises KeyboardInterrupt for a Ctrl-C that clears nothing."""
+    def read(self) -> UserInput | None:
+        """The next input, None at the end. Raises KeyboardInterrupt for Ctrl-C, unless it clears a line."""
 
 
 def is_open(text: str) -> bool:
-    """Whether three quotation marks begin the text and none end it yet."""
+    """Whether the text begins with three quotation marks that are not closed yet."""
     text = text.strip()
     return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
 
 
-def typed(text: str) -> Typed:
-    """The input of a typed text, without the marks around it."""
+def parse_input(text: str) -> UserInput:
+    """A typed text as an input, without the quotation marks around it."""
     text = clean(text)
     if not text.lstrip().startswith(QUOTES):
-        return Typed(text.strip("\n"))
+        return UserInput(text.strip("\n"))
     inner = text.strip()[len(QUOTES) :]
-    return Typed(inner.removesuffix(QUOTES).removeprefix("\n").removesuffix("\n"), literal=True)
+    return UserInput(inner.removesuffix(QUOTES).removeprefix("\n").removesuffix("\n"), literal=True)
 
 
 class LineReader:
@@ -56,18 +56,18 @@ class LineReader:
         self.interactive = sys.stdin is not None and sys.stdin.isatty()
         self._warned = False
 
-    def read(self) -> Typed | None:
+    def read(self) -> UserInput | None:
         """The next input; empty lines outside of quotation marks are left out."""
         lines: list[str] = []
         while (line := self._line(CONTINUED if lines else PROMPT)) is not None:
             lines.append(line)
             text = "\n".join(lines)
             if not is_open(text):
-                return typed(text)
+                return parse_input(text)
         if not lines:
             return None
         console.warning(f"the {QUOTES} was not closed; the message is sent as it is")
-        return typed("\n".join(lines))
+        return parse_input("\n".join(lines))
 
     def _line(self, prompt: str) -> str | None:
         if self.interactive:

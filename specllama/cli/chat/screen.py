@@ -1,4 +1,4 @@
-"""How answers are shown: as text on a pipe; on a terminal with reasoning dim and drafted text coloured."""
+"""Shows answers: plain text on a pipe; on a terminal with reasoning dimmed and drafted text coloured."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 _PALETTE = (
     ("magenta", "35"), ("cyan", "36"), ("blue", "34"), ("green", "32"), ("yellow", "33"), ("red", "31"),
 )  # fmt: skip
-COLOURS = dict(zip(SOURCE_LABELS, cycle(_PALETTE), strict=False))  # by source of a token
+COLOURS = dict(zip(SOURCE_LABELS, cycle(_PALETTE), strict=False))  # by the source of a token
 _DIM = "2"
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether text on the stream may have colours and dimness."""
+    """Whether text on the stream may be coloured or dimmed."""
     return console.supports_ansi(stream) and "NO_COLOR" not in os.environ
 
 
 class Screen:
-    """What a chat shows. plain: no styles on any terminal; show_draft: colour drafted text."""
+    """The output of a chat. plain: no styles, not even on a terminal; show_draft: colour drafted text."""
 
     def __init__(self, plain: bool, show_draft: bool) -> None:
         self.styles = not plain and coloured(sys.stdout)
@@ -39,12 +39,12 @@ class Screen:
         self._at_start = True
 
     def begin(self, answer: GenerationResult) -> None:
-        """An answer begins, whose text `show` is called with."""
+        """Begin an answer; `show` gets its text."""
         self._answer, self._splitter = answer, None
         self._at_start = True
 
     def show(self, text: str, runs: Sequence[tuple[int, str]]) -> None:
-        """A stretch of the answer; runs: (characters, source)."""
+        """Show the next piece of the answer. runs: (characters, source)."""
         if not self.styles:
             self._write(text)
             return
@@ -53,7 +53,7 @@ class Screen:
         self._pieces(self._splitter.push(text, runs))
 
     def end(self) -> None:
-        """The answer is complete: its line, too."""
+        """Finish the answer and its last line."""
         if self._splitter is not None:
             self._pieces(self._splitter.finish())
             self._splitter = None
@@ -61,11 +61,11 @@ class Screen:
             self._write("\n")
 
     def dim(self, text: str) -> None:
-        """A line to stderr that does not ask for attention."""
+        """Write a dimmed line to stderr."""
         console.note(_styled(text, _DIM) if self._dims else text)
 
     def legend(self) -> str:
-        """Which colour is whose."""
+        """Which colour marks which source."""
         return ", ".join(
             f"{_styled(SOURCE_LABELS[name], code)} {colour}" for name, (colour, code) in COLOURS.items()
         )

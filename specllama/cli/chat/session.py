@@ -1,6 +1,4 @@
-"""A chat in progress: the conversation, its settings, and what happens from a message to the line below its
-answer.
-"""
+"""A chat in progress: its conversation and settings, and how a message is answered."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the conte
 
 @dataclass(slots=True)
 class ChatSession:
-    """What the commands of a chat act on.
+    """The state that the commands of a chat act on.
 
-    params: the SamplingParams that were set; used: the engine's values of the others. variables: for the chat
-    template. file: the last one saved to or loaded from.
+    params: the sampling parameters that were set; used: the engine's values of the others. variables: of the
+    chat template. file: the last one saved to or loaded from.
     """
 
     engine: ChatEngine
@@ -55,8 +53,8 @@ class ChatSession:
         }
         return Saved(self.conversation, self.params, models)
 
-    def take_over(self, saved: Saved, file: str, more: Mapping[str, Any] | None = None) -> None:
-        """Go on with a conversation of a file and its parameters. more: parameters that win over those."""
+    def restore(self, saved: Saved, file: str, more: Mapping[str, Any] | None = None) -> None:
+        """Continue a conversation from a file, with its parameters. more: parameters that override those."""
         refuse_logprobs(saved.params)
         self.conversation, self.file = saved.conversation, file
         self.params = {**saved.params, **(more or {})}
@@ -66,12 +64,12 @@ class ChatSession:
         then, now = saved.models.get("target"), self.engine.info.target.name
         name = then.get("name") if isinstance(then, dict) else None
         if isinstance(name, str) and name != now:
-            console.note(f"note: it was held with {visible(name)[:80]}; now {now} goes on")
+            console.note(f"note: it was held with {visible(name)[:80]}; {now} continues it")
 
     def say(self, message: str) -> None:
-        """Send a message and show its answer; one that was not answered at all is taken back.
+        """Send a message and show its answer; a message without any answer is removed again.
 
-        Raises SpecllamaError, EngineDiedError with the message kept, LeaveError.
+        Raises SpecllamaError, LeaveError; EngineDiedError, after which the message is kept.
         """
         if self.conversation.waiting:
             self.conversation.turns.pop()
@@ -83,20 +81,20 @@ class ChatSession:
         except EngineDiedError:
             raise
         except SpecllamaError:
-            self._take_back(turn)
+            self._remove_unanswered(turn)
             raise
         if not written:
-            self._take_back(turn)
+            self._remove_unanswered(turn)
             console.note("note: stopped before anything was written; the message is taken back")
 
-    def _take_back(self, turn: Turn) -> None:
+    def _remove_unanswered(self, turn: Turn) -> None:
         if turn.answer is None:
             self.conversation.turns.pop()
 
     def say_again(self) -> None:
         """Answer the last message again: with a new seed, or the one set plus one each time.
 
-        Raises UsageError where there is none, else as `say`; the old answer stays where no new one came.
+        Raises UsageError where there is none, else as `say`. The old answer stays if there is no new one.
         """
         if not self.conversation.turns:
             raise UsageError("there is nothing to answer again")
@@ -104,15 +102,15 @@ class ChatSession:
         if params.get("temperature", self.used.get("temperature")) == 0:
             self.screen.dim("at temperature 0 the answer can only be the same")
         elif turn.answer is not None and params.get("seed") is not None:
-            turn.n_again += 1
-            params["seed"] = (params["seed"] + turn.n_again) % 2**64
-            self.screen.dim(f"seed {params['seed']}: the one set plus {turn.n_again}")
+            turn.n_regenerated += 1
+            params["seed"] = (params["seed"] + turn.n_regenerated) % 2**64
+            self.screen.dim(f"seed {params['seed']}: the one set plus {turn.n_regenerated}")
         if not self._answer(turn, params):
             console.note("note: stopped before anything was written; all is as before")
 
     def _answer(self, turn: Turn, params: dict[str, Any]) -> bool:
-        """Generate for the last turn; what was written becomes its answer, however it ended. False where
-        Ctrl-C came before that.
+        """Generate for the last turn; the text becomes its answer, however the generation ends. False where
+        Ctrl-C came before any text.
         """
         answer, id_, written = GenerationResult(), None, False
         self.screen.begin(answer)
@@ -121,7 +119,7 @@ class ChatSession:
                 self.conversation, params, self.speculate, self.variables, answer, self.screen.show
             )
         except KeyboardInterrupt:
-            if answer.params or not self.interactive:  # the second one: the first only stops the answer
+            if answer.params or not self.interactive:  # the second Ctrl-C: the first only stops the answer
                 raise LeaveError(INTERRUPTED) from None
         except ContextLengthError as error:
             raise ContextLengthError(error.message, f"it was not sent; {ROOM}") from None
@@ -135,10 +133,10 @@ class ChatSession:
         for text in self.engine.notices():
             console.note(f"note: {text}")
         if answer.finish_reason:
-            self._figures(answer)
+            self._show_figures(answer)
         return written
 
-    def _figures(self, answer: GenerationResult) -> None:
+    def _show_figures(self, answer: GenerationResult) -> None:
         """Show figures and notes of an answer that has ended."""
         self.totals.add(answer)
         self.screen.dim(turn_line(answer))
@@ -158,7 +156,7 @@ class ChatSession:
             self.screen.dim("the answer is empty")
 
     def rescue(self) -> None:
-        """Before an unexpected end: save what no file has."""
+        """Save unsaved changes, before an unexpected end."""
         if not self.conversation.turns or not (self.conversation.changed or self.conversation.waiting):
             return
         path = rescue(self.saved())
@@ -166,4 +164,4 @@ class ChatSession:
             if path is None:
                 console.warning("the conversation could not be saved")
             else:
-                console.note(f"the conversation is saved: specllama chat --load {path} goes on")
+                console.note(f"the conversation is saved: specllama chat --load {path} continues it")

@@ -1,4 +1,4 @@
-"""`/set`: the sampling parameters of a chat by the names of SamplingParams, from typed text and back."""
+"""`/set`: the sampling parameters of a chat, from typed text and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSET = ("default", "none")
 
 
 def parameter(typed: str) -> str:
-    """The name that was meant: of SamplingParams, or as llama.cpp's flags have it. Raises UsageError."""
+    """The field of SamplingParams for a typed name or flag of llama.cpp. Raises UsageError."""
     name = typed.lower().lstrip("-").replace("-", "_")
     name = _ALIASES.get(name, name)
     if name == "logprobs":
@@ -31,7 +31,7 @@ def parameter(typed: str) -> str:
 
 
 def assign(params: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
-    """The parameters with one set as it was typed, or taken out (default, none). Raises UsageError."""
+    """The parameters with one set from its typed value, or unset (default, none). Raises UsageError."""
     rest = {key: value for key, value in params.items() if key != name}
     if text in UNSET or (name, text) == ("seed", "-1"):
         return rest
@@ -44,7 +44,7 @@ def assign(params: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
 
 
 def shown(name: str, params: Mapping[str, Any], used: Mapping[str, Any]) -> str:
-    """A parameter with what holds: as set, as the engine last used it, else the default."""
+    """A parameter and its value: the one set, else the one that the engine last used, else the default."""
     if params.get(name) is not None:
         return f"{name:18} {_text(params[name])}   (set)"
     if name == "seed":
@@ -53,7 +53,7 @@ def shown(name: str, params: Mapping[str, Any], used: Mapping[str, Any]) -> str:
 
 
 def refuse_logprobs(params: Mapping[str, Any]) -> None:
-    """A chat has no place for them. Raises UsageError."""
+    """Raises UsageError for logprobs, which a chat cannot show."""
     if params.get("logprobs") is not None:
         raise UsageError("a chat shows no log probabilities", "specllama run --logprobs N --json does")
 

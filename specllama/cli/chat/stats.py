@@ -11,7 +11,7 @@ from specllama.core.stats import RunStats
 
 
 def turn_line(answer: GenerationResult) -> str:
-    """Rate, gain, acceptance, prompt tokens evaluated and reused, time to the first token, where measured."""
+    """Rate, speed-up, acceptance, prompt tokens evaluated and reused, time to first token, if measured."""
     stats = answer.stats
     gain = readout.speedup(stats, answer.plain)
     parts = [

@@ -1,4 +1,4 @@
-"""Input at a terminal: editing, history, completion of commands, several lines. The only file that knows
+"""Input at a terminal: editing, history, completion of commands, several lines. The only module that imports
 prompt_toolkit.
 """
 
@@ -20,11 +20,11 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from specllama.cli.chat.history import HistoryFile
-from specllama.cli.chat.input import CONTINUED, FILE, PROMPT, Typed, is_open, typed
+from specllama.cli.chat.input import CONTINUED, FILE, PROMPT, UserInput, is_open, parse_input
 
 
 class TerminalReader:
-    """Inputs typed at a terminal. words: what may follow each command, FILE among it for a path."""
+    """Inputs typed at a terminal. words: completions of each command's argument, FILE for a path."""
 
     interactive = True
 
@@ -41,18 +41,18 @@ class TerminalReader:
             enable_suspend=True,
         )
 
-    def read(self) -> Typed | None:
+    def read(self) -> UserInput | None:
         """The next input. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
         try:
-            with _between_events(self._session.app):
-                return typed(self._session.prompt())
+            with _signals_between_events(self._session.app):
+                return parse_input(self._session.prompt())
         except EOFError:
             return None
 
 
 @contextlib.contextmanager
-def _between_events(app: Application[str]) -> Iterator[None]:
-    """What signal handlers raise ends the prompt from its event loop, not in the middle of its drawing."""
+def _signals_between_events(app: Application[str]) -> Iterator[None]:
+    """Run signal handlers in the prompt's event loop: their exceptions must not interrupt its drawing."""
     numbers = [n for name in ("SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
     handlers = {n: h for n in numbers if callable(h := signal.getsignal(n))}
     late: list[BaseException] = []
@@ -63,7 +63,7 @@ def _between_events(app: Application[str]) -> Iterator[None]:
         except BaseException as raised:  # noqa: BLE001 - it is raised by `read`
             if app.is_running and app.future is not None and not app.future.done():
                 app.exit(exception=raised)
-            else:  # something was typed in the same moment
+            else:  # an input was completed in the same moment
                 late.append(raised)
 
     def received(number: int, frame: FrameType | None) -> None:
@@ -109,31 +109,31 @@ def _keys() -> KeyBindings:
 
 
 class _Commands(Completer):
-    """Commands at the beginning of the line, then what may follow them."""
+    """Completes commands at the beginning of the line, then their arguments."""
 
     def __init__(self, words: Mapping[str, Iterable[str]]) -> None:
         self._words, self._paths = words, PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """What the text before the cursor may become."""
+        """The completions of the text before the cursor."""
         text = document.text_before_cursor
         command, blank, rest = text.partition(" ")
         if not text.startswith("/"):
             return
         if not blank:
-            yield from _begun(command, self._words)
+            yield from _starting_with(command, self._words)
         elif FILE in (following := tuple(self._words.get(command, ()))):
             yield from self._paths.get_completions(Document(rest), complete_event)
         elif " " not in rest:
-            yield from _begun(rest, following)
+            yield from _starting_with(rest, following)
 
 
-def _begun(start: str, words: Iterable[str]) -> Iterable[Completion]:
+def _starting_with(start: str, words: Iterable[str]) -> Iterable[Completion]:
     return (Completion(f"{word} ", -len(start), word) for word in words if word.startswith(start))
 
 
 class _History(History):
-    """What was typed in earlier sessions, from a file."""
+    """The inputs of earlier sessions, from a file."""
 
     def __init__(self, file: HistoryFile) -> None:
         super().__init__()

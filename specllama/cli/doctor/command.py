@@ -1,7 +1,7 @@
 """`specllama doctor`: what this installation can use, and what to do where something is missing.
 
-Every other module of this package makes a part of the report, as plain data and problems; this one puts them
-together. The exit code is the one that `run` would end with.
+Every other module of this package produces a part of the report, as plain data and problems; this one
+assembles them. The exit code is the one that `run` would end with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEMA = "specllama.doctor/1"
 
 
 def doctor(given: Mapping[str, Any]) -> int:
-    """Print the report on stdout; 0 unless something makes `run` impossible."""
+    """Print the report; returns 0 unless something makes `run` impossible."""
     report, problems = examine(given.get("rpc"))
     if given.get("json"):
         console.data(json.dumps(report) + "\n")

@@ -1,17 +1,20 @@
-"""What `doctor` learns from an engine process, which alone may load llama.cpp, and whether the embedded pair
-could be loaded.
-"""
+"""What `doctor` reports on llama.cpp, which only an engine process may load, and on the embedded pair."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specllama.cli.doctor import Problem
+from specllama.cli.doctor import Problem, reported
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.errors import SpecllamaError
+from specllama.errors import EngineDiedError, SpecllamaError
+
+if TYPE_CHECKING:
+    from specllama.client.client import EngineClient
 
 SECONDS = 60.0  # for an engine process to start
 
@@ -20,41 +23,47 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
     """The build of llama.cpp (protocol.BuildInfo) and "start_seconds"; or "ok" False and "error"."""
     from specllama.client.client import EngineClient
 
-    started, late = time.monotonic(), threading.Event()
+    started = time.monotonic()
+    with reported(problems, "install specllama again") as messages, EngineClient() as client:
+        with _time_limit(client):
+            found = client.inspect()
+        return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **asdict(found)}
+    return {"ok": False, "error": messages[0]}
+
+
+@contextlib.contextmanager
+def _time_limit(client: EngineClient) -> Iterator[None]:
+    """Close the client if the block takes longer than SECONDS. Raises EngineDiedError then."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        client.close()
+
+    timer = threading.Timer(SECONDS, give_up)
+    timer.start()
     try:
-        with EngineClient() as client:
-
-            def give_up() -> None:
-                late.set()
-                client.close()
-
-            timer = threading.Timer(SECONDS, give_up)
-            timer.start()
-            try:
-                found = client.inspect()
-            finally:
-                timer.cancel()
-            return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **asdict(found)}
+        yield
     except SpecllamaError as error:
-        what = f"the engine process did not start within {SECONDS:g} s" if late.is_set() else error.message
-        problems.append(Problem(what, error.hint or "install specllama again", error.exit_code))
-        return {"ok": False, "error": what}
+        if not late.is_set():
+            raise
+        what = f"the engine process did not start within {SECONDS:g} s"
+        raise EngineDiedError(what, error.hint) from None
+    finally:
+        timer.cancel()
 
 
 def embedded_pair(problems: list[Problem]) -> dict[str, Any]:
-    """Whether the models that come with specllama are whole and fit into memory."""
+    """Whether the models that come with specllama are intact and fit into memory."""
     from specllama.gguf.check import check_model
     from specllama.gguf.header import read_model
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
 
-    try:
+    with reported(problems, "install specllama again", "the embedded pair cannot be used: ") as messages:
         headers = [read_model(str(path)) for path in (EMBEDDED_TARGET, EMBEDDED_DRAFT)]
         for header in headers:
             check_model(header)
         plan = plan_memory(headers[0], headers[1], PlanSettings(available=available_memory()))
         return {"ok": True, "n_ctx": plan.n_ctx}
-    except SpecllamaError as error:
-        do = error.hint or "install specllama again"
-        problems.append(Problem(f"the embedded pair cannot be used: {error.message}", do, error.exit_code))
-        return {"ok": False, "error": error.message}
+    return {"ok": False, "error": messages[0]}

@@ -1,4 +1,4 @@
-"""What `doctor` reports on specllama's own cache: where it is, what is in it, which calibrations it has."""
+"""What `doctor` reports on specllama's own cache: where it is, its size, its calibrations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = 2.0  # for adding up a directory
 
 
 def cache(problems: list[Problem]) -> dict[str, Any]:
-    """Where it is, whether it can be written, bytes, how many calibrations there are, whole and broken."""
+    """The cache's path, whether it can be written, its bytes, how many calibrations are usable and broken."""
     path = store.cache_dir()
     if problem := writing_problem(path):
         what = f"nothing is remembered between runs: {path} {problem}"
@@ -67,14 +67,14 @@ def meaning(
     epsilon: float | None,
     reach: float | None,
     equal_up_to: float | None = None,
-    unlike: float | None = None,
+    unequal_from: float | None = None,
 ) -> str:
-    """What a comparison of rows means for the texts, in words. equal_up_to, unlike: see Calibration."""
+    """What a comparison of rows means for the texts, in words. equal_up_to, unequal_from: see Calibration."""
     if epsilon is None or reach is None:
         return "not measured"
     after = f"after texts of up to {reach:.0f} tokens"
     most = f"batches of up to {equal_up_to or 2:.0f} rows are bit-equal to single rows {after}"
-    if unlike is None and epsilon == 0:
+    if unequal_from is None and epsilon == 0:
         return most
     if equal_up_to is not None and equal_up_to >= store.ENOUGH_ROWS:
         return f"{most}; wider ones are not used"
@@ -109,7 +109,7 @@ def writing_problem(path: Path) -> str:
 
 
 def directory_size(path: Path) -> tuple[int, bool]:
-    """Bytes of the files under a directory, links left out; False where adding up took too long."""
+    """Bytes of the files under a directory, without links; False where adding up took too long."""
     total, ends = 0, time.monotonic() + _SECONDS
     for folder, _, names in os.walk(path):
         for name in names:

@@ -1,6 +1,7 @@
-"""What `doctor` says of the Hugging Face hub: its cache on this disk, whether it answers and a token is set.
+"""What `doctor` reports on the Hugging Face hub: its cache on this disk, whether it answers and a token is
+set.
 
-No token is ever read into the report, and none is sent.
+No token gets into the report, and none is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SECONDS = 3.0
 
 
 class Probe:
-    """Asks the hub's address for an answer, in a thread of its own: names and proxies can take any time."""
+    """Sends the hub a request in a thread of its own: resolving its name or a proxy may take any time."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.endpoint = hub_endpoint(environ)
@@ -41,7 +42,7 @@ class Probe:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until there is an answer, or the time for it is over."""
+        """Wait until there is an answer, or its time is over."""
         if self._thread is not None:
             self._thread.join(max(0.0, self._ends - time.monotonic()))
             if self._thread.is_alive():
@@ -52,13 +53,13 @@ class Probe:
         import urllib.error
         import urllib.request
 
-        class Stay(urllib.request.HTTPRedirectHandler):
+        class NoRedirect(urllib.request.HTTPRedirectHandler):
             def redirect_request(self, *_: Any) -> None:
                 return None
 
         try:
             request = urllib.request.Request(without_secrets(self.endpoint) + "/", method="HEAD")
-            with urllib.request.build_opener(Stay).open(request, timeout=SECONDS) as answer:
+            with urllib.request.build_opener(NoRedirect).open(request, timeout=SECONDS) as answer:
                 self.status = answer.status
         except urllib.error.HTTPError as error:
             self.status = error.code

@@ -1,7 +1,8 @@
-"""What `doctor` says of the machine: versions, processor, memory, GPUs. Asks the system, not llama.cpp."""
+"""What `doctor` reports on the machine: versions, processor, memory, GPUs, according to the system."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -34,7 +35,7 @@ def versions(engine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def machine(engine: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Processor, memory in bytes (None where unknown), GPUs that are there, whether the build uses them."""
+    """Processor, memory in bytes (None where unknown), the GPUs and whether the build uses them."""
     usable = any(device["gpu"] for device in engine.get("devices", []))
     present = gpus_present()
     for name in present:
@@ -55,28 +56,25 @@ def machine(engine: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any
 
 
 def processor(engine: Mapping[str, Any], root: Path = Path("/")) -> str:
-    """Its name, as llama.cpp says it or else the system."""
+    """The processor's name according to llama.cpp, else to the system."""
     for device in engine.get("devices", []):
         if not device["gpu"] and device["name"] == "CPU":
             return str(device["description"])
     if platform.system() == "Darwin":
         return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
-    try:
+    with contextlib.suppress(OSError):
         for line in (root / "proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Model", "cpu model"):
                 return value.strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 
 def total_memory() -> int | None:
-    """Bytes of the machine's memory, None where it does not say."""
-    try:
+    """Bytes of the machine's memory, None where unknown."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
+    return None
 
 
 def rebuild(backend: str) -> str:
@@ -90,15 +88,14 @@ def rebuild(backend: str) -> str:
 
 
 def _installed() -> str | None:
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _output(*command: str) -> str:
-    try:
+    """What a command prints, "" where it cannot run."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+        return done.stdout.strip()
+    return ""

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specllama.cli.doctor import Problem
+from specllama.cli.doctor import Problem, reported
 from specllama.config import sources
 from specllama.config.options import STORED
-from specllama.errors import ConfigError, SpecllamaError
+from specllama.errors import SpecllamaError
 from specllama.rpc.endpoints import endpoints
 from specllama.rpc.probe import probe_all
 
 
 def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any]:
-    """Files in the order in which they are read, with the keys that they set; variables by name alone."""
+    """Configuration files in the order of reading, with the keys that they set; names of variables."""
     kinds: sources.Kinds = {name: (o.kind, o.many) for name, o in STORED.items()}
     files = []
     for find in (lambda: sources.user_file(environ), lambda: sources.project_file(Path.cwd())):
@@ -28,10 +28,10 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any
 
 
 def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:
+    """What `read` returns, None after an error, which is reported."""
     try:
-        return read()
-    except ConfigError as error:
-        problems.append(Problem(error.message, error.hint or "correct it or remove it", error.exit_code))
+        with reported(problems, "correct it or remove it"):
+            return read()
     except OSError as error:  # the working directory may be gone
         what = f"the working directory cannot be read: {error.strerror}"
         problems.append(Problem(what, "change to another directory"))
@@ -41,7 +41,7 @@ def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:
 def workers(given: str, problems: list[Problem]) -> list[dict[str, Any]]:
     """Each RPC worker with version and memory in bytes, or why it cannot be used.
 
-    given: as --rpc takes it. Raises UsageError for a text that is no list of workers.
+    given: the value of --rpc. Raises UsageError if it is not a list of workers.
     """
     found = []
     for endpoint, answer in probe_all(endpoints(given)):

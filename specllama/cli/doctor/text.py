@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.formatting import size, wrapped
+from specllama.cli.formatting import wrapped
+from specllama.models.sizes import size
 
 _LABEL = 16  # columns
 _NARROW = 50  # columns of a terminal in which values go below their labels

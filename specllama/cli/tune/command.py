@@ -36,8 +36,9 @@ SCHEMA = "specllama.tune/1"
 
 
 def tune(given: Mapping[str, Any]) -> int:
-    """Measure, store, print the results; the exit code. Raises SpecllamaError, once the results before it are
-    shown.
+    """Measure, store, print the results; returns the exit code.
+
+    Raises the SpecllamaError that ended the measurement, after the results before it are shown.
     """
     values = build.resolved(given)
     plan = make_plan(given, values)
@@ -64,25 +65,25 @@ def _measure(
         console.note("note: the model has no chat template, prompts go in as they are")
     if (busy := _system_load()) >= (os.cpu_count() or 1):
         console.warning(f"other programs keep the machine busy (load {busy:.1f}): figures will be off")
-    order = protocol.Tune(client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables)
-    with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(order.id))):
-        for event in client.tune(order):
-            _take(event, progress, into)
+    request = protocol.Tune(client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables)
+    with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
+        for event in client.tune(request):
+            _receive(event, progress, into)
 
 
 def _system_load() -> float:
-    """Programs that ran or waited for a processor in the last minute; 0 where the system does not say."""
+    """The mean number of processes that ran or waited in the last minute; 0 where unknown."""
     with contextlib.suppress(AttributeError, OSError):
         return os.getloadavg()[0]
     return 0.0
 
 
-def _take(event: protocol.Message, progress: Progress, into: TuneResults) -> None:
+def _receive(event: protocol.Message, progress: Progress, into: TuneResults) -> None:
     if isinstance(event, protocol.Tuning):
         left = f"{event.label}, about {rough_duration(event.left)} left"
         progress.show("tuning", event.share, left, stage=event.label)
     elif isinstance(event, protocol.TuneMeasurement):
-        into.take(event.found)
+        into.add(event.found)
         if isinstance(event.found, protocol.TuneAgenda):
             _announce(event.found.seconds)
     elif isinstance(event, protocol.Tuned):
@@ -105,7 +106,7 @@ def _show(results: TuneResults, plan: TunePlan, as_json: bool) -> None:
 
 
 def _object(results: TuneResults, plan: TunePlan) -> dict[str, Any]:
-    """Schema specllama.tune/1: times in seconds unless named ms; what is not known is null or left out."""
+    """Schema specllama.tune/1: times in seconds unless named ms; unknown values are null or left out."""
     info = results.info
     return {
         "schema": SCHEMA,

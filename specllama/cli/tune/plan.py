@@ -17,14 +17,14 @@ from specllama.gguf.check import check_model
 from specllama.gguf.header import read_model
 from specllama.pair.check import check_pair
 
-# tune measures what these would have it do without, and drafts with everybody.
-_DECIDES = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
+# tune sets these itself: it measures with all drafters, at all lengths.
+_OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
 
 
 @dataclass(frozen=True, slots=True)
 class TunePlan:
-    """What is to be measured. settings: the target's, without a draft. unusable: drafts that do not fit it,
-    path to reason. prompts: (workload, text) each. n_tokens: None for as many as there is time for.
+    """What to measure. settings: of the target, without a draft. unusable: drafts that do not fit it, path to
+    reason. prompts: pairs (workload, text). n_tokens: None for as many as there is time for.
     """
 
     settings: LoadSettings
@@ -35,7 +35,7 @@ class TunePlan:
 
 
 def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
-    """given: the command line; values: with what files and environment say.
+    """The plan. given: the command line; values: the same with configuration files and environment.
 
     Raises UsageError, NotFoundError, what reading a header raises, IncompatiblePairError where drafts were
     named and none fits.
@@ -43,7 +43,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
     shared = {name: given[name] for name in ("prompts", "workloads", "n_tokens") if name in given}
     texts = bench_plan({**shared, "temperatures": "0"}, Values())
     names = given.get("draft_models", [values.get("draft_model", "auto")])
-    values = values.without(*_DECIDES).overlaid({"no_calibrate": given.get("no_store", False)})
+    values = values.without(*_OWN_OPTIONS).overlaid({"no_calibrate": given.get("no_store", False)})
     settings = _prepared(values, "none")
     drafts = _drafts(names, values, settings.target.path)
     unusable = _unusable(settings.target.path, [d.path for d in drafts])
@@ -84,7 +84,7 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
 
 
 def _unusable(target: str, drafts: Sequence[str]) -> dict[str, str]:
-    """Those that cannot draft for the target, path to reason."""
+    """The drafts that do not fit the target, path to reason."""
     if not drafts:
         return {}
     header = read_model(target)

@@ -20,7 +20,7 @@ COPY = "copy alone"
 class DraftResult:
     """A draft, or copying alone (path None).
 
-    problem: why it was not used, "" if it was. step: seconds for a token of the draft model. forecast: None
+    problem: why it cannot be used, "" if it can. step: seconds for a token of the draft model. forecast: None
     before everything is measured.
     """
 
@@ -55,7 +55,7 @@ class DraftResult:
 class TuneResults(PartialResults):
     """What a `tune` has measured so far.
 
-    drafts: those to be compared, in the order of their indexes. copies: whether text is copied.
+    drafts: those to compare, in the order of their indexes. copies: whether copying alone is compared too.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class TuneResults(PartialResults):
         super().__init__()
         paths = [d.path for d in drafts]
         names = _names([*paths, *unusable])
-        self.entrants = {i: DraftResult(names[path], path) for i, path in enumerate(paths)}
+        self.drafts = {i: DraftResult(names[path], path) for i, path in enumerate(paths)}
         if copies:
-            self.entrants[-1] = DraftResult(COPY, None)
+            self.drafts[-1] = DraftResult(COPY, None)
         self.unusable = [DraftResult(names[path], path, reason) for path, reason in unusable.items()]
         self._info: LoadInfo | None = None
         self.agenda: protocol.TuneAgenda | None = None
@@ -78,7 +78,7 @@ class TuneResults(PartialResults):
 
     @property
     def info(self) -> LoadInfo:
-        """What was loaded, once it is."""
+        """What was loaded. Must not be read before that."""
         assert self._info is not None
         return self._info
 
@@ -86,8 +86,8 @@ class TuneResults(PartialResults):
     def info(self, info: LoadInfo) -> None:
         self._info = info
 
-    def take(self, found: protocol.TunePart) -> None:
-        """Add a part, as the engine process reports it."""
+    def add(self, found: protocol.TunePart) -> None:
+        """Add a part that the engine process reports."""
         match found:
             case protocol.TuneAgenda():
                 self.agenda = found
@@ -100,13 +100,13 @@ class TuneResults(PartialResults):
             case protocol.WrittenTexts():
                 self.texts = found.workloads
             case protocol.MeasuredDraft():
-                self._take_draft(found)
+                self._add_draft(found)
 
-    def _take_draft(self, found: protocol.MeasuredDraft) -> None:
-        entrant = self.entrants[found.index]
-        entrant.problem, entrant.model, entrant.step = found.problem, found.model, found.step
-        entrant.points, entrant.break_even = found.points, found.break_even
-        entrant.forecast = found.forecast
+    def _add_draft(self, found: protocol.MeasuredDraft) -> None:
+        draft = self.drafts[found.index]
+        draft.problem, draft.model, draft.step = found.problem, found.model, found.step
+        draft.points, draft.break_even = found.points, found.break_even
+        draft.forecast = found.forecast
 
     @property
     def t1(self) -> float | None:
@@ -122,13 +122,13 @@ class TuneResults(PartialResults):
     @property
     def ranking(self) -> list[DraftResult]:
         """Drafts with a prediction, the best first; copying alone precedes a draft that is no better."""
-        found = [e for e in self.entrants.values() if e.speedup is not None]
+        found = [e for e in self.drafts.values() if e.speedup is not None]
         return sorted(found, key=lambda e: (-(e.speedup or 0.0), e.path is not None))
 
     @property
     def others(self) -> list[DraftResult]:
         """Drafts that cannot be used, and those that were not measured."""
-        return [*(e for e in self.entrants.values() if e.speedup is None), *self.unusable]
+        return [*(e for e in self.drafts.values() if e.speedup is None), *self.unusable]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -141,8 +141,8 @@ class TuneResults(PartialResults):
             "prompts_left_out": self.agenda.n_left_out if self.agenda else None,
             "prompts_too_long": self.agenda.too_long if self.agenda else {},
             "texts": {name: asdict(count) for name, count in self.texts.items()},
-            "ranking": [entrant.to_dict() for entrant in self.ranking],
-            "not_ranked": [entrant.to_dict() for entrant in self.others],
+            "ranking": [draft.to_dict() for draft in self.ranking],
+            "not_ranked": [draft.to_dict() for draft in self.others],
         }
 
 
@@ -159,6 +159,6 @@ def _rows_to_dict(rows: protocol.RowsComparison) -> dict[str, Any]:
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """A short name for each file, the path where two would have the same."""
+    """A short name for each file; its path where two files have the same name."""
     short = [os.path.basename(path).removesuffix(".gguf") for path in paths]
     return {path: name if short.count(name) == 1 else path for path, name in zip(paths, short, strict=True)}

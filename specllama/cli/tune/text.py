@@ -10,12 +10,12 @@ from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.cli.tune.verdict import verdict
 from specllama.client.protocol import RowsComparison, ThreadsComparison, TimedCurve
 
-_LONGEST_NAME = 36
-_BUSY = 1.3  # times a typical decode of one row; more means that something else keeps the machine busy
+_MAX_NAME = 36
+_BUSY = 1.3  # times the typical decode of one row; more means that other programs keep the machine busy
 
 
 def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str]:
-    """All results, no line longer than `width` where that can be. stored: whether they were stored."""
+    """All results, no line longer than `width` where possible. stored: whether they were stored."""
     yield from wrapped(_head(results, stored), width)
     yield from _curves(results, width)
     if results.threads and results.threads.points:
@@ -88,15 +88,15 @@ def _exactness(rows: RowsComparison, width: int | None) -> Iterator[str]:
 
 
 def _break_even(results: TuneResults, width: int | None) -> Iterator[str]:
-    shown = [e for e in results.entrants.values() if e.break_even]
+    shown = [e for e in results.drafts.values() if e.break_even]
     if not shown:
         return
     lengths = [b.k for b in shown[0].break_even]
     rows = []
-    for entrant in sorted(shown, key=lambda e: e.path is not None):
-        step = "-" if entrant.path is None else f"{entrant.break_even[0].step:.2f} x"
-        needed = ("-" if b.acceptance >= 1 else f"{100 * b.acceptance:.0f}" for b in entrant.break_even)
-        rows.append(["copied" if entrant.path is None else _cut(entrant.name), step, *needed])
+    for draft in sorted(shown, key=lambda e: e.path is not None):
+        step = "-" if draft.path is None else f"{draft.break_even[0].step:.2f} x"
+        needed = ("-" if b.acceptance >= 1 else f"{100 * b.acceptance:.0f}" for b in draft.break_even)
+        rows.append(["copied" if draft.path is None else _shortened(draft.name), step, *needed])
     yield ""
     head = "A draft of k tokens pays from an acceptance of, % (- never); token: of the draft model, in t(1):"
     yield from wrapped(head, width)
@@ -117,27 +117,25 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
             width,
         )
         rows = [_predicted(e, names) for e in ranking]
-        yield from table(["draft", "accepted", *map(_cut, names), "all"], rows, width, 1)
-    for entrant in results.others:
+        yield from table(["draft", "accepted", *map(_shortened, names), "all"], rows, width, 1)
+    for draft in results.others:
         why = (
-            f"cannot be used: {printable(entrant.problem)}"
-            if entrant.problem
-            else "was not measured to the end"
+            f"cannot be used: {printable(draft.problem)}" if draft.problem else "was not measured to the end"
         )
-        yield from wrapped(f"{printable(entrant.name)} {why}.", width)
+        yield from wrapped(f"{printable(draft.name)} {why}.", width)
 
 
-def _predicted(entrant: DraftResult, names: Sequence[str]) -> list[str]:
-    forecast = entrant.forecast
+def _predicted(draft: DraftResult, names: Sequence[str]) -> list[str]:
+    forecast = draft.forecast
     assert forecast is not None
     acceptance, parts = forecast.acceptance, forecast.workloads
     speeds = (f"{parts[name].speedup:.2f}" if name in parts else "-" for name in names)
     accepted = "-" if acceptance is None else f"{100 * acceptance:.0f} %"
-    return [_cut(entrant.name), accepted, *speeds, f"{forecast.speedup:.2f}"]
+    return [_shortened(draft.name), accepted, *speeds, f"{forecast.speedup:.2f}"]
 
 
 def _notes(results: TuneResults) -> Iterator[str]:
-    """What one needs to know to judge the figures."""
+    """What to know when judging the figures."""
     if any(_disturbed(curve) for curve in results.curves):
         yield "Something else kept the machine busy, and the figures are off. Tune again when it is idle."
     if results.agenda is None:
@@ -152,15 +150,15 @@ def _notes(results: TuneResults) -> Iterator[str]:
 
 
 def _disturbed(curve: TimedCurve) -> bool:
-    """Whether decodes of one row differed much, or took longer than those of more."""
+    """Whether decodes of one row differed much, or took longer than wider ones."""
     first, *others = (p.seconds for p in curve.points)
     return (curve.spread or 1.0) > _BUSY or any(took < first / _BUSY for took in others)
 
 
-def _cut(name: str) -> str:
-    """A name that is not too long for a table; both of its ends tell models apart."""
-    name, half = printable(name), (_LONGEST_NAME - 3) // 2
-    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
+def _shortened(name: str) -> str:
+    """A name short enough for a table: its two ends, which tell models apart."""
+    name, half = printable(name), (_MAX_NAME - 3) // 2
+    return name if len(name) <= _MAX_NAME else f"{name[:half]}...{name[-half:]}"
 
 
 def _ms(seconds: float) -> str:

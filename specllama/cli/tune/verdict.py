@@ -1,4 +1,4 @@
-"""Which draft is predicted to be best, or why plain decoding is: in words."""
+"""The verdict in words: which draft is predicted to be best, or why plain decoding is."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.core.policy.break_even import easiest
 
 PAYS = 1.01  # times plain decoding; less is no gain
-_OWN_WORK = 0.005  # seconds of t(1) below which work other than decoding matters
+_OTHER_WORK = 0.005  # seconds of t(1) below which work other than decoding matters
 _FEW = 200  # tokens; a ranking by fewer is a guess
 
 
 def verdict(results: TuneResults) -> str:
-    """One sentence or a few; claims nothing beyond the prediction."""
+    """A few sentences, which claim nothing beyond the prediction."""
     ranking = results.ranking
     if not ranking:
         why = "it was interrupted before" if results.interrupted or results.failure else "nothing drafts here"
@@ -27,12 +27,12 @@ def verdict(results: TuneResults) -> str:
     return " ".join([text, *_reservations(results)])
 
 
-def _flag(entrant: DraftResult) -> str:
-    return f"-md {printable(entrant.path)}" if entrant.path is not None else "copying alone (-md none)"
+def _flag(draft: DraftResult) -> str:
+    return f"-md {printable(draft.path)}" if draft.path is not None else "copying alone (-md none)"
 
 
 def _why(best: DraftResult) -> str:
-    """Why not even the best of them pays."""
+    """Why not even the best draft pays."""
     need = easiest(best.break_even)
     forecast = best.forecast
     text = f"The best draft, {_flag(best)}, is predicted to reach {best.speedup:.2f} x of it"
@@ -57,8 +57,8 @@ def _reservations(results: TuneResults) -> list[str]:
     out = []
     n_tokens = sum(t.tokens for t in results.texts.values())
     if n_tokens < _FEW:
-        out.append(f"It goes by {n_tokens} tokens only; -n or --prompts give more.")
-    if results.t1 is not None and results.t1 < _OWN_WORK:
+        out.append(f"It rests on only {n_tokens} tokens; -n or --prompts give more.")
+    if results.t1 is not None and results.t1 < _OTHER_WORK:
         out.append(
             "It leaves out the time of a round other than decoding, which matters where t(1) is "
             f"{1000 * results.t1:.2g} ms: less is gained."

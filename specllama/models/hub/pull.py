@@ -14,6 +14,7 @@ from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
 from specllama.models.hub.transfer import Download, fetch
 from specllama.models.progress import DownloadState, Listener
 from specllama.models.resolve import Library, ResolvedModel
+from specllama.models.sizes import size
 
 _WINDOW = 5.0  # seconds over which the rate is averaged
 _SPARE = 16 << 20  # bytes to leave free
@@ -170,11 +171,3 @@ class Meter:
             self._seen.popleft()
         (began, first), seconds = self._seen[0], now - self._seen[0][0]
         return (self._sum - first) / seconds if seconds > 0.2 and began < now else 0.0
-
-
-def size(n_bytes: int) -> str:
-    """A number of bytes with a unit, for messages."""
-    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= one:
-            return f"{n_bytes / one:.{1 if n_bytes < 100 * one else 0}f} {unit}"
-    return f"{n_bytes} bytes"

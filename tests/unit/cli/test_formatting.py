@@ -9,6 +9,7 @@ import pytest
 
 from specllama.cli import formatting
 from specllama.cli.formatting import columns, listing, printable, table, visible, wrapped
+from specllama.models.sizes import size
 
 HEADER = ["workload", "t/s", "x"]
 ROWS = [["edit", "12.5", "1.30"], ["日本", "9", "0.98"]]
@@ -78,10 +79,13 @@ def test_a_terminal_of_unknown_width(monkeypatch: pytest.MonkeyPatch) -> None:
     assert columns(Terminal()) == 80
 
 
-def test_sizes_and_durations() -> None:
-    assert [formatting.size(n) for n in (None, 0, 999, 1000, 1_500_000, 2_340_000_000)] == [
+def test_sizes() -> None:
+    assert [size(n) for n in (None, 0, 999, 1000, 1_500_000, 2_340_000_000)] == [
         "?", "0 bytes", "999 bytes", "1.0 kB", "1.5 MB", "2.3 GB",
     ]  # fmt: skip
+
+
+def test_durations_and_counts() -> None:
     assert [formatting.duration(s) for s in (0.4, 59, 61, 3700)] == [
         "0 s",
         "59 s",

@@ -53,16 +53,16 @@ def found(
     )
     found.info = load_info()
     found.seconds = 12.3
-    found.take(m.TuneAgenda(12, t1, 8, 64, n_left_out=0, too_long={}, replays=False))
+    found.add(m.TuneAgenda(12, t1, 8, 64, n_left_out=0, too_long={}, replays=False))
     points = [m.TimedWidth(n, t1 * x, 9) for n, x in costs.items()]
-    found.take(m.TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
+    found.add(m.TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
     threads = [m.TimedThreads(n, t1 * 4 / n, 3 * t1 * 4 / n) for n in (1, 2, 3, 4)]
-    found.take(m.ThreadsComparison(4, 4, 8, threads, fastest=4, gain=1.0, clear=False))
-    found.take(replace(ROWS, value=0.0, n_rows=1200))
-    found.take(TEXTS)
-    found.take(draft(-1, 0.0, costs, forecast(copied, None)))
-    found.take(draft(0, 0.2, costs, forecast(bad, 0.31)))
-    found.take(draft(1, 0.1, costs, forecast(good, 0.72)))
+    found.add(m.ThreadsComparison(4, 4, 8, threads, fastest=4, gain=1.0, clear=False))
+    found.add(replace(ROWS, value=0.0, n_rows=1200))
+    found.add(TEXTS)
+    found.add(draft(-1, 0.0, costs, forecast(copied, None)))
+    found.add(draft(0, 0.2, costs, forecast(bad, 0.31)))
+    found.add(draft(1, 0.1, costs, forecast(good, 0.72)))
     return found
 
 
@@ -118,17 +118,17 @@ def test_plain_decoding_where_nothing_pays_and_why():
     assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in said
     one = found(good=0.9, bad=0.9, copied=1.0)
     assert "60 % of the copied tokens were right." in verdict(one)
-    one.take(draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
+    one.add(draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
     assert "there was hardly anything to copy." in verdict(one)
 
 
 def test_what_the_prediction_leaves_out():
     assert "which matters where t(1) is 0.3 ms: less is gained." in verdict(found(t1=0.0003))
     one = found()
-    one.take(replace(agenda(one), replays=True))
+    one.add(replace(agenda(one), replays=True))
     assert "It leaves out replays" in verdict(one)
-    one.take(m.WrittenTexts({"edit": m.TextCount(1, 30)}))
-    assert "It goes by 30 tokens only" in verdict(one)
+    one.add(m.WrittenTexts({"edit": m.TextCount(1, 30)}))
+    assert "It rests on only 30 tokens" in verdict(one)
 
 
 def test_other_load_is_told():
@@ -162,17 +162,17 @@ def test_threads(change, expected):
 
 def test_what_could_not_be_measured():
     one = found()
-    one.take(replace(ROWS, reach=0, reason="the model's memory cannot go back"))
+    one.add(replace(ROWS, reach=0, reason="the model's memory cannot go back"))
     one.curves[0] = replace(one.curves[0], left_out=[48, 64])
     too_long = {f"long {i}": "the prompt has 9 tokens" for i in range(5)}
-    one.take(replace(agenda(one), n_left_out=3, too_long=too_long))
+    one.add(replace(agenda(one), n_left_out=3, too_long=too_long))
     said = " ".join(text(one).split())
     assert "Exactness: not measured, the model's memory cannot go back." in said
     assert "Not timed, for lack of time or room: 48, 64 rows." in said
     assert "Left out, for lack of time: 3 prompts; texts have up to 64 tokens." in said
     assert "Left out: prompt long 0: the prompt has 9 tokens. " in said
     assert "Left out: 2 more prompts." in said
-    one.take(replace(ROWS, value=0.02, n_rows=90, equal_up_to=0, unequal_from=2))
+    one.add(replace(ROWS, value=0.02, n_rows=90, equal_up_to=0, unequal_from=2))
     said = " ".join(text(one).split())
     assert "differ by up to 0.02 after texts of up to 300 tokens; near-ties are counted" in said
 
@@ -181,7 +181,7 @@ def test_after_an_interruption():
     one = TuneResults([ModelSettings(path=GOOD)], {})
     one.info = load_info(n_threads=1)
     one.interrupted = True
-    one.take(m.TimedCurve(128, [m.TimedWidth(1, T1, 2)], left_out=[], complete=False, spread=1.0))
+    one.add(m.TimedCurve(128, [m.TimedWidth(1, T1, 2)], left_out=[], complete=False, spread=1.0))
     said = text(one, 100)
     assert said.startswith("target big Q4_0, 1 thread; interrupted, what was complete is stored for the next")
     assert "good-draft was not measured to the end." in said
@@ -191,7 +191,7 @@ def test_after_an_interruption():
 
 def test_a_draft_that_failed():
     one = found()
-    one.take(m.MeasuredDraft(1, "not enough memory"))
+    one.add(m.MeasuredDraft(1, "not enough memory"))
     assert "good-draft cannot be used: not enough memory." in text(one)
     assert verdict(one).startswith("Best: copying alone")
 
@@ -206,7 +206,7 @@ def test_names_that_are_alike_are_told_apart():
     one = TuneResults(
         [ModelSettings(path="a/draft.gguf"), ModelSettings(path="b/draft.gguf")], {"c/x.gguf": "no"}
     )
-    assert [one.entrants[0].name, one.entrants[1].name, one.unusable[0].name] == [
+    assert [one.drafts[0].name, one.drafts[1].name, one.unusable[0].name] == [
         "a/draft.gguf",
         "b/draft.gguf",
         "x",
@@ -216,8 +216,8 @@ def test_names_that_are_alike_are_told_apart():
 def test_what_a_terminal_would_obey_is_escaped():
     one = TuneResults([ModelSettings(path="a\x1b[31m.gguf")], {"b\x1b]0;x\x07.gguf": "\x1b[2J"})
     one.info = load_info(target=replace(TARGET, name="\x1b[2J"), n_threads=1)
-    one.take(TEXTS)
-    one.take(draft(0, 0.1, COSTS, forecast(1.5, 0.7)))
+    one.add(TEXTS)
+    one.add(draft(0, 0.1, COSTS, forecast(1.5, 0.7)))
     assert "\x1b" not in text(one)
 
 
