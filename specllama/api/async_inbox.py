@@ -1,4 +1,4 @@
-"""The way of messages from the client's reading thread to the event loop of a request."""
+"""Carries messages from the client's reader thread to the event loop of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specllama.errors import SpecllamaError
 
 
 class AsyncInbox:
-    """A request of the running event loop: `start` submits it, `take` reads it, `leave` must end it."""
+    """A request of the running event loop: `start` submits it, `take` awaits its deltas, `leave` ends it."""
 
     def __init__(self, request: PendingRequest) -> None:
         self.request = request
@@ -31,14 +31,14 @@ class AsyncInbox:
             def deliver(
                 message: protocol.Message | SpecllamaError, completion: PendingCompletion = completion
             ) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed, nothing waits for it
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the message
                     self._loop.call_soon_threadsafe(self._inbox.put_nowait, (completion, message))
 
             completion.message = replace(completion.message, id=client.next_id())
             self._submitted.append(client.submit(completion.message, deliver))
 
     async def take(self) -> list[protocol.SequenceDelta]:
-        """Wait until there is something new, and return all of it. Raises the engine's errors."""
+        """Wait for deltas and return all that have arrived. Raises the engine's errors."""
         deltas: list[protocol.SequenceDelta] = []
         if not self._submitted:
             self.request.cancel()
@@ -54,12 +54,12 @@ class AsyncInbox:
         return deltas
 
     def abort(self) -> None:
-        """End the request; the text that it has by then still arrives."""
+        """End the request; its text so far still arrives."""
         self._aborted = True
         for submission in self._submitted:
             submission.cancel()
 
     def leave(self) -> None:
-        """Deliver nothing more, and end the request if it still runs."""
+        """Stop delivering, and end the request if it still runs."""
         for submission in self._submitted:
             submission.leave()

@@ -35,8 +35,8 @@ class AsyncLLM(BaseLLM):
             async for output in llm.generate("def fib(n):"):
                 print(output.outputs[0].text)
 
-    Loading begins at once, in a thread; its errors are raised where it is waited for: by `async with`, by
-    `load` and by the first requests.
+    Loading begins at once, in a thread; whatever waits for it raises its errors: `async with`, `load` and the
+    first requests.
     """
 
     def generate(
@@ -54,7 +54,7 @@ class AsyncLLM(BaseLLM):
         Leaving the loop, closing the generator and cancelling the task end the generation. request_id: for
         `abort`. See LLM.generate for the rest.
         """
-        return self._outputs(self._one(source(prompt), sampling_params, n, speculate, {}, request_id))
+        return self._outputs(self._request_of(source(prompt), sampling_params, n, speculate, {}, request_id))
 
     def chat(
         self,
@@ -69,7 +69,7 @@ class AsyncLLM(BaseLLM):
         """Answer one conversation, as `generate`; see LLM.chat."""
         variables = template_variables(chat_template_kwargs)
         given = conversation(messages)
-        return self._outputs(self._one(given, sampling_params, n, speculate, variables, request_id))
+        return self._outputs(self._request_of(given, sampling_params, n, speculate, variables, request_id))
 
     def stream(
         self,
@@ -83,7 +83,7 @@ class AsyncLLM(BaseLLM):
         """Continue a prompt, or answer messages, piece by piece."""
         variables = template_variables(chat_template_kwargs)
         given = prompt_or_messages(prompt)
-        return self._deltas(self._one(given, sampling_params, 1, speculate, variables, request_id))
+        return self._deltas(self._request_of(given, sampling_params, 1, speculate, variables, request_id))
 
     async def abort(self, request_id: str) -> bool:
         """End a request: its reader gets the text so far, with the finish_reason "cancel". False where there
@@ -114,14 +114,14 @@ class AsyncLLM(BaseLLM):
     def _start(self) -> None:
         self._running: dict[str, AsyncInbox] = {}
         self._loaded: Future[None] = Future()
-        arguments = (self._engine, self._loaded)  # not self, which may be garbage while it loads
+        arguments = (self._engine, self._loaded)  # not self, which may be garbage collected while it loads
         threading.Thread(target=_load, args=arguments, name="specllama_load", daemon=True).start()
 
     async def _client(self) -> EngineClient:
         await asyncio.shield(asyncio.wrap_future(self._loaded))
         return self._engine.client()
 
-    def _one(
+    def _request_of(
         self,
         given: PromptSource,
         params: Params | None,
@@ -170,7 +170,7 @@ class AsyncLLM(BaseLLM):
 def _load(engine: EngineSession, loaded: Future[None]) -> None:
     try:
         engine.load()
-    except BaseException as error:  # noqa: BLE001 - raised where loading is waited for
+    except BaseException as error:  # noqa: BLE001 - raised by whatever waits for loading
         loaded.set_exception(error)
     else:
         loaded.set_result(None)

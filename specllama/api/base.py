@@ -51,9 +51,9 @@ class BaseLLM(ABC):
         """Load a pair of models, downloading what is not on disk once the headers show that the two fit.
 
         model: the target: path of a GGUF file, a name ("8B", see specllama models), "user/repo:Q4_K_M"; None
-        is the small pair that comes with the package. speculative_model: the draft, named the same way; None
-        for no draft; "auto" is the one that is known for the model, if it is on disk. num_speculative_tokens:
-        draft tokens of a round; "auto" decides by measured cost, 0 switches drafts off. speculative_config:
+        for the small pair that comes with the package. speculative_model: the draft, named the same way;
+        None for no draft; "auto" for the known draft of the model, if it is on disk. num_speculative_tokens:
+        most draft tokens per round; "auto" decides by measured cost, 0 for no drafts. speculative_config:
         vLLM's dict of these two instead.
 
         max_num_seqs: texts written at once; further ones wait. max_model_len: tokens of a prompt and its text
@@ -89,12 +89,12 @@ class BaseLLM(ABC):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What was loaded: target, draft, verdict of the pair, n_ctx, drafters, notes …; empty at first."""
+        """What was loaded: target, draft, verdict on the pair, n_ctx, drafters, notes …; empty at first."""
         return self._engine.info
 
     @abstractmethod
     def _start(self) -> None:
-        """Begin to load."""
+        """Start loading."""
 
     def _requests(
         self,

@@ -1,4 +1,4 @@
-"""From the messages of a request to its outputs. Knows no threads and no event loops, which call `take`."""
+"""From the messages about a request to its outputs. Threads and event loops call `take`; it knows neither."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specllama.core.stats import RunStats
 
 @dataclass(slots=True)
 class PendingCompletion:
-    """One text as it arrives. message: its request to the engine."""
+    """One text while it arrives. message: its request to the engine."""
 
     index: int
     message: protocol.Generate
@@ -33,7 +33,7 @@ class PendingCompletion:
     sum_logprobs: float = 0.0
 
     def take(self, message: protocol.Message) -> protocol.SequenceDelta | None:
-        """Add a message of this text; returns what it added, None for a message about something else."""
+        """Add a message about this text; returns its delta, None for a message without one."""
         delta = self.result.add(message)
         if delta is not None and delta.logprobs is not None:
             self.logprobs = self.logprobs or []
@@ -42,7 +42,7 @@ class PendingCompletion:
         return delta
 
     def output(self) -> CompletionOutput:
-        """The output as far as it has come."""
+        """The output so far."""
         done = self.result.done
         reason: FinishReason | None = done.reason if done else None  # type: ignore[assignment]
         return CompletionOutput(
@@ -97,7 +97,7 @@ class PendingRequest:
             completion.take(protocol.Done(completion.message.id, "", "cancel", RunStats()))
 
     def output(self) -> RequestOutput:
-        """The output as far as it has come."""
+        """The output so far."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.source.text,

@@ -11,12 +11,12 @@ NOT_MEASURED = PlainRate(None, "none", 0)
 FinishReason = Literal["stop", "length", "context", "cancel"]
 
 
-_INTERNAL = ("n_modelled", "forced_by")  # counters that only our own read-outs need
+_INTERNAL = ("n_modelled", "forced_by")  # counters for our own read-outs only
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token that was possible. logprob: natural, in the softmax of the raw logits. rank: 1 for the
+    """A candidate token. logprob: natural, in the softmax of the raw logits. rank: 1 for the
     likeliest; None for an emitted token that is not among the requested likeliest ones.
     """
 
@@ -31,7 +31,7 @@ class CompletionStats(RunStats):
     n_predict, n_drafted and n_accept are known.
 
     seed: reproduces the text, with the same parameters. plain: rate of plain decoding, the baseline of the
-    speed-up. speculation: "off" where next to nothing was drafted; reason says why.
+    speed-up. speculation: "off" if next to nothing was drafted; reason: why.
     """
 
     seed: int
@@ -68,7 +68,7 @@ class CompletionOutput:
     """One text. finish_reason: None while it is being written, "stop" for an end token or a stop string
     (then stop_reason is that string), "length" for max_tokens, "context" where the context is full, "cancel".
 
-    token_ids: with the end token. logprobs: for each of token_ids that token and the likeliest ones, by id;
+    token_ids: with the end token. logprobs: for each of token_ids, that token and the likeliest ones by id;
     None unless requested. cumulative_logprob: sum over token_ids.
     """
 
@@ -84,8 +84,8 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A request as far as it has come. outputs: `n` texts. prompt, prompt_token_ids: the prompt as it was
-    given, None for the other form.
+    """The output of a request so far. outputs: `n` texts. prompt, prompt_token_ids: the prompt in the form in
+    which it was given, the other one None.
     """
 
     request_id: str
@@ -96,16 +96,16 @@ class RequestOutput:
 
     @property
     def stats(self) -> CompletionStats:
-        """Of the first text."""
+        """The figures of the first text."""
         return self.outputs[0].stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The next piece of a streamed text. All `text`s together are the text, all `token_ids` its ids.
+    """The next piece of a streamed text. All `text`s joined are the text, all `token_ids` its ids.
 
     text: may be empty, as a character or a stop string may need several tokens. runs: (characters, source)
-    of `text`; the source is "target" or the name of the drafter that had proposed it. output: the request so
+    of `text`; the source is "target" or the name of the drafter that proposed it. output: the request so
     far, with figures in the last one.
     """
 
@@ -116,5 +116,5 @@ class Delta:
 
     @property
     def finished(self) -> bool:
-        """Whether this is the last one."""
+        """Whether this is the last piece."""
         return self.output.finished

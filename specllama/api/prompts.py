@@ -1,4 +1,4 @@
-"""Prompts, messages and sampling parameters of callers, checked and in one form. Knows no engine."""
+"""Checks prompts, messages and sampling parameters and converts them to one form. Knows no engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Params = SamplingParams | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """What a request continues: one of text, ids and messages."""
+    """The prompt of a request: one of text, ids and messages."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
@@ -107,7 +107,7 @@ def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:
 
 
 def sampling(given: Params | Sequence[Params] | None, n: int) -> list[dict[str, Any]]:
-    """For each of n requests the sampling parameters that are set. Raises UsageError."""
+    """The sampling parameters that are set, for each of n requests. Raises UsageError."""
     if isinstance(given, (SamplingParams, Mapping)) or given is None:
         return [_params(given)] * n
     if not _is_list(given):
@@ -161,7 +161,7 @@ def _is_ids(given: object) -> TypeGuard[Sequence[int]]:
 
 
 def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    """Whether it has a length and an order, as an array too has; not texts and bytes."""
+    """Whether it is a sequence, arrays included; not a text or bytes."""
     if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
         return False
     return isinstance(given, Sequence) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))

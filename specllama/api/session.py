@@ -1,4 +1,4 @@
-"""The engine process of one LLM: loaded once, ended once. Knows no prompts and no outputs."""
+"""The engine process of one LLM: started once, ended once. Knows no prompts and no outputs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _log = logging.getLogger("specllama")
 
 
 class EngineSession:
-    """Finds models that are on disk when it is made and downloads the others in `load`, whichever thread
-    calls that; may be closed at any time. Notes for the user go to the logger "specllama".
+    """Finds models on disk at construction; `load` downloads the others. Any thread may call `load`, and
+    close at any time. Notes for the user go to the logger "specllama".
 
-    settings: with models by name. Raises UsageError, NotFoundError, ConfigError.
-
-    info: what the engine has loaded; empty before that.
+    settings: models may be names. info: what the engine has loaded; empty before that. Raises UsageError,
+    NotFoundError, ConfigError.
     """
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, progress: Progress | None) -> None:
@@ -39,8 +38,9 @@ class EngineSession:
         self._closed = False
 
     def load(self) -> None:
-        """Download what is not on disk, start the process and load the models; the process ends again where
-        that fails. Raises what prepare.prepare and EngineClient.load raise.
+        """Download models that are not on disk, start the process and load them; end it again if that fails.
+
+        Raises what prepare.prepare and EngineClient.load raise.
         """
         if not self._complete:
             self._download()
@@ -75,7 +75,7 @@ class EngineSession:
         self._complete = True
 
     def shut(self) -> None:
-        """Make the process end, without waiting for it; for finalizers."""
+        """End the process without waiting for it; for finalizers."""
         self._closed = True
         if self._client is not None:
             self._client.shut()
@@ -88,9 +88,7 @@ class EngineSession:
 
 
 class _Logged:
-    """A listener of a search and a download (models/progress.py): notes go to the logger "specllama", the
-    share that is downloaded to `progress`.
-    """
+    """A listener (models/progress.py): notes go to the logger "specllama", shares to `progress`."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress

@@ -9,12 +9,12 @@ from statistics import median
 from specllama.bench.plan import BenchSample
 from specllama.core.policy.break_even import acceptance_needed
 
-_MIN_ROUNDS = 3  # of a width, for it to be shown
+_MIN_ROUNDS = 3  # widths with fewer rounds are not shown
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Seconds of a decode of `rows` rows, over so many rounds."""
+    """The time of a decode of `rows` rows, measured in so many rounds."""
 
     rows: float
     seconds: float

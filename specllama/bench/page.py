@@ -1,7 +1,7 @@
-"""The look of a report: one HTML file, light and dark, with tables and inline SVG charts.
+"""The layout of a report: one HTML file, light and dark, with tables and inline SVG charts.
 
-It loads nothing from elsewhere and has no scripts. Colours are CSS classes of the page (s0 … s7, axis, grid),
-so that light and dark share a drawing. Knows nothing of what it shows.
+It loads nothing from elsewhere and has no scripts. Colours are CSS classes of the page (s0 … s7, grid, mark),
+so that the same drawing suits light and dark. Knows nothing about the figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def page(name: str, sections: Iterable[str]) -> str:
-    """The whole page. name: what was measured, any text; sections: HTML, in order."""
+    """The whole page. name: of what was measured, any text; sections: HTML, in order."""
     return (
         (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -63,7 +63,7 @@ class BenchStep:
 @dataclass(frozen=True, slots=True)
 class BenchSample:
     """One measured answer. tokens: its ids. round_seconds: rows of a decode → (rounds, seconds of their
-    decodes), empty if the engine does not report them. ties_known: whether the engine looked for near-ties.
+    decodes), empty if the engine does not report them. ties_known: whether the engine counts near-ties.
     """
 
     step: BenchStep
@@ -90,7 +90,7 @@ def order(
     """Every case under every configuration, `runs` times, shuffled by the seed.
 
     All configurations answer a few cases, of different workloads if there are several, in random order before
-    the next cases follow. So compared answers are measured close together and drift of the machine affects
+    the next cases follow. Thus compared answers are measured close together and drift of the machine affects
     them alike, no prompt directly follows itself (its cache would still be there), and an interrupted bench
     covers all workloads.
     """

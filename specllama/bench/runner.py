@@ -12,7 +12,7 @@ from specllama.client.client import EngineClient
 from specllama.client.stream import GenerationResult, fold
 from specllama.errors import ContextLengthError
 
-_FILLER = "Hello"  # generated between two equal prompts, so that the second does not find its own cache
+_FILLER = "Hello"  # prompt between two equal prompts, so that the second is not in the prompt cache
 
 
 @dataclass(slots=True)

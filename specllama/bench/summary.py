@@ -65,7 +65,7 @@ class TextDifference(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BenchSummary:
     """All figures of a bench. compared: answers compared with plain decoding's; too_short: answers of one
-    token, which have no speed; near_ties: None if the engine did not look for them.
+    token, which have no speed; near_ties: None if the engine did not count them.
     """
 
     configs: Sequence[str]

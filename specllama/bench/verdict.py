@@ -1,5 +1,5 @@
-"""The figures of a bench in sentences: what auto gains, where it loses, why drafting does not pay, and the
-notes that the figures have to be read with. Prints nothing.
+"""The figures of a bench in sentences: what auto gains, where it loses, why drafting does not pay, and notes
+on how to read the figures. Prints nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from specllama.bench.plan import AUTO, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 
 _MIN_LOSS = 0.02  # smaller losses are not mentioned
-_MAX_ROWS, _MAX_NOTES = 4, 5  # that are listed by name
+_MAX_ROWS, _MAX_NOTES = 4, 5  # listed by name
 _FORCED = (
     "The text was given: every configuration wrote the same text, and a draft was accepted where it agrees "
     "with the text, whatever the model would have written."

@@ -156,7 +156,7 @@ def _read_text(path: str, flag: str) -> str:
         raise UsageError(f"{flag} needs the path of a file")
     try:
         with Path(path).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)  # it may be a device without an end
+            raw = file.read(MAX_BYTES + 1)  # it may be an endless device
         if len(raw) > MAX_BYTES:
             raise UsageError(f"{flag}: {path} is larger than {MAX_BYTES >> 20} MiB")
         return raw.decode("utf-8-sig")

@@ -1,1 +1,1 @@
-"""The local API: one engine process behind HTTP, in the dialects that clients speak."""
+"""The local API: HTTP in front of one engine process, in the dialects of its clients."""

@@ -1,4 +1,4 @@
-"""The application: the APIs that are served, put together. Knows no sockets and no signals."""
+"""The application: all dialects, their routes and errors. Knows no sockets and no signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specllama.server.service import Service
 from specllama.server.supervisor import Say
 
 DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, ollama.DIALECT)
-"""The first one gives errors their shape where a path belongs to none."""
+"""Errors on paths of no dialect have the shape of the first one."""
 
 
 async def _document(api: ApiRequest) -> Response:
@@ -40,7 +40,7 @@ ERRORS = ErrorResponder(
 
 
 def build(service: Service, say: Say) -> Starlette:
-    """The application over a service. say: gets lines for the operator."""
+    """The application that serves a service. say: gets lines for the operator."""
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
     open_paths = frozenset({"/"} | {r.path for r in ROUTES if r.open})
     middleware = Middleware(
@@ -66,7 +66,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:
-    """No such route, or not with this method."""
+    """The path has no route, or not with this method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:

@@ -1,6 +1,6 @@
-"""The one stream of events from which every API's answers are written, and what it adds up to.
+"""The stream of events from which every API's answers are written, and its accumulation.
 
-An answer in one piece is the fold of the stream (`Accumulator`), so that the two cannot differ. Knows no API
+An answer in one piece is the accumulated stream (`Accumulator`), so that the two cannot differ. Knows no API
 and no HTTP.
 """
 
@@ -23,7 +23,7 @@ Logprobs = Sequence[dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Start:
     """A choice is queued. prompt: index of the prompt that it answers. n_prompt: tokens of that prompt.
-    seed: as used.
+    seed: the one used.
     """
 
     index: int
@@ -125,7 +125,7 @@ class Accumulator:
 
     @property
     def ends(self) -> list[End]:
-        """Of the choices that have ended, in order."""
+        """The ends of the choices that have ended, in order."""
         return [c.end for c in self.in_order if c.end is not None]
 
 
@@ -133,8 +133,8 @@ class EventAssembler:
     """Turns the engine's messages about one generation into the events of one choice.
 
     index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
-    separated from the text. continues: whether the client has begun the answer; reasoning then never starts
-    with a tag of the model's own. end_ids: tokens that have no text and get no logprobs.
+    separated from the text. continues: whether the answer continues a text of the client; the model
+    then does not begin with a reasoning tag. end_ids: tokens that have no text and get no logprobs.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class EventAssembler:
         self._splits, self._continues, self._end_ids = splits, continues, end_ids
         self._splitter = ReasoningSplitter(off=True)
         self._result = GenerationResult()
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
-        self._round: RoundEvent | None = None  # of which no event has been made yet
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not arrived yet
+        self._round: RoundEvent | None = None  # not yet attached to an event
         self._last = 0.0
         self._has_text = self._has_reasoning = False
         self._n_before_text = 0
@@ -200,11 +200,11 @@ class EventAssembler:
                 self._has_text = True
                 logprobs = self._logprobs_of(piece.text)
                 events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round))
-            self._round = None  # it belongs to the first event of the round
+            self._round = None  # only the first event of a round has it
         return events
 
     def _logprobs_of(self, text: str) -> list[dict[str, Any]]:
-        """Those of the tokens at the end of which `text` stands; the tokens before them were reasoning."""
+        """The logprobs of the last tokens, which wrote `text`; the tokens before them were reasoning."""
         found, self._logprobs = self._logprobs, []
         if not self._has_reasoning:
             return found

@@ -1,6 +1,6 @@
-"""A server from start to end: the socket, the event loop, the signals.
+"""Runs a server: the socket, the event loop, the signals.
 
-SIGTERM and the first Ctrl-C let running requests end, a second Ctrl-C does not.
+After SIGTERM or the first Ctrl-C running requests may end, a second Ctrl-C ends them at once.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def serve(
     log: IO[str] | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> int:
-    """Serve until a signal; its number.
+    """Serve until a signal; returns its number.
 
     say: gets lines for the operator. ready: called once, with the information about the loaded models and the
-    URL. log: where llama.cpp's log goes. progress: gets the name of a model and the share that is loaded.
+    URL. log: where llama.cpp's log goes. progress: gets the name of a model and the loaded share.
     Raises UsageError and ResourceError for the address, and what loading raises.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # `say` gets what matters
@@ -53,7 +53,7 @@ def serve(
 
 
 def listen(host: str, port: int, seconds: float) -> socket.socket:
-    """A listening socket whose clients the system drops when sent bytes stay unread for `seconds`.
+    """A listening socket. The system closes connections whose sent bytes stay unread for `seconds`.
 
     Raises UsageError for an address that this machine does not have, ResourceError for one in use.
     """
@@ -94,7 +94,7 @@ def _no_socket(error: OSError, host: str, port: int) -> SpecllamaError:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves the signals to _Stop."""
+    """uvicorn's server without its signal handlers: _Stop handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -102,7 +102,7 @@ class _Server(uvicorn.Server):
 
 
 class _Stop:
-    """What signals do. number: of the first one, None before."""
+    """Stops the server on signals. number: of the first signal, None before it."""
 
     def __init__(self, server: uvicorn.Server, service: Service, say: Say) -> None:
         self._server, self._service, self._say = server, service, say
@@ -110,7 +110,7 @@ class _Stop:
         self.number: int | None = None
 
     def __call__(self, number: int) -> None:
-        """In the loop, for each signal."""
+        """Handle a signal, in the event loop."""
         if self.number is None:
             self.number = number
             self._begin()
@@ -130,7 +130,7 @@ class _Stop:
         self._service.end_all(EngineDiedError("the server is shutting down"))
 
     def close(self) -> None:
-        """All requests have ended."""
+        """Cancel the time limit: all requests have ended."""
         if self._drain is not None:
             self._drain.cancel()
 
@@ -189,7 +189,7 @@ def _config(service: Service, say: Say) -> uvicorn.Config:
 async def _say_ready(supervisor: Supervisor, ready: Callable[[LoadInfo, str], None], url: str) -> None:
     await supervisor.started()
     gc.collect()
-    gc.freeze()  # objects made at start live on: collections after requests need not look at them
+    gc.freeze()  # objects made at start stay: later collections can skip them
     ready(supervisor.info, url)
 
 

@@ -1,6 +1,6 @@
 """Counters and histograms for Prometheus, in a registry of their own.
 
-Counters grow when a text has ended, by the figures that its response reports, so that both agree to the
+Counters grow at the end of a text, by the figures that its response reports, so that the two agree to the
 token. A text whose engine died has no figures and is not counted.
 """
 
@@ -63,7 +63,7 @@ class Metrics:
         registry.register(_Aliases(self, model))
 
     def count(self, stats: RunStats, first_of_prompt: bool) -> None:
-        """Count a text that has ended. first_of_prompt: whether it is the first one of its prompt."""
+        """Count a text that has ended. first_of_prompt: whether it is the first text of its prompt."""
         self.texts.inc()
         if first_of_prompt:
             self.prompt.inc(stats.n_prompt)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the routes and of the models that requests are checked with."""
+"""The OpenAPI document, generated from the routes and the pydantic models of requests."""
 
 from __future__ import annotations
 

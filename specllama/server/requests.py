@@ -1,4 +1,4 @@
-"""One request in the engine: its texts, submitted together, as one stream of events."""
+"""One HTTP request in the engine: its texts, submitted together, as one stream of events."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class CompletionSpec:
 
 
 class RequestStream:
-    """The texts of one request, on their way through the engine.
+    """The texts of one request while the engine writes them.
 
-    ended: called once when the engine has ended all of them, for whatever reason. end_ids: tokens that end a
+    ended: called once when the engine has ended all texts, for whatever reason. end_ids: tokens that end a
     text. n_open: texts that the engine has not ended.
     """
 
@@ -45,7 +45,7 @@ class RequestStream:
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
         self._inbox: list[tuple[EventAssembler, protocol.Message, float] | SpecllamaError] = []
-        self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # something, everything has
+        self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # something has, everything has
         self._abandoned = self._woken = False
         self._last: dict[int, float] = {}  # by choice: when its latest tokens arrived
 
@@ -93,7 +93,7 @@ class RequestStream:
         self._arrived.set()
 
     def expire(self) -> None:
-        """It takes too long: `batches` raises DeadlineError."""
+        """End it because it takes too long: `batches` raises DeadlineError."""
         self.fail(DeadlineError(f"the request took longer than {self.seconds:.0f} s, which is its limit"))
 
     def fail(self, error: SpecllamaError) -> None:
@@ -102,14 +102,14 @@ class RequestStream:
         self.cancel()
 
     def cancel(self) -> None:
-        """Have the engine end its texts; nothing more is yielded."""
+        """Make the engine end its texts; nothing more is yielded."""
         self._abandoned = True
         if self.n_open:
             for submission in self._submitted:
                 submission.cancel()
 
     def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
-        """In the event loop: a message of the engine about one of the texts."""
+        """Receive a message of the engine about one of the texts, in the event loop."""
         now = self._loop.time()
         if isinstance(message, protocol.Tokens):
             self._observe(assembler.index, len(message.items[0].ids), now)
@@ -121,7 +121,7 @@ class RequestStream:
         if isinstance(message, SpecllamaError):
             self._put(message)
             if not self._abandoned:
-                self.cancel()  # the other texts alone are of no use
+                self.cancel()  # the other texts are useless without it
         elif not self._abandoned:
             self._put((assembler, message, now))
         if ended and self.n_open == 0:
@@ -142,7 +142,7 @@ class RequestStream:
         self._metrics.count(done.stats, first_of_prompt)
 
     def _observe(self, index: int, n: int, now: float) -> None:
-        """n tokens of a choice have arrived."""
+        """Count the times of n tokens of a choice that have arrived."""
         if index not in self._last:
             self._metrics.first_token.observe(now - self._began)
         else:

@@ -1,4 +1,4 @@
-"""An answer over HTTP: as a stream or in one piece, ended at once when the client leaves.
+"""An answer over HTTP: as a stream or in one piece; generation ends at once when the client leaves.
 
 Knows events and a writer, no API.
 """
@@ -19,19 +19,19 @@ from specllama.server.http.errors import ClientGoneError
 from specllama.server.http.timeout import IdleTimer
 from specllama.server.requests import RequestStream
 
-PING_SECONDS = 15.0  # of silence, after which a stream shows that it is alive
+PING_SECONDS = 15.0  # without events, after which a stream sends a ping
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds. answer: for the whole answer, 0 for no limit. client: for which sent bytes may stay unread."""
+    """Seconds. answer: for the whole answer, 0 for no limit. client: how long sent bytes may stay unread."""
 
     answer: float
     client: float
 
 
 class StreamingResponse(Response):
-    """The answer to a request that a RequestStream works on.
+    """The answer whose events a RequestStream yields.
 
     Errors before the first byte are raised, later ones are an event of the stream.
     """
@@ -41,7 +41,7 @@ class StreamingResponse(Response):
         self._job, self._writer, self._stream, self._limits = job, writer, stream, limits
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises SpecllamaError as long as nothing was sent, ClientGoneError."""
+        """Send the answer. Raises SpecllamaError as long as nothing was sent, ClientGoneError."""
         loop, limit = asyncio.get_running_loop(), None
         if self._limits.answer:
             limit = loop.call_later(self._limits.answer, self._job.expire)
@@ -80,7 +80,7 @@ class StreamingResponse(Response):
         await send({"type": "http.response.body", "body": self.body})
 
     async def _write_stream(self, send: Send) -> None:
-        """Starts are held back until the first text or ping: an error until then is a plain status."""
+        """Starts are held back until the first text or ping: an error before that still sets the status."""
         writer, sent = self._writer, False
 
         async def body(data: bytes, more: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What requests share: the engine through its supervisor, a bounded number of texts, the metrics.
+"""What all requests share: the engine, through its supervisor, a limit on texts, the metrics.
 
 Knows no HTTP. Everything runs in one event loop.
 """
@@ -19,7 +19,7 @@ from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
 
-_GAUGE_SECONDS = 1.0  # for which a scrape waits for the engine's own figures
+_GAUGE_SECONDS = 1.0  # that a scrape waits for the engine's own figures
 
 
 class Service:
@@ -53,13 +53,13 @@ class Service:
     async def start(self, specs: Sequence[CompletionSpec], n: int = 1) -> RequestStream:
         """Start n texts of each spec, with different seeds.
 
-        Raises BusyError where too many wait already, EngineDiedError without an engine, ResourceError while
-        the server shuts down.
+        Raises BusyError if too many wait already, EngineDiedError without an engine, ResourceError while the
+        server shuts down.
         """
         texts = [text for spec in specs for text in _choices(spec, n)]
         self._check_accepting(len(texts))
         client = await self.supervisor.client()
-        self._check_accepting(len(texts))  # again: others may have come meanwhile
+        self._check_accepting(len(texts))  # again: other requests may have started meanwhile
         end_ids = frozenset(self.supervisor.info.end_ids)
         job = RequestStream(texts, self.metrics, self._ended, end_ids)
         self.jobs.add(job)
@@ -73,7 +73,7 @@ class Service:
             job.fail(error)
 
     async def update_gauges(self) -> None:
-        """Bring the metrics about the engine up to date; they stay as they are where it does not answer."""
+        """Update the gauges of the engine; those that it does not report in time stay as they are."""
         problem = self.supervisor.problem
         self.metrics.up.set(not problem)
         self.metrics.restarts.set(self.supervisor.restarts)
@@ -84,7 +84,7 @@ class Service:
             self.metrics.kv.set(found.n_used / max(1, found.n_ctx))
 
     def _check_accepting(self, n: int) -> None:
-        """Raises what `start` does about the number of texts."""
+        """Raises ResourceError while the server shuts down, BusyError if n more texts are too many."""
         if self.draining:
             raise ResourceError("the server is shutting down", "ask again when it is back")
         most = self.n_slots + self.settings.queue
@@ -101,7 +101,7 @@ class Service:
 
 
 def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:
-    """The spec n times; choice i has the i-th seed derived from the request's."""
+    """The spec n times, with different seeds derived from the request's."""
     params = spec.request.params
     if n == 1:
         return [spec]

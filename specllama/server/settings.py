@@ -17,12 +17,12 @@ ANY_NAME = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """names: for the model, of which the first one is shown and "*" stands for any. keys: API keys, one of
-    which a client must send; () lets everybody in. queue: texts that may wait for a slot. seconds: limit of a
-    request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
-    client to send its request, and for which sent bytes may stay unread. hosts, origins: names of this server
-    and web pages that are let in, in addition to those of the address itself. sampling, variables: of
-    requests that set none. Raises UsageError.
+    """names: of the model; the first one is shown, "*" accepts any. keys: API keys, one of which a client
+    must send; () requires none. queue: texts that may wait for a slot. seconds: limit of a request, 0 for
+    none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a client to send its
+    request, and for sent bytes to be read. hosts, origins: names of this server and origins of web pages that
+    are accepted, in addition to those of the address itself. sampling, variables: defaults of requests.
+    Raises UsageError.
     """
 
     load: LoadSettings

@@ -1,4 +1,4 @@
-"""Keeps an engine process running: loads it, notices its end at once, starts another one with back-off.
+"""Keeps an engine process running: loads it, notices its end at once, restarts it with back-off.
 
 Knows no HTTP and no requests.
 """
@@ -14,10 +14,10 @@ from specllama.client.loop_client import LoopClient
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
 
-WAIT_SECONDS = 5.0  # for which a request waits for an engine that is being started
+WAIT_SECONDS = 5.0  # that a request waits for an engine that is starting
 SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
-_DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the number of ends in a row
-_LONG_LIFE = 60.0  # seconds of life after which an end does not count as one in a row
+_DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the number of failures in a row
+_LONG_LIFE = 60.0  # seconds; the failure of an engine that ran longer starts a new row
 Say = Callable[[str], None]
 Answer = TypeVar("Answer", protocol.Tokenized, protocol.Detokenized, protocol.Rendered, protocol.Slots)
 
@@ -25,8 +25,8 @@ Answer = TypeVar("Answer", protocol.Tokenized, protocol.Detokenized, protocol.Re
 class Supervisor:
     """One engine process after another.
 
-    say: gets lines for the operator. log: where llama.cpp's log goes. loaded: by the last engine, None
-    before that. restarts: engine processes started after the end of another one.
+    say: gets lines for the operator. log: where llama.cpp's log goes. loaded: reported by the last engine,
+    None before that. restarts: engine processes started after the end of another one.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Supervisor:
         self._say, self._log, self._progress = say, log, progress
         self._client: LoopClient | None = None
         self._ready = asyncio.Event()
-        self._why: SpecllamaError | None = None  # the last engine ended
+        self._why: SpecllamaError | None = None  # why the last engine ended
 
     async def run(self) -> None:
         """Keep an engine running until cancelled. Raises what the first load raises."""
@@ -68,7 +68,7 @@ class Supervisor:
         await self._ready.wait()
 
     async def client(self) -> LoopClient:
-        """The engine; waits WAIT_SECONDS for one that is being started. Raises EngineDiedError."""
+        """The client of the engine; waits WAIT_SECONDS for one that is starting. Raises EngineDiedError."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._ready.wait()
@@ -97,7 +97,7 @@ class Supervisor:
     async def query(
         self, question: Callable[[int], protocol.Question], answer: type[Answer], seconds: float | None = None
     ) -> Answer:
-        """The engine's answer, of this type, to a question that is made of its id.
+        """The engine's answer to a question. question: makes it from an id; answer: the type of the answer.
 
         Raises the engine's error, TimeoutError after `seconds`.
         """
@@ -120,7 +120,7 @@ class Supervisor:
         return found
 
     async def _run_once(self) -> None:
-        """Run one engine process to its end. Raises why it ended."""
+        """Run one engine process to its end. Raises the error that ended it."""
         ended = asyncio.Event()
         client = LoopClient(self._log, self._say, ended.set)
         try:

@@ -19,11 +19,11 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class ServingRow:
-    """A series at a concurrency. None for figures that nothing was measured for.
+    """A series at a concurrency. None for figures that were not measured.
 
     runs: number of cells; tps: tokens per second of all clients together; ttft: to the first text; gap:
     between tokens; total: to the end of an answer. answers: completed ones; failed: incomplete ones; refused:
-    429s, also those of requests that were answered later.
+    429s, also of requests that were answered later.
     """
 
     series: str

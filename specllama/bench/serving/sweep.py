@@ -81,7 +81,7 @@ def body(settings: SweepSettings, cell: ServingCell, number: int, model: str) ->
     request |= {"seed": 1000 * cell.run + number, "stream": True, "stream_options": {"include_usage": True}}
     if settings.ignore_eos:
         request["ignore_eos"] = True
-    if cell.series != SERVED:  # request history would know each text the second time
+    if cell.series != SERVED:  # with request history the second series would copy the texts of the first
         request["speculation"] = {"enabled": cell.series == SPECULATIVE, "memory": False}
     return request
 

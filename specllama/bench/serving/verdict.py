@@ -1,4 +1,4 @@
-"""The figures of a sweep in sentences, and the notes that they have to be read with. Prints nothing."""
+"""The figures of a sweep in sentences, and notes on how to read them. Prints nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from specllama.bench.serving.summary import ServingRow, ServingSummary
 from specllama.bench.serving.sweep import PLAIN
 
-_CACHED = 0.25  # share of cached prompt tokens from which a note says so
+_CACHED = 0.25  # share of cached prompt tokens above which there is a note
 
 
 def name(about: Mapping[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""The APIs that the server speaks: one package or module each: its requests, writer, routes, errors."""
+"""The APIs that the server offers, one package or module each: its requests, writer, routes, errors."""

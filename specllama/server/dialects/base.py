@@ -1,7 +1,7 @@
-"""What an API is to the rest of the server: routes, the shape of its errors, and the paths that are its own.
+"""What the server needs of an API: its routes, the shape of its errors, and the paths that belong to it.
 
 An endpoint gets an `ApiRequest`: the one place where the routes of all APIs read bodies, check model names
-and start answers.
+and start generations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specllama.server.supervisor import Say
 
 
 class ApiRequest:
-    """One HTTP request, and what its endpoint may do for it. say: gets lines for the operator."""
+    """One HTTP request, and the operations of its endpoint. say: gets lines for the operator."""
 
     def __init__(self, http: Request, service: Service, say: Say) -> None:
         self._http, self._say = http, say
@@ -39,11 +39,11 @@ class ApiRequest:
         return self._http.path_params
 
     async def body(self, model: type[Model]) -> Model:
-        """The body as this model. Raises UsageError, which names the field."""
+        """The body, parsed and checked as this model. Raises UsageError, which names the field."""
         return await body.read(self._http, partial(checked, model), self.settings.client_seconds)
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFoundError for a model that is not served; None is the one that is."""
+        """Raises NotFoundError for a model that is not served. None: the served one."""
         if name is not None and not self.settings.serves(name):
             served = ", ".join(self.settings.shown_names)
             raise NotFoundError(f"there is no model {name!r} here, this server has {served}")
@@ -62,9 +62,9 @@ class ApiRequest:
         stream: bool = False,
         memory: bool = True,
     ) -> Response:
-        """Start n texts of each spec; the response writes them as they come.
+        """Start n texts of each spec; the response writes them as they are generated.
 
-        memory: whether earlier texts of this client may serve as drafts, and this one for later ones. Raises
+        memory: whether to draft from earlier texts of this client, and later ones from this text. Raises
         BusyError, EngineDiedError, ResourceError.
         """
         owner = self._http.scope.get("specllama.owner", "") if memory else None
@@ -80,8 +80,8 @@ Endpoint = Callable[[ApiRequest], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """One operation. summary: for the OpenAPI document, "" leaves it out there. body: what requests must
-    hold, None where they need no body. open: no key is needed.
+    """One operation. summary: for the OpenAPI document, "" leaves it out there. body: the model of request
+    bodies, None for no body. open: needs no API key.
     """
 
     method: str
@@ -94,8 +94,8 @@ class ApiRoute:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API. prefixes: paths on which all errors have its shape, also those of middleware and of routes
-    that do not exist.
+    """One API. prefixes: paths below which all errors have its shape, also those of the middleware and of
+    unknown routes.
     """
 
     error_body: ErrorBody

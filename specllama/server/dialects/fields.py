@@ -1,4 +1,4 @@
-"""From the JSON object of a request to a checked model of pydantic; the fields that have no effect here.
+"""From the JSON object of a request to a checked pydantic model; the fields that have no effect here.
 
 A field that would change the text and is not supported is an error that names it. null means absent.
 """
@@ -91,11 +91,11 @@ def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
 
 def _field_error(error: ValidationError) -> FieldError:
     found = error.errors(include_url=False, include_context=False)
-    # Of a union's errors, one inside a member says more than that it is none of the members.
+    # Of a union's errors, one inside a member is more helpful than "matches no member".
     first = min(found, key=lambda e: e["type"].endswith("_type"))
     names, path = _field_names(), list(first["loc"])
     name = ""
-    for i, part in enumerate(path):  # between them are the names of pydantic's types
+    for i, part in enumerate(path):  # pydantic puts names of its types in between
         if isinstance(part, int):
             name += f"[{part}]"
         elif part in names or (i == len(path) - 1 and first["type"] == "extra_forbidden"):

@@ -1,4 +1,4 @@
-"""What writes an answer: an API's form of the one stream of events."""
+"""The interface that writes an answer: the stream of events in the form of an API."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specllama.server.events import Accumulator, Event
 class DialectWriter(Protocol):
     """Writes one answer.
 
-    fold: the events so far. media_type: of a stream. ping: bytes that a stream may carry between events and
-    that clients ignore.
+    fold: the events so far. media_type: of a stream. ping: bytes to keep a stream alive
+    between events; clients ignore them.
     """
 
     fold: Accumulator
@@ -34,7 +34,7 @@ class DialectWriter(Protocol):
         ...
 
     def answer(self) -> dict[str, Any]:
-        """The answer in one piece: what `fold` holds."""
+        """The whole answer, from `fold`."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""Who is let in: the Host of a request, the Origin of a web page, the API key; and the log of requests.
+"""Access checks: the Host of a request, the Origin of a web page, the API key; and the log of requests.
 
-Nothing that a client sends as a secret or as text is logged. Knows no engine.
+Neither secrets nor texts of a client are logged. Knows no engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METHODS, _MAX_AGE = "GET, POST, OPTIONS", "600"
 
 
 class Keys:
-    """The API keys. They are compared in constant time, all of them whichever fits."""
+    """The API keys. Comparison takes constant time, and goes through all keys even after a match."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
@@ -39,7 +39,7 @@ class Keys:
         return bool(self._digests)
 
     def owner(self, headers: Headers) -> str:
-        """A name, which is no secret, for the key in `Authorization: Bearer` or `x-api-key`; "" for none."""
+        """A name, not secret, of the key in `Authorization: Bearer` or `x-api-key`; "" for a wrong key."""
         given = []
         for name, value in headers.raw:
             if name == b"x-api-key":
@@ -51,7 +51,7 @@ class Keys:
 
 
 class AccessMiddleware:
-    """The outermost middleware: checks who asks, gives each request an id, logs and counts it.
+    """The outermost middleware: checks access, gives each request an id, logs and counts it.
 
     errors: writes refusals. paths: those counted by name. open_paths: those that need no key and are not
     logged.
@@ -83,7 +83,7 @@ class AccessMiddleware:
         scope["specllama.id"] = id_
         origin = headers.get("origin", "").rstrip("/").lower()
 
-        async def marked(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -96,19 +96,19 @@ class AccessMiddleware:
             await send(message)
 
         async def refuse(error: SpecllamaError) -> None:
-            await self._errors.response(error, scope["path"], id_)(scope, receive, marked)
+            await self._errors.response(error, scope["path"], id_)(scope, receive, send_with_headers)
 
         try:
             problem = self._problem(scope, headers, origin)
             if problem is not None:
                 await refuse(problem)
             elif scope["method"] == "OPTIONS" and origin:
-                await _preflight(headers, marked)
+                await _preflight(headers, send_with_headers)
             else:
-                await self._app(scope, receive, marked)
+                await self._app(scope, receive, send_with_headers)
         except ClientGoneError:
             pass
-        except Exception as error:  # noqa: BLE001 - the last line of defence; the operator reads it
+        except Exception as error:  # noqa: BLE001 - the last resort; the operator gets a line
             self._say(f"{id_} {unexpected(error)}")
             if not status:
                 await refuse(SpecllamaError("something unexpected went wrong"))
@@ -140,7 +140,7 @@ class AccessMiddleware:
 
 
 async def _preflight(headers: Headers, send: Send) -> None:
-    """Answer a browser that checks whether a page may send a request; only allowed origins come here."""
+    """Answer a browser's preflight request; only those of allowed origins get here."""
     requested = headers.get("access-control-request-headers", "")
     names = ", ".join(
         n for n in map(str.strip, requested.split(",")) if re.fullmatch(r"[A-Za-z0-9-]{1,64}", n)
@@ -156,7 +156,7 @@ async def _preflight(headers: Headers, send: Send) -> None:
 
 
 def unexpected(error: BaseException) -> str:
-    """A line about an error that was not foreseen: its type and place, none of its text."""
+    """A line about an unexpected error: its type and place, not its text."""
     frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     where = f" in {PurePath(frame.filename).name}, line {frame.lineno}" if frame else ""
     return f"unexpected {type(error).__name__}{where}; please report it"

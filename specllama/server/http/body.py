@@ -17,14 +17,14 @@ from specllama.errors import UsageError
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
 
 MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
-_LARGE = 64 * 1024  # bytes that are parsed in a thread, so that other requests do not wait
-_DISCARDED = 8 * MAX_BYTES  # of a body that is too large, so that its sender comes to read the answer
+_LARGE = 64 * 1024  # bytes; larger bodies are parsed in a thread, so that other requests do not wait
+_DISCARDED = 8 * MAX_BYTES  # bytes read of a body that is too large, so that its sender reads the answer
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 Checked = TypeVar("Checked")
 
 
 async def read(request: Request, check: Callable[[dict[str, Any]], Checked], seconds: float) -> Checked:
-    """What `check` makes of the JSON object in a request's body, which must arrive within `seconds`.
+    """The result of `check` on the JSON object in a request's body, which must arrive within `seconds`.
 
     Raises UsageError, BodyTooLargeError, BodyTooSlowError, and what `check` raises.
     """
@@ -61,7 +61,7 @@ async def _received(request: Request, seconds: float) -> bytes:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The JSON object that these bytes are. Raises UsageError."""
+    """Parse bytes as a JSON object. Raises UsageError."""
     try:
         data = json.loads(body, parse_constant=_refuse)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""Connections of slow clients: requests that never end, more connections than the server can hold.
+"""Limits on connections: requests that arrive too slowly, more connections than the server can hold.
 
-uvicorn alone waits forever for the head of a request. Knows the states of HTTP/1.1, no routes and no engine.
+uvicorn itself waits forever for the head of a request. Knows the states of HTTP/1.1, no routes and no engine.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from specllama.server.http.errors import BodyTooSlowError, ErrorResponder
 
 HEAD_SECONDS = 10.0  # for the head of a request, at most
 _SPARE = 512  # connections in addition to those whose requests run or wait
-_REFUSABLE = 64  # further ones, which get an answer that says so
-_SETTLED_SECONDS = 1.0  # after which a connection without a request may be closed to make room
-_OTHER_FILES = 128  # that the process may have open
+_REFUSABLE = 64  # further connections, which are answered with a 503
+_SETTLED_SECONDS = 1.0  # a connection idle for longer may be closed to make room
+_OTHER_FILES = 128  # open files of the process in addition to connections
 
 
 class Connection(H11Protocol):
-    """uvicorn's, closed where a head takes longer than head_seconds, or a body that is not read.
+    """uvicorn's connection, closed if a head takes longer than head_seconds, or the rest of an unread body.
 
-    Where more than n_most are open, the one that has been idle longest is closed; where all have requests,
-    the new one gets a 503. Slow readers are left to StreamingResponse, idle clients to uvicorn's keep-alive.
-    errors: writes what is refused here.
+    If more than n_most are open, the one that has been idle longest is closed; if all have requests, the new
+    one gets a 503. StreamingResponse limits slow readers, uvicorn's keep-alive limits idle clients. errors:
+    writes refusals.
     """
 
     head_seconds = HEAD_SECONDS
@@ -60,11 +60,11 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # else it is idle, which uvicorn's keep-alive limits
+        if self.conn.their_state is h11.SEND_BODY:  # else it is idle, and uvicorn's keep-alive limits it
             self._watch()
 
     def _watch(self) -> None:
-        """Have the timer run while a head is awaited, or the rest of a body after its answer."""
+        """Run the timer while the head of a request is awaited, or the rest of a body after its answer."""
         theirs = self.conn.their_state
         if self.transport.is_closing() or not (theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.idle)):
             self._stop()
@@ -110,13 +110,13 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An application for a connection that is one too many."""
+        """The application of a connection beyond the limit."""
         error = ResourceError("too many connections are open", "ask again later")
         await self.errors.response(error, scope["path"], close=True)(scope, receive, send)
 
 
 def limited(seconds: float, n_requests: int, errors: ErrorResponder) -> type[Connection]:
-    """Connections on which requests must arrive within `seconds`, enough of them for n_requests requests.
+    """A class of connections: requests must arrive within `seconds`; there may be enough for n_requests.
 
     Raises the process's limit on open files as far as that needs and the system allows.
     """

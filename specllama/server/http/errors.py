@@ -1,7 +1,7 @@
 """From an exception to the response that a client gets: its status, headers and body.
 
-The status belongs to the type of the error: specllama/errors.py has the whole table, and here are the errors
-that only HTTP knows. The body has the shape of the API that the path belongs to; this module knows no API.
+The type of an error determines its status: specllama/errors.py has the whole table, and here are the errors
+of HTTP itself. The body has the shape of the API that the path belongs to; this module knows no API.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BodyTooSlowError(UsageError):
 
 
 class ClientGoneError(Exception):
-    """The client has left: there is nobody to respond to."""
+    """The client has closed the connection: no response can be sent."""
 
 
 class ErrorResponder:
@@ -64,7 +64,7 @@ class ErrorResponder:
         body that was not read to its end.
         """
         write = next((w for p, w in self._shapes if path == p or path.startswith(f"{p}/")), self._default)
-        content = json.dumps(write(error, request_id)).encode()  # ASCII, whatever the message quotes
+        content = json.dumps(write(error, request_id)).encode()  # ASCII, whatever characters the message has
         status = error.http_status
         headers = {"content-type": "application/json", **_headers(error)}
         if close or status in (408, 413):

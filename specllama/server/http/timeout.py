@@ -1,4 +1,4 @@
-"""Time limits on what happens once a token: a timer that is restarted when it fires, not at each token."""
+"""Time limits on operations that happen at every token: a timer that is rescheduled only when it fires."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class IdleTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """The time starts now, whether or not an earlier one has ended."""
+        """Start the time, again if it runs already."""
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._check)
 
     def end(self) -> None:
-        """It ended in time."""
+        """Stop the time: the operation ended."""
         self._since = None
 
     def close(self) -> None:
-        """Nothing begins any more."""
+        """Cancel the timer for good."""
         self._since = None
         if self._timer is not None:
             self._timer.cancel()

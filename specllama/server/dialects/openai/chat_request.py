@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions, and the messages in it as chat templates know them."""
+"""The body of /v1/chat/completions, and its messages in the form of chat templates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Message(Body):
 
 
 class JsonSchema(Body):
-    """response_format.json_schema. The schema holds, strict or not; the other fields change nothing."""
+    """response_format.json_schema. The schema is enforced, strict or not; other fields have no effect."""
 
     name: str | None = None
     description: str | None = None
@@ -91,7 +91,7 @@ class TemplateInput(Body):
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
 
     def parts(self) -> tuple[list[dict[str, Any]], str]:
-        """The messages for the template, and the beginning of the answer where the last message is one.
+        """The messages for the template, and the prefix of the answer if the last message is the assistant's.
 
         Raises FieldError.
         """

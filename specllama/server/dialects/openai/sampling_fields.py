@@ -1,4 +1,4 @@
-"""The fields that chat completions and completions share; those of sampling come from SamplingParams."""
+"""The fields that chat completions and completions share; the sampling fields are made of PARAMETERS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class StreamOptions(Body):
-    """include_usage: a last chunk has the figures. The others change nothing."""
+    """include_usage: a last chunk with the usage. The other fields have no effect."""
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
@@ -25,9 +25,9 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """enabled: False decodes plainly, to the same text. max: draft tokens of a round at most. trace: each
-    chunk of a stream says which drafter its tokens came from. memory: False takes no drafts from earlier
-    requests and lets later ones take none from this.
+    """enabled: False decodes plainly, to the same text. max: most draft tokens per round. trace: each chunk
+    of a stream names the drafters of its tokens. memory: False neither drafts from earlier requests nor lets
+    later ones draft from this one.
     """
 
     enabled: bool = True
@@ -72,7 +72,7 @@ else:
 
 
 class SamplingFields(ParameterFields):
-    """How to generate, whatever the prompt. Of several names of a parameter, the first one given counts."""
+    """How to generate, without the prompt. Of several names of a parameter, the first one given counts."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     stream: bool = False
@@ -81,7 +81,7 @@ class SamplingFields(ParameterFields):
     speculation: Speculation = Speculation()
 
     def sampling(self, **more: Any) -> dict[str, Any]:
-        """The parameters of SamplingParams that are set; `more` are those of the dialect's own form.
+        """The parameters of SamplingParams that are set. more: those whose fields are special to the route.
 
         Raises FieldError.
         """

@@ -1,7 +1,7 @@
-"""The figures of an answer in the three dialects that tools read (llama-server's timings, vLLM's metrics,
+"""The figures of an answer in the three forms that tools read (llama-server's timings, vLLM's metrics,
 OpenAI's usage) and in our own.
 
-All are made of the same counters, so that they agree. Times are in seconds unless named ms.
+All are computed from the same counters, so that they agree. Times are in seconds unless named ms.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _timings(stats: Iterable[RunStats]) -> dict[str, Any]:
     prompt_n = sum(s.n_prompt - s.n_reused for s in all_)
     predicted_n = sum(s.n_predict for s in all_)
     prompt, predicted = sum(s.encode_seconds for s in all_), sum(s.decode_seconds for s in all_)
-    decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first token comes with the prompt
+    decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first token comes from the prompt's decode
     return {
         "prompt_n": prompt_n,
         "cache_n": sum(s.n_reused for s in all_),

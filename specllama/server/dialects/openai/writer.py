@@ -41,8 +41,8 @@ def new_id(prefix: str) -> str:
 
 @dataclass(slots=True)
 class ResponseOptions:
-    """How a client wants its answer. usage_chunk: usage in a chunk of its own. trace: each chunk says which
-    drafter its tokens came from. speculate: whether drafts were allowed. created: seconds since the epoch.
+    """How a client wants its answer. usage_chunk: usage in a chunk of its own. trace: each chunk names the
+    drafters of its tokens. speculate: whether drafts were allowed. created: seconds since the epoch.
     """
 
     model: str
@@ -54,7 +54,7 @@ class ResponseOptions:
 
 
 class OpenAIWriter:
-    """A DialectWriter, whose subclasses know the form of a choice."""
+    """A DialectWriter; subclasses write the choices."""
 
     prefix, chunk_object, answer_object = "", "", ""
     media_type, ping = "text/event-stream", b": waiting\n\n"
