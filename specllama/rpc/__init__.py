@@ -1,1 +1,1 @@
-"""RPC workers as their callers see them: addresses, and whether what listens there can be used."""
+"""RPC workers as seen by their clients: addresses, and a check whether a worker can be used."""

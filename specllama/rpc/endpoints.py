@@ -1,6 +1,6 @@
-"""Where RPC workers are: their names in lists, and addresses to listen at. ggml's RPC knows IPv4 only.
+"""Parses lists of RPC workers and resolves addresses. ggml's RPC supports IPv4 only.
 
-Knows nothing of the protocol (client/probe.py) and nothing of llama.cpp.
+Knows nothing of the protocol (rpc/probe.py) and nothing of llama.cpp.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from specllama.errors import NetworkError, ResourceError, UsageError, option
 
 PORT = 50052
-MAX_WORKERS = 16  # llama_max_devices
+MAX_WORKERS = 16  # llama_max_devices()
 _HOST = r"[A-Za-z0-9._-]{1,253}"
 
 
 def endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Workers as "host:port", from a list separated by commas or a list of them; the port may be left out.
-
-    Raises UsageError.
+    """Workers as "host:port", from a comma-separated string or a list; the port may be omitted. Raises
+    UsageError.
     """
     parts = given.split(",") if isinstance(given, str) else given
     found = [_endpoint(part) for part in parts]
@@ -35,8 +34,8 @@ def endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
 def _endpoint(text: str) -> str:
     text = text.strip()
     if text.count(":") > 1:
-        known = "ggml's RPC knows IPv4 addresses and names only"
-        raise UsageError(f": {text!r} is not host:port; {known}", option="rpc")
+        supported = "ggml's RPC supports IPv4 addresses and host names only"
+        raise UsageError(f": {text!r} is not host:port; {supported}", option="rpc")
     found = re.fullmatch(rf"({_HOST})(?::([0-9]{{1,5}}))?", text)
     port = int(found[2] or PORT) if found else 0
     if not found or not 0 < port < 1 << 16:
@@ -46,7 +45,7 @@ def _endpoint(text: str) -> str:
 
 
 def find_worker(endpoint: str) -> tuple[str, int]:
-    """The IPv4 address and port of "host:port". Raises NetworkError where the name is unknown."""
+    """The IPv4 address and port of "host:port". Raises NetworkError if the name cannot be resolved."""
     host, _, port = endpoint.rpartition(":")
     try:
         found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
@@ -59,14 +58,14 @@ def find_worker(endpoint: str) -> tuple[str, int]:
 
 
 def listen_address(host: str, port: int) -> tuple[str, int]:
-    """Where a worker can listen: the IPv4 address and the port, a free one for port 0. Raises UsageError for
-    no address of this machine, ResourceError where the port is taken or needs more rights.
+    """The IPv4 address and port at which a worker can listen; port 0 becomes a free one. Raises UsageError if
+    the host is not an address of this machine, ResourceError if the port is in use or not permitted.
     """
     if not 0 <= port < 1 << 16:
         raise UsageError(f"must be from 0 to 65535, not {port}", option="port")
     if ":" in host:
         raise UsageError(
-            f"{host}: ggml's RPC knows IPv4 only", "give an IPv4 address, as 127.0.0.1", option="host"
+            f"{host}: ggml's RPC supports IPv4 only", "give an IPv4 address, as 127.0.0.1", option="host"
         )
     try:
         if not re.fullmatch(_HOST, host):

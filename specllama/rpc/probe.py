@@ -1,10 +1,10 @@
-"""Whether what answers at an address is an RPC worker that can be used.
+"""Checks whether an RPC worker that can be used listens at an address.
 
-Speaks the opening of ggml's protocol over plain sockets, so that a wrong host, another version or a web
-server is an error with a reason: ggml itself ends the process on all of them.
+Speaks the start of ggml's protocol over plain sockets, so that a wrong host, another version or a web server
+gives an error with a reason: ggml itself aborts the process in all these cases.
 
-Little-endian: a request is a command (1 byte), a size (8), data; an answer is a size (8), data. Read in
-ggml-rpc.cpp of llama-cpp-python 0.3.36.
+Format, little-endian: a request is a command (1 byte), a size (8 bytes) and data; a response is a size
+(8 bytes) and data. Source: ggml-rpc.cpp in llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from specllama.errors import NetworkError, SpecllamaError, UsageError
 from specllama.rpc.endpoints import PORT, find_worker
 
-PROTOCOL = (7, 0)  # RPC_PROTO_MAJOR_VERSION, and the newest MINOR that this build's client takes
+PROTOCOL = (7, 0)  # RPC_PROTO_MAJOR_VERSION, and the newest MINOR that this build's client accepts
 PROBE_SECONDS = 5.0
 _GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 11, 14, 15
-_CAPABILITIES = bytes(24)  # of transports beyond TCP: none
+_CAPABILITIES = bytes(24)  # no transports besides TCP
 _MAX_DEVICES = 64
 _NUDGE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """An idle RPC worker. endpoint: as it was named; address: IPv4:port; devices: (free, total) bytes of
-    each.
+    """An idle RPC worker. endpoint: as given by the user; address: IPv4:port; devices: (free, total) bytes of
+    each device.
     """
 
     endpoint: str
@@ -45,45 +45,45 @@ class Worker:
 
 
 def probe(endpoint: str, seconds: float = PROBE_SECONDS) -> Worker:
-    """What answers at an endpoint, within about so many seconds. Raises NetworkError where that is no idle
-    RPC worker of this build's version.
+    """The worker at an endpoint, within about `seconds`. Raises NetworkError unless an idle RPC worker with
+    this build's protocol version responds.
     """
     deadline = time.monotonic() + seconds
     address = find_worker(endpoint)
     with _connect(endpoint, address, deadline) as sock:
-        talk = _Talk(sock, deadline)
+        connection = _Connection(sock, deadline)
         try:
-            version = _hello(talk, endpoint, address, deadline)
-            (count,) = struct.unpack("<I", talk.ask(_DEVICE_COUNT, b"", 4))
+            version = _hello(connection, endpoint, address, deadline)
+            (count,) = struct.unpack("<I", connection.request(_DEVICE_COUNT, b"", 4))
             if not 0 < count <= _MAX_DEVICES:
                 raise _ForeignError(struct.pack("<I", count))
-            asked = (talk.ask(_GET_DEVICE_MEMORY, struct.pack("<I", i), 16) for i in range(count))
-            memory = tuple((free, total) for free, total in (struct.unpack("<QQ", m) for m in asked))
+            replies = (connection.request(_GET_DEVICE_MEMORY, struct.pack("<I", i), 16) for i in range(count))
+            memory = tuple((free, total) for free, total in (struct.unpack("<QQ", m) for m in replies))
         except _ForeignError as error:
-            raise NetworkError(f"{endpoint} is no RPC worker: {error}", _hint(endpoint)) from None
+            raise NetworkError(f"{endpoint} is not an RPC worker: {error}", _hint(endpoint)) from None
         except TimeoutError:
-            raise _silent(talk, endpoint, seconds) from None
+            raise _silent(connection, endpoint, seconds) from None
         except OSError as error:
             raise NetworkError(
-                f"the RPC worker {endpoint} broke the connection off: {error}", _hint(endpoint)
+                f"the RPC worker {endpoint} closed the connection: {error}", _hint(endpoint)
             ) from None
     return Worker(endpoint, f"{address[0]}:{address[1]}", version, memory)
 
 
 def probe_all(
-    wanted: Iterable[str], seconds: float = PROBE_SECONDS
+    endpoints: Iterable[str], seconds: float = PROBE_SECONDS
 ) -> list[tuple[str, Worker | SpecllamaError]]:
-    """What answers at each of several endpoints, asked at the same time, in their order. Never raises."""
-    names = list(wanted)
+    """The worker at each endpoint, or the error; all are probed at the same time. Never raises."""
+    names = list(endpoints)
     found: dict[str, Worker | SpecllamaError] = {}
 
-    def ask(endpoint: str) -> None:
+    def probe_one(endpoint: str) -> None:
         try:
             found[endpoint] = probe(endpoint, seconds)
         except SpecllamaError as error:
             found[endpoint] = error
 
-    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
+    threads = [threading.Thread(target=probe_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 2 * seconds
@@ -93,12 +93,12 @@ def probe_all(
     return [(name, found.get(name) or NetworkError(late.format(name), _hint(name))) for name in names]
 
 
-def find_workers(wanted: Iterable[str]) -> list[Worker]:
-    """All of several workers. Raises NetworkError for the first that is none, UsageError where two names mean
-    the same one.
+def find_workers(endpoints: Iterable[str]) -> list[Worker]:
+    """The workers at all endpoints. Raises NetworkError for the first that cannot be used, UsageError if two
+    endpoints are the same worker.
     """
     ready: list[Worker] = []
-    for endpoint, found in probe_all(wanted):
+    for endpoint, found in probe_all(endpoints):
         if isinstance(found, SpecllamaError):
             raise found
         for other in ready:
@@ -112,18 +112,20 @@ def _connect(endpoint: str, address: tuple[str, int], deadline: float) -> socket
     try:
         return socket.create_connection(address, max(0.01, deadline - time.monotonic()))
     except ConnectionRefusedError:
-        why = "nothing listens there"
+        reason = "nothing listens there"
     except TimeoutError:
-        why = "no answer; the machine is off, or a firewall is between"
+        reason = "no answer; the machine is off, or a firewall is in between"
     except OSError as error:
-        why = error.strerror or str(error)
-    raise NetworkError(f"the RPC worker {endpoint} cannot be reached: {why}", _hint(endpoint))
+        reason = error.strerror or str(error)
+    raise NetworkError(f"the RPC worker {endpoint} cannot be reached: {reason}", _hint(endpoint))
 
 
-def _hello(talk: _Talk, endpoint: str, address: tuple[str, int], deadline: float) -> tuple[int, int, int]:
-    """The version of a worker that fits. Raises NetworkError, _ForeignError, TimeoutError, OSError."""
+def _hello(
+    connection: _Connection, endpoint: str, address: tuple[str, int], deadline: float
+) -> tuple[int, int, int]:
+    """The protocol version of a compatible worker. Raises NetworkError, _ForeignError, OSError."""
     try:
-        major, minor, patch = talk.ask(_HELLO, _CAPABILITIES, 28)[:3]
+        major, minor, patch = connection.request(_HELLO, _CAPABILITIES, 28)[:3]
     except ConnectionError:
         major, minor, patch = _old_version(endpoint, address, deadline)
     if major == PROTOCOL[0] and minor <= PROTOCOL[1]:
@@ -136,24 +138,27 @@ def _hello(talk: _Talk, endpoint: str, address: tuple[str, int], deadline: float
 
 
 def _old_version(endpoint: str, address: tuple[str, int], deadline: float) -> tuple[int, int, int]:
-    """Up to version 3 the greeting was empty, and a worker hangs up at another one."""
+    """The version of a worker of protocol version 3 or older, whose HELLO has no data: it closes the
+    connection on any other.
+    """
     with contextlib.suppress(_ForeignError, OSError), _connect(endpoint, address, deadline) as sock:
-        major, minor, patch = _Talk(sock, deadline).ask(_HELLO, b"", 3)
+        major, minor, patch = _Connection(sock, deadline).request(_HELLO, b"", 3)
         return major, minor, patch
     raise NetworkError(
-        f"{endpoint} is no RPC worker, or one of another version: it hangs up at the greeting",
+        f"{endpoint} is not an RPC worker, or one of another version: it closes the connection at the "
+        "greeting",
         _hint(endpoint),
     )
 
 
-def _silent(talk: _Talk, endpoint: str, seconds: float) -> NetworkError:
-    """What takes the connection and says nothing: a web server that waits for the end of a line, or a worker
-    with another client.
+def _silent(connection: _Connection, endpoint: str, seconds: float) -> NetworkError:
+    """The error for a peer that accepts the connection and does not respond: a web server that waits for the
+    end of a line, or a worker that is busy with another client.
     """
-    if said := talk.nudge():
-        return NetworkError(f"{endpoint} is no RPC worker: {_ForeignError(said)}", _hint(endpoint))
+    if response := connection.nudge():
+        return NetworkError(f"{endpoint} is not an RPC worker: {_ForeignError(response)}", _hint(endpoint))
     return NetworkError(
-        f"the RPC worker {endpoint} takes the connection and does not answer within {seconds:g} s: it is "
+        f"the RPC worker {endpoint} accepts the connection and does not answer within {seconds:g} s: it is "
         "busy with another client, hangs, or is something else",
         "a worker serves one client at a time: wait for the other one, or start a second worker there",
     )
@@ -168,22 +173,22 @@ def _hint(endpoint: str) -> str:
 
 
 class _ForeignError(Exception):
-    """Bytes that no RPC worker sends."""
+    """The response is not one of ggml's protocol."""
 
     def __init__(self, raw: bytes) -> None:
         web = raw.startswith((b"HTTP", b"<"))
         super().__init__("it answers as a web server" if web else f"it answers {raw[:24]!r}")
 
 
-class _Talk:
-    """Requests and answers over a connection until a deadline; TimeoutError beyond it."""
+class _Connection:
+    """Requests and responses over a socket until a deadline (monotonic seconds); TimeoutError after it."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock, self._deadline = sock, deadline
 
-    def ask(self, command: int, data: bytes, size: int) -> bytes:
-        """The answer to a request, of so many bytes. Raises _ForeignError where it is another one."""
-        self._wait()
+    def request(self, command: int, data: bytes, size: int) -> bytes:
+        """The response to a request, of `size` bytes. Raises _ForeignError for any other size."""
+        self._set_timeout()
         self._sock.sendall(struct.pack("<BQ", command, len(data)) + data)
         head = self._read(8)
         if struct.unpack("<Q", head) != (size,):
@@ -191,7 +196,7 @@ class _Talk:
         return self._read(size)
 
     def nudge(self) -> bytes:
-        """What an end of line makes it say. A busy worker finds a broken request later, and hangs up."""
+        """The response to an empty line. A busy worker reads it later as a bad request, and disconnects."""
         with contextlib.suppress(OSError):
             self._sock.settimeout(_NUDGE_SECONDS)
             self._sock.sendall(b"\r\n\r\n")
@@ -202,18 +207,18 @@ class _Talk:
         data = b""
         while len(data) < size:
             try:
-                self._wait()
+                self._set_timeout()
                 part = self._sock.recv(size - len(data))
             except TimeoutError:
                 if data:
                     raise _ForeignError(data) from None
                 raise
             if not part:
-                raise _ForeignError(data) if data else ConnectionError("it hung up")
+                raise _ForeignError(data) if data else ConnectionError("no response")
             data += part
         return data
 
-    def _wait(self) -> None:
+    def _set_timeout(self) -> None:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError

@@ -1,1 +1,1 @@
-"""The engine process. Nobody imports it: it is started as `python -m specllama.worker.main`."""
+"""The engine process, started as `python -m specllama.worker.main`. No other package imports it."""

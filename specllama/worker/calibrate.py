@@ -1,10 +1,10 @@
-"""Measures on a context what later runs need to know: t(1), how far batched rows differ from single ones, and
-the times of decodes of several rows.
+"""Measures what later runs need: t(1), by how much the logits of batched rows differ from those of single
+rows, and the times of decodes of several rows.
 
-epsilon is the 99.9 % quantile of the change of the margin between the two best scores when a row is decoded
-in a batch instead of alone; 0 where the backend is bit-equal. Kernels are chosen by the rows of a decode and
-by the cache in use, so both are recorded: from how many rows on they differ, and after how long a text.
-Memories that cannot take back any number of tokens are not measured.
+epsilon is the 99.9 % quantile of the change of the margin between the two highest logits when a row is
+decoded in a batch instead of alone; 0 if the backend is bit-equal. llama.cpp chooses kernels by the number of
+rows and by the number of cache cells in use, so both are recorded: the batch sizes that differ, and the
+length of the text before them. Memories that cannot be rolled back by any number of tokens are not measured.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ TIMED = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # rows of the decodes that are ti
 
 @dataclass(slots=True)
 class Calibration:
-    """singles: seconds of decodes of one row. changes: logits, one per compared row. widths: of the batches
-    compared, and whether all rows of all of them were bit-equal. reach: ids, the longest text after which
+    """A comparison of batched with single rows.
+
+    singles: seconds of decodes of one row. changes: of the margin in logits, one per compared row. widths:
+    batch size to whether all its rows were bit-equal. reach: length in tokens of the longest text after which
     rows were compared.
     """
 
@@ -45,6 +47,7 @@ class Calibration:
 
     @property
     def epsilon(self) -> float | None:
+        """The 99.9 % quantile of the changes of the margin, in logits."""
         return float(np.quantile(self.changes, 0.999)) if self.changes else None
 
     @property
@@ -53,23 +56,23 @@ class Calibration:
 
     @property
     def unlike(self) -> int | None:
-        """The fewest rows of a batch that were not all bit-equal; None where all were."""
+        """The smallest batch size whose rows were not all bit-equal; None if all were."""
         return min((w for w, equal in self.widths.items() if not equal), default=None)
 
     @property
     def equal_up_to(self) -> int:
-        """The most rows of a batch that were bit-equal, and in all narrower ones; 0 where none were."""
-        most = self.unlike or max(WIDTHS) + 1
-        return max((w for w in self.widths if w < most), default=0)
+        """The largest batch size up to which all rows were bit-equal; 0 if there is none."""
+        limit = self.unlike or max(WIDTHS) + 1
+        return max((w for w in self.widths if w < limit), default=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data. What was not measured is None."""
+        """The figures under their store keys; None for those that were not measured."""
         found = {"t1": self.t1, "epsilon": self.epsilon, "n_rows": self.n_rows}
         return found | {"alike": self.equal_up_to, "unlike": self.unlike, "reach": self.reach}
 
 
-def goes_back(context: Context) -> bool:
-    """Whether the context's memory takes back any tokens."""
+def can_roll_back(context: Context) -> bool:
+    """Whether the context's memory can be rolled back by any number of tokens."""
     return not context.cuts_need_checkpoint and context.max_rollback >= context.n_ctx
 
 
@@ -81,27 +84,27 @@ def measure(
     clock: Callable[[], float],
     into: Calibration | None = None,
 ) -> Calibration:
-    """Decode stretches of `ids`, which the cache holds, after them, in batches and one by one, and take them
-    out again.
+    """Compare batched with single rows: decode pieces of `ids` after `ids`, which the cache holds, in batches
+    and one by one, and remove them again.
 
-    Takes about `seconds` and leaves the cache as it was; empty where its memory refuses to go back. into:
-    what was found before, to be added to.
+    Takes about `seconds` and leaves the cache as it was, or empty if the memory refuses to be rolled back.
+    into: an earlier comparison to extend.
     """
     found, n, started, at = into if into is not None else Calibration(), len(ids), clock(), 0
-    if not goes_back(context) or n < 1 or context.n_past(seq_id) != n:
+    if not can_roll_back(context) or n < 1 or context.n_past(seq_id) != n:
         return found
-    most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n)
+    max_rows = min(context.n_outputs_max, context.n_batch, context.n_ctx - n)
     for width in cycle(WIDTHS):
         left = seconds - (clock() - started)
         # Once batches of ENOUGH_ROWS equal single rows, wider ones are compared with those.
         step = ENOUGH_ROWS if width > ENOUGH_ROWS and found.equal_up_to >= ENOUGH_ROWS else 1
         cost = (3 if step == 1 else 1) * width * min(found.singles) if found.singles else 0.0
-        fits = width <= most and cost <= left
+        fits = width <= max_rows and cost <= left
         if left <= 0 or (not fits and width == WIDTHS[0]):
             break
         if not fits:
             continue
-        rows = _stretch([ids[(at + i) % n] for i in range(width)], n, seq_id)
+        rows = _batch([ids[(at + i) % n] for i in range(width)], n, seq_id)
         at += width
         if not _compare(context, rows, step, clock, found):
             break
@@ -111,10 +114,8 @@ def measure(
 def _compare(
     context: Context, rows: Sequence[BatchRow], step: int, clock: Callable[[], float], found: Calibration
 ) -> bool:
-    """Decode the rows together and `step` at a time; False where there is no room or the cache does not go
-    back.
-    """
-    n, seq_id, width, back = rows[0].pos, rows[0].seq_id, len(rows), True
+    """Decode the rows together and `step` at a time; False without room, or if the rollback fails."""
+    n, seq_id, width, ok = rows[0].pos, rows[0].seq_id, len(rows), True
     try:
         together = context.decode(rows).copy()
         if context.truncate(seq_id, n) != n:
@@ -129,17 +130,17 @@ def _compare(
             found.widths[width] = found.widths.get(width, True) and np.array_equal(alone, batched)
         found.reach = max(found.reach, n)
     except NoRoomError:
-        back = False
-    return context.truncate(seq_id, n) == n and back
+        ok = False
+    return context.truncate(seq_id, n) == n and ok
 
 
 def missing_widths(context: Context, n_ids: int, curve: CostCurve, seconds: float) -> list[int]:
-    """The widths that the curve misses and that can be timed after so many ids, each within `seconds`."""
-    most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n_ids)
-    if n_ids < 1 or not goes_back(context):
+    """The widths without a time in the curve that can be timed after `n_ids` ids, each within `seconds`."""
+    max_rows = min(context.n_outputs_max, context.n_batch, context.n_ctx - n_ids)
+    if n_ids < 1 or not can_roll_back(context):
         return []
     t1 = curve.predict(1)
-    return [n for n in curve.unmeasured(TIMED) if n <= most and curve.upper_bound(n) + t1 < seconds]
+    return [n for n in curve.unmeasured(TIMED) if n <= max_rows and curve.upper_bound(n) + t1 < seconds]
 
 
 def time_widths(
@@ -150,10 +151,10 @@ def time_widths(
     seconds: float,
     clock: Callable[[], float],
 ) -> int:
-    """Time decodes of the widths that the curve misses, in turn, each after one of one row.
+    """Time decodes of the widths without a time in the curve, in turn, each after a decode of one row.
 
-    Stretches of `ids`, which the cache holds, are decoded after them and taken out again. Takes about
-    `seconds` at most; the number of decodes.
+    Pieces of `ids`, which the cache holds, are decoded after them and removed again. Takes about `seconds` at
+    most. Returns the number of decodes.
     """
     n, started, at, n_timed = len(ids), clock(), 0, 0
     if context.n_past(seq_id) != n:
@@ -167,18 +168,18 @@ def time_widths(
             if curve.predict(1) + curve.upper_bound(width) >= seconds - (clock() - started):
                 continue
             for rows in (1, width) if width > 1 else (1,):
-                stretch = [ids[(at + i) % n] for i in range(rows)]
+                piece = [ids[(at + i) % n] for i in range(rows)]
                 at += rows
-                took = _timed(context, _stretch(stretch, n, seq_id), clock)
-                if took is None or context.truncate(seq_id, n) != n:
+                elapsed = _timed(context, _batch(piece, n, seq_id), clock)
+                if elapsed is None or context.truncate(seq_id, n) != n:
                     return n_timed
-                curve.observe(rows, took, plain=rows == 1)
+                curve.observe(rows, elapsed, plain=rows == 1)
                 n_timed += 1
     return n_timed
 
 
 def _timed(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float | None:
-    """Seconds of a decode; None without room for it."""
+    """Seconds of a decode; None if there is no room for it."""
     started = clock()
     try:
         context.decode(rows)
@@ -187,11 +188,11 @@ def _timed(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float
     return clock() - started
 
 
-def _stretch(ids: Sequence[int], begin: int, seq_id: int) -> list[BatchRow]:
-    return [BatchRow(token, begin + i, seq_id, True) for i, token in enumerate(ids)]
+def _batch(ids: Sequence[int], first_pos: int, seq_id: int) -> list[BatchRow]:
+    return [BatchRow(token, first_pos + i, seq_id, True) for i, token in enumerate(ids)]
 
 
 def margin_change(alone: NDArray[np.float32], batched: NDArray[np.float32]) -> float:
-    """How far the distance between the two best ids of `alone` is another in `batched`, in logits."""
+    """By how much the margin between the two best tokens of `alone` changes in `batched`, in logits."""
     first, second = np.argsort(alone)[-1], np.argsort(alone)[-2]
     return float(abs((batched[first] - batched[second]) - (alone[first] - alone[second])))

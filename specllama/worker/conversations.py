@@ -1,6 +1,6 @@
-"""Conversations: the ids of earlier turns are kept, so that a next turn evaluates only what is new.
+"""Keeps the ids of earlier turns of a conversation, so that a next turn evaluates only the new text.
 
-Text turned into ids again need not give the ids that the model wrote; kept ids are what the cache holds.
+Tokenising an answer again need not give the ids that the model generated; the kept ids match the cache.
 """
 
 from __future__ import annotations
@@ -27,28 +27,27 @@ class _Turn:
 
 
 class ConversationCache:
-    """The last turns that were answered, by the id of their generation."""
+    """The most recent turns, by the id of their request."""
 
     def __init__(self) -> None:
         self._turns: OrderedDict[int, _Turn] = OrderedDict()
 
     def keep(self, id_: int, messages: list[dict[str, Any]], ids: Sequence[int], n_prompt: int) -> None:
-        """Remember a turn: the messages it answered, and the ids of its prompt and answer."""
+        """Store a turn: the messages that it answers, and the ids of its prompt and answer."""
         self._turns[id_] = _Turn(messages, list(ids), n_prompt)
         while len(self._turns) > _KEPT:
             self._turns.popitem(last=False)
 
     def ids(self, template: ChatTemplate, model: LlamaModel, message: protocol.Generate) -> list[int]:
-        """Ids of the prompt for these messages; those of the turn that they follow where the text allows.
-
-        Raises TemplateError, UsageError.
+        """Ids of the prompt for these messages. Starts with the ids of the turn that they follow if the text
+        is the same. Raises TemplateError, UsageError.
         """
         parts = template.render(message.messages or [], **message.variables)
         earlier = self._turns.get(message.follows) if message.follows is not None else None
         if earlier is not None and message.messages is not None:
-            kept = _continued(template, model, earlier, message.messages, message.variables, parts)
-            if kept is not None:
-                return kept
+            ids = _continued(template, model, earlier, message.messages, message.variables, parts)
+            if ids is not None:
+                return ids
         parts = template.continued(parts, message.prefix)
         return chat.encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
 
@@ -61,35 +60,35 @@ def _continued(
     variables: Mapping[str, Any],
     parts: Sequence[chat.PromptPart],
 ) -> list[int] | None:
-    """The earlier turn's ids and those of the text after its answer; None where the template now writes
-    another beginning (it drops the reasoning of earlier turns, or blanks around an answer).
+    """The ids of the earlier turn, then those of the text after its answer; None if the template now renders
+    the earlier turn differently (some drop its reasoning, or white space around an answer).
     """
     n = len(earlier.messages)
     if list(messages[:n]) != earlier.messages or len(messages) <= n or messages[n].get("role") != "assistant":
         return None
     ended = earlier.ids[-1] in model.end_ids
-    wrote = earlier.ids[earlier.n_prompt : -1 if ended else None]
-    # As in text.py, a character that was cut short is no text.
+    generated = earlier.ids[earlier.n_prompt : -1 if ended else None]
+    # As in detokenizer.py, an incomplete character at the end is not part of the text.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    answer = decoder.decode(b"".join(map(model.piece, wrote)))
+    answer = decoder.decode(b"".join(map(model.piece, generated)))
     if answer != messages[n].get("content"):  # it was edited, or ended by a stop string
         return None
     before = "".join(part.text for part in template.render(earlier.messages, **variables))
-    rest = _behind(parts, before + answer)
+    rest = _without_prefix(parts, before + answer)
     if rest is None:
         return None
     kept = earlier.ids[:-1] if ended else earlier.ids  # the template writes the end of the turn itself
     return [*kept, *chat.encode([part for part in rest if part.text], model.tokenize, "", False)]
 
 
-def _behind(parts: Sequence[chat.PromptPart], beginning: str) -> list[chat.PromptPart] | None:
-    """The parts of the text after `beginning`; None where it begins otherwise."""
+def _without_prefix(parts: Sequence[chat.PromptPart], prefix: str) -> list[chat.PromptPart] | None:
+    """The parts of the text after `prefix`; None if the text does not start with it."""
     done = 0
     for i, part in enumerate(parts):
-        size = min(len(part.text), len(beginning) - done)
-        if part.text[:size] != beginning[done : done + size]:
+        size = min(len(part.text), len(prefix) - done)
+        if part.text[:size] != prefix[done : done + size]:
             return None
         done += size
-        if done == len(beginning):
+        if done == len(prefix):
             return [chat.PromptPart(part.text[size:], part.parse_special), *parts[i + 1 :]]
     return None

@@ -1,6 +1,6 @@
-"""The engine process without its pipes: loads a pair, answers requests, reports what happens as messages.
+"""The engine process without its pipes: loads a pair, serves requests, and sends events as messages.
 
-Runs in the worker's main thread, or in a test. Knows nothing about how messages travel.
+Runs in the worker's main thread, or in a test. Knows nothing about how messages are transported.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ from specllama.worker.output import SequenceOutput, forced_ids
 from specllama.worker.queries import answer_query, compile_template, open_reasoning_tag
 from specllama.worker.tuning.tuner import Tuner, begin
 
-_ROOM_SHARE = 0.25  # of the machine's free memory, for one cache that nobody uses
-_PREFILL_NOTICE_SECONDS = 0.5  # of silence between two reports of a prefill
+_OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
+_PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
 
 
 class EngineCore:
-    """One loaded pair and its engine. send: where messages to the front go."""
+    """One loaded pair and its engine.
+
+    send: sends a message to the front. busy_since: perf_counter at the start of the current work, None
+    without any or during a load.
+    """
 
     def __init__(self, send: Callable[[protocol.Message], None], store: Store | None = None) -> None:
         self.send, self.store = send, store if store is not None else Store()
@@ -56,11 +60,10 @@ class EngineCore:
         self._reported = 0.0
 
     def handle(self, message: protocol.Message) -> None:
-        """Act on a message from the front; what goes wrong with it is answered, not raised."""
+        """Handle a message from the front. Errors are sent as Failed, not raised."""
         id_ = getattr(message, "id", None)
-        self.busy_since = (
-            None if isinstance(message, protocol.Load) else time.perf_counter()
-        )  # a load says how far it is
+        # A load reports its progress, and has no time limit.
+        self.busy_since = None if isinstance(message, protocol.Load) else time.perf_counter()
         try:
             if isinstance(message, protocol.Load):
                 show_log(message.verbose)
@@ -81,7 +84,7 @@ class EngineCore:
             elif isinstance(message, protocol.Calibrate):
                 self._calibrate(message.seconds)
             else:
-                raise EngineError(f"the engine process takes no {type(message).__name__}")
+                raise EngineError(f"the engine process does not accept {type(message).__name__}")
         except SpecllamaError as error:
             self.send(protocol.Failed(error.to_dict(), id_))
         finally:
@@ -93,22 +96,22 @@ class EngineCore:
 
     @property
     def step_due_in(self) -> float | None:
-        """Seconds until `step` has something to do if no message comes; None for never."""
+        """Seconds until `step` has work to do if no message arrives; None for never."""
         if self.busy:
             return 0.0
         return self._idle.due_in if self._idle is not None else None
 
     def allowed_seconds(self) -> float:
-        """How long a step may take before it counts as hung: 30 s and ten times what is predicted."""
+        """Seconds after which a step counts as hung: 30 s plus ten times its predicted duration."""
         predicted = self._step_seconds or (self.loaded.slow_step_seconds if self.loaded else 0.0)
         return 30.0 + 10.0 * max(predicted, self.tuner.predicted if self.tuner is not None else 0.0)
 
     def step(self) -> None:
-        """One step of the engine, and one message with everybody's tokens; without work for it, a slice of
-        measuring.
+        """Step the engine, and send the new tokens of all sequences in one message; if the engine is idle,
+        measure for one slice of time.
         """
         if not self.busy:
-            self._measure_a_slice()
+            self._measure_slice()
             return
         assert self.engine is not None
         assert self.loaded is not None
@@ -117,7 +120,7 @@ class EngineCore:
             if self.tuner is not None:
                 self.tuner = self.tuner if self.tuner.step() else None
             else:
-                self.loaded.profile.follow(sum(len(g.history) for g in self.engine.active))
+                self.loaded.profile.use_curve_at(sum(len(g.history) for g in self.engine.active))
                 self.engine.step()
         except (DecodeError, SpecllamaError) as error:
             self._fail(error)
@@ -140,20 +143,20 @@ class EngineCore:
             suppressed=loaded.model.suppressed,
             clock=time.perf_counter,
             exact=settings.exact,
-            room=lambda size: not settings.rpc and size < _ROOM_SHARE * available_memory(),
+            room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
         )
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
         self._template, problem = compile_template(loaded)
         self._template_error, notes = problem, list[Note]()
         if problem is not None:
-            notes.append(warning(f"{problem.message}; {option('raw')} does without it"))
+            notes.append(warning(f"{problem.message}; {option('raw')} works without it"))
         self._idle.apply()
         if settings.exact:
             self._idle.measure_epsilon()
         works = self._template is not None and problem is None
         self.send(protocol.Ready(load_info(loaded, works, [*notes, *self._idle.notes()])))
 
-    def _measure_a_slice(self) -> None:
+    def _measure_slice(self) -> None:
         if self._idle is None:
             return
         self.busy_since = time.perf_counter()
@@ -170,12 +173,12 @@ class EngineCore:
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)
         if s.draft_max is None:
-            return loaded.profile.plan(drafters)
+            return loaded.profile.planner_of(drafters)
         ordered: list[Drafter] = sorted(drafters, key=lambda d: d.priced)
         return Fixed(ordered, s.draft_max, s.draft_min, s.draft_p_min)
 
     def _configure(self, message: protocol.Configure) -> None:
-        """Another policy over the same drafters; the default one keeps what it has learnt."""
+        """Switch to another policy over the same drafters; the planner keeps what it has learnt."""
         if self.engine is None or self.loaded is None or self.engine.busy:
             raise EngineError("only a loaded engine that is idle can be configured")
         self.loaded.settings = replace(
@@ -191,8 +194,8 @@ class EngineCore:
         if self.engine is None or self.loaded is None:
             raise EngineError("no model is loaded")
         if self.tuner is not None:
-            raise EngineError("the engine is being tuned", "ask again when that has ended")
-        asked = time.perf_counter()
+            raise EngineError("the engine is being tuned", "try again when tuning has ended")
+        received = time.perf_counter()
         params = SamplingParams.merge(message.params, sampling_defaults(self.loaded.model))
         last, highest = self.loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
         if highest > last:
@@ -208,7 +211,7 @@ class EngineCore:
             ids, params, seed, writer, mask=mask, forced=forced, memory_scope=message.owner, **more
         )
         generation = self.engine.submit(request)
-        generation.submitted = asked  # template, ids and grammar are part of the time to the first token
+        generation.submitted = received  # template, tokenisation and grammar count towards the first token
         self.running.append(SequenceOutput(message.id, generation, writer, message.messages))
         used = replace(params, seed=seed)
         self.send(protocol.Started(message.id, len(ids), used, open_reasoning_tag(self.loaded.model, ids)))
@@ -223,14 +226,11 @@ class EngineCore:
         elif message.prompt is not None:
             ids = model.tokenize(message.prompt, model.adds_bos, True)
             if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
-                del ids[0]  # the prompt brought its own BOS
+                del ids[0]  # the prompt has a BOS of its own
         else:
             ids = self._turns.ids(self._usable_template(), model, message)
         if not ids:
-            raise UsageError(
-                "the prompt is empty",
-                "give some text",
-            )
+            raise UsageError("the prompt is empty", "give some text")
         return ids
 
     def _usable_template(self) -> chat.ChatTemplate:
@@ -268,11 +268,11 @@ class EngineCore:
         for r in self.running:
             g = r.generation
             if g.seq_id < 0 and g.finish_reason is None:
-                continue  # it waits for a slot
+                continue  # waiting for a slot
             item = r.delta(self.loaded.model)
             if item is not None:
                 items.append(item)
-            elif not g.prefilled and now - self._reported > _PREFILL_NOTICE_SECONDS:
+            elif not g.prefilled and now - self._reported > _PREFILL_REPORT_SECONDS:
                 self._reported = now
                 self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt))
         if items:
@@ -284,11 +284,11 @@ class EngineCore:
             self.loaded.drop_draft(self.loaded.profile.planner)
 
     def _finish(self, r: SequenceOutput) -> None:
-        """Say that a generation has ended, and remember its ids for what may follow on it."""
+        """Send the end of a generation, and keep its ids for the next turn."""
         g = r.generation
-        unmeasured = self._idle.ended(g) if self._idle is not None else False
+        unmeasured = self._idle.generation_ended(g) if self._idle is not None else False
         if g.problem:
-            error = UsageError(f"the grammar is too complex to be followed: {g.problem}")
+            error = UsageError(f"the grammar is too complex: {g.problem}")
             self.send(protocol.Failed(error.to_dict(), r.id))
             return
         text, runs = r.writer.finish_runs()
@@ -304,7 +304,7 @@ class EngineCore:
     def _done(
         self, r: SequenceOutput, text: str, runs: list[tuple[int, str]], unmeasured: bool
     ) -> protocol.Done:
-        """The last message of a generation. text, runs: what was held back until now."""
+        """The last message of a generation. text, runs: the output that was held back until now."""
         assert self.loaded is not None
         assert self.engine is not None
         g, profile = r.generation, self.loaded.profile
@@ -331,7 +331,7 @@ class EngineCore:
             self.send(protocol.Failed(problem.to_dict(), r.id))
         self.running.clear()
 
-    def leave(self) -> None:
-        """The front is gone: what was learnt is stored."""
+    def shut_down(self) -> None:
+        """Store what was learnt, when the front is gone."""
         if self.loaded is not None:
             self.loaded.profile.flush()

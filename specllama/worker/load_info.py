@@ -1,5 +1,5 @@
-"""What a front learns of a load, and of the build of llama.cpp: turns what is loaded into protocol's LoadInfo
-and BuildInfo, and chooses the notes for the user. Measures nothing.
+"""Describes a load and the build of llama.cpp to the front, as LoadInfo and BuildInfo, with the notes for the
+user. Measures nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 
 
 def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> protocol.LoadInfo:
-    """The description of a load. notes: those that the load itself does not give cause for."""
+    """The description of a load. notes: further notes, added to those about the settings and the pair."""
     s, header, model, context, draft = (
         loaded.settings,
         loaded.header,
@@ -85,15 +85,15 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> pr
 
 
 def model_info(path: str, header: Header, n_gpu_layers: int) -> protocol.ModelInfo:
-    """A model, for the read-out and `--json`."""
+    """The description of a model, for the load message and `--json`."""
     name = header.name or os.path.basename(path)
     return protocol.ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
 
 def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]:
-    """What the user should know about how the settings were followed."""
+    """Notes for the user about settings that have no effect, or not the expected one."""
     notes = []
-    asked = [
+    offloaded = [
         s.n_gpu_layers for s in (settings.target, settings.draft) if s and s.n_gpu_layers not in (AUTO, 0)
     ]
     present, found = gpus_present(), [d for d in devices() if d.gpu]
@@ -102,27 +102,27 @@ def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]
             f"a GPU is present ({', '.join(present)}) but this build of llama.cpp cannot use it; rebuild it "
             f"with SPECLLAMA_BACKEND={present[0]} scripts/specllama"
         )
-    elif asked and not found:
+    elif offloaded and not found:
         notes.append(
-            f"this build of llama.cpp can use no GPU: {option('n_gpu_layers')} has no effect, "
+            f"this build of llama.cpp cannot use a GPU: {option('n_gpu_layers')} has no effect, "
             "all layers are on the CPU"
         )
     if settings.draft_max is None and (settings.draft_min or settings.draft_p_min):
         notes.append(
-            f"{option('draft_min')} and {option('draft_p_min')} have no effect where {option('draft_max')} "
-            "is not a number"
+            f"{option('draft_min')} and {option('draft_p_min')} have no effect unless {option('draft_max')} "
+            "is a number"
         )
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append(
-            "this model's memory cannot go back: tokens of a draft that is not accepted as a whole are "
-            "evaluated again"
+            "this model's memory cannot be rolled back: the accepted tokens of a draft that is not accepted "
+            "as a whole are evaluated again"
         )
     return [Note(note) for note in notes]
 
 
 def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
-    """The sampling parameters that the model's file sets (general.sampling.*); those that are no numbers are
-    left out.
+    """The sampling parameters that the model file sets (general.sampling.*), without those that are not
+    numbers.
     """
     found = {}
     for name, key, kind in _GGUF_SAMPLING:
@@ -134,16 +134,16 @@ def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
 
 
 def inspect_build() -> protocol.BuildInfo:
-    """What this build of llama.cpp is and can use."""
+    """The version, features and devices of this build of llama.cpp."""
     build = build_info()
     found = tuple(protocol.DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in devices())
-    abilities = features(build.pop("system_info"))
-    return protocol.BuildInfo(**build, features=abilities, devices=found)
+    enabled = features(build.pop("system_info"))
+    return protocol.BuildInfo(**build, features=enabled, devices=found)
 
 
 def features(system_info: str) -> dict[str, list[str]]:
-    """The abilities in a line like `CPU : AVX2 = 1 | FMA = 0 | CUDA : ARCHS = 890 |` that are switched on, by
-    backend; a value other than 1 is kept.
+    """The enabled features in a line like `CPU : AVX2 = 1 | FMA = 0 | CUDA : ARCHS = 890 |`, by backend; a
+    value other than 1 is kept ("ARCHS=890").
     """
     found: dict[str, list[str]] = {}
     backend = ""

@@ -1,7 +1,6 @@
-"""From settings to a loaded pair: headers read and checked, the pair compared, the memory planned, then
-llama.cpp.
+"""Loads a pair: reads and checks both headers, checks the pair, plans the memory, then calls llama.cpp.
 
-Nothing of llama.cpp touches a file before its header has passed.
+llama.cpp opens no file before its header has passed the check.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import model_key, pair_key, target_key
 from specllama.worker.rpc.attach import attach
 
-DRAFT_BUDGET = 64  # rows of logits kept beyond one per slot
-ROLLBACK = 16  # recurrent states kept per sequence where drafts have no fixed length
+DRAFT_BUDGET = 64  # rows of logits beyond one per slot
+ROLLBACK = 16  # recurrent states kept per sequence if drafts have no fixed length
 _REPORT_SECONDS = 0.1
-_SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, of a machine slower than any that is used for this
+_SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
 
 
 @dataclass(slots=True)
 class Loaded:
-    """Everything that a load made.
+    """The result of a load.
 
-    drafters: in the order in which they draft. off_reason: why nothing drafts, "" where something does.
-    longest_draft: tokens. memory: what earlier requests wrote, None where nothing is remembered.
+    drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does. memory:
+    the output of earlier requests, None if it is not kept.
     """
 
     settings: LoadSettings
@@ -63,16 +62,18 @@ class Loaded:
 
     @property
     def slow_step_seconds(self) -> float:
-        """What a first chunk of prefill could take on a very slow machine."""
+        """Seconds that the first chunk of a prefill could take on a very slow machine."""
         return 2 * self.header.n_params * 64 / _SLOW_FLOPS + self.header.weight_bytes / _SLOW_BYTES
 
     @property
     def longest_draft(self) -> int:
-        """Tokens of a draft that fit in a decode and can be taken back."""
+        """The most tokens of a draft that fit into a decode and can be rolled back."""
         return min(self.context.n_outputs_max - self.settings.n_slots, self.context.max_rollback)
 
     def drop_draft(self, policy: Policy | None) -> None:
-        """Free the draft model, which the policy in use has dropped; `policy`, another one, drops it too."""
+        """Free the draft model after it failed. policy: the planner, from which the drafter is removed too,
+        since it need not be the policy in use.
+        """
         if policy is not None:
             for drafter in self.drafters:
                 if drafter.priced:
@@ -87,7 +88,7 @@ def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store
     """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
     NotFoundError, NetworkError.
 
-    send: gets Loading and Notice messages.
+    send: receives Loading and Notice messages.
     """
     started = time.perf_counter()
     header = _checked_header(settings.target)
@@ -132,14 +133,16 @@ def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store
 
 
 def _off_reason(settings: LoadSettings, problem: str) -> str:
-    """Why there is no drafter. problem: why the draft model cannot be used."""
+    """Why there is no drafter. problem: why the draft model cannot be used, "" if it can."""
     if settings.draft_max == 0:
         return option("draft_max", 0)
     return problem or f"no drafter: {option('drafters')} names none that can be used"
 
 
 def _checked_draft(settings: LoadSettings, target: Header) -> tuple[Header | None, PairVerdict | None]:
-    """The header of the draft, if one is to be used, and how it fits. Raises IncompatiblePairError."""
+    """The header of the draft and the verdict on the pair; (None, None) if no draft is used. Raises
+    IncompatiblePairError.
+    """
     if settings.draft is None or settings.draft_max == 0 or not wants_draft_model(settings.drafters):
         return None, None
     header = _checked_header(settings.draft)
@@ -155,7 +158,7 @@ def _checked_draft(settings: LoadSettings, target: Header) -> tuple[Header | Non
 def _open_draft(
     settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[protocol.Message], None]
 ) -> tuple[LoadedDraft | None, str]:
-    """The draft model with a context for all slots; None and the reason where it cannot be used."""
+    """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used."""
     assert settings.draft is not None
     assert plan.draft is not None
     fitted = _fitted(settings.draft, plan.draft.n_gpu_layers)
@@ -176,7 +179,7 @@ def _open_draft(
 def _drafters(
     settings: LoadSettings, model: LlamaModel, draft: LoadedDraft | None, memory: RequestHistory | None
 ) -> list[Drafter]:
-    """The drafters that the settings name and that can be used."""
+    """The drafters that the settings name, without those that cannot be used."""
     if settings.draft_max == 0:
         return []
     context = draft.context if draft is not None else None
@@ -187,7 +190,7 @@ def _drafters(
 
 @dataclass(slots=True)
 class LoadedDraft:
-    """A draft model and its context. settings: with the number of GPU layers that fit."""
+    """A draft model and its context. settings: with the number of GPU layers that fit in memory."""
 
     settings: ModelSettings
     header: Header
@@ -196,7 +199,7 @@ class LoadedDraft:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Its part of the key under which a pair is stored."""
+        """The draft's part of the key under which a pair is stored."""
         return model_key(self.header, self.settings, self.context)
 
     def close(self) -> None:
@@ -206,9 +209,9 @@ class LoadedDraft:
 
 
 def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
-    """Load a draft into the memory that is left, for one sequence. n_outputs: rows of logits of a decode.
+    """Load a draft into the free memory, for one sequence, without checking it against a target.
 
-    Raises what `load` raises, but knows nothing of a pair.
+    n_outputs: rows of logits of a decode. Raises IntegrityError, ResourceError, UsageError.
     """
     header = _checked_header(settings)
     plan = _plan(LoadSettings(target=settings), header, None, n_outputs, 0)
@@ -288,7 +291,7 @@ def _reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[
 
 
 def warm_up(context: LlamaContext) -> None:
-    """One decode, so that neither page faults nor first-time allocations fall into the first answer."""
+    """Decode one token, so that the first answer is not slowed down by page faults and allocations."""
     token = max(0, context.model.bos_id)
     context.decode([BatchRow(token, 0, 0, True)])
     context.truncate(0, 0)

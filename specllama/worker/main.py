@@ -1,7 +1,7 @@
-"""The engine process: `python -m specllama.worker.main`, messages in on stdin, out on stdout.
+"""The engine process, `python -m specllama.worker.main`: reads messages from stdin, writes them to stdout.
 
-The main thread decodes. One thread reads stdin and ends the process soon after it closes, so that no front,
-however it dies, leaves a process of gigabytes; another one sends a heartbeat every half second.
+The main thread decodes. One thread reads stdin and ends the process soon after it closes, so that the process
+and its memory never outlive the front; another thread sends a heartbeat every half second.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from specllama.errors import EngineError, SpecllamaError, UsageError
 if TYPE_CHECKING:
     from specllama.worker.engine_core import EngineCore
 
-_BEAT_SECONDS = 0.5
-_LEAVE_SECONDS = 0.5  # for storing what was learnt, once the front is gone
+_HEARTBEAT_SECONDS = 0.5
+_STORE_SECONDS = 0.5  # time to store what was learnt, once the front is gone
 
 
 class _Pipes:
-    """stdin and stdout as message streams. Whatever else prints to stdout is sent to stderr instead."""
+    """stdin and stdout as message streams; all other output to stdout is redirected to stderr.
+
+    inbox: messages, None when the front is gone. stored: set when what was learnt is stored.
+    """
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[protocol.Message | None] = (
-            queue.SimpleQueue()
-        )  # None: the front is gone
-        self.left = threading.Event()  # what was learnt is stored then
+        self.inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
+        self.stored = threading.Event()
         self.core: EngineCore | None = None
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
@@ -50,7 +51,8 @@ class _Pipes:
                 os._exit(0)  # the front is gone
 
     def read(self) -> None:
-        with os.fdopen(0, "rb", closefd=False) as pipe:  # not sys.stdin, whose lock a dying interpreter wants
+        # Not sys.stdin: the interpreter takes its lock on exit.
+        with os.fdopen(0, "rb", closefd=False) as pipe:
             for line in pipe:
                 try:
                     self.inbox.put(protocol.decode(line))
@@ -59,7 +61,7 @@ class _Pipes:
                     self.send(protocol.Failed(refusal.to_dict(), protocol.request_id(line)))
         self.inbox.put(None)
         if self.core is not None and self.core.loaded is not None:
-            self.left.wait(_LEAVE_SECONDS)
+            self.stored.wait(_STORE_SECONDS)
         os._exit(0)
 
 
@@ -70,14 +72,14 @@ def main() -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold the user's text
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain the user's text
     pipes = _Pipes()
     threading.Thread(target=pipes.read, daemon=True).start()
     try:
         _serve(pipes)
     except SpecllamaError as error:
         pipes.send(protocol.Failed(error.to_dict()))
-    except Exception as error:  # noqa: BLE001 - the last line of defence; the front shows it
+    except Exception as error:  # noqa: BLE001 - whatever it is, the front shows it
         traceback.print_exc()
         pipes.send(
             protocol.Failed(EngineError(f"{type(error).__name__} in the engine process: {error}").to_dict())
@@ -87,11 +89,11 @@ def main() -> None:
 
 
 def _serve(pipes: _Pipes) -> None:
-    """Handle messages as they come; step the engine while there are none and it has something to do."""
+    """Handle messages as they arrive; between them step the engine while it has work to do."""
     from specllama.worker.engine_core import EngineCore
 
     core = pipes.core = EngineCore(pipes.send)
-    threading.Thread(target=_beat, args=(pipes, core), daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(pipes, core), daemon=True).start()
     while True:
         try:
             message = pipes.inbox.get(timeout=core.step_due_in)
@@ -99,27 +101,27 @@ def _serve(pipes: _Pipes) -> None:
             core.step()
             continue
         if message is None:
-            core.leave()
-            pipes.left.set()
-            threading.Event().wait()  # for the end of the process
+            core.shut_down()
+            pipes.stored.set()
+            threading.Event().wait()  # until the process ends
         elif isinstance(message, protocol.Serve):
             _serve_rpc(message, pipes)
         else:
             core.handle(message)
             if isinstance(message, protocol.Load):
-                gc.freeze()  # what stays need not be looked through in mid-answer
+                gc.freeze()  # the loaded objects stay: no collection needs to scan them
 
 
 def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
-    """In this thread for the rest of the process's life."""
+    """Serve in this thread until the process ends."""
     from specllama.worker.rpc.serve import serve
 
     serve(message, pipes.send)
 
 
-def _beat(pipes: _Pipes, core: EngineCore) -> None:
+def _send_heartbeats(pipes: _Pipes, core: EngineCore) -> None:
     while True:
-        time.sleep(_BEAT_SECONDS)
+        time.sleep(_HEARTBEAT_SECONDS)
         started = core.busy_since
         busy = time.perf_counter() - started if started is not None else 0.0
         pipes.send(protocol.Heartbeat(busy, core.allowed_seconds()))

@@ -1,4 +1,4 @@
-"""One generation as the front sees it: what came since the last message."""
+"""The output of one generation since the last message to the front."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from specllama.text.detokenizer import TokenWriter
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """A generation, and how much of it was sent. messages: what it answers, None for a bare prompt."""
+    """A generation, and how much of it was sent.
+
+    messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept: totals at the
+    last message.
+    """
 
     id: int
     generation: Generation
@@ -25,7 +29,7 @@ class SequenceOutput:
     n_accept: int = 0
 
     def delta(self, model: LlamaModel) -> protocol.SequenceDelta | None:
-        """What came since the last call; None where nothing did."""
+        """The output since the last call; None if there is none."""
         g = self.generation
         text, runs = self.writer.take_runs()
         ids = g.history[g.n_prompt + self.n_sent :]
@@ -40,7 +44,7 @@ class SequenceOutput:
 
 
 def forced_ids(model: LlamaModel, message: protocol.Generate) -> list[int] | None:
-    """Ids that the request is forced to write; a text is tokenised by itself, without control tokens."""
+    """The forced output of a request in ids; a text is tokenised on its own, without control tokens."""
     forced = message.forced
     return model.tokenize(forced, False, False) if isinstance(forced, str) else forced
 
@@ -51,7 +55,7 @@ def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs) -> dict[str, 
 
 
 def _entry(model: LlamaModel, token: int, logprob: float) -> dict[str, Any]:
-    """A token with its logprob, null where that is minus infinity, which JSON does not have."""
+    """A token with its logprob; None for minus infinity, which JSON cannot express."""
     piece = model.piece(token) or model.token_text(token).encode()
     value = logprob if logprob > -math.inf else None
     return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": value}

@@ -1,7 +1,7 @@
-"""What is measured and learnt about a loaded pair, kept from one process to the next.
+"""The measurements of a loaded pair and what its planner has learnt, stored from one process to the next.
 
-Of the target: t(1), epsilon, cost curves by context length; of each pair: acceptance, and the times of steps
-of the draft model. A file is written as a whole, in a thread; several processes may write.
+For each target: t(1), epsilon, and cost curves by context length. For each pair: acceptance, and the times of
+steps of the draft model. A thread writes the file as a whole; several processes may write the same file.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from specllama.core.policy.config import DEFAULT, is_number
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.planner import Planner
 from specllama.core.scheduler import Slot
-from specllama.worker.calibrate import Calibration, goes_back, measure, missing_widths, time_widths
+from specllama.worker.calibrate import Calibration, can_roll_back, measure, missing_widths, time_widths
 
 POLICY = DEFAULT  # constants of the planner and its curves
-RUN_SECONDS = 1.0  # of measuring at once
-_COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once for each class of lengths
+RUN_SECONDS = 1.0  # of measuring at a time
+_COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once per length class
 _WRITE_SECONDS = 5.0  # between two writes
-_MOST_PAIRS = 8  # kept of a target, the last ones used
-_FIGURES = {  # of a comparison, and what they may be
+_MAX_PAIRS = 8  # kept for a target: those used last
+_FIGURES = {  # of a comparison, by store key, with their ranges
     "t1": (1e-9, 1e6),
     "epsilon": (0, 1e6),
     "n_rows": (1, 1e12),
@@ -36,11 +36,11 @@ _FIGURES = {  # of a comparison, and what they may be
 
 
 class ModelProfile:
-    """Knows the store; what it read there may be anything. key: what the target's figures depend on; pair:
-    what those of the draft depend on. keep: whether anything is written. clock: seconds.
+    """The stored profile of a pair; a malformed file counts as empty.
 
-    t1, epsilon: in seconds and logits, None where they were not measured yet. reach: ids, the longest text
-    after which rows were compared.
+    key: of the target's measurements, pair: of those of the draft (see profile_keys.py). keep: whether
+    anything is written. clock: seconds. t1: in seconds, epsilon: in logits, None if not measured yet. reach:
+    length in tokens of the longest text after which rows were compared.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class ModelProfile:
         self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
         self.planner: Planner | None = None
         self._calibration, self._before = Calibration(), self._figures
-        self._compared, self._compare_left = -1, 0.0  # of texts of this class of lengths: seconds
+        self._compared, self._compare_left = -1, 0.0  # length class, and the seconds left to compare in it
         if self.t1 is not None and self.epsilon is not None:
             self._compared = length_class(self.reach)
-        self._refused = False  # the cache could not go back
+        self._refused = False  # whether the memory refused to be rolled back
         self._changed, self._written = False, -_WRITE_SECONDS
         self._writer: threading.Thread | None = None
 
@@ -78,56 +78,58 @@ class ModelProfile:
         return int(self._figures.get("reach", 0))
 
     def covers(self, n_ids: int) -> bool:
-        """Whether epsilon was measured after a text of so many ids, or of a length like that."""
+        """Whether epsilon was measured after a text of this length class, or of a longer one."""
         return self.epsilon is not None and length_class(n_ids) <= length_class(self.reach)
 
-    def rows(self, n_slots: int, exact: bool) -> tuple[int | None, float | None]:
-        """The most rows that a decode may have, and epsilon among those; None: any number, not measured.
+    def row_limit(self, n_slots: int, exact: bool) -> tuple[int | None, float | None]:
+        """(the most rows of a decode, None for no limit; epsilon of such decodes, None if not measured).
 
-        Where ENOUGH_ROWS are bit-equal to single ones, wider decodes that are not, or were not compared, are
-        not used; with `exact` it is enough that two are. Before anything was compared ENOUGH_ROWS are used.
+        If decodes of up to ENOUGH_ROWS rows (with `exact`: of two rows) are bit-equal to single rows, the
+        limit is the widest decode known to be; otherwise there is none. Before anything was compared the
+        limit is ENOUGH_ROWS.
         """
-        alike, unlike = int(self._figures.get("alike", 0)), self._figures.get("unlike")
-        least = 2 if exact else ENOUGH_ROWS
-        most = max(ENOUGH_ROWS, alike) if unlike is None else alike
-        if most < max(least, 2 * n_slots):
+        equal_up_to, unlike = int(self._figures.get("alike", 0)), self._figures.get("unlike")
+        enough = 2 if exact else ENOUGH_ROWS
+        limit = max(ENOUGH_ROWS, equal_up_to) if unlike is None else equal_up_to
+        if limit < max(enough, 2 * n_slots):
             return None, self.epsilon
-        return most, self.epsilon if unlike is None else 0.0
+        return limit, self.epsilon if unlike is None else 0.0
 
-    def plan(self, drafters: Sequence[Drafter]) -> Planner:
-        """The planner of this pair, which begins with what is stored; always the same one."""
+    def planner_of(self, drafters: Sequence[Drafter]) -> Planner:
+        """The planner of this pair, made from the stored data by the first call."""
         if self.planner is None:
             self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt, POLICY)
         return self.planner
 
-    def follow(self, n_ids: int) -> None:
-        """The next round decodes sequences of so many ids."""
+    def use_curve_at(self, n_ids: int) -> None:
+        """Let the planner use the cost curve for sequences of `n_ids` ids in all."""
         curve = self.curves.at(n_ids)
         if self.planner is not None and self.planner.costs is not curve:
             self.planner.use_costs(curve)
 
     def distrust_stored_t2(self) -> None:
-        """Measure a decode of two rows again where its time is a stored one: by it, no draft could pay."""
+        """Measure a decode of two rows again if its time is a stored one: by that time no draft could pay."""
         if self.planner is not None:
             self.planner.costs.remeasure_if_stored(2)
 
     # Measuring
 
     def unmeasured(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:
-        """Widths that could be timed after a text of so many ids; 1 stands for t(1) and epsilon too."""
-        if self._refused or not goes_back(context) or n_ids < 1:
+        """Widths that can be timed after a text of `n_ids` ids; 1 stands for t(1) and epsilon too."""
+        if self._refused or not can_roll_back(context) or n_ids < 1:
             return []
         widths = missing_widths(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
         return widths if self._seconds_left(n_ids) <= 0 or n_ids < 3 else sorted({1, *widths})
 
     def _seconds_left(self, n_ids: int) -> float:
-        """Time left to compare rows after a text of so many ids; each class of lengths has its own."""
+        """Seconds left to compare rows after a text of `n_ids` ids, in its length class."""
         return _COMPARE_SECONDS if length_class(n_ids) > self._compared else self._compare_left
 
     def measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool = True) -> bool:
-        """Measure for `seconds` what is not known yet, on the text that an idle slot's cache holds, and store
-        it; where the memory refuses to go back the slot is empty afterwards. Whether another call could
-        measure more. with_widths: False measures t(1) and epsilon only.
+        """Measure what is missing for `seconds`, on the text in the cache of an idle slot, and store it.
+
+        If the memory refuses to be rolled back, the slot is empty afterwards. Returns whether another call
+        could measure more. with_widths: False measures t(1) and epsilon only.
         """
         n_before = self._figures.get("n_rows")
         try:
@@ -141,7 +143,7 @@ class ModelProfile:
         return n_timed + n_compared > 0 and bool(self.unmeasured(context, n_kept, seconds))
 
     def _measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool) -> int:
-        """How many decodes were timed."""
+        """Returns the number of decodes that were timed."""
         started, seq_id, ids = self.clock(), slot.seq_id, slot.ids
         n_timed, compares = 0, self._seconds_left(len(ids)) > 0
         if with_widths and self.planner is not None and not self._refused:
@@ -155,31 +157,31 @@ class ModelProfile:
                 self._calibration, self._before = Calibration(), dict(self._figures)
             left = max(seconds / 2, seconds - (began - started))
             measure(context, seq_id, ids, left, self.clock, self._calibration)
-            self._figures = _together(self._before, self._calibration)
+            self._figures = _merged(self._before, self._calibration)
             self._refused = context.n_past(seq_id) != len(ids)
             self._compare_left -= self.clock() - began
         return n_timed
 
-    def measured(self, n_ids: int, curve: CostCurve) -> None:
-        """Replace the times of decodes after so many ids by those of a new measurement."""
+    def store_curve(self, n_ids: int, curve: CostCurve) -> None:
+        """Replace the cost curve for texts of `n_ids` ids, and store it."""
         self.curves.put(n_ids, curve)
         if bucket_of(n_ids, POLICY) == 0:
             self._figures["t1"] = curve.predict(1)
         self._changed = True
         self.flush()
 
-    def compared(self, found: Calibration) -> None:
-        """Replace the comparison of batched and single rows by a new one."""
+    def store_comparison(self, found: Calibration) -> None:
+        """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
         if found.n_rows:
             t1 = {"t1": self._figures["t1"]} if "t1" in self._figures else {}
-            self._figures = _together({}, found) | t1
+            self._figures = _merged({}, found) | t1
             self._compared, self._compare_left = length_class(found.reach), 0.0
             self._changed = True
             self.flush()
 
-    def stepped(self, pair: Mapping[str, Any], steps: CostCurve) -> None:
-        """Store the measured times of a draft model's steps, of a pair that need not be the loaded one. What
-        else was learnt of that pair stays.
+    def store_steps(self, pair: Mapping[str, Any], steps: CostCurve) -> None:
+        """Store the times of a draft model's steps for a pair, which need not be the loaded one. Everything
+        else that was learnt about that pair is kept.
         """
         found = (p["learnt"] for p in _pairs(self.store.read(self.key)) if p["pair"] == pair)
         learnt = PairState(config=POLICY)
@@ -191,7 +193,7 @@ class ModelProfile:
     # Storing
 
     def save(self) -> None:
-        """After an answer: have stored what is known by now, soon and without waiting for it."""
+        """After an answer: write in the background, at most every few seconds."""
         self._changed |= self.planner is not None
         writing = self._writer is not None and self._writer.is_alive()
         if not self.keep or not self._changed or writing or self.clock() - self._written < _WRITE_SECONDS:
@@ -201,7 +203,7 @@ class ModelProfile:
         self._writer.start()
 
     def flush(self) -> None:
-        """Store what is not stored yet, and wait for it."""
+        """Write what is not stored yet, and wait until it is written."""
         if self._writer is not None:
             self._writer.join()
         if self.keep and self._changed:
@@ -209,24 +211,24 @@ class ModelProfile:
             self._write(self._snapshot())
 
     def _snapshot(self) -> dict[str, Any]:
-        """Of what this process has measured and learnt, so that decoding can go on."""
+        """A copy of what this process has measured and learnt, which a thread can write during decodes."""
         learnt = [] if self.planner is None else [self.planner.learnt.to_dict()]
         pairs = [{"pair": self.pair, "learnt": one} for one in learnt]
         return {**self._figures, "curves": self.curves.to_dict(used=True), "pairs": pairs}
 
     def _write(self, ours: Mapping[str, Any]) -> None:
-        """What others have stored meanwhile stays, where this process has nothing to say."""
+        """Merge with the file: entries of other processes stay unless this process has newer ones."""
         data = self.store.read(self.key)
         curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict() | ours["curves"]
-        ours_too = [p["pair"] for p in ours["pairs"]]
-        others = [p for p in _pairs(data) if p["pair"] not in ours_too]
-        pairs = [*others, *ours["pairs"]][-_MOST_PAIRS:]
+        our_pairs = [p["pair"] for p in ours["pairs"]]
+        others = [p for p in _pairs(data) if p["pair"] not in our_pairs]
+        pairs = [*others, *ours["pairs"]][-_MAX_PAIRS:]
         self.store.write(self.key, {**_figures(data), **ours, "curves": curves, "pairs": pairs})
 
 
 def length_class(n_ids: int) -> int:
-    """Of so many ids: 0 to 256, 1 to 512, 2 to 1,024, ... llama.cpp pads the cache in use to 256 cells and
-    chooses kernels by their number; rows are compared once in each class.
+    """The class of a text length: 0 up to 256 tokens, 1 up to 512, 2 up to 1,024, ... Rows are compared once
+    per class: llama.cpp pads the cells in use to a multiple of 256 and chooses kernels by their number.
     """
     return max(0, (n_ids - 1).bit_length() - 8)
 
@@ -236,8 +238,8 @@ def _figures(data: Mapping[str, Any]) -> dict[str, float]:
     return found if "reach" in found else {name: x for name, x in found.items() if name == "t1"}
 
 
-def _together(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
-    """What was measured before, on texts of other lengths, and now: the worse of both."""
+def _merged(before: Mapping[str, float], found: Calibration) -> dict[str, float]:
+    """The worse figures of two comparisons: the earlier one, on texts of other lengths, and a new one."""
     now = {name: x for name, x in found.to_dict().items() if x is not None}
     if not found.n_rows or "epsilon" not in before:
         return {**before, **now} if found.n_rows else dict(before)
@@ -257,7 +259,7 @@ def _together(before: Mapping[str, float], found: Calibration) -> dict[str, floa
 
 
 def _pairs(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is stored of pairs, as far as it has their shape."""
+    """The stored pairs that are well-formed."""
     found = data.get("pairs")
     shaped = (p for p in found if isinstance(p, dict)) if isinstance(found, list) else ()
     return [p for p in shaped if isinstance(p.get("pair"), dict) and isinstance(p.get("learnt"), dict)]

@@ -1,5 +1,5 @@
-"""The keys under which a ModelProfile is stored: everything that measured times and learnt acceptance depend
-on. Changing a key means that users measure again.
+"""The keys under which a ModelProfile is stored: everything that the measured times and the learnt acceptance
+depend on. After a change of a key everything is measured again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from specllama.models.memory.available import physical_cores
 
 
 def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[str, Any]:
-    """A model and how it is run, as JSON gives it back.
+    """A model and the settings that affect its speed, in types that JSON preserves.
 
-    The size of the context is no part of it: what counts is how much of it is in use, and there is a cost
-    curve for each length.
+    The size of the context is not part of the key: only the length in use matters, and there is a cost curve
+    for each range of lengths.
     """
     placed = [s.split_mode, s.main_gpu, list(s.devices), list(s.tensor_split), s.n_cpu_moe]
     overrides = [list(override) for override in s.override_tensor]
@@ -47,7 +47,7 @@ def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[
 
 
 def pair_key(draft: Mapping[str, Any] | None, drafters: Sequence[Drafter]) -> dict[str, Any]:
-    """The draft model in use (its model_key) and the drafters; the memory of earlier requests is no part of
-    it, as it has an acceptance table of its own.
+    """The key of a pair: the draft's model_key and the drafters. The request history is not part of it, since
+    it has an acceptance table of its own.
     """
     return {"draft": draft, "drafters": words_of(drafters)}

@@ -1,4 +1,4 @@
-"""Answers to questions about a loaded engine: tokens, the chat template, slots."""
+"""Answers queries about a loaded engine: tokens, the chat template, slots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from specllama.text.reasoning import closing_tag
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 
-_TAIL = 32  # tokens at the end of a prompt in which an opening tag is looked for
+_TAIL = 32  # tokens at the end of a prompt that are searched for an opening tag
 
 
 def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaError | None]:
-    """The chat template, tried once, None where the model has none; and what is wrong with it: a note when
-    it is loaded, an error when it is used.
+    """(the chat template, None if the model has none; the error of rendering a test message with it).
+
+    The error is a note when the model is loaded, and raised when the template is used.
     """
     model, given = loaded.model, loaded.settings.chat_template
     source = given or loaded.header.chat_template
@@ -41,19 +42,19 @@ def answer_query(
     engine: Engine,
     running: Sequence[SequenceOutput],
 ) -> protocol.Answer:
-    """The answer to a question. Raises TemplateError, UsageError."""
+    """The answer to a query. Raises TemplateError, UsageError."""
     if isinstance(question, protocol.Render):
         assert template is not None
         return _rendered(template, question)
     if isinstance(question, protocol.GetSlots):
         return _slots(question.id, engine, running)
-    return _in_tokens(model, question)
+    return _tokens(model, question)
 
 
-def _in_tokens(
+def _tokens(
     model: LlamaModel, question: protocol.Tokenize | protocol.Detokenize
 ) -> protocol.Tokenized | protocol.Detokenized:
-    """Ids and the bytes of each, or the text of ids. Raises UsageError."""
+    """Tokenise a text, with the bytes of each token, or detokenise ids. Raises UsageError."""
     if isinstance(question, protocol.Tokenize):
         ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
         return protocol.Tokenized(question.id, ids, [list(_bytes(model, i)) for i in ids])
@@ -65,13 +66,13 @@ def _in_tokens(
 
 
 def _rendered(template: ChatTemplate, question: protocol.Render) -> protocol.Rendered:
-    """The text of the prompt. Raises TemplateError, UsageError."""
+    """Render the prompt of a chat. Raises TemplateError, UsageError."""
     parts = template.render(question.messages, **question.variables)
     return protocol.Rendered(question.id, "".join(part.text for part in parts) + question.prefix)
 
 
 def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protocol.Slots:
-    """What each slot is doing, and how much of the cache is in use."""
+    """The state of each slot, and the number of cache cells in use."""
     found, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
     for slot in engine.slots:
@@ -98,7 +99,7 @@ def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> proto
 
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
-    """The tag that will close the reasoning which the prompt's last ids open; "" where they open none."""
+    """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
     return closing_tag(b"".join(_bytes(model, i) for i in ids[-_TAIL:]).decode("utf-8", "replace"))
 
 

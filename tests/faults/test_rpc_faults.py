@@ -1,4 +1,4 @@
-"""RPC workers that are absent, busy, something else, or die: one clear line, the front survives."""
+"""RPC workers that are absent, busy, something else, or die: one clear error, and the front survives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.rpc_worker import RpcWorker, rpc_worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 LONG = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--seed", "1", "--no-calibrate")
-SOON = 30.0  # seconds; it takes some tenths
+SOON = 30.0  # seconds; normally some tenths
 
 
 @pytest.fixture
@@ -27,14 +27,15 @@ def workers(command: Command) -> Iterator[tuple[RpcWorker, RpcWorker]]:
         yield first, second
 
 
-def errors(said: bytes) -> list[str]:
-    lines = said.decode().splitlines()
-    assert "Traceback" not in said.decode()
+def errors(stderr: bytes) -> list[str]:
+    """The error line and the lines after it."""
+    lines = stderr.decode().splitlines()
+    assert "Traceback" not in stderr.decode()
     return lines[next(i for i, line in enumerate(lines) if line.startswith("error: ")) :]
 
 
 @pytest.mark.parametrize("how", ["server killed", "front killed", "Ctrl-C", "SIGTERM"])
-def test_a_worker_that_ends_in_mid_run_is_named(
+def test_a_worker_lost_during_a_run_is_named(
     command: Command, workers: tuple[RpcWorker, RpcWorker], how: str
 ) -> None:
     _, second = workers
@@ -45,31 +46,31 @@ def test_a_worker_that_ends_in_mid_run_is_named(
         second.server.kill()
     else:
         numbers = {"front killed": signal.SIGKILL, "Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}
-        code, said = second.end(numbers[how])
+        code, worker_stderr = second.end(numbers[how])
         assert code == {"front killed": -9, "Ctrl-C": 130, "SIGTERM": 143}[how]
-        assert "Traceback" not in said
-    rest, said_here = front.communicate(timeout=SOON)
+        assert "Traceback" not in worker_stderr
+    rest, stderr = front.communicate(timeout=SOON)
     assert front.returncode == 9
     assert len(first + rest) > 0
-    error, hint = errors(said_here)
+    error, hint = errors(stderr)
     assert error.startswith(f"error: the connection to the RPC worker {second.endpoint} was lost")
-    assert hint == "look after it, then run the command again"
+    assert hint == "check it, then run the command again"
 
 
-def test_the_other_worker_serves_on(command: Command, workers: tuple[RpcWorker, RpcWorker]) -> None:
+def test_the_other_worker_keeps_serving(command: Command, workers: tuple[RpcWorker, RpcWorker]) -> None:
     first, second = workers
     front = command.start(*LONG, "--rpc", f"{first.endpoint},{second.endpoint}")
     assert front.stdout is not None
     front.stdout.read(1)
     second.server.kill()
     front.communicate(timeout=SOON)
-    assert second.front.wait(SOON) == 9  # by itself: a SIGTERM while it ends would be what ended it
-    _, said = second.end()
-    assert "error: the engine process was ended by SIGKILL" in said
+    assert second.front.wait(SOON) == 9  # before `end`, whose SIGTERM would change the exit code
+    _, worker_stderr = second.end()
+    assert "error: the engine process was ended by SIGKILL" in worker_stderr
     assert command.generate("-p", "zip", "-n", "8", "--rpc", first.endpoint).out
 
 
-def test_a_worker_that_ends_while_the_model_is_loaded(command: Command) -> None:
+def test_a_worker_lost_during_the_load_is_named(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=dies_when_used, args=(listener,), daemon=True)
@@ -81,7 +82,7 @@ def test_a_worker_that_ends_while_the_model_is_loaded(command: Command) -> None:
 
 
 def dies_when_used(listener: socket.socket) -> None:
-    """Answers the probe, and ggml when it counts the devices; greets a third client and hangs up."""
+    """Answers the probe, then ggml's count of devices; closes the third connection after the greeting."""
     answers = {14: bytes([7]) + bytes(27), 15: (1).to_bytes(4, "little"), 11: b"\0\0\0\0\1\0\0\0" * 2}
     for n in range(3):
         connection, _ = listener.accept()
@@ -94,7 +95,7 @@ def dies_when_used(listener: socket.socket) -> None:
                 connection.sendall(len(answer).to_bytes(8, "little") + answer)
 
 
-def test_a_busy_worker(command: Command) -> None:
+def test_a_busy_worker_is_an_error(command: Command) -> None:
     with rpc_worker(command) as worker:
         front = command.start(*LONG, "--rpc", worker.endpoint)
         assert front.stdout is not None
@@ -104,14 +105,14 @@ def test_a_busy_worker(command: Command) -> None:
         assert time.monotonic() - started < 30
         assert (done.code, done.raw) == (5, b"")
         error, hint = errors(done.err.encode())
-        assert f"the RPC worker {worker.endpoint} takes the connection and does not answer" in error
+        assert f"the RPC worker {worker.endpoint} accepts the connection and does not answer" in error
         assert "one client at a time" in hint
         front.send_signal(signal.SIGINT)
         front.communicate(timeout=SOON)
         assert command.generate("-p", "zip", "-n", "8", "--rpc", worker.endpoint).out
 
 
-def test_a_web_server(command: Command) -> None:
+def test_a_web_server_is_an_error(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -125,10 +126,12 @@ def test_a_web_server(command: Command) -> None:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         done = command("run", "-p", "zip", "--rpc", endpoint)
     assert (done.code, done.raw) == (5, b"")
-    assert errors(done.err.encode())[0] == f"error: {endpoint} is no RPC worker: it answers as a web server"
+    assert (
+        errors(done.err.encode())[0] == f"error: {endpoint} is not an RPC worker: it answers as a web server"
+    )
 
 
-def test_python_survives_and_a_new_one_works(command: Command) -> None:
+def test_python_survives_a_lost_worker_and_can_use_another(command: Command) -> None:
     params = SamplingParams(temperature=0, max_tokens=8)
     with rpc_worker(command) as worker, LLM(rpc=worker.endpoint, calibrate=False, n_threads=1) as llm:
         texts = llm.stream("zip", {"ignore_eos": True, "max_tokens": 100_000})

@@ -1,4 +1,4 @@
-"""A draft context that fails while a host uses it: one line, the text unharmed, and copies go on."""
+"""A draft context that fails during a request: one notice, the same text, and copying continues."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ PARAMS = {"max_tokens": 60, "temperature": 0}
 
 
 class Failing:
-    """A draft context of the host that fails from the n-th decode on."""
+    """Makes the draft context fail after n decodes."""
 
     def __init__(self, front: Front, n: int) -> None:
         loaded = front.host.loaded
         assert loaded is not None
         assert loaded.draft is not None
         (self.drafter,) = (d for d in loaded.drafters if isinstance(d, ModelDrafter))
-        self.decode, self.n_good, self.n_asked = loaded.draft.context.decode, n, 0
+        self.decode, self.n_good, self.n_decodes = loaded.draft.context.decode, n, 0
         loaded.draft.context.decode = self  # type: ignore[method-assign]
 
     def __call__(self, batch: Sequence[BatchRow]) -> np.ndarray:
-        self.n_asked += 1
-        if self.n_asked > self.n_good:
+        self.n_decodes += 1
+        if self.n_decodes > self.n_good:
             raise DecodeError("llama_decode answered -3: device lost")
         return self.decode(batch)
 
 
 class SlowTarget:
-    """A clock by which a decode of the host's target takes 0.1 s and all else nothing, so that drafts pay."""
+    """A clock by which a decode of the target takes 0.1 s and all else nothing, so that drafts pay."""
 
     def __init__(self, front: Front) -> None:
         host, self.now = front.host, 0.0
@@ -81,7 +81,7 @@ def notices(front: Front) -> list[str]:
 
 
 @pytest.mark.parametrize("n", [0, 1, 9])
-def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
+def test_a_failing_draft_gives_one_notice_and_the_same_text(front: Front, n: int) -> None:
     plain, _ = answer(front, 1, RENAME, speculate=False)
     turn = [*RENAME, {"role": "assistant", "content": plain}, MORE]
     plain_turn, _ = answer(front, 2, turn, speculate=False, follows=1)
@@ -89,16 +89,16 @@ def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
     context, failing = front.host.loaded.draft.context, Failing(front, n)
     assert context is not None
     assert answer(front, 3, RENAME)[0] == plain
-    assert failing.n_asked == n + 1
+    assert failing.n_decodes == n + 1
     assert notices(front) == [
         "the draft model failed (llama_decode answered -3: device lost); going on without it"
     ]
-    # The next turn of the chat, with the ids of the one in which it failed.
+    # The next turn of the chat reuses the ids of the turn in which the draft failed.
     text, done = answer(front, 4, turn, follows=3)
     assert text == plain_turn
     assert done.stats.n_reused > 0
     assert "model" not in done.stats.drafted_by
-    # Nothing asks it again, whatever policy is chosen, and its memory is free.
+    # No policy uses the draft again, and its memory is freed.
     for draft_max in (7, None, 3):
         front.said.clear()
         front.host.handle(m.Configure(draft_max))
@@ -108,7 +108,7 @@ def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
         assert set(done.stats.drafted_by) <= {"copy"}
         assert notices(front) == []
         assert done.stats.drafted_by["copy"] > 0
-    assert failing.n_asked == n + 1
+    assert failing.n_decodes == n + 1
     assert front.host.loaded.draft is None
     assert context.handle is None
     front.said.clear()
@@ -116,42 +116,42 @@ def test_one_line_the_same_text_and_copies_go_on(front: Front, n: int) -> None:
     assert isinstance(front.said[-1], m.Calibrated)
 
 
-def test_another_policy_was_in_use_when_it_failed(tmp_path: Path) -> None:
-    """The default one, which is kept, must not ask what is gone."""
+def test_the_planner_drops_a_draft_that_failed_under_another_policy(tmp_path: Path) -> None:
+    """The planner is kept while another policy is in use."""
     front = Front.of_pair(tmp_path)
     try:
         plain, _ = answer(front, 1, RENAME, speculate=False)
         front.host.handle(m.Configure(5))
         failing = Failing(front, 3)
         assert answer(front, 2, RENAME)[0] == plain
-        assert failing.n_asked == 4
+        assert failing.n_decodes == 4
         front.host.handle(m.Configure(None))
         for id_ in range(3, 8):
             assert answer(front, id_, RENAME)[0] == plain
-        assert failing.n_asked == 4
+        assert failing.n_decodes == 4
     finally:
         front.close()
 
 
-def test_the_answer_in_which_it_failed_is_cancelled(tmp_path: Path) -> None:
+def test_the_draft_is_freed_if_the_request_is_cancelled(tmp_path: Path) -> None:
     front = Front.of_pair(tmp_path, 5)
     try:
         failing = Failing(front, 3)
         front.host.handle(m.Generate(1, messages=RENAME, params={"max_tokens": 400, "ignore_eos": True}))
-        while failing.n_asked < 4:
+        while failing.n_decodes < 4:
             front.host.step()
         front.host.handle(m.Cancel(1))
         assert front.host.loaded is not None
         assert front.host.loaded.draft is None
         front.host.handle(m.Configure(7))
         answer(front, 2, RENAME)
-        assert (failing.n_asked, notices(front)) == (4, [])
+        assert (failing.n_decodes, notices(front)) == (4, [])
     finally:
         front.close()
 
 
-def test_the_target_fails_in_the_same_round(tmp_path: Path) -> None:
-    """The request fails; the line is told all the same, and the next request is answered."""
+def test_draft_and_target_fail_in_the_same_round(tmp_path: Path) -> None:
+    """The request fails, the notice is sent nevertheless, and the next request is answered."""
     front = Front.of_pair(tmp_path, 5)
     try:
         plain, _ = answer(front, 1, RENAME, speculate=False)
@@ -160,7 +160,7 @@ def test_the_target_fails_in_the_same_round(tmp_path: Path) -> None:
         failing, decode = Failing(front, 2), context.decode
 
         def fail_too(batch: Sequence[BatchRow]) -> np.ndarray:
-            if failing.n_asked > failing.n_good:
+            if failing.n_decodes > failing.n_good:
                 raise DecodeError("llama_decode answered -3")
             return decode(batch)
 

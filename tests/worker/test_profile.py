@@ -1,4 +1,4 @@
-"""What a host measures, learns and stores with the embedded pair, and what the next one begins with."""
+"""What the engine core measures, learns and stores with the embedded pair, and what the next load reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIR = LoadSettings(
 )
 
 
-def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(tmp_path: Path) -> None:
+def test_missing_widths_are_measured_in_slices_and_read_by_the_next_process(tmp_path: Path) -> None:
     first = Front(PAIR, Store(tmp_path))
     expected = first.ids(messages=ZIP, params=LONGER)
     done = first.said[-1]
@@ -48,10 +48,10 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
     first.close()
     second = Front(PAIR, Store(tmp_path))
     assert second.host.loaded is not None
-    learning = second.host.loaded.profile
-    assert learning.planner is not None
-    assert all(learning.planner.costs.count(n) >= DEFAULT.min_samples for n in TIMED)
-    assert learning.t1 == found.t1
+    stored = second.host.loaded.profile
+    assert stored.planner is not None
+    assert all(stored.planner.costs.count(n) >= DEFAULT.min_samples for n in TIMED)
+    assert stored.t1 == found.t1
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
 
@@ -59,7 +59,7 @@ def test_missing_widths_are_measured_in_slices_and_the_next_process_knows_them(t
 @pytest.mark.parametrize(
     ("measure_when_idle", "calibrate"), [(True, True), (True, False), (False, True)]
 )  # fmt: skip
-def test_it_measures_by_itself_only_where_that_is_wanted(
+def test_it_measures_when_idle_only_if_enabled(
     tmp_path: Path, measure_when_idle: bool, calibrate: bool
 ) -> None:
     front = Front(replace(PAIR, calibrate=calibrate), Store(tmp_path), measure_when_idle)
@@ -81,10 +81,10 @@ def test_it_measures_by_itself_only_where_that_is_wanted(
     front.close()
 
 
-def test_another_compilation_of_llama_cpp_is_measured_anew(
+def test_another_build_of_llama_cpp_is_measured_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its kernels may take another time, and round in another way."""
+    """Its kernels may differ in speed and in rounding."""
     stored = []
     for compiled in ("one", "other", "one"):
         monkeypatch.setattr(profile_keys, "compiled", lambda compiled=compiled: compiled)
@@ -93,21 +93,21 @@ def test_another_compilation_of_llama_cpp_is_measured_anew(
         stored.append(front.host.loaded.profile.t1)
         front.ids(messages=ZIP, params=FEW)
         front.host.handle(m.Calibrate(1.0))
-        front.host.leave()
+        front.host.shut_down()
         front.close()
     assert stored[:2] == [None, None]
     assert stored[2] is not None
 
 
 def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run with another context size goes on from the same file. A long one is 100 ids here."""
+    """A run with another context size uses the same file. A long context has 100 ids here."""
     monkeypatch.setattr(profile, "POLICY", replace(DEFAULT, context_buckets=(0, 100)))
     found = []
     for n_ctx, n_prompt in ((512, 50), (1024, 120), (2048, 20)):
         target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=n_ctx)
         front = Front(LoadSettings(target=target), Store(tmp_path))
         front.ids(ids=[300 + i % 500 for i in range(n_prompt)], params=FEW)
-        front.host.leave()
+        front.host.shut_down()
         front.close()
         (file,) = tmp_path.iterdir()
         found.append(json.loads(file.read_text())["curves"])
@@ -138,15 +138,13 @@ def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:
     front.host.handle(m.Calibrate(0.1))
     (found,) = front.said
     assert isinstance(found, m.Calibrated)
-    assert found.t1 > 0  # somebody asked for it
-    front.host.leave()
+    assert found.t1 > 0  # because it was requested
+    front.host.shut_down()
     front.close()
     assert not (tmp_path / "store").exists()
 
 
-def test_what_an_answer_taught_is_stored_when_the_front_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_profile_is_stored_when_the_front_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the engine process, without a Calibrate; a second answer within seconds has no write of its own."""
     monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path))
     with EngineClient() as client:

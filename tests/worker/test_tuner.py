@@ -1,4 +1,4 @@
-"""Tuning in the real llama.cpp: the embedded pair, a draft that knows nothing, every memory kind."""
+"""Tuning with the real llama.cpp: the embedded pair, a draft with scrambled weights, every kind of memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from specllama.core.replay.forecast import Forecast
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.worker import profile
-from specllama.worker.calibrate import goes_back
+from specllama.worker.calibrate import can_roll_back
 from specllama.worker.tuning import drafts as tuning_drafts
-from specllama.worker.tuning import prompts as tuning_texts
+from specllama.worker.tuning import prompts as tuning_prompts
 from specllama.worker.tuning import tuner
 from specllama.worker.tuning.target import WIDTHS
 from specllama.worker.tuning.tuner import Tuner
@@ -41,14 +41,14 @@ PROMPTS = [
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more rounds than have to be."""
+    """As few rounds as possible."""
     for module, names in (
         (tuner, ("CURVE_SECONDS", "THREAD_SECONDS")),
         (tuning_drafts, ("STEP_SECONDS",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, 0.0)
-    monkeypatch.setattr(tuning_texts, "_LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(tuning_prompts, "_MIN_COMPARE_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -69,20 +69,20 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
 def tuned(
     front: Front, *drafts: ModelSettings, stop: Callable[[m.Message], bool] | None = None, **order: Any
 ) -> Tuner:
-    """Tune until it has ended, or until `stop` says so of a message; what was said is in front.said."""
+    """Tune to the end, or cancel when `stop` is true for a message. The messages are in front.said."""
     front.said.clear()
     front.host.handle(
         m.Tune(**{"id": 7, "prompts": PROMPTS, "drafts": list(drafts), "n_tokens": 24, **order})
     )
-    at_work, heard = front.host.tuner, 0
-    assert at_work is not None, front.said
+    active, n_checked = front.host.tuner, 0
+    assert active is not None, front.said
     while front.host.busy:
         front.host.step()
-        while heard < len(front.said):
-            if stop is not None and stop(front.said[heard]):
+        while n_checked < len(front.said):
+            if stop is not None and stop(front.said[n_checked]):
                 front.host.handle(m.Cancel(7))
-            heard += 1
-    return at_work
+            n_checked += 1
+    return active
 
 
 PARTS = {
@@ -92,7 +92,7 @@ PARTS = {
 
 
 def parts(front: Front, name: str) -> list[dict[str, Any]]:
-    """The parts of this kind as plain data."""
+    """The measurements of this kind as plain data."""
     found = [one.found for one in front.said if isinstance(one, m.TuneMeasurement)]
     return [asdict(part) for part in found if isinstance(part, PARTS[name])]
 
@@ -103,7 +103,7 @@ def ended(front: Front) -> m.Tuned:
     return last
 
 
-def test_everything_is_measured_and_the_better_draft_is_told_by_its_acceptance(
+def test_everything_is_measured_and_the_better_draft_has_the_higher_acceptance(
     front: Callable[..., Front], tmp_path: Path
 ) -> None:
     nothing = ModelSettings(path=str(scramble(EMBEDDED_DRAFT, tmp_path / "nothing.gguf")), n_threads=1)
@@ -135,40 +135,40 @@ def test_everything_is_measured_and_the_better_draft_is_told_by_its_acceptance(
     steps.curve = CostCurve.from_dict(
         {"widths": [[1, 0.001, DEFAULT.min_samples], [32, 0.01, DEFAULT.min_samples]]}
     )
-    foretold = []
+    predicted = []
     for trial in trials:
         forecast = Forecast(costs, steps if trial is not trials[0] else None, CopyDrafter)
         for workload, trace in trial.traces:
             forecast.add(workload, trace)
-        foretold.append(forecast.speedup)
-    assert foretold[2] > 1.2 > foretold[1]
-    assert foretold[2] > foretold[0]
+        predicted.append(forecast.speedup)
+    assert predicted[2] > 1.2 > predicted[1]
+    assert predicted[2] > predicted[0]
 
 
-def test_the_next_run_begins_with_what_was_measured(front: Callable[..., Front]) -> None:
+def test_the_next_run_starts_with_the_measurements(front: Callable[..., Front]) -> None:
     one = front()
     tuned(one, DRAFT)
     (curve,), (_, drafted) = parts(one, "curve"), parts(one, "draft")
     run = front(draft=DRAFT)
     assert run.host.loaded is not None
-    learning = run.host.loaded.profile
-    assert learning.planner is not None
+    stored = run.host.loaded.profile
+    assert stored.planner is not None
     for point in curve["points"]:
-        assert learning.planner.costs.predict(point["rows"]) == pytest.approx(
+        assert stored.planner.costs.predict(point["rows"]) == pytest.approx(
             max(point["seconds"], curve["points"][0]["seconds"])
         )
-    assert learning.unmeasured(run.host.loaded.context, 100) == []
-    assert learning.t1 == curve["points"][0]["seconds"]
-    assert learning.epsilon == parts(one, "epsilon")[0]["value"]
-    learnt = learning.planner.learnt
+    assert stored.unmeasured(run.host.loaded.context, 100) == []
+    assert stored.t1 == curve["points"][0]["seconds"]
+    assert stored.epsilon == parts(one, "epsilon")[0]["value"]
+    learnt = stored.planner.learnt
     assert learnt.steps.predict(1, 1.0) == pytest.approx(drafted["step"])
-    assert learnt.tables["model"].n_seen == 0, "what a few texts teach is not kept"
+    assert learnt.tables["model"].n_seen == 0, "the acceptance of a few texts is not stored"
 
 
-def test_what_was_learnt_of_a_pair_stays(front: Callable[..., Front], tmp_path: Path) -> None:
+def test_learnt_acceptance_of_a_pair_is_kept(front: Callable[..., Front], tmp_path: Path) -> None:
     run = front(draft=DRAFT)
     run.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 60, "ignore_eos": True})
-    run.host.leave()
+    run.host.shut_down()
     (file,) = (tmp_path / "store").iterdir()
     before = json.loads(file.read_text())
     tuned(front(), DRAFT)
@@ -178,7 +178,7 @@ def test_what_was_learnt_of_a_pair_stays(front: Callable[..., Front], tmp_path: 
     assert kept[0]["learnt"]["steps"] != before["pairs"][0]["learnt"]["steps"]
 
 
-def test_nothing_is_stored_where_nothing_is_to_be(front: Callable[..., Front], tmp_path: Path) -> None:
+def test_without_calibration_nothing_is_stored(front: Callable[..., Front], tmp_path: Path) -> None:
     one = front(calibrate=False)
     tuned(one, DRAFT)
     assert parts(one, "curve")[0]["complete"]
@@ -196,7 +196,9 @@ def test_answers_are_the_same_afterwards(front: Callable[..., Front]) -> None:
 
 
 @pytest.mark.parametrize("part", ["plan", "curve", "threads", "texts", "draft"])
-def test_cancelling_keeps_what_there_is(front: Callable[..., Front], tmp_path: Path, part: str) -> None:
+def test_cancelling_keeps_the_completed_measurements(
+    front: Callable[..., Front], tmp_path: Path, part: str
+) -> None:
     one = front()
     tuned(
         one,
@@ -208,8 +210,8 @@ def test_cancelling_keeps_what_there_is(front: Callable[..., Front], tmp_path: P
     (curve,) = parts(one, "curve") or [{"complete": False}]
     assert curve["complete"] == (part != "plan")
     assert (tmp_path / "store").exists() == (part != "plan")
-    foretold = [found["index"] for found in parts(one, "draft") if found["forecast"]]
-    assert foretold == ([-1] if part == "draft" else [])
+    predicted = [found["index"] for found in parts(one, "draft") if found["forecast"]]
+    assert predicted == ([-1] if part == "draft" else [])
     assert one.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 4})
 
 
@@ -217,7 +219,7 @@ def test_cancelling_keeps_what_there_is(front: Callable[..., Front], tmp_path: P
 def test_cancelling_in_the_middle_of_a_stage(
     front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
-    monkeypatch.setattr(tuner, "_SAY_SECONDS", 0.0)
+    monkeypatch.setattr(tuner, "_PROGRESS_SECONDS", 0.0)
     one = front()
     assert one.host.loaded is not None
     tuned(one, DRAFT, stop=lambda said: isinstance(said, m.Tuning) and said.label == label and said.share > 0)
@@ -228,8 +230,8 @@ def test_cancelling_in_the_middle_of_a_stage(
     assert not ended(one).cancelled
 
 
-def test_how_far_it_is(front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "_SAY_SECONDS", 0.0)
+def test_progress_is_reported_by_stage(front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "_PROGRESS_SECONDS", 0.0)
     one = front()
     tuned(one, DRAFT)
     said = [found for found in one.said if isinstance(found, m.Tuning)]
@@ -241,7 +243,7 @@ def test_how_far_it_is(front: Callable[..., Front], monkeypatch: pytest.MonkeyPa
     assert all(found.left >= 0 for found in said)
 
 
-def test_a_longer_context_is_measured_too(
+def test_a_curve_is_measured_in_a_longer_context_too(
     front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile, "POLICY", replace(DEFAULT, context_buckets=(0, 200, 4096)))
@@ -257,7 +259,7 @@ def test_a_longer_context_is_measured_too(
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "jamba", "lfm2"])
-def test_every_memory_kind(front: Callable[..., Front], tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_memory_can_be_tuned(front: Callable[..., Front], tmp_path: Path, kind: str) -> None:
     path = tinygguf.BUILDERS[kind](tmp_path / f"{kind}.gguf")
     draft = tinygguf.BUILDERS["mamba" if kind == "llama" else kind](tmp_path / "draft.gguf", noise=0.1)
     one = front(target=ModelSettings(path=str(path), n_threads=1, n_ctx=512))
@@ -266,7 +268,7 @@ def test_every_memory_kind(front: Callable[..., Front], tmp_path: Path, kind: st
     assert parts(one, "curve")[0]["complete"]
     assert one.host.loaded is not None
     (epsilon,) = parts(one, "epsilon")
-    assert (epsilon["value"] is None) == (not goes_back(one.host.loaded.context))
+    assert (epsilon["value"] is None) == (not can_roll_back(one.host.loaded.context))
     assert bool(epsilon["reason"]) == (epsilon["value"] is None)
     assert parts(one, "plan")[0]["replays"] == (kind in ("mamba", "jamba"))
     _, drafted = parts(one, "draft")
@@ -275,7 +277,7 @@ def test_every_memory_kind(front: Callable[..., Front], tmp_path: Path, kind: st
         assert drafted["forecast"]["acceptance"] > 0.2
 
 
-def test_a_draft_that_cannot_be_loaded_does_not_keep_the_others_from_it(
+def test_a_draft_that_cannot_be_loaded_does_not_affect_the_others(
     front: Callable[..., Front],
 ) -> None:
     huge = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=2**30)
@@ -288,8 +290,8 @@ def test_a_draft_that_cannot_be_loaded_does_not_keep_the_others_from_it(
     assert good["forecast"]["acceptance"] > 0.5
 
 
-def test_what_a_context_has_no_room_for(front: Callable[..., Front]) -> None:
-    """A prompt is left out; a text that the draft cannot hold counts as not drafted."""
+def test_prompts_and_texts_that_exceed_a_context(front: Callable[..., Front]) -> None:
+    """A prompt that is too long is left out; a text too long for the draft counts as not drafted."""
     one = front()  # 512 tokens
     long, too_long = "y " * 300, "y " * 600
     small = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_ctx=256)
@@ -308,7 +310,7 @@ def test_what_a_context_has_no_room_for(front: Callable[..., Front]) -> None:
     assert "no prompt fits the context" in failed.error["message"]
 
 
-def test_who_may_tune_when(front: Callable[..., Front]) -> None:
+def test_tuning_needs_an_idle_engine_without_a_draft(front: Callable[..., Front]) -> None:
     one = front()
     one.host.handle(m.Tune(1, PROMPTS))
     for request in (m.Tune(2, PROMPTS), m.Generate(2, prompt="x")):

@@ -1,8 +1,8 @@
-"""Tensors that clients have sent to an RPC worker, kept so that they need not be sent again.
+"""The cache of tensors that clients have sent to an RPC worker, so that they need not be sent again.
 
-ggml writes and reads the files, named by a hash of their content, and never looks whether one is whole: of a
-write that was cut short, by a full disk or kill -9, it would make wrong weights. So only files that are known
-to be whole are left for it. A directory serves one worker.
+ggml writes and reads the files, named by a hash of their content, and never checks whether one is complete:
+a truncated file, left by a full disk or kill -9, would be loaded as wrong weights. So this cache removes all
+files that are not known to be complete. A directory serves one worker.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import time
 from pathlib import Path
 
 _LIST = "whole.json"
-_SETTLED_SECONDS = 1.0  # since the last byte: the next client may already be sending
-_FULL = 64 << 20  # bytes: with less left on the disk, a write may have failed
+_SETTLED_SECONDS = 1.0  # since the last write: the next client may already be sending
+_FULL = 64 << 20  # bytes: with less free disk space, a write may have failed
 
 
 class TensorCache:
-    """A directory of whole files. Raises OSError where it cannot be made or read."""
+    """A directory of complete files. Raises OSError if it cannot be created or read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
-        whole = self._known()
+        complete = self._known()
         for path, size in self._files():
-            if whole.get(path.name) != size:
+            if complete.get(path.name) != size:
                 path.unlink()
 
     def settle(self) -> None:
-        """After a client has left: what it has sent is whole, unless the disk is full; then it is removed."""
+        """Call after a client has left: record its files as complete, or remove them if the disk is full."""
         with contextlib.suppress(OSError):
-            now, whole = time.time(), self._known()
+            now, complete = time.time(), self._known()
             full = shutil.disk_usage(self.root).free < _FULL
             for path, size in self._files():
-                if whole.get(path.name) == size or now - path.stat().st_mtime < _SETTLED_SECONDS:
+                if complete.get(path.name) == size or now - path.stat().st_mtime < _SETTLED_SECONDS:
                     continue
                 if full:
                     path.unlink()
                 else:
-                    whole[path.name] = size
+                    complete[path.name] = size
             temporary = self.root / f"{_LIST}.tmp"
-            temporary.write_text(json.dumps(whole))
+            temporary.write_text(json.dumps(complete))
             temporary.replace(self.root / _LIST)
 
     def _files(self) -> list[tuple[Path, int]]:
@@ -53,7 +53,7 @@ class TensorCache:
             return [(Path(e.path), e.stat().st_size) for e in found]
 
     def _known(self) -> dict[str, int]:
-        """Names and sizes of whole files; nothing where the list is broken."""
+        """Names and sizes of complete files; empty if the list cannot be read."""
         try:
             found = json.loads((self.root / _LIST).read_bytes())
             return found if isinstance(found, dict) else {}

@@ -1,7 +1,7 @@
-"""The engine process as an RPC worker: ggml's server in the main thread, reported as messages.
+"""The engine process as an RPC worker: runs ggml's server in the main thread and reports its clients.
 
-ggml serves one client at a time and never returns. Ctrl-C is the front's: it closes the pipe, and the process
-is gone.
+ggml serves one client at a time and never returns. The front handles Ctrl-C: it closes the pipe, which ends
+this process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from specllama.worker.rpc import sockets
 from specllama.worker.rpc.cache import TensorCache
 
 Send = Callable[[protocol.Message], None]
-_STAYS_SECONDS = 1.0  # a client for less was only a probe
+_PROBE_SECONDS = 1.0  # a client that leaves sooner was only a probe
 _POLL_SECONDS = 0.01
 
 
 def serve(request: protocol.Serve, send: Send) -> NoReturn:
-    """Serve until the process ends; `send` gets Serving, then a Notice for each client that stays. Raises
-    UsageError for unknown devices, ResourceError where it cannot listen any more, EngineError without RPC.
+    """Serve until the process ends. `send` receives Serving, then a Notice for each client that stays.
+
+    Raises UsageError for unknown devices, ResourceError if the address is taken meanwhile, EngineError if
+    llama.cpp was built without RPC.
     """
     show_log(request.verbose)
     served = chosen(devices(), request.devices)
@@ -52,14 +54,12 @@ def serve(request: protocol.Serve, send: Send) -> NoReturn:
     threading.Thread(target=_announce, args=(port, found, send), daemon=True).start()
     threading.Thread(target=_Clients(port, send, cache).watch, args=(_stdout(),), daemon=True).start()
     serve_devices(request.address, served, n_threads, str(cache.root) if cache else None)
-    raise ResourceError(
-        f"nothing can be served at {request.address} any more", f"choose another {option('port')}"
-    )
+    raise ResourceError(f"{request.address} cannot be used any more", f"choose another {option('port')}")
 
 
-def chosen(there: Sequence[Device], names: Sequence[str]) -> list[Device]:
-    """The devices of these names; without names all GPUs, or else the CPU. Raises UsageError."""
-    known = {d.name: d for d in there}
+def chosen(present: Sequence[Device], names: Sequence[str]) -> list[Device]:
+    """The devices with these names; without names all GPUs, or else the CPU. Raises UsageError."""
+    known = {d.name: d for d in present}
     for name in names:
         if name not in known:
             raise UsageError(
@@ -67,7 +67,7 @@ def chosen(there: Sequence[Device], names: Sequence[str]) -> list[Device]:
             )
     if names:
         return [known[name] for name in dict.fromkeys(names)]
-    return [d for d in there if d.gpu] or [d for d in there if d.name == "CPU"]
+    return [d for d in present if d.gpu] or [d for d in present if d.name == "CPU"]
 
 
 def _cache(directory: str) -> TensorCache | None:
@@ -79,7 +79,7 @@ def _cache(directory: str) -> TensorCache | None:
 
 
 def _stdout() -> int:
-    """What ggml prints to stdout, as a pipe."""
+    """Redirect stdout, to which ggml prints, into a pipe; the file descriptor to read from."""
     reading, writing = os.pipe()
     os.dup2(writing, 1)
     os.close(writing)
@@ -87,7 +87,7 @@ def _stdout() -> int:
 
 
 def _announce(port: int, found: protocol.Serving, send: Send) -> None:
-    """Say that it listens, once it does."""
+    """Send Serving once the server listens."""
     while (listener := sockets.listener(port)) is None:
         time.sleep(_POLL_SECONDS)
     with listener:
@@ -97,36 +97,37 @@ def _announce(port: int, found: protocol.Serving, send: Send) -> None:
 
 @dataclass(slots=True)
 class _Clients:
-    """Who comes and goes, as ggml's lines tell it."""
+    """Reports clients that connect and disconnect, from the lines that ggml prints."""
 
     port: int
     send: Send
     cache: TensorCache | None
     _name: str = ""
     _since: float = 0.0
-    _told: threading.Timer | None = None
+    _notice_timer: threading.Timer | None = None
 
     def watch(self, reading: int) -> None:
         with os.fdopen(reading, "rb") as pipe:
             for line in pipe:
                 if line.startswith(b"Accepted"):
-                    self._comes()
+                    self._connected()
                 elif line.startswith(b"Client connection closed"):
-                    self._leaves()
+                    self._disconnected()
 
-    def _comes(self) -> None:
-        self._name = next(iter(sockets.clients(self.port)), "somebody")
+    def _connected(self) -> None:
+        self._name = next(iter(sockets.clients(self.port)), "a client")
         self._since = time.monotonic()
-        self._told = threading.Timer(_STAYS_SECONDS, self.send, [protocol.Notice(f"{self._name} connected")])
-        self._told.daemon = True
-        self._told.start()
+        notice = protocol.Notice(f"{self._name} connected")
+        self._notice_timer = threading.Timer(_PROBE_SECONDS, self.send, [notice])
+        self._notice_timer.daemon = True
+        self._notice_timer.start()
 
-    def _leaves(self) -> None:
+    def _disconnected(self) -> None:
         if self.cache is not None:
             self.cache.settle()
-        if self._told is None:
+        if self._notice_timer is None:
             return
-        self._told.cancel()
-        lasted = time.monotonic() - self._since
-        if lasted >= _STAYS_SECONDS:
-            self.send(protocol.Notice(f"{self._name} left after {lasted:.0f} s"))
+        self._notice_timer.cancel()
+        seconds = time.monotonic() - self._since
+        if seconds >= _PROBE_SECONDS:
+            self.send(protocol.Notice(f"{self._name} left after {seconds:.0f} s"))

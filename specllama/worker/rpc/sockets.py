@@ -1,7 +1,7 @@
 """TCP connections that llama.cpp has opened in this process, found among the open files by their port.
 
-ggml's RPC never looks whether the other end is still there: a machine that loses its power would be waited
-for without end. The system can probe it, once that is switched on.
+ggml's RPC sets no timeouts: if the other machine loses power, it waits forever. TCP keepalive, switched on
+here, makes the system detect that.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import os
 import socket
 from collections.abc import Iterator
 
-_IDLE_SECONDS, _EVERY_SECONDS, _TIMES = 15, 5, 3  # until a dead machine is noticed: half a minute
+_IDLE_SECONDS, _EVERY_SECONDS, _TIMES = 15, 5, 3  # a dead machine is detected after half a minute
 _Address = tuple[str, int]
 
 
 def connections_to(addresses: set[str]) -> Iterator[socket.socket]:
-    """Connections to any of these IPv4:port. They are copies: closing one leaves the original open."""
+    """Duplicates of the connections to any of these addresses (IPv4:port). The originals stay open."""
     for sock, _, peer in _all():
         if peer is not None and f"{peer[0]}:{peer[1]}" in addresses:
             yield sock
 
 
 def listener(port: int) -> socket.socket | None:
-    """What listens at a port, as a copy."""
+    """The socket that listens on a port, as a duplicate; None if there is none."""
     return next((s.dup() for s, own, peer in _all() if peer is None and own[1] == port), None)
 
 
 def clients(port: int) -> list[str]:
-    """The addresses of those who are connected to what listens at a port."""
+    """The IPv4 addresses of the clients connected to a listening port."""
     return [peer[0] for _, own, peer in _all() if peer is not None and own[1] == port]
 
 
 def lost(addresses: set[str]) -> set[str]:
-    """Those of the addresses to which no connection is left whose other end is open."""
+    """The addresses to which there is no open connection any more."""
     alive = set()
     for sock in connections_to(addresses):
         try:
@@ -48,8 +48,8 @@ def lost(addresses: set[str]) -> set[str]:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Let a connection break within about half a minute of its machine's end; of a listener: let all that it
-    accepts.
+    """Let a connection fail about half a minute after the other machine has died. For a listener this applies
+    to the connections that it accepts.
     """
     tcp = socket.IPPROTO_TCP
     options = (
@@ -67,7 +67,9 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def _all() -> Iterator[tuple[socket.socket, _Address, _Address | None]]:
-    """Copies of all IPv4 stream sockets of this process, with both ends; each is closed after its turn."""
+    """(duplicate, own address, peer address) of all IPv4 stream sockets of this process. Each duplicate is
+    closed after its iteration.
+    """
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         try:
             copy = os.dup(int(name))
@@ -75,7 +77,7 @@ def _all() -> Iterator[tuple[socket.socket, _Address, _Address | None]]:
             continue  # closed by now
         try:
             sock = socket.socket(fileno=copy)
-        except OSError:  # no socket
+        except OSError:  # not a socket
             os.close(copy)
             continue
         with sock:

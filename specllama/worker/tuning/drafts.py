@@ -1,4 +1,6 @@
-"""One draft after the other: loaded, timed, asked what it would say of each text, replayed, and unloaded."""
+"""Tries one draft model: loads it, times its steps, records what it would draft on each text, replays that,
+and unloads it.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,26 @@ from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded, LoadedDraft, load_draft
 from specllama.worker.profile_keys import pair_key
 from specllama.worker.tuning.prompts import TuningText
-from specllama.worker.tuning.timing import Clock, Times, curve_of, cycled, points, time_steps
+from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_steps
 
-LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # of drafts whose break-even is told
+LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # draft lengths whose break-even acceptance is reported
 STEP_SECONDS = 1.5
-_STEP_IDS = 512  # of the text that steps are timed on
-_SLOW_DISK, _REPLAY_SECONDS = 1e8, 1e-3  # bytes a second; of a token, at most
-_SHARES = 0.3, 0.6, 0.95  # of the whole: where loading, timing and reading the texts end
+_STEP_IDS = 512  # length of the text on which steps are timed
+_SLOW_DISK = 1e8  # bytes per second
+_REPLAY_SECONDS = 1e-3  # per token, at most
+_SHARES = 0.3, 0.6, 0.95  # of the progress: where loading, timing and recording end
 
 
-def drafted_free(loaded: Loaded) -> Callable[[], Drafter] | None:
-    """Makes what drafts for nothing here, without a grammar; None where nobody does."""
+def copy_drafter_factory(loaded: Loaded) -> Callable[[], Drafter] | None:
+    """The factory of the model-free drafter for replays without a grammar; None if copying is off."""
     return CopyDrafter if any(isinstance(d, CopyDrafter) for d in loaded.drafters) else None
 
 
 class DraftTrial:
-    """One draft, or copying alone. costs: of the target. found: what is known by now, of which `ended` says
-    whether it is all; traces: what was recorded, each with its workload.
+    """The trial of one draft model, or of copying alone.
+
+    costs: of the target's decodes. found: the results so far. traces: the recordings, each with its workload.
+    predicted: seconds that the current step should take at most.
     """
 
     def __init__(self, loaded: Loaded, texts: Sequence[TuningText], costs: CostCurve, clock: Clock) -> None:
@@ -50,7 +55,7 @@ class DraftTrial:
         self.predicted = 0.0
 
     def copying(self) -> Iterator[float]:
-        """Without a draft model."""
+        """Replay the texts without a draft model. Yields the share that is done."""
         for text in self.texts:
             n = len(text.text)
             trace = Trace(text.prompt, text.text, [WRONG] * n, [0.0] * n)
@@ -58,7 +63,7 @@ class DraftTrial:
         yield from self._replay(None)
 
     def drafting(self, settings: ModelSettings) -> Iterator[float]:
-        """With this draft model. Raises what loading and decoding raise."""
+        """Try this draft model. Yields the share that is done; raises what loading and decoding raise."""
         loading, stepping, recording = _SHARES
         self.predicted = os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
@@ -73,8 +78,8 @@ class DraftTrial:
             steps = StepCosts()
             steps.curve = curve_of(times)
             if not steps.curve.measured:
-                raise EngineError("its steps could not be timed: no text has an id that it knows")
-            self._keep(draft, times, steps)
+                raise EngineError("its steps could not be timed: no text has an id in its vocabulary")
+            self._store(draft, times, steps)
             for i, text in enumerate(self.texts):
                 self.predicted = (len(text.prompt) + len(text.text)) * steps.predict(1, self.costs.predict(1))
                 trace = record(text.prompt, text.text, draft.context)
@@ -90,22 +95,22 @@ class DraftTrial:
         n_vocab = min(model.n_vocab, draft.model.n_vocab)
         ids = [t for text in self.texts for t in (*text.prompt, *text.text) if t < n_vocab]
         drafter = ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
-        chooser = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
+        sampler = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
         return time_steps(
-            drafter, cycled(ids, _STEP_IDS), DEFAULT.min_samples, STEP_SECONDS, chooser, self.clock, times
+            drafter, repeated(ids, _STEP_IDS), DEFAULT.min_samples, STEP_SECONDS, sampler, self.clock, times
         )
 
-    def _keep(self, draft: LoadedDraft, times: Times, steps: StepCosts) -> None:
-        """Store what steps take, as a run with this pair would read it."""
+    def _store(self, draft: LoadedDraft, times: Times, steps: StepCosts) -> None:
+        """Store the times of steps under the key that a run with this pair reads."""
         drafters = [*self.loaded.drafters, ModelDrafter(draft.context, self.loaded.model.n_vocab)]
         pair = pair_key(draft.key, drafters)
-        self.loaded.profile.stepped(pair, steps.curve)
+        self.loaded.profile.store_steps(pair, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)
 
     def _replay(self, steps: StepCosts | None) -> Iterator[float]:
-        """Replay text by text."""
-        forecast = Forecast(self.costs, steps, drafted_free(self.loaded))
+        """Predict the speed-up by replaying text by text. steps: None without a draft model."""
+        forecast = Forecast(self.costs, steps, copy_drafter_factory(self.loaded))
         step = 0.0 if steps is None else steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, break_even=break_evens(self.costs, step, LENGTHS))
         for i, (workload, trace) in enumerate(self.traces):

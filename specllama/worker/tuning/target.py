@@ -1,4 +1,4 @@
-"""Timing the target: decodes by rows and by threads, and how many widths there is time for."""
+"""Times the target: decodes by number of rows and by number of threads, as far as there is time."""
 
 from __future__ import annotations
 
@@ -14,71 +14,74 @@ from specllama.llama.context import LlamaContext
 from specllama.models.memory.available import physical_cores
 from specllama.worker.calibrate import TIMED
 from specllama.worker.profile import ModelProfile
-from specllama.worker.tuning.threads import WIDE, ThreadTimes, candidates, choice
+from specllama.worker.tuning.threads import WIDE, ThreadTimes, candidates, fastest
 from specllama.worker.tuning.timing import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     Times,
     TimingPosition,
     curve_of,
+    median_ratio,
     points,
-    spread,
     time_rows,
     time_threads,
 )
 
-WIDTHS = (*TIMED[1:], 48, 64)  # rows, beside one
-_THREAD_ROUNDS = 5  # at least; fewer decide nothing
-_CURVE_LIMIT = 120.0  # seconds; wider decodes are left out where fewer rounds than needed fit into it
-_THREAD_SHARE = 2.5  # a decode with few threads, in those with all
+WIDTHS = (*TIMED[1:], 48, 64)  # rows of the decodes that are timed, besides single rows
+_THREAD_ROUNDS = 5  # at least; fewer are not conclusive
+_CURVE_LIMIT = 120.0  # seconds; the widest decodes are left out if the curve would take longer
+_THREAD_SLOWDOWN = 2.5  # average over the numbers of threads, relative to all threads
 
 
-def affordable(track: TimingPosition, t1: float) -> tuple[list[int], list[int]]:
-    """(widths that there is room and time for, the others)."""
-    widths = [n for n in WIDTHS if n <= track.most]
+def affordable_widths(position: TimingPosition, t1: float) -> tuple[list[int], list[int]]:
+    """(widths for which there is room and time, the other widths). t1: seconds."""
+    widths = [n for n in WIDTHS if n <= position.max_rows]
     while len(widths) > 1 and curve_seconds(widths, t1, 0.0) > _CURVE_LIMIT:
         widths.pop()
     return widths, [n for n in WIDTHS if n not in widths]
 
 
 def curve_seconds(widths: Sequence[int], t1: float, seconds: float) -> float:
-    """What timing them is predicted to take, where `seconds` are wanted for it."""
+    """Predicted seconds of timing these widths when `seconds` are requested for it."""
     return _rounds_seconds(sum(decode_prior(n) + 1 for n in widths) * t1, DEFAULT.min_samples, seconds)
 
 
 def thread_seconds(numbers: Sequence[int], t1: float, seconds: float) -> float:
-    """The same of timing numbers of threads."""
+    """Predicted seconds of timing these numbers of threads when `seconds` are requested for it."""
     return _rounds_seconds(
-        len(numbers) * (2 + decode_prior(WIDE)) * t1 * _THREAD_SHARE, _THREAD_ROUNDS, seconds
+        len(numbers) * (2 + decode_prior(WIDE)) * t1 * _THREAD_SLOWDOWN, _THREAD_ROUNDS, seconds
     )
 
 
-def _rounds_seconds(one: float, least: int, seconds: float) -> float:
-    return max(least * one, min(seconds, MOST_ROUNDS * one))
+def _rounds_seconds(round_seconds: float, min_rounds: int, seconds: float) -> float:
+    return max(min_rounds * round_seconds, min(seconds, MAX_ROUNDS * round_seconds))
 
 
 def thread_numbers(context: LlamaContext) -> list[int]:
-    """The numbers of threads to be timed."""
+    """The numbers of threads to time."""
     return candidates(min(physical_cores(), MAX_THREADS), (context.n_threads, context.n_threads_batch))
 
 
-def _use(context: LlamaContext, n_threads: int) -> None:
+def _set_threads(context: LlamaContext, n_threads: int) -> None:
     context.set_threads(n_threads, n_threads)
 
 
 class CurveTimes:
-    """t(n) at one place, measured anew and stored once every width was timed often enough."""
+    """Measures t(n) at one context length, and stores it once every width was timed often enough.
 
-    def __init__(self, track: TimingPosition, profile: ModelProfile, t1: float) -> None:
-        self.track, self.profile = track, profile
-        self.widths, self.left_out = affordable(track, t1)
+    t1: seconds, measured before.
+    """
+
+    def __init__(self, position: TimingPosition, profile: ModelProfile, t1: float) -> None:
+        self.position, self.profile = position, profile
+        self.widths, self.left_out = affordable_widths(position, t1)
         self.times: Times = {}
 
-    def work(self, seconds: float) -> Iterator[float]:
+    def run(self, seconds: float) -> Iterator[float]:
         try:
-            yield from time_rows(self.track, self.widths, DEFAULT.min_samples, seconds, self.times)
+            yield from time_rows(self.position, self.widths, DEFAULT.min_samples, seconds, self.times)
         finally:
             if self.complete:
-                self.profile.measured(len(self.track.ids), curve_of(self.times))
+                self.profile.store_curve(len(self.position.ids), curve_of(self.times))
 
     @property
     def complete(self) -> bool:
@@ -87,37 +90,37 @@ class CurveTimes:
     @property
     def found(self) -> protocol.TimedCurve:
         return protocol.TimedCurve(
-            n_ids=len(self.track.ids),
+            n_ids=len(self.position.ids),
             points=points(self.times),
             left_out=self.left_out,
             complete=self.complete,
-            spread=spread(self.times[1]) if self.times.get(1) else None,
+            spread=median_ratio(self.times[1]) if self.times.get(1) else None,
         )
 
 
-class ThreadsTried:
-    """Decodes with other numbers of threads; the context has its own again afterwards."""
+class ThreadTrial:
+    """Times decodes with other numbers of threads; restores the context's own numbers afterwards."""
 
-    def __init__(self, track: TimingPosition, context: LlamaContext) -> None:
-        self.track, self.context = track, context
+    def __init__(self, position: TimingPosition, context: LlamaContext) -> None:
+        self.position, self.context = position, context
         self.used = context.n_threads, context.n_threads_batch
         self.times: dict[int, ThreadTimes] = {}
 
-    def work(self, seconds: float) -> Iterator[float]:
+    def run(self, seconds: float) -> Iterator[float]:
         numbers = thread_numbers(self.context)
         try:
-            use = partial(_use, self.context)
-            yield from time_threads(self.track, numbers, use, _THREAD_ROUNDS, seconds, self.times)
+            use = partial(_set_threads, self.context)
+            yield from time_threads(self.position, numbers, use, _THREAD_ROUNDS, seconds, self.times)
         finally:
             self.context.set_threads(*self.used)
 
     @property
     def found(self) -> protocol.ThreadsComparison:
-        best = choice(self.times, *self.used)
+        best = fastest(self.times, *self.used)
         return protocol.ThreadsComparison(
             used=self.used[0],
             used_batch=self.used[1],
-            rows=min(WIDE, self.track.most),
+            rows=min(WIDE, self.position.max_rows),
             points=[
                 protocol.TimedThreads(n, median(t.one), median(t.wide))
                 for n, t in sorted(self.times.items())

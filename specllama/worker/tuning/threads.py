@@ -1,4 +1,4 @@
-"""Which number of threads is fastest, from decodes that were timed in turn. Knows no clock, no contexts."""
+"""Finds the fastest number of threads from decodes that were timed in turn. Knows no clock and no context."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from math import sqrt
 from statistics import median
 
 WIDE = 8  # rows of the wide decode
-CLEAR, CERTAIN = 1.05, 0.8  # times as fast in the median round, and share of rounds in which it was faster
-_EACH = 8  # numbers up to here are all tried
-_PARTS = (1.25, 1.5, 1.75, 2.0)  # beyond, these times a power of two
+MIN_GAIN = 1.05  # speed-up in the median round
+MIN_SHARE = 0.8  # of the rounds in which it must be faster
+_ALL_UP_TO = 8  # every number of threads up to here is tried
+_STEPS = (1.25, 1.5, 1.75, 2.0)  # above that, these multiples of powers of two
 
 
 @dataclass(slots=True)
 class ThreadTimes:
-    """Seconds of decodes of one row and of WIDE rows with a number of threads, one each per round."""
+    """Seconds of decodes with some number of threads: of one row and of WIDE rows, one each per round."""
 
     one: list[float] = field(default_factory=list)
     wide: list[float] = field(default_factory=list)
@@ -23,8 +24,8 @@ class ThreadTimes:
 
 @dataclass(frozen=True, slots=True)
 class ThreadChoice:
-    """The fastest number of threads over both widths; gain: times as fast as the one in use, in the median
-    round; clear: whether by more than chance.
+    """The fastest number of threads over both widths. gain: speed-up over the number in use, in the median
+    round. clear: whether the gain exceeds the noise.
     """
 
     n_threads: int
@@ -33,19 +34,20 @@ class ThreadChoice:
 
 
 def candidates(cores: int, used: Iterable[int]) -> list[int]:
-    """Numbers of threads worth timing, the largest first: from 1 to the physical cores, and those in use."""
-    found = {*used, *range(1, min(cores, _EACH) + 1), cores, max(1, cores - 1)}
-    power = _EACH
+    """Numbers of threads to time, the largest first: up to the physical cores, and those in use."""
+    found = {*used, *range(1, min(cores, _ALL_UP_TO) + 1), cores, max(1, cores - 1)}
+    power = _ALL_UP_TO
     while power < cores:
-        found.update(n for part in _PARTS if (n := int(power * part)) < cores)
+        found.update(n for step in _STEPS if (n := int(power * step)) < cores)
         power *= 2
     return sorted(found, reverse=True)
 
 
-def choice(times: Mapping[int, ThreadTimes], n_threads: int, n_threads_batch: int) -> ThreadChoice | None:
-    """The fastest of them against those in use for one row and for more; None where too little was timed.
+def fastest(times: Mapping[int, ThreadTimes], n_threads: int, n_threads_batch: int) -> ThreadChoice | None:
+    """The fastest number of threads compared with those in use; None if those were not timed.
 
-    A round counts as one comparison, so that what slows the machine down for a while slows all of them.
+    n_threads, n_threads_batch: in use for one row and for several. Times are compared within a round, so that
+    a temporary slowdown of the machine affects all numbers alike.
     """
     nothing = ThreadTimes()
     ours = zip(times.get(n_threads, nothing).one, times.get(n_threads_batch, nothing).wide, strict=False)
@@ -58,6 +60,6 @@ def choice(times: Mapping[int, ThreadTimes], n_threads: int, n_threads_batch: in
             continue
         ratios = [u / sqrt(one * wide) for u, one, wide in zip(used, found.one, found.wide, strict=False)]
         if ratios and (gain := median(ratios)) > best.gain:
-            sure = sum(ratio > 1 for ratio in ratios) >= CERTAIN * len(ratios) and len(ratios) >= len(used)
-            best = ThreadChoice(n, gain, sure and gain >= CLEAR)
+            often = sum(ratio > 1 for ratio in ratios) >= MIN_SHARE * len(ratios) and len(ratios) >= len(used)
+            best = ThreadChoice(n, gain, often and gain >= MIN_GAIN)
     return best

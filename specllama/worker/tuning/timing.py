@@ -1,7 +1,7 @@
-"""Timing of decodes on a context that nobody else uses: by rows, by threads, and steps of a draft model.
+"""Times decodes on a context that nothing else uses, by rows and by threads, and steps of a draft model.
 
-Works forward from a place in a text and returns to it, so that every memory kind can be timed. All functions
-that take long are iterators: they stop at every step, with the share that is done.
+Decodes start at a fixed position in a text, to which the cache returns, so that every kind of memory can be
+timed. Long-running functions are iterators that yield the share that is done after each decode.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from specllama.worker.tuning.threads import WIDE, ThreadTimes
 
 Clock = Callable[[], float]
 Times = dict[int, list[float]]  # rows of a decode, or ids of a step, to seconds
-MOST_ROUNDS = 50
+MAX_ROUNDS = 50
 STEP_WIDTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # ids that a step of the draft model evaluates
-_CHUNK_SECONDS = 0.25  # of filling at once
-_FAR_BEHIND = 2.0  # times the fastest: such numbers of threads are timed once
+_CHUNK_SECONDS = 0.25  # limit of one prefill chunk
+_MUCH_SLOWER = 2.0  # relative to the fastest: such numbers of threads are timed only once
 
 
 class TimingPosition:
-    """A place in a text that the cache of sequence 0 returns to after every decode.
+    """A position in a text to which the cache of sequence 0 returns after every decode.
 
-    ids: the text before it. Knows nothing of what was in the cache before.
+    ids: the text before it. max_rows: of a decode there. row_seconds: prefill seconds per token.
     """
 
     def __init__(self, context: Context, ids: Sequence[int], clock: Clock) -> None:
         self.context, self.ids, self.clock = context, list(ids), clock
-        self.most = min(context.n_outputs_max, context.n_batch, context.n_ctx - len(self.ids))
-        self.row_seconds = 0.0  # of a row of filling
-        self._at = 0
+        self.max_rows = min(context.n_outputs_max, context.n_batch, context.n_ctx - len(self.ids))
+        self.row_seconds = 0.0
+        self._next = 0  # index of the next id to decode
 
     def fill(self) -> Iterator[float]:
-        """Evaluate the text, a chunk at a time."""
+        """Clear the cache and evaluate the text, a chunk at a time."""
         context, n, done = self.context, min(64, self.context.n_batch), 0
         context.truncate(0, 0)
         while done < len(self.ids):
@@ -53,89 +53,94 @@ class TimingPosition:
         context.checkpoint(0)
 
     def time(self, rows: int) -> float:
-        """Seconds of a decode of so many rows there. Raises what the context raises."""
+        """Seconds of a decode of this many rows at the position. Raises DecodeError, NoRoomError."""
         n = len(self.ids)
-        batch = [BatchRow(self.ids[(self._at + i) % n], n + i, 0, True) for i in range(rows)]
-        self._at += rows
+        batch = [BatchRow(self.ids[(self._next + i) % n], n + i, 0, True) for i in range(rows)]
+        self._next += rows
         began = self.clock()
         self.context.decode(batch)
-        took = self.clock() - began
+        seconds = self.clock() - began
         if self.context.truncate(0, n) != n:
             for _ in self.fill():
                 pass
-        return took
+        return seconds
 
 
 def time_rows(
-    track: TimingPosition, widths: Sequence[int], least: int, seconds: float, into: Times
+    position: TimingPosition, widths: Sequence[int], min_rounds: int, seconds: float, into: Times
 ) -> Iterator[float]:
-    """Decodes of all widths in turn, each behind one of one row: at least `least` rounds, more as long as
-    `seconds` last.
+    """Time decodes of all widths in turn, each after a decode of one row: at least `min_rounds` rounds, more
+    until `seconds` have passed.
     """
-    for share, n in _rounds([n for n in widths if n > 1] or [1], least, seconds, track.clock):
+    for share, n in _rounds([n for n in widths if n > 1] or [1], min_rounds, seconds, position.clock):
         for rows in (1, n) if n > 1 else (1,):
-            into.setdefault(rows, []).append(track.time(rows))
+            into.setdefault(rows, []).append(position.time(rows))
         yield share
 
 
 def time_threads(
-    track: TimingPosition,
+    position: TimingPosition,
     numbers: Sequence[int],
     use: Callable[[int], None],
-    least: int,
+    min_rounds: int,
     seconds: float,
     into: dict[int, ThreadTimes],
 ) -> Iterator[float]:
-    """One row and WIDE rows with each number of threads in turn; use: sets the number. Those that are far
-    behind in the first round are left out of the others.
+    """Time one row and WIDE rows with each number of threads in turn. use: sets the number. Numbers that are
+    much slower in the first round are left out of the others.
     """
-    wide = min(WIDE, track.most)
+    wide = min(WIDE, position.max_rows)
     kept = list(numbers)
-    for share, n in _rounds(kept, least, seconds, track.clock):
+    for share, n in _rounds(kept, min_rounds, seconds, position.clock):
         found = into.setdefault(n, ThreadTimes())
         use(n)
-        track.time(1)  # starts or ends threads
-        found.one.append(track.time(1))
-        found.wide.append(track.time(wide))
+        position.time(1)  # starts or ends threads
+        found.one.append(position.time(1))
+        found.wide.append(position.time(wide))
         if n == numbers[-1] and len(found.one) == 1:
-            one, wide_ = (min(getattr(t, name)[0] for t in into.values()) for name in ("one", "wide"))
-            kept[:] = [k for k in kept if _near(into[k], one, wide_)]
+            best, best_wide = min(t.one[0] for t in into.values()), min(t.wide[0] for t in into.values())
+            kept[:] = [k for k in kept if _is_close(into[k], best, best_wide)]
         yield share
 
 
-def _near(found: ThreadTimes, one: float, wide: float) -> bool:
-    return found.one[0] < _FAR_BEHIND * one or found.wide[0] < _FAR_BEHIND * wide
+def _is_close(times: ThreadTimes, best: float, best_wide: float) -> bool:
+    return times.one[0] < _MUCH_SLOWER * best or times.wide[0] < _MUCH_SLOWER * best_wide
 
 
-def _rounds(items: list[int], least: int, seconds: float, clock: Clock) -> Iterator[tuple[float, int]]:
-    """(share that is done, item): all items in turn, again and again. What is taken out of `items` between
-    two rounds is left out.
+def _rounds(items: list[int], min_rounds: int, seconds: float, clock: Clock) -> Iterator[tuple[float, int]]:
+    """(share that is done, item): all items in turn, round after round. Items that the caller removes from
+    the list are left out of the next rounds.
     """
     began, n_rounds = clock(), 0
-    while items and n_rounds < MOST_ROUNDS:
+    while items and n_rounds < MAX_ROUNDS:
         left = seconds - (clock() - began)
-        if n_rounds >= least and left <= 0:
+        if n_rounds >= min_rounds and left <= 0:
             return
         for i, item in enumerate(list(items)):
             spent = (clock() - began) / seconds if seconds else 1.0
-            yield min((n_rounds + i / len(items)) / least, max(spent, n_rounds / MOST_ROUNDS), 1.0), item
+            yield min((n_rounds + i / len(items)) / min_rounds, max(spent, n_rounds / MAX_ROUNDS), 1.0), item
         n_rounds += 1
 
 
 def time_steps(
-    drafter: ModelDrafter, ids: Sequence[int], least: int, seconds: float, chooser: Sampler, clock: Clock,
+    drafter: ModelDrafter,
+    ids: Sequence[int],
+    min_rounds: int,
+    seconds: float,
+    sampler: Sampler,
+    clock: Clock,
     into: Times,
-) -> Iterator[float]:  # fmt: skip
-    """Steps of the draft model that evaluate 1, 2, 3 … ids, walking along a text: as a round asks them."""
+) -> Iterator[float]:
+    """Time steps of the draft model that evaluate 1, 2, 3 … ids, moving along a text as generation does."""
     at, widths = len(ids), [w for w in STEP_WIDTHS if 2 * w < min(len(ids), drafter.context.n_ctx)]
-    for share, width in _rounds(widths, least, seconds, clock):
+    for share, width in _rounds(widths, min_rounds, seconds, clock):
         for n in (1, width):
             if at + n > min(len(ids), drafter.context.n_ctx):
                 at = 2
-                drafter.start(0, ids[:at], chooser)
+                drafter.start(0, ids[:at], sampler)
                 drafter.step({0: []})
             at += n
-            drafter.start(0, ids[:at], chooser)
+            drafter.start(0, ids[:at], sampler)
             fits = drafter.view(0).n_pending == n
             began = clock()
             found = drafter.step({0: []})
@@ -144,20 +149,20 @@ def time_steps(
         yield share
 
 
-def typical(times: Sequence[float]) -> float:
-    """The lower quartile: other load makes decodes longer, never shorter."""
+def lower_quartile(times: Sequence[float]) -> float:
+    """The lower quartile of times, which other load on the machine affects least."""
     return sorted(times)[(len(times) - 1) // 4]
 
 
-def spread(times: Sequence[float]) -> float:
-    """How often the typical one the median is: near 1 on a machine that does nothing else."""
-    return median(times) / typical(times)
+def median_ratio(times: Sequence[float]) -> float:
+    """The median over the lower quartile: near 1 on a machine that does nothing else."""
+    return median(times) / lower_quartile(times)
 
 
 def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
-    """The typical times, of widths that were timed often enough to be sure of."""
+    """A cost curve of the lower quartiles, over widths that were timed often enough."""
     widths = [
-        [n, typical(found), len(found)]
+        [n, lower_quartile(found), len(found)]
         for n, found in sorted(times.items())
         if len(found) >= DEFAULT.min_samples
     ]
@@ -165,10 +170,10 @@ def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
 
 
 def points(times: Mapping[int, Sequence[float]]) -> list[TimedWidth]:
-    """The typical times, by rows."""
-    return [TimedWidth(n, typical(t), len(t)) for n, t in sorted(times.items()) if t]
+    """The lower quartile of the times of each width, by rows."""
+    return [TimedWidth(n, lower_quartile(t), len(t)) for n, t in sorted(times.items()) if t]
 
 
-def cycled(ids: Sequence[int], n: int) -> list[int]:
-    """The ids, again and again, up to n of them."""
+def repeated(ids: Sequence[int], n: int) -> list[int]:
+    """The ids repeated to a length of n."""
     return list(islice(cycle(ids), n))

@@ -1,7 +1,7 @@
-"""Measuring everything now: t(n), threads, epsilon, and what each of several drafts is predicted to gain.
+"""Measures everything that `tune` reports: t(n), threads, epsilon, and the predicted gain of each draft.
 
-Runs in steps of the engine core, so that the process goes on answering. Reports what it does (Tuning), what
-it has measured (TuneMeasurement, one part at a time) and that it has ended (Tuned).
+Runs in steps of the engine core, so that the process stays responsive. Sends its progress (Tuning), each
+measurement as soon as it is complete (TuneMeasurement), and the end (Tuned).
 """
 
 from __future__ import annotations
@@ -22,36 +22,43 @@ from specllama.core.scheduler import empty
 from specllama.errors import ContextLengthError, EngineError, SpecllamaError, option
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
-from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, drafted_free
-from specllama.worker.tuning.prompts import PromptSelection, TuningText, Writing, choose, compare_seconds
+from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
+from specllama.worker.tuning.prompts import (
+    PromptSelection,
+    TextWriter,
+    TuningText,
+    compare_seconds,
+    select_prompts,
+)
 from specllama.worker.tuning.target import (
     CurveTimes,
-    ThreadsTried,
-    affordable,
+    ThreadTrial,
+    affordable_widths,
     curve_seconds,
     thread_numbers,
     thread_seconds,
 )
-from specllama.worker.tuning.timing import Clock, TimingPosition, curve_of, cycled
+from specllama.worker.tuning.timing import Clock, TimingPosition, curve_of, repeated
 
-N_TOKENS = 64  # of a text, where nobody said
+N_TOKENS = 64  # default length of a text
 CURVE_SECONDS, THREAD_SECONDS = 3.0, 2.0
-CONTEXT_SECONDS = 10.0  # of filling a longer context, for a curve there
+CONTEXT_SECONDS = 10.0  # limit for filling a longer context, to measure a curve there
 TEXT_SECONDS = 60.0
-_TRACK_IDS, _PROBES = 128, 3
-_WIDEST_DECODE = 64  # t(1), that a step may take
-_SAY_SECONDS = 0.1
+_POSITION_IDS, _PROBES = 128, 3
+_WIDEST_DECODE = 64  # limit of a step, in t(1)
+_PROGRESS_SECONDS = 0.1  # between two progress messages
 _ENDED = object()
-_DISK, _READ = 1e9, 0.3  # bytes a second of loading; of a step of the draft model, to read an id of a text
+_DISK = 1e9  # bytes per second when a draft is loaded
+_PREFILL_COST = 0.3  # of an id of a text, relative to a step of the draft model
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """seconds: predicted. work: yields the share that is done."""
+    """A stage of tuning. seconds: predicted. run: yields the share that is done."""
 
     label: str
     seconds: float
-    work: Callable[[], Iterator[float]]
+    run: Callable[[], Iterator[float]]
 
 
 def begin(
@@ -61,14 +68,14 @@ def begin(
     ids_of: Callable[[protocol.Generate], list[int]],
     send: Callable[[protocol.Message], None],
 ) -> Tuner:
-    """Start tuning. engine: None where it is busy. Raises EngineError there, and where a draft is loaded."""
+    """Start tuning. engine: None if it is busy. Raises EngineError then, and if a draft is loaded."""
     if engine is None or loaded is None or loaded.draft is not None:
         raise EngineError("only an idle engine without a draft can be tuned")
     return Tuner(order, engine, loaded, ids_of, send)
 
 
 class Tuner:
-    """One Tune at work. ids_of: of a prompt. predicted: seconds that the step at hand should take at most."""
+    """One Tune request in progress. ids_of: tokenises a prompt. trials: of drafts, so far."""
 
     def __init__(
         self,
@@ -82,21 +89,22 @@ class Tuner:
         self.id, self.order, self.trials = order.id, order, list[DraftTrial]()
         self._engine, self._loaded, self._context = engine, loaded, loaded.context
         self._ids_of, self._send, self._clock = ids_of, send, clock
-        self._began, self._said, self._cancelled = clock(), 0.0, False
+        self._began, self._last_progress, self._cancelled = clock(), 0.0, False
         self._t1, self._row_seconds, self._costs = 0.0, 0.0, CostCurve()
         self._work = self._all()
 
     def cancel(self, id_: int) -> None:
-        """End it with the next step, if it is the one."""
+        """End with the next step, if this is the request of that id."""
         self._cancelled |= id_ == self.id
 
     @property
     def predicted(self) -> float:
-        here = self.trials[-1].predicted if self.trials else 0.0
-        return max(_WIDEST_DECODE * self._t1, here)
+        """Seconds that the next step should take at most."""
+        trial_seconds = self.trials[-1].predicted if self.trials else 0.0
+        return max(_WIDEST_DECODE * self._t1, trial_seconds)
 
     def step(self) -> bool:
-        """Go on a little; False once it has ended."""
+        """Run until the next yield; False once tuning has ended."""
         try:
             if not self._cancelled and next(self._work, _ENDED) is not _ENDED:
                 return True
@@ -109,7 +117,7 @@ class Tuner:
         return False
 
     def _all(self) -> Generator[None, None, None]:
-        """Everything, in steps."""
+        """All of tuning, in steps."""
         empty(self._context, self._engine.slots[0])
         texts, too_long = [], dict[str, str]()
         for text in self._texts(too_long):
@@ -118,30 +126,30 @@ class Tuner:
         if not texts:
             why = next(iter(too_long.values()), "there is none")
             raise ContextLengthError(f"no prompt fits the context: {why}", f"use a larger {option('n_ctx')}")
-        track = TimingPosition(self._context, self._track_ids(texts), self._clock)
-        yield from (None for _ in track.fill())
-        self._row_seconds = track.row_seconds
-        self._t1 = median(track.time(1) for _ in range(_PROBES))
+        position = TimingPosition(self._context, self._position_ids(texts), self._clock)
+        yield from (None for _ in position.fill())
+        self._row_seconds = position.row_seconds
+        self._t1 = median(position.time(1) for _ in range(_PROBES))
         yield
         shorten = self.order.n_tokens is None
         n_tokens = self.order.n_tokens or N_TOKENS
-        chosen = choose(texts, n_tokens, shorten, self._t1, self._row_seconds, TEXT_SECONDS)
-        agenda = list(self._agenda(track, chosen))
+        selection = select_prompts(texts, n_tokens, shorten, self._t1, self._row_seconds, TEXT_SECONDS)
+        agenda = list(self._agenda(position, selection))
         self._report(
             protocol.TuneAgenda(
                 seconds=sum(stage.seconds for stage in agenda),
                 t1=self._t1,
-                n_texts=len(chosen.texts),
-                n_tokens=chosen.n_tokens,
-                n_left_out=chosen.left_out,
+                n_texts=len(selection.texts),
+                n_tokens=selection.n_tokens,
+                n_left_out=selection.left_out,
                 too_long=too_long,
                 replays=self._context.cuts_need_checkpoint,
             )
         )
-        yield from self._run(agenda)
+        yield from self._run_stages(agenda)
 
     def _texts(self, too_long: dict[str, str]) -> Iterator[TuningText]:
-        """The prompts in ids, those that fit."""
+        """The tokenised prompts that fit the context; the others are added to `too_long`."""
         order, numbers = self.order, dict[str, int]()
         for workload, prompt in order.prompts:
             number = numbers[workload] = numbers.get(workload, 0) + 1
@@ -158,41 +166,41 @@ class Tuner:
             else:
                 yield text
 
-    def _track_ids(self, texts: Sequence[TuningText], n: int = _TRACK_IDS) -> list[int]:
+    def _position_ids(self, texts: Sequence[TuningText], n: int = _POSITION_IDS) -> list[int]:
         ids = [t for text in texts for t in text.prompt]
-        return cycled(ids, max(1, min(n, self._context.n_ctx // 2)))
+        return repeated(ids, max(1, min(n, self._context.n_ctx // 2)))
 
-    def _agenda(self, track: TimingPosition, chosen: PromptSelection) -> Iterator[Stage]:
-        t1, writing = self._t1, Writing(self._engine, chosen, self._t1, self._clock)
-        seconds = curve_seconds(affordable(track, t1)[0], t1, CURVE_SECONDS)
-        yield Stage("t(n)", seconds, partial(self._curve, track, CURVE_SECONDS))
+    def _agenda(self, position: TimingPosition, selection: PromptSelection) -> Iterator[Stage]:
+        t1, writer = self._t1, TextWriter(self._engine, selection, self._t1, self._clock)
+        seconds = curve_seconds(affordable_widths(position, t1)[0], t1, CURVE_SECONDS)
+        yield Stage("t(n)", seconds, partial(self._curve, position, CURVE_SECONDS))
         seconds = thread_seconds(thread_numbers(self._context), t1, THREAD_SECONDS)
-        yield Stage("threads", seconds, partial(self._threads, track))
+        yield Stage("threads", seconds, partial(self._threads, position))
         for bucket in profile.POLICY.context_buckets[1:]:
             filling = bucket * self._row_seconds
             if 2 * _WIDEST_DECODE + bucket < self._context.n_ctx and filling < CONTEXT_SECONDS:
-                far = TimingPosition(self._context, cycled(track.ids, bucket + 1), self._clock)
-                seconds = filling + curve_seconds(affordable(far, t1)[0], t1, CURVE_SECONDS / 2)
-                yield Stage(f"t(n) behind {bucket} tokens", seconds, partial(self._far, far))
-        seconds = chosen.seconds + compare_seconds(t1)
-        yield Stage("writing texts", seconds, partial(self._write, writing))
-        if drafted_free(self._loaded) is not None:
-            yield Stage("copying", 0.5, partial(self._try, -1, None, chosen.texts))
-        n_ids = sum(len(t.prompt) + chosen.n_tokens for t in chosen.texts)
+                far = TimingPosition(self._context, repeated(position.ids, bucket + 1), self._clock)
+                seconds = filling + curve_seconds(affordable_widths(far, t1)[0], t1, CURVE_SECONDS / 2)
+                yield Stage(f"t(n) after {bucket} tokens", seconds, partial(self._long_context_curve, far))
+        seconds = selection.seconds + compare_seconds(t1)
+        yield Stage("writing texts", seconds, partial(self._write, writer))
+        if copy_drafter_factory(self._loaded) is not None:
+            yield Stage("copying", 0.5, partial(self._try_draft, -1, None, selection.texts))
+        n_ids = sum(len(t.prompt) + selection.n_tokens for t in selection.texts)
         for i, draft in enumerate(self.order.drafts):
             size = os.path.getsize(draft.path)
             step = t1 * size / max(1, self._loaded.header.file_bytes)
-            seconds = size / _DISK + STEP_SECONDS + n_ids * step * _READ + 0.5
-            name = f"draft {os.path.basename(draft.path)}"
-            yield Stage(name, seconds, partial(self._try, i, draft, chosen.texts))
+            seconds = size / _DISK + STEP_SECONDS + n_ids * step * _PREFILL_COST + 0.5
+            label = f"draft {os.path.basename(draft.path)}"
+            yield Stage(label, seconds, partial(self._try_draft, i, draft, selection.texts))
 
-    def _run(self, agenda: Sequence[Stage]) -> Iterator[None]:
+    def _run_stages(self, agenda: Sequence[Stage]) -> Iterator[None]:
         total, done = sum(stage.seconds for stage in agenda), 0.0
         for stage in agenda:
-            for share in stage.work():
+            for share in stage.run():
                 now, so_far = self._clock(), done + min(1.0, share) * stage.seconds
-                if now - self._said >= _SAY_SECONDS:
-                    self._said = now
+                if now - self._last_progress >= _PROGRESS_SECONDS:
+                    self._last_progress = now
                     self._send(protocol.Tuning(self.id, stage.label, so_far / total, total - so_far))
                 yield
             done += stage.seconds
@@ -202,38 +210,40 @@ class Tuner:
 
     # Stages
 
-    def _curve(self, track: TimingPosition, seconds: float) -> Iterator[float]:
-        curve = CurveTimes(track, self._loaded.profile, self._t1)
+    def _curve(self, position: TimingPosition, seconds: float) -> Iterator[float]:
+        curve = CurveTimes(position, self._loaded.profile, self._t1)
         try:
-            yield from curve.work(seconds)
+            yield from curve.run(seconds)
         finally:
             self._report(curve.found)
-        if bucket_of(len(track.ids), profile.POLICY) == 0:
+        if bucket_of(len(position.ids), profile.POLICY) == 0:
             self._costs = curve_of(curve.times)
 
-    def _far(self, track: TimingPosition) -> Iterator[float]:
-        for share in track.fill():
+    def _long_context_curve(self, position: TimingPosition) -> Iterator[float]:
+        for share in position.fill():
             yield share / 2
-        for share in self._curve(track, CURVE_SECONDS / 2):
+        for share in self._curve(position, CURVE_SECONDS / 2):
             yield (1 + share) / 2
 
-    def _threads(self, track: TimingPosition) -> Iterator[float]:
-        tried = ThreadsTried(track, self._context)
+    def _threads(self, position: TimingPosition) -> Iterator[float]:
+        tried = ThreadTrial(position, self._context)
         try:
-            yield from tried.work(THREAD_SECONDS)
+            yield from tried.run(THREAD_SECONDS)
         finally:
             self._report(tried.found)
 
-    def _write(self, writing: Writing) -> Iterator[float]:
+    def _write(self, writer: TextWriter) -> Iterator[float]:
         empty(self._context, self._engine.slots[0])
         try:
-            yield from writing.work()
+            yield from writer.run()
         finally:
-            self._loaded.profile.compared(writing.calibration)
-            self._report(writing.epsilon)
-            self._report(writing.found)
+            self._loaded.profile.store_comparison(writer.calibration)
+            self._report(writer.epsilon)
+            self._report(writer.found)
 
-    def _try(self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]) -> Iterator[float]:
+    def _try_draft(
+        self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]
+    ) -> Iterator[float]:
         trial = DraftTrial(self._loaded, texts, self._costs, self._clock)
         self.trials.append(trial)
         try:

@@ -162,12 +162,12 @@ def test_threads(change, expected):
 
 def test_what_could_not_be_measured():
     one = found()
-    one.add(replace(ROWS, reach=0, reason="the model's memory cannot go back"))
+    one.add(replace(ROWS, reach=0, reason="the model's memory cannot be rolled back"))
     one.curves[0] = replace(one.curves[0], left_out=[48, 64])
     too_long = {f"long {i}": "the prompt has 9 tokens" for i in range(5)}
     one.add(replace(agenda(one), n_left_out=3, too_long=too_long))
     said = " ".join(text(one).split())
-    assert "Exactness: not measured, the model's memory cannot go back." in said
+    assert "Exactness: not measured, the model's memory cannot be rolled back." in said
     assert "Not timed, for lack of time or room: 48, 64 rows." in said
     assert "Left out, for lack of time: 3 prompts; texts have up to 64 tokens." in said
     assert "Left out: prompt long 0: the prompt has 9 tokens. " in said

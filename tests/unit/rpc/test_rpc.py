@@ -1,4 +1,4 @@
-"""RPC workers before llama.cpp is touched: their names, addresses to listen at, and what is no worker."""
+"""RPC workers before llama.cpp is involved: endpoints, addresses to listen at, and the probe."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Version = tuple[int, int, int]
 
 @contextmanager
 def server(serve: Serve) -> Iterator[str]:
-    """A server on loopback that treats every connection like this; its endpoint."""
+    """A server on loopback that calls `serve` with every connection; yields its endpoint."""
     listener = socket.create_server(("127.0.0.1", 0))
-    left: list[socket.socket] = []
+    accepted: list[socket.socket] = []
 
     def accept() -> None:
         while True:
@@ -34,10 +34,10 @@ def server(serve: Serve) -> Iterator[str]:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            left.append(connection)
-            threading.Thread(target=quietly, args=(connection,), daemon=True).start()
+            accepted.append(connection)
+            threading.Thread(target=serve_quietly, args=(connection,), daemon=True).start()
 
-    def quietly(connection: socket.socket) -> None:
+    def serve_quietly(connection: socket.socket) -> None:
         with suppress(OSError, struct.error):
             serve(connection)
 
@@ -49,7 +49,7 @@ def server(serve: Serve) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         thread.join(5)
-        for connection in left:
+        for connection in accepted:
             connection.close()
 
 
@@ -64,7 +64,7 @@ def exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def rpc_server(version: Version = (7, 0, 0), memory: tuple[tuple[int, int], ...] = ((3, 4),)) -> Serve:
-    """The opening of ggml's server, as ggml-rpc.cpp has it."""
+    """The start of ggml's protocol, as the server in ggml-rpc.cpp speaks it."""
 
     def serve(connection: socket.socket) -> None:
         while True:
@@ -85,18 +85,18 @@ def rpc_server(version: Version = (7, 0, 0), memory: tuple[tuple[int, int], ...]
 
 
 def old_server(connection: socket.socket) -> None:
-    """Version 3: the greeting is empty, and it hangs up at another one."""
+    """Version 3: the greeting is empty, and any other closes the connection."""
     command, size = struct.unpack("<BQ", exactly(connection, 9))
     if (command, size) == (14, 0):
         connection.sendall(struct.pack("<QBBB", 3, 3, 6, 1))
     connection.close()
 
 
-def says(data: bytes) -> Serve:
+def sends(data: bytes) -> Serve:
     return lambda connection: connection.sendall(data)
 
 
-def drips(connection: socket.socket) -> None:
+def sends_slowly(connection: socket.socket) -> None:
     for byte in struct.pack("<Q", 28) * 40:
         connection.sendall(bytes([byte]))
         time.sleep(0.2)
@@ -122,7 +122,7 @@ class TestNames:
             (["a:1", "b"], ("a:1", "b:50052")),
         ],
     )
-    def test_lists(self, given: str | list[str], found: tuple[str, ...]) -> None:
+    def test_a_list_is_split_and_completed(self, given: str | list[str], found: tuple[str, ...]) -> None:
         assert endpoints(given) == found
 
     @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ class TestNames:
             "a:1,A:1",
         ],
     )
-    def test_what_is_no_list_is_refused(self, given: str) -> None:
+    def test_rejects_a_malformed_list(self, given: str) -> None:
         with pytest.raises(UsageError) as caught:
             endpoints(given)
         assert caught.value.option == "rpc"
@@ -142,13 +142,13 @@ class TestNames:
 
 
 class TestListening:
-    def test_an_address(self) -> None:
+    def test_a_local_address_and_a_free_port_are_found(self) -> None:
         host, port = listen_address("localhost", 0)
         assert host == "127.0.0.1"
         assert 0 < port < 65536
         assert listen_address("0.0.0.0", port) == ("0.0.0.0", port)
 
-    def test_a_port_in_use(self) -> None:
+    def test_rejects_a_port_in_use(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(ResourceError, match=f"port {port} of 127.0.0.1 is in use"):
@@ -167,13 +167,13 @@ class TestListening:
             ),
         ],
     )
-    def test_no_address_of_this_machine(self, host: str, port: int) -> None:
+    def test_rejects_an_address_of_another_machine(self, host: str, port: int) -> None:
         with pytest.raises(UsageError):
             listen_address(host, port)
 
 
 class TestProbe:
-    def test_a_worker(self) -> None:
+    def test_finds_a_worker(self) -> None:
         with server(rpc_server(memory=((5, 8), (2**40, 2**41)))) as endpoint:
             found = probe(endpoint.replace("127.0.0.1", "localhost"))
         assert found.endpoint.startswith("localhost:")
@@ -181,7 +181,7 @@ class TestProbe:
         assert found.protocol == "7.0.0"
         assert found.devices == ((5, 8), (2**40, 2**41))
 
-    def test_a_later_patch_is_fine(self) -> None:
+    def test_accepts_a_newer_patch_version(self) -> None:
         with server(rpc_server((7, 0, 9))) as endpoint:
             assert probe(endpoint).version == (7, 0, 9)
 
@@ -192,19 +192,19 @@ class TestProbe:
             (rpc_server((8, 0, 0)), "speaks version 8.0.0"),
             (rpc_server((6, 9, 9)), "speaks version 6.9.9"),
             (old_server, "speaks version 3.6.1"),
-            (rpc_server(memory=()), "no RPC worker"),
-            (hangs_up, "hangs up at the greeting"),
-            (hangs_up_later, "broke the connection off"),
-            (says(b"SSH-2.0-OpenSSH_9.2\r\n"), "no RPC worker: it answers b'SSH-2.0-'"),
-            (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "no RPC worker: it answers as a web server"),
-            (says(b"220\r\n"), "no RPC worker: it answers b'220"),
-            (says(struct.pack("<Q", 1 << 62)), "no RPC worker"),
-            (drips, "no RPC worker: it answers"),
-            (says(b""), "does not answer within 0.5 s: it is busy"),
+            (rpc_server(memory=()), "not an RPC worker"),
+            (hangs_up, "closes the connection at the greeting"),
+            (hangs_up_later, "closed the connection"),
+            (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "not an RPC worker: it answers b'SSH-2.0-'"),
+            (sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "not an RPC worker: it answers as a web server"),
+            (sends(b"220\r\n"), "not an RPC worker: it answers b'220"),
+            (sends(struct.pack("<Q", 1 << 62)), "not an RPC worker"),
+            (sends_slowly, "not an RPC worker: it answers"),
+            (sends(b""), "does not answer within 0.5 s: it is busy"),
         ],
         ids=lambda value: value[:24] if isinstance(value, str) else "",
     )
-    def test_what_is_none_is_named_in_time(self, serve: Serve, needle: str) -> None:
+    def test_rejects_everything_else_in_time_and_with_a_reason(self, serve: Serve, needle: str) -> None:
         with server(serve) as endpoint:
             started = time.monotonic()
             with pytest.raises(NetworkError) as caught:
@@ -214,7 +214,7 @@ class TestProbe:
         assert endpoint in caught.value.message
         assert caught.value.hint
 
-    def test_a_web_server_that_waits_for_the_end_of_a_line(self) -> None:
+    def test_recognises_a_web_server_that_waits_for_the_end_of_a_line(self) -> None:
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *args: object) -> None:
                 pass
@@ -225,7 +225,7 @@ class TestProbe:
                 probe(f"127.0.0.1:{web.server_port}", seconds=0.5)
             web.shutdown()
 
-    def test_nobody_there(self) -> None:
+    def test_a_closed_port_is_an_error(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as bound:
             endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(NetworkError, match="cannot be reached: nothing listens there") as caught:
@@ -233,19 +233,19 @@ class TestProbe:
         assert f"specllama rpc-worker --port {endpoint.rpartition(':')[2]} " in caught.value.hint
 
     @pytest.mark.parametrize("name", ["no-such-host.invalid", "..", "-"])
-    def test_an_unknown_name(self, name: str) -> None:
+    def test_an_unknown_name_is_an_error(self, name: str) -> None:
         with pytest.raises(NetworkError, match="cannot be found"):
             probe(f"{name}:50052")
 
-    def test_several_are_asked_at_once(self) -> None:
-        with server(rpc_server()) as good, server(says(b"")) as silent:
+    def test_several_workers_are_probed_at_once(self) -> None:
+        with server(rpc_server()) as good, server(sends(b"")) as silent:
             started = time.monotonic()
             found = probe_all([silent, good, "no-such-host.invalid:1"], seconds=1)
             assert time.monotonic() - started < 10
         assert [name for name, _ in found] == [silent, good, "no-such-host.invalid:1"]
         assert [type(answer) for _, answer in found] == [NetworkError, Worker, NetworkError]
 
-    def test_one_worker_by_two_names(self) -> None:
+    def test_rejects_one_worker_under_two_names(self) -> None:
         with server(rpc_server()) as endpoint:
             port = endpoint.rpartition(":")[2]
             with pytest.raises(UsageError, match="the same worker"):
@@ -253,7 +253,7 @@ class TestProbe:
 
 
 class TestSockets:
-    """Copies of what is open, found by port; the originals stay as they are."""
+    """Duplicates of open sockets, found by port; the originals stay open."""
 
     def test_both_ends_are_found_and_kept_alive(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -275,7 +275,7 @@ class TestSockets:
                     client.sendall(b"x")
                     assert accepted.recv(1) == b"x"
 
-    def test_a_lost_connection(self) -> None:
+    def test_a_lost_connection_is_detected(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             address = f"127.0.0.1:{listening.getsockname()[1]}"
             with socket.create_connection(listening.getsockname()) as client:
@@ -290,11 +290,11 @@ class TestSockets:
                 assert sockets.lost({address}) == {address}
             assert sockets.lost({address}) == {address}
 
-    def test_none_there(self) -> None:
+    def test_without_sockets_nothing_is_found(self) -> None:
         assert sockets.listener(1) is None
         assert list(sockets.connections_to({"127.0.0.1:1"})) == []
 
-    def test_no_file_stays_open(self) -> None:
+    def test_no_file_descriptor_is_leaked(self) -> None:
         before = set(os.listdir("/dev/fd"))
         for _ in range(3):
             sockets.clients(1)

@@ -1,4 +1,4 @@
-"""Calibration over table models with a clock of their own."""
+"""Calibration on table models with a simulated clock."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from specllama.worker.calibrate import (
 N_VOCAB = 16
 
 
-class Timed(TableContext):
-    """A decode of n rows takes t1 · (1 + (n - 1) / 4) seconds; rows of a batch of `unlike` or more are off by
-    `rounding`.
+class TimedContext(TableContext):
+    """A decode of n rows takes t1 · (1 + (n - 1) / 4) seconds; logits in a batch of `unlike` or more rows are
+    off by `rounding`.
     """
 
     def __init__(self, t1: float = 0.01, rounding: float = 0.0, unlike: int = 2, **kwargs) -> None:
@@ -55,7 +55,7 @@ def filled(context: TableContext, n: int) -> list[int]:
 
 
 def test_single_decodes_are_timed():
-    context = Timed(t1=0.02, n_ctx=512)
+    context = TimedContext(t1=0.02, n_ctx=512)
     ids = filled(context, 200)
     context.widths.clear()
     found = measure(context, 0, ids, 6.0, context.clock)
@@ -67,48 +67,48 @@ def test_single_decodes_are_timed():
     assert context.cells[0] == ids, "the cache is as it was"
 
 
-def test_rounding_of_batches_is_found():
-    context = Timed(rounding=0.01)
+def test_rounding_differences_of_batches_are_measured():
+    context = TimedContext(rounding=0.01)
     found = measure(context, 0, filled(context, 200), 5.0, context.clock)
-    # Pairs of best ids of one kind move together, the others apart by twice the rounding.
+    # The logits of two ids of the same parity move together, of different parity apart by twice the rounding.
     assert found.epsilon == pytest.approx(0.02, rel=0.01)
     assert (found.equal_up_to, found.unlike) == (0, 2)
 
 
 @pytest.mark.parametrize(("unlike", "alike"), [(3, 2), (8, 4), (18, 17), (64, 63)])
-def test_from_how_many_rows_on_they_are_others(unlike, alike):
-    """Kernels are chosen by the number of rows."""
-    context = Timed(rounding=0.01, unlike=unlike, n_ctx=2048)
+def test_the_batch_size_from_which_rows_differ_is_found(unlike, alike):
+    """llama.cpp chooses kernels by the number of rows."""
+    context = TimedContext(rounding=0.01, unlike=unlike, n_ctx=2048)
     found = measure(context, 0, filled(context, 1000), 60.0, context.clock)
     assert found.equal_up_to == alike
     assert found.unlike == next((w for w in WIDTHS if w >= unlike), None)
 
 
-def test_rows_that_differ_but_in_other_ids_than_the_two_best_are_not_alike():
-    class Elsewhere(Timed):
+def test_rows_that_differ_only_outside_the_two_best_ids_are_not_equal():
+    class OffAtTheWorst(TimedContext):
         def decode(self, batch):
             rows = super().decode(batch).copy()
             if len(batch) > 1:
                 rows[np.arange(len(rows)), rows.argmin(axis=1)] -= 1
             return rows
 
-    context = Elsewhere()
+    context = OffAtTheWorst()
     found = measure(context, 0, filled(context, 100), 5.0, context.clock)
     assert (found.epsilon, found.equal_up_to, found.unlike) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.0])
-def test_it_takes_about_as_long_as_allowed(seconds):
-    context = Timed(t1=0.01, n_ctx=2048)
+def test_measuring_takes_about_the_given_seconds(seconds):
+    context = TimedContext(t1=0.01, n_ctx=2048)
     ids = filled(context, 2000)
     begin = context.now
     measure(context, 0, ids, seconds, context.clock)
     assert context.now - begin <= seconds * 1.1 + 0.1
 
 
-def test_a_slow_machine_is_not_held_up():
-    """The first stretch tells how slow it is: two batched rows and two single ones."""
-    context = Timed(t1=3.0)
+def test_on_a_slow_machine_measuring_stops_after_the_first_batch():
+    """The first batch shows how slow it is: two batched rows and two single ones."""
+    context = TimedContext(t1=3.0)
     ids = filled(context, 200)
     begin = context.now
     found = measure(context, 0, ids, 1.0, context.clock)
@@ -116,9 +116,9 @@ def test_a_slow_machine_is_not_held_up():
     assert found.n_rows == 2
 
 
-def test_short_texts():
+def test_short_texts_can_be_measured_on():
     for n in (1, 2, 3, 5):
-        context = Timed()
+        context = TimedContext()
         ids = filled(context, n)
         found = measure(context, 0, ids, 1.0, context.clock)
         assert found.t1 == pytest.approx(context.t1)
@@ -127,39 +127,39 @@ def test_short_texts():
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 5, 20])
-def test_a_context_that_is_almost_full(left):
-    context = Timed(n_ctx=100)
+def test_an_almost_full_context_limits_the_widths(left):
+    context = TimedContext(n_ctx=100)
     ids = filled(context, 100 - left)
     found = measure(context, 0, ids, 1.0, context.clock)
     assert max(found.widths, default=0) == max((w for w in WIDTHS if w <= left), default=0)
     assert context.cells[0] == ids
 
 
-def test_a_cache_that_others_have_filled_is_left_as_it_was():
-    class Shared(Timed):
+def test_a_lack_of_cells_ends_the_measurement():
+    class Full(TimedContext):
         def decode(self, batch):
             if len(batch) > 4 and len(self.cells[0]) >= 50:
                 raise NoRoomError
             return super().decode(batch)
 
-    context = Shared()
+    context = Full()
     ids = filled(context, 50)
     found = measure(context, 0, ids, 1.0, context.clock)
     assert found.widths == {2: True, 4: True}
     assert context.cells[0] == ids
 
 
-def test_nothing_is_measured_where_the_cache_is_another():
-    context = Timed()
+def test_nothing_is_measured_if_the_cache_holds_another_text():
+    context = TimedContext()
     ids = filled(context, 50)
     assert measure(context, 0, [*ids, 1], 1.0, context.clock) == Calibration()
     assert len(context.cells[0]) == 50
 
 
 @pytest.mark.parametrize("memory", ["checkpoint", "rollback", "window"])
-def test_memories_that_cannot_go_back_freely_are_left_alone(memory):
-    """Whatever the memory refuses, nothing wrong is reported and the cache stays a beginning of the text."""
-    context = Timed(memory=memory, rounding=0.0)
+def test_memories_with_limited_rollback_give_no_wrong_figures(memory):
+    """Whatever the memory refuses, no wrong figure is reported and the cache holds a prefix of the text."""
+    context = TimedContext(memory=memory, rounding=0.0)
     ids = filled(context, 100)
     found = measure(context, 0, ids, 1.0, context.clock)
     assert found.epsilon in (None, 0)
@@ -170,7 +170,7 @@ def test_memories_that_cannot_go_back_freely_are_left_alone(memory):
 
 
 def test_batches_stay_within_the_limits_of_the_context():
-    context = Timed(n_batch=4)
+    context = TimedContext(n_batch=4)
     found = measure(context, 0, filled(context, 100), 1.0, context.clock)
     assert max(context.widths) <= 4
     assert found.n_rows > 0
@@ -184,7 +184,7 @@ def test_margin_change():
     assert margin_change(alone, alone + 3) == pytest.approx(0)
 
 
-def test_what_is_stored_is_small_plain_data():
+def test_to_dict_gives_plain_data():
     found = Calibration([0.01, 0.03, 0.01], [0.02] * 3, {2: True, 4: True, 8: False, 16: True}, 300)
     expected = {"t1": 0.01, "epsilon": 0.02, "n_rows": 3, "alike": 4, "unlike": 8, "reach": 300}
     assert json.loads(json.dumps(found.to_dict())) == expected
@@ -192,8 +192,8 @@ def test_what_is_stored_is_small_plain_data():
     assert Calibration().to_dict() == nothing
 
 
-def test_what_was_found_before_is_added_to():
-    context, ids = Timed(rounding=0.01), [i * 7 % N_VOCAB for i in range(200)]
+def test_a_measurement_extends_an_earlier_one():
+    context, ids = TimedContext(rounding=0.01), [i * 7 % N_VOCAB for i in range(200)]
     found = Calibration()
     for _ in range(3):
         context.truncate(0, 0)
@@ -206,7 +206,7 @@ def test_what_was_found_before_is_added_to():
 # Decodes of several rows
 
 
-def timed(context: Timed, curve: CostCurve, seconds: float = 9.0, n: int = 60) -> int:
+def timed(context: TimedContext, curve: CostCurve, seconds: float = 9.0, n: int = 60) -> int:
     ids = filled(context, n)
     context.widths.clear()
     found = time_widths(context, 0, ids, curve, seconds, context.clock)
@@ -216,7 +216,7 @@ def timed(context: Timed, curve: CostCurve, seconds: float = 9.0, n: int = 60) -
 
 
 def test_missing_widths_are_timed_in_turn_with_single_rows_between():
-    context, curve = Timed(), CostCurve()
+    context, curve = TimedContext(), CostCurve()
     timed(context, curve)
     assert set(context.widths) == set(TIMED)
     assert context.widths[:7] == [1, 1, 2, 1, 3, 1, 4]
@@ -228,7 +228,7 @@ def test_missing_widths_are_timed_in_turn_with_single_rows_between():
 
 
 def test_only_what_is_missing_is_timed():
-    context, curve = Timed(), CostCurve()
+    context, curve = TimedContext(), CostCurve()
     for n in (1, 2, 3, 4, 5, 6, 8, 12, 24, 32):
         for _ in range(DEFAULT.min_samples):
             curve.observe(n, context.t1 * (1 + (n - 1) / 4))
@@ -236,8 +236,8 @@ def test_only_what_is_missing_is_timed():
     assert context.widths == [1, 16] * DEFAULT.min_samples
 
 
-def test_a_width_that_a_busy_machine_spoilt_is_measured_anew_once():
-    context, curve = Timed(), CostCurve()
+def test_an_implausible_stored_time_is_measured_again_once():
+    context, curve = TimedContext(), CostCurve()
     for n in TIMED:
         for _ in range(DEFAULT.min_samples):
             curve.observe(n, context.t1 * (1 + (n - 1) / 4) * (10 if n == 6 else 1))
@@ -246,39 +246,39 @@ def test_a_width_that_a_busy_machine_spoilt_is_measured_anew_once():
     timed(context, again)
     assert context.widths == [1, 6] * DEFAULT.min_samples
     assert again.predict(6) == pytest.approx(context.t1 * 2.25)
-    slow = Timed()
-    slow.decode = lambda batch: Timed.decode(slow, batch) if len(batch) != 6 else _slowly(slow, batch)
+    slow = TimedContext()
+    slow.decode = lambda batch: TimedContext.decode(slow, batch) if len(batch) != 6 else _slowly(slow, batch)
     context.truncate(0, 0)
-    assert timed(slow, CostCurve.from_dict(curve.to_dict())) == 2 * DEFAULT.min_samples, "and believed then"
+    assert timed(slow, CostCurve.from_dict(curve.to_dict())) == 2 * DEFAULT.min_samples, "and accepted then"
 
 
-def _slowly(context: Timed, batch):
+def _slowly(context: TimedContext, batch):
     context.now += 1.0
-    return Timed.decode(context, batch)
+    return TimedContext.decode(context, batch)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.25, 1.0])
-def test_a_slice_is_kept(seconds):
-    context, curve = Timed(), CostCurve()
+def test_timing_widths_keeps_to_the_given_seconds(seconds):
+    context, curve = TimedContext(), CostCurve()
     ids = filled(context, 60)
     begun = context.now
     time_widths(context, 0, ids, curve, seconds, context.clock)
     assert context.now - begun <= 1.2 * seconds
 
 
-def test_widths_that_the_context_does_not_take_are_left_out():
+def test_widths_that_the_context_cannot_decode_are_left_out():
     for context, widest in (
-        (Timed(n_batch=8), 8),
-        (Timed(n_ctx=70), 8),  # behind 60 ids
-        (Timed(n_ctx=61), 1),
-        (Timed(n_ctx=60), 0),
+        (TimedContext(n_batch=8), 8),
+        (TimedContext(n_ctx=70), 8),  # after 60 ids
+        (TimedContext(n_ctx=61), 1),
+        (TimedContext(n_ctx=60), 0),
     ):
         timed(context, CostCurve())
         assert max(context.widths, default=0) == widest
 
 
-def test_no_room_beside_others_is_no_error():
-    context = Timed(n_ctx=256, n_seq_max=2)
+def test_a_lack_of_cells_is_not_an_error():
+    context = TimedContext(n_ctx=256, n_seq_max=2)
     ids = filled(context, 60)
     for i in range(190):
         context.decode([BatchRow(1, i, 1, False)])
@@ -287,13 +287,13 @@ def test_no_room_beside_others_is_no_error():
 
 
 @pytest.mark.parametrize("memory", ["checkpoint", "rollback"])
-def test_widths_need_a_memory_that_goes_back(memory):
-    context = Timed(memory=memory)
+def test_widths_are_timed_only_on_memories_that_can_be_rolled_back(memory):
+    context = TimedContext(memory=memory)
     assert timed(context, CostCurve()) == 0
 
 
-def test_nothing_is_timed_behind_another_text():
-    context = Timed()
+def test_nothing_is_timed_if_the_cache_holds_another_text():
+    context = TimedContext()
     ids = filled(context, 50)
     assert time_widths(context, 0, ids[:-1], CostCurve(), 9.0, context.clock) == 0
     assert time_widths(context, 0, [], CostCurve(), 9.0, context.clock) == 0

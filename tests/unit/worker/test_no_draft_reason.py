@@ -1,4 +1,4 @@
-"""Where speculation cannot pay it is off, and the answer says why: on a table model, by its own clock."""
+"""If speculation cannot pay it is off, and the answer says why: on a table model with a simulated clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class World:
         return self.t.get(n, n * self.t[2] / 2)
 
     def guess(self, history: Sequence[int], draft: Sequence[int]) -> int:
-        """The target's own choice, or another id."""
+        """The target's choice with probability `right`, else another id."""
         token = int(self.context.rows([*history, *draft]).argmax())
         return token if self.rng.random() < self.right else (token + 1) % 32
 
@@ -47,9 +47,9 @@ class World:
         return self.guess(history, draft)
 
     def planner(self, *names: str, guess: Callable[..., int | None] | None = None) -> Planner:
-        """With drafters of these names, all of which guess alike."""
-        own = {name: self.model if name == "model" else self.guess for name in names}
-        drafters = [ScriptedDrafter(guess or own[name], name, 0.6) for name in names]
+        """A planner with drafters of these names, which all use the same guesses."""
+        default = {name: self.model if name == "model" else self.guess for name in names}
+        drafters = [ScriptedDrafter(guess or default[name], name, 0.6) for name in names]
         return Planner(drafters, lambda: self.now, self.curve)
 
     def answer(self, policy: Policy, n: int = 400, **request: Any) -> Generation:
@@ -71,25 +71,25 @@ class _Timed(TableContext):
         return super().decode(batch)
 
 
-def said(policy: Policy, generation: Generation, off_reason: str = "") -> dict[str, str]:
+def verdict(policy: Policy, generation: Generation, off_reason: str = "") -> dict[str, str]:
     reason = drafting_verdict(off_reason, policy, generation).reason
     return {"speculation": "off" if reason else "on", "reason": reason}
 
 
-def why(world: World, policy: Policy, n: int = 400) -> str:
+def off_reason(world: World, policy: Policy, n: int = 400) -> str:
     generation = world.answer(policy, n)
     assert generation.stats.n_drafted <= 0.03 * n
-    found = said(policy, generation)
+    found = verdict(policy, generation)
     assert found["speculation"] == "off"
     return found["reason"]
 
 
-DEAR = {1: 1.0, 2: 1.9, 3: 2.8, 4: 3.7, 5: 4.6}
+EXPENSIVE = {1: 1.0, 2: 1.9, 3: 2.8, 4: 3.7, 5: 4.6}
 
 
-def test_a_draft_that_is_too_seldom_right_is_off_with_its_figures():
-    world = World(DEAR, step=0.05, right=0.6)
-    reason = why(world, world.planner("model"), 900)
+def test_the_reason_gives_the_figures_of_a_draft_model_with_low_acceptance():
+    world = World(EXPENSIVE, step=0.05, right=0.6)
+    reason = off_reason(world, world.planner("model"), 900)
     found = re.fullmatch(
         r"a decode of 2 rows takes 1\.90 x one row's here and a token of the draft model 0\.05 x, "
         r"its drafts pay from an acceptance of 95 %; (\d+) % was seen",
@@ -99,9 +99,9 @@ def test_a_draft_that_is_too_seldom_right_is_off_with_its_figures():
     assert 35 <= int(found[1]) <= 80
 
 
-def test_copies_cost_nothing_and_still_do_not_pay():
-    world = World(DEAR, right=0.61)
-    reason = why(world, world.planner("copy"))
+def test_copied_drafts_with_low_acceptance_do_not_pay():
+    world = World(EXPENSIVE, right=0.61)
+    reason = off_reason(world, world.planner("copy"))
     found = re.fullmatch(
         r"a decode of 2 rows takes 1\.90 x one row's here, a draft pays from an acceptance of 90 %; "
         r"(\d+) % was seen",
@@ -111,83 +111,85 @@ def test_copies_cost_nothing_and_still_do_not_pay():
     assert 52 <= int(found[1]) <= 70  # of 400 tokens
 
 
-def test_where_rows_cost_more_than_tokens_nothing_can_pay():
+def test_if_a_row_costs_more_than_a_token_nothing_can_pay():
     world = World({1: 1.0, 2: 2.2, 3: 3.3}, right=1.0)
-    reason = why(world, world.planner("copy"))
+    reason = off_reason(world, world.planner("copy"))
     assert reason == "a decode of 2 rows takes 2.20 x one row's here, so that drafts cannot pay"
 
 
-def test_a_stair_is_named_where_it_needs_the_least():
+def test_the_reason_names_the_width_with_the_lowest_break_even():
     world = World({1: 1.0, 2: 1.9, 3: 2.8, 4: 2.2}, right=0.2)
-    reason = why(world, world.planner("copy"))
+    reason = off_reason(world, world.planner("copy"))
     assert reason.startswith(
         "a decode of 4 rows takes 2.20 x one row's here, a draft pays from an acceptance of"
     )
 
 
-def test_nothing_was_offered():
-    world = World(DEAR)
+def test_without_candidate_drafts_the_reason_says_so():
+    world = World(EXPENSIVE)
     nothing = world.planner("copy", guess=lambda history, draft: None)  # noqa: ARG005
-    assert why(world, nothing) == "there is no draft model, and the text hardly repeats anything"
+    assert off_reason(world, nothing) == "there is no draft model, and the text hardly repeats anything"
     fixed = Fixed([ScriptedDrafter(lambda history, draft: None, "copy")], 4)  # noqa: ARG005
-    assert why(World(DEAR), fixed) == "there is no draft model, and the text hardly repeats anything"
+    assert (
+        off_reason(World(EXPENSIVE), fixed) == "there is no draft model, and the text hardly repeats anything"
+    )
 
 
-def test_a_draft_model_that_is_silent():
+def test_a_draft_model_that_proposes_nothing():
     world = World({1: 1.0, 2: 1.1, 4: 1.3})
 
     def silent(history: Sequence[int], draft: Sequence[int]) -> None:  # noqa: ARG001
         world.now += 0.01
 
-    assert why(world, world.planner("model", guess=silent)) == "the draft model had nothing to propose"
+    assert off_reason(world, world.planner("model", guess=silent)) == "the draft model had nothing to propose"
 
 
-def test_what_was_never_measured_is_not_spoken_of():
+def test_the_reason_gives_no_figures_that_were_not_measured():
     world = World({1: 1.0, 2: 1.9}, right=0.3)
     world.curve = CostCurve()
     policy = world.planner("copy")
     policy.budget.credit = -1e9  # nothing can be tried
-    assert why(world, policy) == (
-        "drafts were not expected to pay; what decodes of several rows take was not measured yet"
+    assert off_reason(world, policy) == (
+        "drafts were not expected to pay; decodes of several rows were not timed yet"
     )
 
 
-def test_drafts_that_were_right_often_and_lost_all_the_same():
+def test_a_spent_budget_is_the_reason_despite_high_acceptance():
     world = World({1: 1.0, 2: 1.2, 4: 1.4}, right=0.9)
     policy = world.planner("copy")
     policy.budget.credit = -1e9
-    reason = why(world, policy)
-    assert reason.endswith(" % was seen, but drafts have lost what they may")
+    reason = off_reason(world, policy)
+    assert reason.endswith(" % was seen, but the budget for losses is spent")
 
 
-def test_where_it_pays_it_was_on():
+def test_speculation_that_pays_is_on():
     world = World({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4}, step=0.02, right=0.9)
     policy = world.planner("copy", "model")
     generation = world.answer(policy)
     assert generation.stats.n_drafted > 100
-    assert said(policy, generation) == ON
+    assert verdict(policy, generation) == ON
 
 
-def test_a_short_answer_tells_nothing():
-    world = World(DEAR)
+def test_a_short_answer_gives_no_reason():
+    world = World(EXPENSIVE)
     policy = world.planner("copy")
-    assert said(policy, world.answer(policy, 40)) == ON
+    assert verdict(policy, world.answer(policy, 40)) == ON
 
 
-def test_off_from_the_start_and_not_asked_for():
-    world = World(DEAR)
+def test_speculation_switched_off_by_the_settings_or_by_the_request():
+    world = World(EXPENSIVE)
     policy = world.planner("copy")
     off = {"speculation": "off", "reason": "--draft-max 0"}
-    assert said(policy, world.answer(policy, 10), "--draft-max 0") == off
+    assert verdict(policy, world.answer(policy, 10), "--draft-max 0") == off
     plain = world.answer(policy, 10, speculate=False)
-    assert said(policy, plain) == {"speculation": "off", "reason": "not asked for"}
+    assert verdict(policy, plain) == {"speculation": "off", "reason": "not asked for"}
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.95])
-def test_it_was_off_and_cost_next_to_nothing(right):
-    """What the read-out says is what happened: hardly a round was wider than one row."""
+def test_speculation_that_is_off_costs_almost_nothing(right):
+    """Almost no round was wider than one row."""
     world = World({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, step=0.2, right=right)
     policy = world.planner("copy", "model")
     generation = world.answer(policy, 800)
-    assert said(policy, generation)["speculation"] == "off"
+    assert verdict(policy, generation)["speculation"] == "off"
     assert generation.stats.decode_seconds <= 1.01 * 799 + 4

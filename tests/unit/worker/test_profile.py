@@ -1,4 +1,4 @@
-"""What is kept of a loaded pair between processes, over table models with a clock of their own."""
+"""The stored profile of a pair, on table models with a simulated clock."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ KEY = {"model": ["m", 7], "threads": [2, 2]}
 PAIR = {"draft": {"model": ["d", 1]}, "drafters": ["copy"]}
 
 
-class Timed(TableContext):
-    """A decode of n rows takes t1 · (1 + (n - 1) · slope) seconds of its clock."""
+class TimedContext(TableContext):
+    """A decode of n rows takes t1 · (1 + (n - 1) · slope) seconds."""
 
     def __init__(self, t1: float = 0.001, slope: float = 0.1, **kwargs: Any) -> None:
         super().__init__(32, **{"n_ctx": 1024, "n_batch": 64, **kwargs})
@@ -47,22 +47,24 @@ class Timed(TableContext):
         return self.now
 
 
-def learning(store: Store, context: Timed, keep: bool = True, pair: dict[str, Any] = PAIR) -> ModelProfile:
+def new_profile(
+    store: Store, context: TimedContext, keep: bool = True, pair: dict[str, Any] = PAIR
+) -> ModelProfile:
     found = ModelProfile(store, KEY, pair, keep, context.clock)
-    found.plan([ScriptedDrafter(lambda history, draft: 5, "copy")])  # noqa: ARG005
+    found.planner_of([ScriptedDrafter(lambda history, draft: 5, "copy")])  # noqa: ARG005
     return found
 
 
-def answer(learning: ModelProfile, context: Timed, n: int = 200, seed: int = 0) -> Generation:
+def answer(profile: ModelProfile, context: TimedContext, n: int = 200, seed: int = 0) -> Generation:
     """One answer of n tokens, by the planner."""
-    policy = learning.plan([])
+    policy = profile.planner_of([])
     engine = Engine(context, policy, end_ids=(), clock=context.clock)
     params = SamplingParams(temperature=0, max_tokens=n)
     generation = engine.submit(Request([3 + seed, 4, 5], params, 1))
     while engine.busy:
-        learning.follow(sum(len(g.history) for g in engine.active))
+        profile.use_curve_at(sum(len(g.history) for g in engine.active))
         engine.step()
-    learning.save()
+    profile.save()
     return generation
 
 
@@ -78,27 +80,27 @@ def filled(context: TableContext, n: int) -> Slot:
 # From one process to the next
 
 
-def test_the_next_process_begins_with_what_this_one_measured_and_learnt(tmp_path):
-    context = Timed()
-    first = learning(Store(tmp_path), context)
+def test_the_next_process_starts_with_the_stored_profile(tmp_path):
+    context = TimedContext()
+    first = new_profile(Store(tmp_path), context)
     answer(first, context)
     first.flush()
-    again = learning(Store(tmp_path), Timed())
+    again = new_profile(Store(tmp_path), TimedContext())
     assert first.planner is not None
     assert again.planner is not None
     for n in (1, 2, 4):
         assert again.planner.costs.predict(n) == pytest.approx(first.planner.costs.predict(n))
     assert again.planner.learnt.to_dict()["tables"] == first.planner.learnt.to_dict()["tables"]
     assert again.planner.learnt.tables["copy"].n_seen > 100
-    other = learning(Store(tmp_path), Timed(), pair={**PAIR, "draft": None})
+    other = new_profile(Store(tmp_path), TimedContext(), pair={**PAIR, "draft": None})
     assert other.planner is not None
     assert other.planner.costs.known  # the target is the same
     assert other.planner.learnt.tables["copy"].n_seen == 0
 
 
-def test_nothing_is_stored_where_nothing_is_to_be_kept(tmp_path):
-    context = Timed()
-    found = learning(Store(tmp_path), context, keep=False)
+def test_without_keep_nothing_is_stored(tmp_path):
+    context = TimedContext()
+    found = new_profile(Store(tmp_path), context, keep=False)
     answer(found, context)
     found.measure(context, filled(context, 100), 1.0)
     found.flush()
@@ -106,9 +108,9 @@ def test_nothing_is_stored_where_nothing_is_to_be_kept(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_answer_has_it_stored_at_once_and_many_answers_now_and_then(tmp_path):
-    context, store = Timed(t1=0.01), Store(tmp_path)
-    found, written = learning(store, context), []
+def test_the_first_answer_is_stored_at_once_and_later_ones_at_intervals(tmp_path):
+    context, store = TimedContext(t1=0.01), Store(tmp_path)
+    found, written = new_profile(store, context), []
 
     def n_stored() -> float:
         if found._writer is not None:
@@ -125,9 +127,9 @@ def test_an_answer_has_it_stored_at_once_and_many_answers_now_and_then(tmp_path)
     assert n_stored() > written[-1]
 
 
-def test_what_others_store_meanwhile_stays(tmp_path):
-    context, store = Timed(), Store(tmp_path)
-    mine, theirs = learning(store, context), learning(store, context, pair={**PAIR, "draft": None})
+def test_entries_of_other_processes_are_kept(tmp_path):
+    context, store = TimedContext(), Store(tmp_path)
+    mine, theirs = new_profile(store, context), new_profile(store, context, pair={**PAIR, "draft": None})
     answer(mine, context)
     answer(theirs, context, seed=1)
     theirs.curves.at(5000).observe(1, 0.5, plain=True)
@@ -143,20 +145,20 @@ def test_what_others_store_meanwhile_stays(tmp_path):
 
 
 def test_only_the_last_pairs_are_kept(tmp_path):
-    context, store = Timed(), Store(tmp_path)
+    context, store = TimedContext(), Store(tmp_path)
     for n in range(12):
-        found = learning(store, context, pair={"draft": None, "drafters": [str(n)]})
+        found = new_profile(store, context, pair={"draft": None, "drafters": [str(n)]})
         found.save()
         found.flush()
     assert [p["pair"]["drafters"] for p in store.read(KEY)["pairs"]] == [[str(n)] for n in range(4, 12)]
 
 
-def test_writers_at_once_leave_a_whole_file(tmp_path):
+def test_concurrent_writers_leave_a_complete_file(tmp_path):
     store, broken = Store(tmp_path), []
 
     def write(number: int) -> None:
-        context = Timed()
-        found = learning(store, context, pair={"draft": None, "drafters": [str(number)]})
+        context = TimedContext()
+        found = new_profile(store, context, pair={"draft": None, "drafters": [str(number)]})
         answer(found, context, 40)
         for _ in range(25):
             found.save()
@@ -174,16 +176,16 @@ def test_writers_at_once_leave_a_whole_file(tmp_path):
     assert [p.suffix for p in tmp_path.iterdir()] == [".json"]
 
 
-def test_a_text_that_grows_has_a_curve_for_each_range(tmp_path):
-    """As the text passes 4096 ids, the curve is another one, and both are stored."""
-    context = Timed(n_ctx=8192, t1=0.0001)
-    found = learning(Store(tmp_path), context)
-    engine = Engine(context, found.plan([]), end_ids=(), clock=context.clock)
+def test_a_growing_text_uses_a_curve_for_each_range(tmp_path):
+    """Above 4096 ids the planner uses another curve, and both are stored."""
+    context = TimedContext(n_ctx=8192, t1=0.0001)
+    found = new_profile(Store(tmp_path), context)
+    engine = Engine(context, found.planner_of([]), end_ids=(), clock=context.clock)
     prompt = [3 + i * 5 % 29 for i in range(4000)]
     engine.submit(Request(prompt, SamplingParams(temperature=0, max_tokens=300), 1))
     used = []
     while engine.busy:
-        found.follow(sum(len(g.history) for g in engine.active))
+        found.use_curve_at(sum(len(g.history) for g in engine.active))
         engine.step()
         assert found.planner is not None
         used.append(found.planner.costs)
@@ -197,8 +199,8 @@ def test_a_text_that_grows_has_a_curve_for_each_range(tmp_path):
 
 
 def test_missing_widths_are_measured_and_stored(tmp_path):
-    context, store = Timed(), Store(tmp_path)
-    found = learning(store, context)
+    context, store = TimedContext(), Store(tmp_path)
+    found = new_profile(store, context)
     slot = filled(context, 200)
     assert found.unmeasured(context, 200) == list(TIMED)
     slices, more = 0, True
@@ -214,14 +216,14 @@ def test_missing_widths_are_measured_and_stored(tmp_path):
         assert curve.count(n) >= DEFAULT.min_samples
         assert curve.predict(n) == pytest.approx(context.seconds(n))
     assert (found.t1, found.epsilon) == (pytest.approx(0.001), 0)
-    again = learning(store, Timed())
+    again = new_profile(store, TimedContext())
     assert again.unmeasured(context, 200) == []
     assert again.curves.at(0).predict(24) == pytest.approx(context.seconds(24))
     assert again.measure(context, filled(context, 100), 0.25) is False
 
 
 def test_without_a_planner_only_single_rows_are_measured(tmp_path):
-    context = Timed()
+    context = TimedContext()
     found = ModelProfile(Store(tmp_path), KEY, PAIR, True, context.clock)
     assert found.unmeasured(context, 100) == [1]
     slot = filled(context, 100)
@@ -236,18 +238,18 @@ def test_without_a_planner_only_single_rows_are_measured(tmp_path):
 
 
 @pytest.mark.parametrize("memory", ["checkpoint", "rollback"])
-def test_memories_that_cannot_go_back_miss_nothing(tmp_path, memory):
-    context = Timed(memory=memory)
-    found = learning(Store(tmp_path), context)
+def test_memories_that_cannot_be_rolled_back_are_not_measured(tmp_path, memory):
+    context = TimedContext(memory=memory)
+    found = new_profile(Store(tmp_path), context)
     assert found.unmeasured(context, 100) == []
     slot = filled(context, 100)
     assert found.measure(context, slot, 1.0) is False
     assert len(slot.ids) == 100
 
 
-def test_a_memory_that_refuses_is_left_alone_from_then_on(tmp_path):
-    context = Timed(memory="window")
-    found = learning(Store(tmp_path), context)
+def test_a_memory_that_refuses_a_rollback_is_not_measured_again(tmp_path):
+    context = TimedContext(memory="window")
+    found = new_profile(Store(tmp_path), context)
     slot = filled(context, 100)
     assert found.measure(context, slot, 1.0) is False
     assert slot.ids == context.cells[0] == []
@@ -255,9 +257,9 @@ def test_a_memory_that_refuses_is_left_alone_from_then_on(tmp_path):
 
 
 def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
-    context = Timed(t1=0.1, slope=1.0)
-    found = learning(Store(tmp_path), context)
-    found._compared = 99  # rows were compared behind longer texts
+    context = TimedContext(t1=0.1, slope=1.0)
+    found = new_profile(Store(tmp_path), context)
+    found._compared = 99  # rows were compared after longer texts
     slot = filled(context, 100)
     begun = context.now
     more = found.measure(context, slot, 1.0)
@@ -269,15 +271,15 @@ def test_a_slow_machine_measures_only_what_fits_a_slice(tmp_path):
     assert counts[-3:] == [0, 0, 0]
 
 
-def test_two_rows_are_measured_anew_where_nothing_could_be_gained(tmp_path):
-    """Else what was measured on a busy machine could switch speculation off for ever."""
-    context, store = Timed(), Store(tmp_path)
-    busy = learning(store, context)
+def test_two_rows_are_measured_again_if_by_their_stored_time_no_draft_could_pay(tmp_path):
+    """Otherwise a measurement on a busy machine could switch speculation off for good."""
+    context, store = TimedContext(), Store(tmp_path)
+    busy = new_profile(store, context)
     for n in TIMED:
         for _ in range(DEFAULT.min_samples):
             busy.curves.at(0).observe(n, 0.001 * n)
     busy.measure(context, filled(context, 100), 1.0)
-    found = learning(store, context)
+    found = new_profile(store, context)
     assert found.unmeasured(context, 100) == []
     answer(found, context)
     found.distrust_stored_t2()
@@ -288,11 +290,11 @@ def test_two_rows_are_measured_anew_where_nothing_could_be_gained(tmp_path):
     assert found.unmeasured(context, 100) == []
 
 
-# How many rows are as single ones
+# Up to how many rows are bit-equal to single rows
 
 
-class Rounding(Timed):
-    """Rows of a batch of `unlike` or more are off by 0.01, where the cache in use is longer than `short`."""
+class RoundingContext(TimedContext):
+    """Logits in a batch of `unlike` or more rows are off by 0.01 if the text is longer than `short`."""
 
     def __init__(self, unlike: int, short: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -305,8 +307,8 @@ class Rounding(Timed):
         return rows
 
 
-def compared(found: ModelProfile, context: Timed, n: int) -> None:
-    """All that is missing behind a text of n ids is measured."""
+def compared(found: ModelProfile, context: TimedContext, n: int) -> None:
+    """Measure all that is missing after a text of n ids."""
     slot = filled(context, n)
     while found.measure(context, slot, 1.0):
         pass
@@ -321,70 +323,70 @@ def compared(found: ModelProfile, context: Timed, n: int) -> None:
         (2, (None, 0.02), (None, 0.02)),
     ],
 )
-def test_batches_are_as_wide_as_rows_are_alike(tmp_path, unlike, known, exactly):
-    """Where enough are, wider ones are not used; else near-ties are watched, or --exact keeps to fewer."""
-    context = Rounding(unlike)
-    found = learning(Store(tmp_path), context)
-    assert found.rows(1, exact=False) == found.rows(1, exact=True) == (ENOUGH_ROWS, None)
+def test_the_row_limit_is_the_widest_bit_equal_batch(tmp_path, unlike, known, exactly):
+    """If that is too narrow there is no limit, and near-ties are decided by epsilon; --exact allows it."""
+    context = RoundingContext(unlike)
+    found = new_profile(Store(tmp_path), context)
+    assert found.row_limit(1, exact=False) == found.row_limit(1, exact=True) == (ENOUGH_ROWS, None)
     compared(found, context, 600)
-    for again in (found, learning(Store(tmp_path), context)):
+    for again in (found, new_profile(Store(tmp_path), context)):
         for exact, (most, epsilon) in ((False, known), (True, exactly)):
-            assert again.rows(1, exact) == (most, pytest.approx(epsilon, rel=0.01))
+            assert again.row_limit(1, exact) == (most, pytest.approx(epsilon, rel=0.01))
 
 
-def test_many_slots_are_not_held_back(tmp_path):
-    """Their plain decodes are wide already."""
-    context = Rounding(20)
-    found = learning(Store(tmp_path), context)
+def test_there_is_no_row_limit_with_many_slots(tmp_path):
+    """Their decodes without drafts are wide already."""
+    context = RoundingContext(20)
+    found = new_profile(Store(tmp_path), context)
     compared(found, context, 600)
-    assert found.rows(8, exact=False) == (17, 0.0)
-    assert found.rows(9, exact=False) == (None, pytest.approx(0.02, rel=0.01))
+    assert found.row_limit(8, exact=False) == (17, 0.0)
+    assert found.row_limit(9, exact=False) == (None, pytest.approx(0.02, rel=0.01))
 
 
-def test_longer_texts_are_compared_anew(tmp_path):
-    """Kernels are chosen by the cache in use: 0 behind a short text says nothing of longer ones."""
-    context, store = Rounding(2, short=256), Store(tmp_path)
-    found = learning(store, context)
+def test_longer_texts_are_compared_again(tmp_path):
+    """llama.cpp chooses kernels by the cells in use: epsilon may be 0 after a short text only."""
+    context, store = RoundingContext(2, short=256), Store(tmp_path)
+    found = new_profile(store, context)
     compared(found, context, 190)
     assert (found.epsilon, found.reach) == (0, 190)
     assert (found.covers(256), found.covers(257)) == (True, False)
     assert found.unmeasured(context, 256) == []
-    for later in (found, learning(store, context)):
+    for later in (found, new_profile(store, context)):
         assert 1 in later.unmeasured(context, 257)
-    later = learning(store, context)
+    later = new_profile(store, context)
     compared(later, context, 600)
     assert later.epsilon == pytest.approx(0.02, rel=0.01)
     assert (later.reach, later.covers(1024), later.covers(1025)) == (600, True, False)
-    assert later.rows(1, exact=True)[0] is None
+    assert later.row_limit(1, exact=True)[0] is None
     assert later.t1 == found.t1
-    shorter = learning(store, context)
+    shorter = new_profile(store, context)
     assert shorter.unmeasured(context, 200) == []
     compared(shorter, context, 1020)
     assert shorter.epsilon == later.epsilon
     assert shorter.unmeasured(context, 1020) == []
 
 
-def test_a_missing_figure_is_measured_beside_the_others(tmp_path):
-    context, store = Rounding(20), Store(tmp_path)
-    compared(learning(store, context), context, 300)
+def test_a_missing_figure_is_measured_and_the_others_are_kept(tmp_path):
+    context, store = RoundingContext(20), Store(tmp_path)
+    compared(new_profile(store, context), context, 300)
     data = store.read(KEY)
     store.write(KEY, {**data, "t1": "fast"})
-    found = learning(store, context)
+    found = new_profile(store, context)
     assert (found.t1, found.epsilon) == (None, pytest.approx(0.02, rel=0.01))
     compared(found, context, 200)
     assert found.t1 == pytest.approx(context.t1)
-    assert (found.reach, found.rows(1, exact=False)) == (300, (17, 0.0))
+    assert (found.reach, found.row_limit(1, exact=False)) == (300, (17, 0.0))
 
 
-def test_what_was_stored_without_the_length_of_the_text_is_measured_anew(tmp_path):
+def test_a_comparison_stored_without_the_length_of_the_text_is_measured_again(tmp_path):
     store = Store(tmp_path)
     store.write(KEY, {"t1": 0.5, "epsilon": 0.0, "n_rows": 100})
-    found = learning(store, Timed())
+    found = new_profile(store, TimedContext())
     assert (found.t1, found.epsilon) == (0.5, None)
-    assert 1 in found.unmeasured(Timed(), 100)
+    assert 1 in found.unmeasured(TimedContext(), 100)
 
 
-# A store that holds something else
+# A store with malformed data
 
 scalars = (
     st.none()
@@ -432,19 +434,19 @@ files = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=150)
 @given(files)
-def test_whatever_is_stored_is_survived(data):
-    """Loaded, used, measured and stored again; sound figures are what is left."""
+def test_malformed_stored_data_is_replaced_by_valid_figures(data):
+    """It is loaded, used, measured and stored again."""
     with tempfile.TemporaryDirectory() as directory:
-        store, context = Store(Path(directory)), Timed()
+        store, context = Store(Path(directory)), TimedContext()
         store.path(KEY).write_text(json.dumps({"schema": 1, "key": KEY, **data}))
-        found = learning(store, context)
+        found = new_profile(store, context)
         assert found.t1 is None or 0 < found.t1 < math.inf
         assert found.epsilon is None or 0 <= found.epsilon < math.inf
-        most, _ = found.rows(1, exact=False)
+        most, _ = found.row_limit(1, exact=False)
         assert most is None or most >= ENOUGH_ROWS
         assert answer(found, context, 12).finish_reason == "length"
         found.measure(context, filled(context, 40), 0.05)
         found.flush()
         stored = json.loads(store.path(KEY).read_text())
-        assert learning(store, Timed()).t1 == stored.get("t1")
+        assert new_profile(store, TimedContext()).t1 == stored.get("t1")
         assert stored["curves"]["0"]["widths"][0][0] == 1

@@ -1,4 +1,4 @@
-"""Timing of decodes over table models with a clock of their own, of every memory kind."""
+"""Timing of decodes on table models with a simulated clock, for every kind of memory."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from specllama.drafters.model import ModelDrafter
 from specllama.testing import TableContext
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 from specllama.worker.tuning.timing import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     STEP_WIDTHS,
     Times,
     TimingPosition,
     curve_of,
-    cycled,
+    lower_quartile,
+    median_ratio,
     points,
-    spread,
+    repeated,
     time_rows,
     time_steps,
     time_threads,
-    typical,
 )
 
 N_VOCAB = 16
 IDS = [i * 7 % N_VOCAB for i in range(40)]
 
 
-class Timed(TableContext):
-    """A decode of n rows takes t1 · (1 + (n - 1) / 4) seconds, over the threads in use."""
+class TimedContext(TableContext):
+    """A decode of n rows takes t1 · (1 + (n - 1) / 4) seconds, divided by the number of threads."""
 
     def __init__(self, t1: float = 0.01, **kwargs) -> None:
         super().__init__(N_VOCAB, **kwargs)
@@ -53,21 +53,21 @@ class Timed(TableContext):
         self.n_threads = n
 
 
-def track_in(context: Timed, ids=IDS) -> TimingPosition:
-    track = TimingPosition(context, ids, context.clock)
-    assert list(track.fill())[-1] == 1
+def position_in(context: TimedContext, ids=IDS) -> TimingPosition:
+    position = TimingPosition(context, ids, context.clock)
+    assert list(position.fill())[-1] == 1
     assert context.cells[0] == list(ids)
-    return track
+    return position
 
 
 # Rows
 
 
 @pytest.mark.parametrize("memory", ["full", "window", "rollback", "checkpoint"])
-def test_every_memory_returns_to_the_place(memory):
-    context = Timed(memory=memory)
-    track, times = track_in(context), Times()
-    shares = list(time_rows(track, (2, 4, 12), DEFAULT.min_samples, 0.0, times))
+def test_every_memory_returns_to_the_position(memory):
+    context = TimedContext(memory=memory)
+    position, times = position_in(context), Times()
+    shares = list(time_rows(position, (2, 4, 12), DEFAULT.min_samples, 0.0, times))
     assert context.cells[0] == IDS
     assert shares == sorted(shares)
     assert {n: len(t) for n, t in times.items()} == {
@@ -80,41 +80,41 @@ def test_every_memory_returns_to_the_place(memory):
         assert t == pytest.approx([context.seconds(n)] * len(t))
 
 
-def test_single_rows_stand_before_each_wider_decode():
-    context = Timed()
-    track = track_in(context)
+def test_a_single_row_is_timed_before_each_wider_decode():
+    context = TimedContext()
+    position = position_in(context)
     context.widths.clear()
-    list(time_rows(track, (2, 4), 2, 0.0, Times()))
+    list(time_rows(position, (2, 4), 2, 0.0, Times()))
     assert context.widths == [1, 2, 1, 4] * 2
 
 
-def test_it_goes_on_while_there_is_time():
-    context, times = Timed(), Times()
-    track, began = track_in(context), context.now
-    list(time_rows(track, (2, 4), DEFAULT.min_samples, 1.0, times))
+def test_timing_continues_until_the_seconds_have_passed():
+    context, times = TimedContext(), Times()
+    position, began = position_in(context), context.now
+    list(time_rows(position, (2, 4), DEFAULT.min_samples, 1.0, times))
     assert 1.0 <= context.now - began < 1.1
-    fast, many = Timed(t1=1e-6), Times()
-    list(time_rows(track_in(fast), (2,), DEFAULT.min_samples, 1.0, many))
-    assert len(many[2]) == MOST_ROUNDS
+    fast, many = TimedContext(t1=1e-6), Times()
+    list(time_rows(position_in(fast), (2,), DEFAULT.min_samples, 1.0, many))
+    assert len(many[2]) == MAX_ROUNDS
 
 
-def test_a_context_without_room_for_more_than_a_row():
-    context, times = Timed(n_ctx=41), Times()
-    track = track_in(context)
-    assert track.most == 1
-    list(time_rows(track, (), DEFAULT.min_samples, 0.0, times))
+def test_a_context_with_room_for_one_row_only():
+    context, times = TimedContext(n_ctx=41), Times()
+    position = position_in(context)
+    assert position.max_rows == 1
+    list(time_rows(position, (), DEFAULT.min_samples, 0.0, times))
     assert list(times) == [1]
 
 
-def test_a_long_text_is_filled_in_chunks_that_grow():
-    context = Timed(n_ctx=4096, n_batch=512, t1=0.0001)
-    ids = cycled(IDS, 3000)
+def test_a_long_text_is_evaluated_in_growing_chunks():
+    context = TimedContext(n_ctx=4096, n_batch=512, t1=0.0001)
+    ids = repeated(IDS, 3000)
     shares = list(TimingPosition(context, ids, context.clock).fill())
     assert shares == sorted(shares)
     assert context.widths[0] == 64
     assert max(context.widths) == 512
     assert context.cells[0] == ids
-    slow = Timed(n_ctx=4096, n_batch=512, t1=0.1)
+    slow = TimedContext(n_ctx=4096, n_batch=512, t1=0.1)
     list(TimingPosition(slow, ids, slow.clock).fill())
     assert max(slow.widths) == 64
 
@@ -122,12 +122,12 @@ def test_a_long_text_is_filled_in_chunks_that_grow():
 # Threads
 
 
-def test_threads_take_turns_and_what_is_far_behind_is_timed_once():
-    context = Timed(n_ctx=128)
-    track, times = track_in(context), dict[int, ThreadTimes]()
+def test_threads_are_timed_in_turn_and_much_slower_numbers_only_once():
+    context = TimedContext(n_ctx=128)
+    position, times = position_in(context), dict[int, ThreadTimes]()
     context.widths.clear()
     context.used.clear()
-    list(time_threads(track, [8, 6, 4, 1], context.use, DEFAULT.min_samples, 0.0, times))
+    list(time_threads(position, [8, 6, 4, 1], context.use, DEFAULT.min_samples, 0.0, times))
     assert context.widths[:3] == [1, 1, WIDE]
     assert context.used[::3] == [8, 6, 4, 1, 8, 6, 8, 6]
     assert {n: (len(t.one), len(t.wide)) for n, t in times.items()} == {
@@ -145,26 +145,26 @@ def test_threads_take_turns_and_what_is_far_behind_is_timed_once():
 
 
 @pytest.mark.parametrize("memory", ["full", "checkpoint"])
-def test_steps_are_timed_by_the_ids_that_they_evaluate(memory):
-    context, times = Timed(n_ctx=256, memory=memory), Times()
+def test_steps_are_timed_by_the_number_of_ids_evaluated(memory):
+    context, times = TimedContext(n_ctx=256, memory=memory), Times()
     drafter = ModelDrafter(context, N_VOCAB)
-    chooser = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
-    ids = cycled(IDS, 200)
-    list(time_steps(drafter, ids, DEFAULT.min_samples, 0.0, chooser, context.clock, times))
+    sampler = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+    ids = repeated(IDS, 200)
+    list(time_steps(drafter, ids, DEFAULT.min_samples, 0.0, sampler, context.clock, times))
     assert set(times) == set(STEP_WIDTHS)
     for n, t in times.items():
         assert len(t) >= DEFAULT.min_samples
         assert t == pytest.approx([context.seconds(n)] * len(t))
 
 
-def test_a_short_text_or_a_small_context_leaves_wide_steps_out():
+def test_wide_steps_are_left_out_in_a_short_text_or_a_small_context():
     for n_ids, n_ctx in ((20, 256), (200, 20)):
-        context, times = Timed(n_ctx=n_ctx), Times()
-        chooser = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
-        ids = cycled(IDS, n_ids)
+        context, times = TimedContext(n_ctx=n_ctx), Times()
+        sampler = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+        ids = repeated(IDS, n_ids)
         list(
             time_steps(
-                ModelDrafter(context, N_VOCAB), ids, DEFAULT.min_samples, 0.0, chooser, context.clock, times
+                ModelDrafter(context, N_VOCAB), ids, DEFAULT.min_samples, 0.0, sampler, context.clock, times
             )
         )
         assert set(times) == {1, 2, 3, 4, 6, 8}
@@ -173,15 +173,15 @@ def test_a_short_text_or_a_small_context_leaves_wide_steps_out():
 # Figures
 
 
-def test_the_lower_quartile_is_what_counts():
-    assert typical([5.0]) == 5
-    assert typical([9.0, 1.0, 2.0]) == 1
-    assert typical([1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 70.0, 80.0]) == 2
-    assert spread([1.0, 1.0, 1.0]) == 1
-    assert spread([1.0, 1.0, 4.0, 4.0, 4.0, 4.0]) == 4
+def test_lower_quartile_and_median_ratio():
+    assert lower_quartile([5.0]) == 5
+    assert lower_quartile([9.0, 1.0, 2.0]) == 1
+    assert lower_quartile([1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 70.0, 80.0]) == 2
+    assert median_ratio([1.0, 1.0, 1.0]) == 1
+    assert median_ratio([1.0, 1.0, 4.0, 4.0, 4.0, 4.0]) == 4
 
 
-def test_a_curve_of_what_was_timed_often_enough():
+def test_a_curve_has_only_widths_timed_often_enough():
     times = {1: [0.01] * 9, 2: [0.02, 0.015, 0.09], 4: [0.02] * (DEFAULT.min_samples - 1)}
     curve = curve_of(times)
     assert (curve.predict(1), curve.predict(2)) == (0.01, 0.015)
