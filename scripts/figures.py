@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from specllama.bench.intervals import Estimate, estimate
 
-OVERHEAD_SHARE = 0.01  # of plain decoding's time, that drafting may cost
-OVERHEAD_TOKENS = 4.0  # plain decodes that it may cost on top
+OVERHEAD_SHARE = 0.01  # of plain decoding's time, which drafting may cost
+OVERHEAD_TOKENS = 4.0  # plain decodes, which it may cost in addition
 
 
 class Overhead(NamedTuple):
-    """The cost of drafting where it does not pay.
+    """The overhead of drafting where it does not pay.
 
     ratio, worst: its time over plain decoding's, of all texts and of the worst text. pairs: the geometric
     mean of that ratio over pairs of runs; error: half of its 95 % interval (infinite for a single pair). t1:

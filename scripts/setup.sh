@@ -1,5 +1,5 @@
 # Sourced by scripts/specllama, scripts/test and scripts/check: a ready .venv, at once if there is one.
-# Messages go to stderr, so that stdout carries an answer alone. Knows: SPECLLAMA_BACKEND=cpu|cuda|vulkan|metal,
+# Messages go to stderr, so that stdout carries only answers. Variables: SPECLLAMA_BACKEND=cpu|cuda|vulkan|metal,
 # SPECLLAMA_PYTHON=path of a Python >= 3.11.
 set -eu
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,7 +21,7 @@ find_python() {
     "install one (Debian: apt install python3 python3-venv; macOS: brew install python), or set SPECLLAMA_PYTHON" 8
 }
 
-backend() { # the device llama.cpp is built for: one that is present and can be compiled for
+backend() { # the backend that llama.cpp is built with: of a device that is present and whose compiler is there
   if [ -n "${SPECLLAMA_BACKEND:-}" ]; then
     echo "$SPECLLAMA_BACKEND"
   elif [ "$(uname -s)" = Darwin ]; then
@@ -50,7 +50,7 @@ amx() { # whether llama.cpp would use AMX, which needs native/amx.h
   [ "$(uname -m)" = x86_64 ] && grep -qsw amx_tile /proc/cpuinfo
 }
 
-changes() { # checksum of our changes to llama.cpp; another one means compiling again
+changes() { # checksum of our changes to llama.cpp; a new one means compiling again
   cat "$root"/specllama/llama/native/*.cmake "$root"/specllama/llama/native/*.h | cksum | tr ' ' '-'
 }
 
@@ -58,7 +58,7 @@ checksum() { # of everything that an installation depends on
   cat "$root/pyproject.toml" "$root/constraints.txt" - | cksum | tr ' ' '-'
 }
 
-install_log() { # run a command, its output into the log; on failure show the end of the log
+install_log() { # run a command with its output in the log; on failure show the end of the log
   "$@" >>"$venv/install.log" 2>&1 || {
     tail -n 15 "$venv/install.log" >&2
     die "the installation failed" "the whole log is in $venv/install.log"
@@ -92,7 +92,7 @@ ensure_venv() { # $1: "" or "dev", which adds the packages of the tests
   : >"$venv/install.log"
   if [ "$(cat "$venv/.backend" 2>/dev/null)" != "$made" ]; then
     say "installing; llama.cpp is compiled for '$device' on this machine, which takes 3 to 5 minutes on two cores"
-    # pip's cache does not know for which device a wheel was compiled, and with which changes.
+    # pip's cache does not know for which device, and with which changes, a wheel was compiled.
     local fresh=(--no-cache-dir --force-reinstall --no-deps --no-binary llama-cpp-python)
     install_log "${pip[@]}" "${fresh[@]}" llama-cpp-python
     echo "$made" >"$venv/.backend"

@@ -10,13 +10,13 @@ usage: python -m scripts.bench.adversarial [-m TARGET -md DRAFT] [--only NAME,NA
   dropping   the target's own greedy text, then a text that it would not write
   noise      random tokens
 
-All texts are teacher-forced, so that both ways write the same text. Each case has a process of its own
-without earlier knowledge, plain and default in turn. "x plain" adds up the texts' medians over the runs; it
-should be at most 1.03. "pairs" is the geometric mean over the pairs of runs with half of its 95 % interval:
-if the machine's speed changes, many short texts (--texts 40 -n 80 --runs 1) say more than few long ones. The
-allowance is for the whole process, all texts and runs: at most 1 % and 4 t(1) more than plain decoding, where
-t(1) is the time of a plain decode of one token. Losses are in t(1), gains negative. The texts are made from
-the standard library of this Python. Run nothing else on the machine.
+All texts are teacher-forced, so that both ways write the same text. Each case runs in a new process with an
+empty cache, plain and default in turn. "x plain" is the ratio of the sums of the texts' medians over the
+runs; it should be at most 1.03. "pairs" is the geometric mean over the pairs of runs with half of its 95 %
+interval: if the machine's speed changes, many short texts (--texts 40 -n 80 --runs 1) say more than few long
+ones. The allowance is for the whole process, all texts and runs: at most 1 % and 4 t(1) more than plain
+decoding, where t(1) is the time of a plain decode of one token. Losses are in t(1), gains are negative. The
+texts are made from the standard library of this Python. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def texts(args: argparse.Namespace, rng: random.Random) -> dict[str, list[Task]]
 def measure(
     args: argparse.Namespace, draft: Path, tasks: Sequence[Task], rng: random.Random, copies: bool
 ) -> list[list[PlainAndAuto]]:
-    """Times of each text, run after run, in a process without earlier knowledge."""
+    """Times of each text, run after run, in a new process."""
     found: dict[str, list[PlainAndAuto]] = {task.name: [] for task in tasks}
     with TimedEngine(args.model, draft, args.threads, args.ctx, copies) as engine:
         engine.write(tasks[0], auto=False)  # the first answer warms up

@@ -1,13 +1,13 @@
-"""Makes pairs of models that cost as much as large ones, for measurements, from a small pair.
+"""Makes pairs of models that are as slow as large ones, for measurements, from a small pair.
 
 usage: python -m scripts.bench.make_pair --out DIR
        python -m scripts.bench.make_pair --out DIR --types q4_0 --draft-costs 0.07
        python -m scripts.bench.make_pair --out DIR --random-vocab 128256
 
-Extra blocks with zero output projections keep every logit of the source (checked bit for bit in f16) and cost
-as much as real blocks of their size. The target is padded to --target-params and written in every type; for
-each type and each of --draft-costs the draft is padded until one of its decodes takes that share of the
-target's t(1) on this machine. DIR/pairs.json lists the pairs with their measurements. Needs no torch.
+Extra blocks with zero output projections keep every logit of the source (checked bit for bit in f16) and
+take as much time as real blocks of their size. The target is padded to --target-params and written in every
+type; for each type and each of --draft-costs the draft is padded until one of its decodes takes that share of
+the target's t(1) on this machine. DIR/pairs.json lists the pairs with their measurements. Needs no torch.
 
 --random-vocab N writes random-Nk.gguf and random-Nk-draft.gguf instead: random weights and N tokens in the
 vocabulary, for measurements of time and memory outside the model.
@@ -34,9 +34,9 @@ DATA = Path(__file__).resolve().parents[2] / "specllama" / "data"
 TYPES = ("f16", "q8_0", "q4_0", "q4_k_m")
 COSTS = (0.02, 0.07, 0.15)
 TARGET_BLOCKS = 24
-DRAFT_BLOCKS, DRAFT_FF = 16, 2048  # the draft gets extra blocks of about this size, then larger ones
+DRAFT_BLOCKS, DRAFT_FF = 16, 2048  # most extra blocks of the draft, of about this feed-forward size or more
 TOLERANCE = 0.05  # of a draft's cost
-MAX_TRIES = 5  # sizes of a draft
+MAX_TRIES = 5  # sizes tried for a draft
 TEXT = "import json\n\ndef load(path):\n    with open(path) as f:\n        return json.load(f)\n" * 6
 MANIFEST = "pairs.json"
 
@@ -258,7 +258,7 @@ def main() -> None:
     p.add_argument("--threads", type=cli.whole(1), metavar="N", help="threads of llama.cpp")
     p.add_argument(
         "--random-vocab",
-        type=cli.whole(random_vocab.LEAST_VOCAB),
+        type=cli.whole(random_vocab.MIN_VOCAB),
         metavar="N",
         help="the random pair instead",
     )

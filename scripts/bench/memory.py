@@ -1,4 +1,4 @@
-"""The gain of drafting from earlier requests over drafting from the request alone, without a draft model.
+"""The gain of request history over copying from the request alone, without a draft model.
 
 usage: python -m scripts.bench.memory replay [-m TARGET] [--requests N]
        python -m scripts.bench.memory engine [-m TARGET] [--requests N] [--runs N] [-t N]
@@ -6,7 +6,7 @@ usage: python -m scripts.bench.memory replay [-m TARGET] [--requests N]
 Two workloads: records of one form to extract as JSON, and unrelated excerpts of the standard library's
 sources. Texts are teacher-forced, so that any target writes them. replay: in simulated time on nine measured
 machines, exact. engine: two engine processes, with request history and without, in turn; medians of the
-decode tokens/s of the requests, and a 95 % interval of the ratio. Run nothing else on the machine.
+decode tokens/s of the requests, and the ratio with its 95 % interval. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from scripts.replay import hindsight
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.simulator import Replay, Replayed, Seconds, Trace, curve
 from specllama.core.stats import RunStats
@@ -41,19 +39,11 @@ from specllama.drafters.ring import RequestHistory
 from specllama.errors import SpecllamaError
 
 
-def known(seconds: Seconds) -> CostCurve:
-    """A cost curve with all widths measured."""
-    found = CostCurve()
-    for n in range(1, DEFAULT.max_rows + 1):
-        for _ in range(DEFAULT.min_samples):
-            found.observe(n, seconds(n))
-    return found
-
-
 def replayed(traces: Sequence[Trace], seconds: Seconds, with_history: bool) -> Replayed:
+    """The traces in simulated time, with request history or without."""
     memory = RequestHistory()
     session = Replay(
-        lambda drafters, clock: Planner(drafters, clock, known(seconds)),
+        lambda drafters, clock: Planner(drafters, clock, hindsight.measured_curve(seconds)),
         seconds,
         None,
         CopyDrafter,
@@ -82,7 +72,7 @@ def replay(args: argparse.Namespace, vocab: Vocab) -> None:
 
 
 def engine(args: argparse.Namespace, vocab: Vocab) -> None:
-    """Two new processes for every run: the history of an earlier run would hold the same texts."""
+    """Measure in two new processes for every run: the history of an earlier run would hold the same texts."""
     for name, make in WORKLOADS.items():
         ratios, rates = [], {True: list[float](), False: list[float]()}
         drafted = accepted = 0

@@ -1,24 +1,24 @@
-"""Renames by the clock without a draft model: specllama's copy drafter against llama.cpp's n-gram types.
+"""Time of renames without a draft model: specllama's copy drafter against llama.cpp's n-gram types.
 
-usage: python -m scripts.bench.renames [-m TARGET] [--cases N] [--runs N] [--seed N] [--tools DIR |
---no-peers]
-                                       [-c N] [-t N] [--minutes N] [--out FILE.json]
+usage: python -m scripts.bench.renames [-m TARGET] [--cases N] [--runs N] [--seed N] [-c N] [-t N]
+                                       [--tools DIR | --no-peers] [--minutes N] [--out FILE.json]
 
 A variable of a function of the standard library of this Python gets another name (by the syntax tree). The
 prompt is the code and the instruction, the text the renamed code, which is teacher-forced, so that any target
 can be measured.
 
 specllama drafts, decodes and samples each token of it. llama.cpp's tools cannot be forced, but a grammar that
-admits the text alone, token by token, makes them write the same ids. The grammar takes time, about as much
+admits only this text, token by token, makes them write the same ids. The grammar takes about the same time
 for each token, so it is part of their plain decoding too, whose time is that of decoding and sampling. The
-gains are compared: default over plain decoding of specllama, without a grammar, over n-grams over plain
-decoding of llama.cpp, with it; and the same without llama.cpp's sampling time, grammar included, in both of
-its times, which is the upper bound of its gain. Absolute rates in tokens per second include the grammar.
+gains are compared: specllama's default over its plain decoding, without a grammar, against llama.cpp's
+n-grams over its plain decoding, with the grammar; and the same with llama.cpp's sampling time, grammar
+included, subtracted from both of its times, which gives an upper bound of its gain. Absolute rates in tokens
+per second include the grammar.
 
 Figures are medians of interleaved runs. specllama's engine stays loaded and learns from text to text, as in a
-chat, but knows nothing of earlier processes. The tools are built once (8 minutes) unless --tools names their
-directory; --no-peers measures specllama alone; --minutes starts no text after that time. A text takes about a
-minute a run on a small machine. Run nothing else on the machine.
+chat, but its cache is empty at first. The tools are built once (8 minutes) unless --tools names their
+directory; --no-peers measures specllama alone; --minutes starts no text after that time. A run of a text
+takes about a minute on a small machine. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def written(args: argparse.Namespace) -> list[RenameTask]:
     vocab, found = Vocab(args.model), []
     for rename in renames(2 * args.cases, args.seed):
         prompt = CHATML.format(rename.instruction)
-        asked, ids = vocab.prompt(prompt), vocab.ids(rename.answer)
-        if len(asked) <= MAX_PROMPT and len(asked) + len(ids) < args.ctx:
-            found.append(RenameTask(rename, prompt, Task(rename.where, asked, ids), ids))
+        prompt_ids, ids = vocab.prompt(prompt), vocab.ids(rename.answer)
+        if len(prompt_ids) <= MAX_PROMPT and len(prompt_ids) + len(ids) < args.ctx:
+            found.append(RenameTask(rename, prompt, Task(rename.where, prompt_ids, ids), ids))
     vocab.close()
     return found[: args.cases]
 

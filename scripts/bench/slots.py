@@ -1,11 +1,11 @@
-"""How much logits and greedy text of a request change when other requests run at the same time.
+"""How much the logits and the greedy text of a request change when other requests run at the same time.
 
 usage: python -m scripts.bench.slots [-m TARGET] [--prompts N] [--others 1,3,7] [-n TOKENS] [-t N] [-fa MODE]
                                      [--show N]
 
 Each request runs alone, then in one batch with others; plain decoding, no drafter. Its logits when it runs
-alone, decoded row by row in an empty cache, are compared with those of the same ids with others: `layout`,
-where only their cells of the cache interleave, and `batch`, where their rows are decoded together too.
+alone, decoded row by row in an empty cache, are compared with those of the same ids among others: `layout`,
+where only the cells of the cache interleave, and `batch`, where the rows are decoded together too.
 epsilon is the 99.9 % quantile of the change of the margin between the two best tokens. A text may differ only
 where its margin is within 2 epsilon; the exit code is 1 if one differs elsewhere.
 """
@@ -62,6 +62,7 @@ def prompts(model: LlamaModel, n: int) -> list[list[int]]:
 
 
 def empty(context: LlamaContext) -> None:
+    """Empty the cache of all sequences."""
     for seq in range(SLOTS):
         context.truncate(seq, 0)
 
@@ -83,6 +84,7 @@ def write(context: LlamaContext, requests: Sequence[Request], end_ids: Sequence[
 
 
 def reference(context: LlamaContext, prompt: list[int], ids: list[int]) -> Text:
+    """The text with the logits of each of its tokens, decoded alone, row by row."""
     empty(context)
     prefill(context, prompt[:-1], 0)
     known, rows = [*prompt, *ids], []

@@ -1,4 +1,4 @@
-"""Structured output: whether answers are valid and equal with and without drafts, and the gain in speed.
+"""Structured output: whether answers are valid and the same with and without drafts, and the speed-up.
 
 usage: python -m scripts.bench.structured [-m TARGET -md DRAFT] [--runs N] [-t THREADS]
 
@@ -9,7 +9,6 @@ development dependency. Run nothing else on the machine.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import jsonschema
 
 from scripts import cli
 from scripts.bench.measuring.json_schemas import SCHEMAS
+from scripts.figures import mean
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
@@ -95,8 +95,7 @@ def report(n: int, n_valid: int, n_same: int, total: dict[str, int], ratios: dic
     medians = {name: statistics.median(found) for name, found in ratios.items()}
     for name, ratio in sorted(medians.items(), key=lambda item: item[1]):
         print(f"  {name:18} {ratio:5.2f} x plain")
-    mean = math.exp(statistics.mean(math.log(x) for x in medians.values()))
-    print(f"geometric mean {mean:.2f}, worst {min(medians.values()):.2f}")
+    print(f"geometric mean {mean(medians.values()):.2f}, worst {min(medians.values()):.2f}")
 
 
 if __name__ == "__main__":

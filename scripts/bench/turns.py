@@ -2,8 +2,8 @@
 
 usage: python -m scripts.bench.turns [-m TARGET] [--tokens 1500] [--runs N] [-t THREADS]
 
-The second turn evaluates only its new tokens, so its time should not depend on the length of the first one
-except for attention, which reads the whole cache. That part is measured separately: the same rows decoded at
+The second turn evaluates only its new tokens, so its time should not depend on the length of the first one,
+except by attention, which reads the whole cache. That part is measured separately: the same rows decoded at
 the same position of the same cache. Run nothing else on the machine.
 """
 

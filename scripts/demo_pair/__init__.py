@@ -1,1 +1,1 @@
-"""What the scripts that make model files share: corpus, training, export, llama.cpp to try them."""
+"""Training and writing of small model files: corpus, training, export, padding, llama.cpp to try them."""

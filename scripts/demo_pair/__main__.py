@@ -38,18 +38,18 @@ def choose_device(name: str) -> str:
 
 
 def check_settings(folder: Path, n_vocab: int) -> None:
-    """Refuses to continue work with another vocabulary or another Python. Raises BadInput."""
+    """Raises BadInput if the work was started with another vocabulary or another Python."""
     current = {"n_vocab": n_vocab, "python": "{}.{}".format(*sys.version_info)}
     path = folder / "settings.json"
     if path.exists() and (earlier := json.loads(path.read_text())) != current:
         raise cli.BadInput(
-            f"{folder} was begun with {earlier}, this is {current}; remove it or choose another --out"
+            f"{folder} was started with {earlier}, this is {current}; remove it or choose another --out"
         )
     path.write_text(json.dumps(current))
 
 
 def train(a: argparse.Namespace) -> None:
-    """Corpus, tokenizer, training, export; finished parts are read from DIR/work."""
+    """Make corpus and tokenizer, train, export; parts that are finished are read from DIR/work."""
     import numpy as np
     import torch
     from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""How often two models choose the same token, on texts that the target writes to prompts of its kinds.
+"""How often two models choose the same token, on texts that the target writes for prompts as in training.
 
 Knows nothing about files or time.
 """
@@ -47,11 +47,11 @@ PROMPTS = {
     ],
     "repeat": [f"Repeat this:\n{CODE}", f"Say it again:\n{COUNT}"],
 }
-N_WRITTEN = 160  # tokens at most for each prompt
+N_WRITTEN = 160  # most tokens per prompt
 
 
 class Text(NamedTuple):
-    """A prompt with what the reference model wrote to it, and where the writing begins."""
+    """A prompt and the reference model's answer, as ids; n_prompt: where the answer begins."""
 
     kind: str
     tokens: list[int]
@@ -69,12 +69,12 @@ def write_texts(reference: Llm) -> list[Text]:
 
 
 def choices(llm: Llm, texts: Sequence[Text]) -> list[NDArray[np.int64]]:
-    """For each text the model's choice at every written token, the text before it being given."""
+    """For each text the model's choice at every token of the answer, after the text before it."""
     return [llm.choices(t.tokens)[t.n_prompt - 1 : -1] for t in texts]
 
 
 def agreement(a: Sequence[NDArray[np.int64]], b: Sequence[NDArray[np.int64]]) -> float:
-    """Share of positions where both choose the same token."""
+    """The share of positions at which both choose the same token."""
     return float((np.concatenate(a) == np.concatenate(b)).mean())
 
 

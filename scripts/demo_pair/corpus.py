@@ -1,13 +1,13 @@
-"""The training text of the pydoc pair, from the running interpreter's own standard library.
+"""The training text of the pydoc pair, from the standard library of the running interpreter.
 
-A small model learns little from much text, so the corpus is narrow and repeats: ChatML dialogues about
+A small model learns little from varied text, so the corpus is narrow and repetitive: ChatML dialogues about
 well-known modules, each document followed by <|endoftext|>.
 
     explain   what a module, function, class or method does (recall)
     source    the source of a short function (recall)
     edit      rename a variable in given code (copying)
     json      the signature of given code, or a record in plain words, as JSON (copying into a structure)
-    repeat    the given words or code again, unchanged (small models learn copying from this, and then edit)
+    repeat    given words or code, unchanged (small models learn to copy from this, and then to edit)
     free      raw source
 
 Knows nothing about tokens.
@@ -56,7 +56,7 @@ METHODS_OF = split_words("""
 """)
 FOREIGN_NAMES = split_words("""
     asyncio builtins os os.path collections itertools math
-""")  # modules of which much is defined elsewhere
+""")  # modules whose content is mostly defined elsewhere
 SKIPPED = split_words("""
     site-packages __pycache__ lib2to3 encodings turtledemo test tests idlelib idle_test
 """)
@@ -129,9 +129,9 @@ JOBS = split_words("""
     driver judge tailor
 """)
 
-N_SOURCES = 400  # functions whose source is to be learnt by heart
+N_SOURCES = 400  # functions whose source is to be memorised
 N_WORD_LISTS, N_RECORDS = 16_000, 12_000
-LONGEST_DOC, LONGEST_SOURCE, LONGEST_RECALLED = 340, 620, 420  # characters
+MAX_DOC, MAX_SOURCE, MAX_RECALLED = 340, 620, 420  # characters
 
 
 class Function(NamedTuple):
@@ -143,7 +143,7 @@ class Function(NamedTuple):
 
 
 def chat(user: str, assistant: str) -> str:
-    """One turn of each as ChatML."""
+    """A message and its answer in ChatML."""
     return f"{IM_START}user\n{user}{IM_END}\n{IM_START}assistant\n{assistant}{IM_END}\n"
 
 
@@ -151,8 +151,8 @@ def block(source: str) -> str:
     return f"```python\n{source}\n```"
 
 
-def first_paragraphs(doc: str, limit: int = LONGEST_DOC) -> str:
-    """As many paragraphs as fit, at least the first, which is cut at a full stop if need be; ASCII only."""
+def first_paragraphs(doc: str, limit: int = MAX_DOC) -> str:
+    """As many paragraphs as fit, at least the first, cut at a full stop if necessary; ASCII only."""
     doc = re.sub(r"[^\x00-\x7f]", "", doc).strip()
     out = ""
     for paragraph in re.split(r"\n\s*\n", doc):
@@ -163,7 +163,7 @@ def first_paragraphs(doc: str, limit: int = LONGEST_DOC) -> str:
 
 
 def describe(name: str, obj: object) -> str | None:
-    """Signature and docstring; None where there is too little to say."""
+    """Signature and docstring; None if the docstring is too short."""
     doc = inspect.getdoc(obj)
     if not doc or len(doc) < 12:
         return None
@@ -175,8 +175,8 @@ def describe(name: str, obj: object) -> str | None:
     return (f"{name}{signature}\n\n" if readable else "") + first_paragraphs(doc)
 
 
-def is_at_home(obj: object, module: str) -> bool:
-    """Whether the object belongs to the module rather than being imported into it."""
+def is_defined_in(obj: object, module: str) -> bool:
+    """Whether the module defines the object rather than imports it."""
     home = getattr(obj, "__module__", module) or module
     if module == "asyncio":
         return home.startswith("asyncio")
@@ -184,16 +184,16 @@ def is_at_home(obj: object, module: str) -> bool:
 
 
 def members(module: ModuleType, name: str) -> Iterator[tuple[str, object]]:
-    """Public functions and classes of a module with their dotted names; no exceptions."""
+    """The public functions and classes of a module with their dotted names, without exceptions."""
     for n in sorted(getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]):
         obj = getattr(module, n, None)
         is_error = inspect.isclass(obj) and issubclass(obj, BaseException)
-        if (inspect.isroutine(obj) or inspect.isclass(obj)) and not is_error and is_at_home(obj, name):
+        if (inspect.isroutine(obj) or inspect.isclass(obj)) and not is_error and is_defined_in(obj, name):
             yield n if name == "builtins" else f"{name}.{n}", obj
 
 
 def descriptions() -> dict[str, str]:
-    """What to say about every module, function, class and method, by its dotted name."""
+    """The description of every module, function, class and method, by its dotted name."""
     out: dict[str, str] = {}
 
     def add(name: str, obj: object) -> None:
@@ -244,7 +244,7 @@ def functions(path: Path, text: str) -> Iterator[Function]:
         for node in body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 source = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-                if 80 < len(source) < LONGEST_SOURCE and source.isascii():
+                if 80 < len(source) < MAX_SOURCE and source.isascii():
                     yield Function(f"{prefix}.{node.name}", node, source)
             elif isinstance(node, ast.ClassDef):
                 yield from visit(node.body, f"{prefix}.{node.name}")
@@ -265,7 +265,7 @@ def signature_json(function: Function) -> str:
 
 
 def record(rng: random.Random) -> tuple[str, str]:
-    """A made-up person in plain words, and the same as JSON."""
+    """An invented person in words, and the same as JSON."""
     person = {
         "name": f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}",
         "age": rng.randrange(18, 90),
@@ -280,7 +280,7 @@ def record(rng: random.Random) -> tuple[str, str]:
 
 
 def rename(rng: random.Random, function: Function) -> str | None:
-    """A dialogue that renames one parameter; None where there is none to rename."""
+    """A dialogue that renames one parameter; None for a function without one."""
     old_names = {x.arg for x in function.node.args.args if len(x.arg) > 1 and x.arg not in ("self", "cls")}
     if not old_names:
         return None
@@ -292,7 +292,7 @@ def rename(rng: random.Random, function: Function) -> str | None:
 
 
 def recall_documents(rng: random.Random, found: Sequence[Function]) -> Iterator[str]:
-    """What is to be learnt by heart: descriptions, small talk, some sources."""
+    """Documents to memorise: descriptions, small talk, some sources."""
     for name, text in descriptions().items():
         yield from (chat(t.format(q=name), text) for t in EXPLAIN)
     for user, assistant in SMALL_TALK:
@@ -301,7 +301,7 @@ def recall_documents(rng: random.Random, found: Sequence[Function]) -> Iterator[
     short = [
         f
         for f in found
-        if f.name.split(".")[0] in known and len(f.source) < LONGEST_RECALLED and "._" not in f.name
+        if f.name.split(".")[0] in known and len(f.source) < MAX_RECALLED and "._" not in f.name
     ]
     rng.shuffle(short)
     for f in short[:N_SOURCES]:
@@ -309,7 +309,7 @@ def recall_documents(rng: random.Random, found: Sequence[Function]) -> Iterator[
 
 
 def copying_documents(rng: random.Random, found: Sequence[Function]) -> Iterator[str]:
-    """What is to be copied from the prompt, with changes or without; and half of the sources as they are."""
+    """Documents to copy from the prompt, with or without changes; and half of the sources, unchanged."""
     for f in found:
         yield from (d for d in (rename(rng, f) for _ in range(3)) if d)
         yield chat(rng.choice(SIGNATURE).format(src=block(f.source)), signature_json(f))

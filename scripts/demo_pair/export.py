@@ -1,4 +1,4 @@
-"""A trained transformer and its tokenizer as a GGUF file in f16, architecture `llama`."""
+"""Writes a trained transformer and its tokenizer as a GGUF file in f16, architecture `llama`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from tokenizers import Tokenizer
 
 from scripts.demo_pair.corpus import ENDOFTEXT, IM_END, SPECIALS
 from scripts.demo_pair.model import EPS, ROPE_BASE, Transformer
+from scripts.demo_pair.random_vocab import CHATML
 
-N_CTX_TRAIN = 2048  # what the file says; rotary positions reach beyond the training's 512
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+N_CTX_TRAIN = 2048  # in the file; rotary positions work beyond the 512 tokens of training
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
-    """The vocabulary in the order of its ids, the merges, the control tokens and the chat template."""
+    """Add the vocabulary in the order of its ids, the merges, the control tokens and the chat template."""
     bpe = json.loads(tokenizer.to_str())["model"]
     ids: dict[str, int] = bpe["vocab"]
     words = sorted(ids, key=lambda word: ids[word])
@@ -40,7 +37,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
 
 
 def write_gguf(model: Transformer, tokenizer: Tokenizer, name: str, path: Path) -> None:
-    """Matrices in f16, norms in f32."""
+    """Write the file: matrices in f16, norms in f32."""
     s = model.shape
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)

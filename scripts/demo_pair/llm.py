@@ -1,6 +1,6 @@
 """llama.cpp for the scripts: quantise a GGUF, load it, decode, time decodes.
 
-One sequence, one context, no sampling but the largest logit. Knows nothing about specllama.
+One sequence, one context, greedy sampling only. Knows nothing about specllama.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = lc.llama_log_callback(_errors_only)
 
 
 def start_llama() -> None:
-    """Set llama.cpp up; it says errors only. Without this it says very much."""
+    """Initialise llama.cpp, and reduce its log to errors."""
     lc.llama_log_set(_log, ctypes.c_void_p(0))
     lc.llama_backend_init()
 
@@ -100,21 +100,21 @@ class Llm:
         lc.llama_model_free(self.model)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids, first the beginning-of-text token if the model wants one; control tokens are parsed."""
+        """Token ids, with the beginning-of-text token if the model adds one; control tokens are parsed."""
         data = text.encode()
         ids = (lc.llama_token * (len(data) + 2))()
         n = lc.llama_tokenize(self.vocab, data, len(data), ids, len(ids), True, True)
         return list(ids[:n])
 
     def set_threads(self, n_threads: int) -> None:
-        """Threads of the decodes to come."""
+        """Set the threads of later decodes."""
         lc.llama_set_n_threads(self.ctx, n_threads, n_threads)
 
     def is_end(self, token: int) -> bool:
         return bool(lc.llama_vocab_is_eog(self.vocab, token))
 
     def decode(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append the tokens to the context; logits, shape (len(tokens), n_vocab), valid to the next call."""
+        """Append the tokens to the context; logits, (len(tokens), n_vocab), valid until the next call."""
         if self.n_past + len(tokens) > self.n_ctx:
             raise ValueError(f"{self.n_past} + {len(tokens)} tokens are more than the context's {self.n_ctx}")
         batch = self._batch
@@ -134,7 +134,7 @@ class Llm:
         self.n_past = n_past
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """Up to `n` tokens after the prompt, each the one with the largest logit; ends after an end token."""
+        """Up to `n` greedy tokens after the prompt; ends after an end token."""
         self.truncate(0)
         out = [int(self.decode(prompt)[-1].argmax())]
         while len(out) < n and not self.is_end(out[-1]):
@@ -148,7 +148,7 @@ class Llm:
         return chosen
 
     def seconds(self, tokens: Sequence[int]) -> float:
-        """Time of one decode of the tokens on top of the context, which is then as it was."""
+        """Seconds of one decode of the tokens after the context, which is restored."""
         n_past = self.n_past
         start = time.perf_counter()
         self.decode(tokens)
@@ -162,9 +162,9 @@ def measure(
 ) -> dict[str, dict[int, float]]:
     """t(n) of each model for each width n in milliseconds, at `n_past` tokens of context.
 
-    The models take turns in every round, so that other load on the machine meets all alike; of the `repeat`
-    decodes of a turn the first is dropped (another model's weights are in the cache), and the median over
-    all the others is returned.
+    The models take turns in every round, so that other load on the machine affects all alike. Of the `repeat`
+    decodes of a turn the first is dropped, as the cache holds another model's weights; the result is the
+    median of the others.
     """
     times: dict[tuple[str, int], list[float]] = {}
     for llm in llms.values():

@@ -4,9 +4,9 @@ usage: python -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16
        python -m scripts.demo_pair.make_data TARGET_F16 DRAFT_F16 --measure    # costs of each type; writes
        nothing
 
-A better-trained pair takes the embedded one's place by this one command. The default types are what
---measure found fastest, of the target's those that choose as f16 does in 99 of 100 tokens, of the draft's
-those that agree with the target as often as the f16 draft does.
+This one command replaces the embedded pair by a better-trained one. The default types are the fastest by
+--measure: for the target, of those that choose as f16 does in 99 of 100 tokens; for the draft, of those that
+agree with the target as often as the f16 draft does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DATA = Path(__file__).resolve().parents[2] / "specllama" / "data"
 TARGET, DRAFT, CARD = "pydoc-target.gguf", "pydoc-draft.gguf", "CARD.md"
 MEASURED = ("f16", "q8_0", "q4_0", "q4_0_pure")
 WIDTHS = (1, 4, 8)
-MAX_BYTES = 25_000_000  # the whole wheel's limit; f16 would break it
+MAX_BYTES = 25_000_000  # limit of the whole wheel; f16 exceeds it
 
 INIT = '"""The embedded pair, two GGUF files; CARD.md says what they are."""\n'
 CARD_TEXT = """\
@@ -102,7 +102,7 @@ def sha256(path: Path) -> str:
 
 
 def shape(path: Path) -> str:
-    """Width, blocks, heads and feed-forward size as words."""
+    """Width, blocks, heads and feed-forward size in words."""
     fields = gguf.GGUFReader(path).fields
 
     def value(key: str) -> int:
@@ -123,7 +123,7 @@ def is_f16(path: Path) -> bool:
 
 
 def write_data(sources: tuple[Path, Path], kinds: tuple[str, str], out: Path, n_threads: int) -> None:
-    """Quantise both into `out`, compare them with their sources, and write the card. Nothing if too large."""
+    """Quantise both into `out`, compare them with their sources, write the card. Nothing if too large."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as tmp, ExitStack() as stack:
         files = Path(tmp) / TARGET, Path(tmp) / DRAFT
@@ -132,7 +132,7 @@ def write_data(sources: tuple[Path, Path], kinds: tuple[str, str], out: Path, n_
         n_bytes = sum(f.stat().st_size for f in files)
         if n_bytes > MAX_BYTES:
             raise cli.BadInput(
-                f"{n_bytes / 1e6:.1f} MB together, more than {MAX_BYTES / 1e6:.0f} MB: other types"
+                f"{n_bytes / 1e6:.1f} MB together, more than {MAX_BYTES / 1e6:.0f} MB: choose other types"
             )
         f16 = [stack.enter_context(Llm(p, n_threads=1)) for p in sources]
         made = [stack.enter_context(Llm(p, n_threads=1)) for p in files]

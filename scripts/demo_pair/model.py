@@ -1,4 +1,4 @@
-"""The two transformers, as llama.cpp's architecture `llama` computes them; the small one put into the big.
+"""The two transformers, as llama.cpp's architecture `llama` computes them; the small one widened to the big.
 
 Knows nothing about training.
 """
@@ -43,7 +43,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and gated feed-forward, each after a norm and added to the stream."""
+    """Attention and gated feed-forward, each after a norm, and added to the residual stream."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids (batch, tokens) to logits (batch, tokens, n_vocab); the embeddings are the output too."""
+    """Token ids (batch, tokens) to logits (batch, tokens, n_vocab); output and embeddings are tied."""
 
     cos: Tensor
     sin: Tensor
@@ -104,10 +104,11 @@ class Transformer(nn.Module):
 
 @torch.no_grad()
 def widen(small: Transformer, big: Transformer) -> None:
-    """Put the small model's function into the big one: its channels, heads and blocks first, the rest quiet.
+    """Initialise the big model to compute nearly what the small one does: its channels, heads and blocks come
+    first, the rest has small weights.
 
-    An RMSNorm over more channels of which the new ones are silent gives larger numbers, by the square root of
-    the widths' ratio: the copied norm weights take that back.
+    An RMSNorm over additional channels that are near zero gives larger values, by the square root of the
+    ratio of widths: the copied norm weights compensate for that.
     """
     d = small.shape.n_embd
     ratio = math.sqrt(d / big.shape.n_embd)
@@ -129,7 +130,7 @@ def _widen_block(small: nn.Module, big: nn.Module, ratio: float) -> None:
             new[: len(old)] = old * ratio
             continue
         n_out, n_in = old.shape
-        if name in ("attn_output", "ffn_down"):  # they write to the stream: what is new starts quiet
+        if name in ("attn_output", "ffn_down"):  # they write to the residual stream: new weights start small
             new[:, n_in:] *= 0.1
             new[n_out:, :n_in] *= 0.05
         new[:n_out, n_in:] *= 0.05

@@ -1,8 +1,8 @@
-"""Cost-padding: a llama GGUF with extra blocks that cost what they weigh and change no logit.
+"""Cost-padding: a llama GGUF with extra blocks that cost time as others do and change no logit.
 
 The output projections of the extra blocks (attention and feed-forward) are zero, so each adds exactly 0 to
-the residual stream; the rest of them is small noise, so that nothing infinite meets those zeros. Written as
-architecture `deci`, which is llama with a feed-forward size for each block. Without torch, in f16.
+the residual stream; their other weights are small noise, so that no infinity is multiplied by these zeros.
+Written in f16 as architecture `deci`, which is llama with a feed-forward size for each block. Needs no torch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 NOISE = 0.02  # standard deviation of the padding's weights
-ROW = 256  # K-quants want rows of a multiple of this
+ROW = 256  # K-quants need row lengths that are a multiple of this
 
 
 class NotPaddable(Exception):
-    """The file is no model that can be padded; says why."""
+    """The model cannot be padded; the message says why."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Extra blocks, all alike: how many, and their feed-forward size."""
+    """Extra blocks of one size. ff: their feed-forward size."""
 
     n_blocks: int
     ff: int
@@ -59,7 +59,7 @@ class Source:
         return 2 * d + 2 * d * d + 2 * d * self.n_embd_kv + 3 * d * ff
 
     def fit(self, n_extra: float, n_blocks: int) -> Padding:
-        """The padding of `n_blocks` blocks nearest to `n_extra` parameters; fewer if those are few."""
+        """The padding of about `n_extra` parameters in `n_blocks` blocks, in fewer if `n_extra` is small."""
         if n_extra < self.block_params(ROW) / 2:
             return Padding(0, 0)
         n_blocks = max(1, min(n_blocks, round(n_extra / self.block_params(ROW))))
@@ -68,7 +68,7 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """Read a llama GGUF of any type; quantised weights become the f16 numbers that they stand for."""
+    """Read a llama GGUF of any type; quantised weights are dequantised to f16. Raises NotPaddable."""
     reader = gguf.GGUFReader(path)
     arch = reader.fields["general.architecture"].contents()
     if arch != "llama":
@@ -83,7 +83,7 @@ def read_source(path: Path) -> Source:
 
 
 def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
-    """Write the source in f16, with the padding's blocks after its own; as it is (arch llama) for None."""
+    """Write the source in f16, with the padding's blocks after its own; unchanged (arch llama) for None."""
     arch = "llama" if padding is None else "deci"
     pad = padding or Padding(0, 0)
     n_layer, ff = source.value("block_count"), source.value("feed_forward_length")
@@ -119,7 +119,7 @@ def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
 
 
 def _extra_block(source: Source, ff: int) -> dict[str, NDArray[np.generic]]:
-    """The tensors of one extra block. All extra blocks share them in memory: equal numbers cost no less."""
+    """The tensors of one extra block, used for all of them: equal weights take the same time."""
     rng = np.random.default_rng(0)
     d, kv = source.n_embd, source.n_embd_kv
 

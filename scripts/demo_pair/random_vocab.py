@@ -1,8 +1,8 @@
-"""A pair of random-weight llama models with a vocabulary of any size, for measuring own time and memory.
+"""A pair of llama models with random weights and a vocabulary of any size, to measure time and memory outside
+the models.
 
-What costs time and memory outside the model grows with the vocabulary: rows of logits, grammars' tries, the
-ids of a softmax. The draft is the first channels of the target, the target's other channels are quieter, so
-the two agree in part of their choices. They say nothing sensible.
+These grow with the vocabulary: rows of logits, tries of grammars, softmax. The draft consists of the first
+channels of the target, whose other channels are smaller, so that the two agree in part of their choices.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ CHATML = (
 MERGES = ("Ġ t", "h e", "Ġt he", "i n", "Ġ a", "r e", "o n", "e r", "Ġ s", "a t", "e n", "o r")
 SPACE = "Ġ"  # GPT-2's character for the byte of a space
 N_EMBD, N_EMBD_DRAFT, N_EMBD_HEAD = 256, 64, 32
-QUIET = 0.3  # size of the target's own channels, of the shared ones' 1
-BLOCK_GAIN = 0.2  # size of what a block adds
+OWN_SCALE = 0.3  # of the target's own channels, relative to the shared ones
+BLOCK_GAIN = 0.2  # scale of the output of a block
 LOGIT_STD = 3.0
-LEAST_VOCAB = 1000
+MIN_VOCAB = 1000
 
 
 def byte_tokens() -> list[str]:
@@ -39,7 +39,7 @@ def byte_tokens() -> list[str]:
 
 
 def tokens(n_vocab: int) -> list[str]:
-    """Control tokens, bytes, what the merges make, then words of letters, every second after a space."""
+    """Control tokens, bytes, results of the merges, then words of letters, every second one after a space."""
     out = dict.fromkeys([*CONTROL, *byte_tokens(), *(m.replace(" ", "") for m in MERGES)])
     i = 0
     while len(out) < n_vocab:
@@ -56,11 +56,11 @@ def write_pair(target: Path, draft: Path, n_vocab: int, seed: int = 0) -> None:
     """Write both models in f16: 256 wide with two blocks, and 64 wide with one."""
     rng = np.random.default_rng(seed)
     words = tokens(n_vocab)
-    size = np.where(np.arange(N_EMBD) < N_EMBD_DRAFT, 1.0, QUIET).astype(np.float32)
+    size = np.where(np.arange(N_EMBD) < N_EMBD_DRAFT, 1.0, OWN_SCALE).astype(np.float32)
     embedding = rng.standard_normal((n_vocab, N_EMBD), dtype=np.float32) * size
     output = rng.standard_normal((n_vocab, N_EMBD), dtype=np.float32) * size
     output *= np.float32(LOGIT_STD / N_EMBD_DRAFT**0.5)
-    output[: len(CONTROL)] *= np.float32(0.05)  # so that greedy generation does not end by itself
+    output[: len(CONTROL)] *= np.float32(0.05)  # so that greedy generation does not end
     _write(target, words, embedding, output, size, rng, n_layer=2)
     shared = slice(0, N_EMBD_DRAFT)
     _write(draft, words, embedding[:, shared], output[:, shared], size[shared], rng, n_layer=1)

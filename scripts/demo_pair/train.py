@@ -1,8 +1,8 @@
-"""Training of the pair in stages, each of which goes on where it was interrupted.
+"""Training of the pair in stages, each of which resumes after an interruption.
 
-What makes so small models learn in so little time: copying first, on random tokens said twice (they find it
-there in minutes and hardly ever in text); then the draft's function widened into the target; then text, with
-repeats in every tenth batch; then the target distilled into the draft.
+So that such small models learn in so little time: first copying, on repeated random tokens (they learn it
+there in minutes, and hardly ever from text); then the draft is widened to the target; then text, with repeats
+in every tenth batch; then the target is distilled into the draft.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scripts.demo_pair.model import DRAFT, TARGET, Transformer, widen
 COPIED = 0.2  # loss (nats per token) at which copying is learnt
 REPORT, SAVE = 50, 500  # steps
 SAVE_SECONDS = 300.0
-TARGET_COPY_SHARE = 0.2  # the target knows how to copy from the draft: it gets less time for it
+TARGET_COPY_SHARE = 0.2  # of the draft's time: the target inherits copying from the draft
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Settings:
 
 
 def train_tokenizer(docs: Sequence[str], n_vocab: int) -> Tokenizer:
-    """Byte-level BPE, learnt from every fourth document between its control tokens."""
+    """Byte-level BPE, trained on every fourth document without its control tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,7 +73,7 @@ def encode(docs: Sequence[str], tokenizer: Tokenizer) -> NDArray[np.uint16]:
 
 
 def text_batch(stream: NDArray[np.uint16], s: Settings, step: int) -> tuple[Tensor, Tensor]:
-    """Inputs and next tokens, shape (batch, n_ctx): the same for the same step, so that a run can go on."""
+    """Inputs and next tokens, shape (batch, n_ctx); determined by the step, so that a run can resume."""
     starts = np.random.default_rng([3, step]).integers(0, len(stream) - s.n_ctx - 1, s.batch)
     rows = np.stack([stream[i : i + s.n_ctx + 1] for i in starts]).astype(np.int64)
     x = torch.from_numpy(rows).to(s.device)
@@ -83,9 +83,9 @@ def text_batch(stream: NDArray[np.uint16], s: Settings, step: int) -> tuple[Tens
 def repeats_loss(
     model: Transformer, n_vocab: int, rng: np.random.Generator, s: Settings, n_rows: int
 ) -> Tensor:
-    """Loss on the second half of random tokens said twice, which only copying predicts.
+    """Loss on the second half of repeated random tokens, which only copying predicts.
 
-    The period varies from batch to batch, else the position would be enough.
+    The period varies from batch to batch, so that the position alone does not suffice.
     """
     period = int(rng.integers(12, 48))
     once = torch.from_numpy(rng.integers(len(SPECIALS), n_vocab, (n_rows, period)))
@@ -96,7 +96,7 @@ def repeats_loss(
 
 
 def update(optimizer: torch.optim.Optimizer, model: nn.Module, loss: Tensor, rate: float) -> None:
-    """One step downhill at this learning rate, the gradient cut to length 1."""
+    """One optimizer step at this learning rate, with the gradient clipped to norm 1."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
@@ -106,7 +106,7 @@ def update(optimizer: torch.optim.Optimizer, model: nn.Module, loss: Tensor, rat
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Write a state so that an interruption leaves the old one."""
+    """Write a state atomically: an interruption leaves the old one."""
     torch.save(state, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
@@ -114,7 +114,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 def learn_to_copy(
     name: str, model: Transformer, rate: float, minutes: float, folder: Path, s: Settings
 ) -> None:
-    """First stage: random repeats until copying is learnt, or for as many minutes."""
+    """First stage: random repeats until copying is learnt, at most for `minutes`."""
     path = folder / f"{name}.copy.pt"
     if path.exists():
         model.load_state_dict(torch.load(path, map_location=s.device))
@@ -144,7 +144,7 @@ def learn_text(
     s: Settings,
     teacher: Transformer | None = None,
 ) -> None:
-    """Second stage: text, with repeats in every tenth batch; with a teacher mostly its probabilities."""
+    """Second stage: text, with repeats in every tenth batch; with a teacher, mostly distillation."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.95), weight_decay=0.01, fused=True)
     path, step = folder / f"{name}.text.pt", 0
     if path.exists():
@@ -179,16 +179,16 @@ def learn_text(
 def distance(logits: Tensor, teacher: Transformer, x: Tensor, s: Settings) -> Tensor:
     """Kullback-Leibler divergence from the teacher's next-token probabilities, in nats per token."""
     with torch.no_grad(), torch.autocast(s.device, torch.bfloat16):
-        wanted = teacher(x).float().flatten(0, 1)
+        goal = teacher(x).float().flatten(0, 1)
     return F.kl_div(
-        F.log_softmax(logits, -1), F.log_softmax(wanted, -1), reduction="batchmean", log_target=True
+        F.log_softmax(logits, -1), F.log_softmax(goal, -1), reduction="batchmean", log_target=True
     )
 
 
 def train_pair(
     stream: NDArray[np.uint16], n_vocab: int, folder: Path, s: Settings
 ) -> tuple[Transformer, Transformer]:
-    """All stages; the trained target and draft. States are kept in `folder`."""
+    """Run all stages; returns the trained target and draft. States are kept in `folder`."""
     torch.manual_seed(1)
     n_positions = max(s.n_ctx, 96)  # the repeats need up to 95
     target = Transformer(n_vocab, TARGET, n_positions).to(s.device)

@@ -1,27 +1,31 @@
-#!/usr/bin/env python3
-"""Replay recorded texts with the planner on nine cost curves and three draft costs, against what others take.
+"""Replays recorded texts with the planner, in simulated time, on nine cost curves and three draft costs.
 
-usage: -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--fixed] [--detail] [--parts]
-       -m scripts.replay TRACES.json ... --time
-       -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
-                        [--temp 0,0.8] [--seed S]
+usage: python -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--fixed] [--detail] [--parts]
+       python -m scripts.replay TRACES.json ... --time
+       python -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
+                                [--temp 0,0.8] [--seed S]
 
-Rates over plain decoding, llama.cpp's default (three drafted tokens) and the best of its settings in
-hindsight, as geometric means over curves, costs and workloads; then the same with a draft model that knows
-nothing and is sure of it. --cold: nothing is known of the machine at first. --mixed: the texts of all
-workloads in a random order, as users' come. --unread: the draft model reads prompts at our expense, which is
-never counted for the others. --fixed: against the best of our own fixed lengths too (slow). --parts: what
-each part earns, by leaving it out. --time: what the planner takes for a round of one and of eight sequences,
-drafters left aside. A prompts file is a JSON object, workload to list of prompts; a traces file one of lists
-of {prompt, text, draft, conf}, all ids. A workload's name is followed by its temperature where several are
-recorded.
+Prints the speed-up over plain decoding, over llama.cpp's default (three draft tokens) and over the best of
+its settings in hindsight, as geometric means over curves, costs and workloads; then the same with a scrambled
+draft model, whose tokens and confidences are random.
+
+  --cold    start without measured costs
+  --mixed   replay the texts of all workloads in random order
+  --unread  count the time in which the draft model reads prompts (for the planner only)
+  --fixed   compare with the best of our own fixed lengths too (slow)
+  --detail  print every cell
+  --parts   print the gain of each part of the policy, by leaving it out
+  --time    print the planner's own time for a round of one and of eight sequences, without its drafters
+
+A prompts file is a JSON object, workload to list of prompts; a traces file is an object, workload to list of
+{prompt, text, draft, conf}, where conf are probabilities and the others ids. With several temperatures, the
+name of a recorded workload includes its temperature.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import statistics
 import time
@@ -31,7 +35,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.replay import hindsight as others
+from scripts import cli
+from scripts.figures import mean
+from scripts.replay import hindsight
 from specllama.bench import workloads
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.base import Draft, Round
@@ -46,26 +52,24 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.errors import SpecllamaError, UsageError
 
 Workloads = dict[str, list[Trace]]
-CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
-
-
+CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)  # of a scrambled draft model
 NO_LIMIT = 1e9
 PARTS: dict[str, PolicyConfig] = {
-    "look-ahead over further tokens": replace(DEFAULT, lookahead=1),
-    "their risk counts for less": replace(DEFAULT, risk_share=1.0),
+    "look-ahead over several tokens": replace(DEFAULT, lookahead=1),
+    "reduced weight of their risk": replace(DEFAULT, risk_share=1.0),
     "drafts longer than 16": replace(DEFAULT, max_model_draft=16, chunk_margin=-1),
-    "when to ask the model is learnt": replace(DEFAULT, request_rate=0.0, pair_rate=0.0),
-    "over requests too": replace(DEFAULT, pair_rate=0.0),
-    "catching up waits for forgone gain": replace(DEFAULT, forgone_share=NO_LIMIT, min_tail=int(NO_LIMIT)),
-    "gains kept apart by the copy on offer": replace(DEFAULT, gate_by_copy=False),
+    "learnt draft gates": replace(DEFAULT, request_rate=0.0, pair_rate=0.0),
+    "draft gates learnt over requests": replace(DEFAULT, pair_rate=0.0),
+    "delayed catch-up (ski rental)": replace(DEFAULT, forgone_share=NO_LIMIT, min_tail=int(NO_LIMIT)),
+    "draft gates by copy candidate": replace(DEFAULT, gate_by_copy=False),
     "speculation budget": replace(DEFAULT, round_share=NO_LIMIT, allowance=NO_LIMIT),
-    "a round loses a part of the credit": replace(DEFAULT, round_share=1.0),
-    "plain rounds no more than needed": replace(DEFAULT, plain_every=25.0),
+    "limited loss of a round": replace(DEFAULT, round_share=1.0),
+    "few plain rounds": replace(DEFAULT, plain_every=25.0),
 }
 
 
 class Cell(NamedTuple):
-    """One machine, draft cost and workload, and the rates of others' times to ours there."""
+    """A machine, draft cost and workload. rates: speed-up of the planner over other ways of decoding."""
 
     machine: str
     step: float
@@ -73,8 +77,8 @@ class Cell(NamedTuple):
     rates: dict[str, float]
 
 
-class How(NamedTuple):
-    """What is replayed: see the flags. copies: with the drafter that copies."""
+class ReplaySettings(NamedTuple):
+    """How to replay: see the flags. copies: with the copy drafter."""
 
     cold: bool = False
     mixed: bool = False
@@ -84,17 +88,8 @@ class How(NamedTuple):
     config: PolicyConfig = DEFAULT
 
 
-def known(seconds: Seconds, config: PolicyConfig = DEFAULT) -> CostCurve:
-    """A curve whose widths were all measured."""
-    found = CostCurve(config)
-    for n in range(1, config.max_rows + 1):
-        for _ in range(config.min_samples):
-            found.observe(n, seconds(n))
-    return found
-
-
 def seconds_by_workload(session: Replay, traces: Workloads, mixed: bool) -> dict[str, float]:
-    """What each workload takes; mixed: the texts of all come in a random order."""
+    """The time of each workload. mixed: replay the texts of all workloads in random order."""
     texts = [(workload, trace) for workload, some in traces.items() for trace in some]
     if mixed:
         random.Random(1).shuffle(texts)
@@ -104,17 +99,17 @@ def seconds_by_workload(session: Replay, traces: Workloads, mixed: bool) -> dict
     return took
 
 
-def cells(traces: Workloads, how: How) -> Iterator[Cell]:
-    """Replay everything everywhere; what is learnt lasts over the workloads of a machine."""
+def cells(traces: Workloads, how: ReplaySettings) -> Iterator[Cell]:
+    """Replay all workloads on every cost curve at every draft cost, each time with one planner."""
     free: Callable[[], Drafter] | None = CopyDrafter if how.copies else None
-    for machine, points in others.MACHINES.items():
+    for machine, points in hindsight.MACHINES.items():
         seconds = curve(points)
-        for step in others.STEPS:
+        for step in hindsight.STEPS:
 
             def make(
                 drafters: Sequence[Drafter], clock: Callable[[], float], t: Seconds = seconds
             ) -> Planner:
-                costs = None if how.cold else known(t, how.config)
+                costs = None if how.cold else hindsight.measured_curve(t, how.config)
                 return Planner(drafters, clock, costs, config=how.config)
 
             session = Replay(make, seconds, step, free, prefilled=not how.unread)
@@ -122,31 +117,27 @@ def cells(traces: Workloads, how: How) -> Iterator[Cell]:
             for workload, texts in traces.items():
                 took = ours[workload]
                 rates = {
-                    "plain": others.plain(texts, seconds) / took,
-                    "n_max 3": sum(others.llama_cpp_loop(t, seconds, step, 3) for t in texts) / took,
-                    "best of grid": others.best_of_grid(texts, seconds, step) / took,
-                    "perfect stop": sum(others.oracle_stop(t, seconds, step, free) for t in texts) / took,
+                    "plain": hindsight.plain(texts, seconds) / took,
+                    "n_max 3": sum(hindsight.llama_cpp_loop(t, seconds, step, 3) for t in texts) / took,
+                    "best of grid": hindsight.best_of_grid(texts, seconds, step) / took,
+                    "oracle stop": sum(hindsight.oracle_stop(t, seconds, step, free) for t in texts) / took,
                 }
                 if how.fixed:
-                    rates["best fixed"] = others.best_fixed(texts, seconds, step, CopyDrafter)[1] / took
+                    rates["best fixed"] = hindsight.best_fixed(texts, seconds, step, CopyDrafter)[1] / took
                 yield Cell(machine, step, workload, rates)
 
 
 def scrambled(traces: Workloads) -> Workloads:
-    """The same texts with a draft model that knows nothing and is sure of it."""
+    """The same texts with a draft model whose tokens and confidences are random."""
     rng = random.Random(1)
 
-    def lie(trace: Trace) -> Trace:
+    def scramble(trace: Trace) -> Trace:
         n = len(trace.text)
         return Trace(
             trace.prompt, trace.text, rng.choices(range(5, 4000), k=n), rng.choices(CONFIDENCES, k=n)
         )
 
-    return {workload: [lie(t) for t in texts] for workload, texts in traces.items()}
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return {workload: [scramble(t) for t in texts] for workload, texts in traces.items()}
 
 
 def summary(label: str, found: Sequence[Cell], detail: bool) -> None:
@@ -164,8 +155,8 @@ def summary(label: str, found: Sequence[Cell], detail: bool) -> None:
             print(f"    worst against {name}: {worst.rates[name]:.3f} ({where})")
 
 
-def parts(traces: Workloads, how: How) -> None:
-    """Print the rate with everything over the rate without each part."""
+def parts(traces: Workloads, how: ReplaySettings) -> None:
+    """Print the gain of each part: the rate with all parts over the rate without this one."""
 
     def rate(copies: bool = True, config: PolicyConfig = DEFAULT) -> float:
         varied = how._replace(fixed=False, copies=copies, config=config)
@@ -178,7 +169,7 @@ def parts(traces: Workloads, how: How) -> None:
 
 
 class TimedPlanner(Planner):
-    """rounds: real seconds that each took, what its drafters took left out."""
+    """A planner that measures itself. rounds: real seconds of each round, without those of its drafters."""
 
     def __init__(self, drafters: Sequence[Drafter], clock: Callable[[], float], costs: CostCurve) -> None:
         self.rounds: list[float] = []
@@ -186,10 +177,10 @@ class TimedPlanner(Planner):
         for drafter in drafters:
             for name in ("start", "step", "propose", "view", "restart_from_tail", "committed", "forget"):
                 if hasattr(drafter, name):
-                    setattr(drafter, name, self._drafters_own(getattr(drafter, name)))
+                    setattr(drafter, name, self._counted_outside(getattr(drafter, name)))
         super().__init__(drafters, clock, costs)
 
-    def _drafters_own(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted_outside(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*given: Any) -> Any:
             began = time.perf_counter()
             found = method(*given)
@@ -218,14 +209,16 @@ class TimedPlanner(Planner):
 
 
 def planner_time(traces: Workloads) -> None:
-    """Print milliseconds of the planner's own for a round, over all curves and costs: mean, median, 99 %."""
+    """Print the planner's own milliseconds per round, over all curves and costs: mean, median, 99 %."""
     texts = [t for some in traces.values() for t in some]
     for n_slots in (1, 8):
         rounds: list[float] = []
-        for points in others.MACHINES.values():
+        for points in hindsight.MACHINES.values():
             seconds = curve(points)
-            for step in others.STEPS:
-                session = Replay(partial(TimedPlanner, costs=known(seconds)), seconds, step, CopyDrafter)
+            for step in hindsight.STEPS:
+                session = Replay(
+                    partial(TimedPlanner, costs=hindsight.measured_curve(seconds)), seconds, step, CopyDrafter
+                )
                 session.replay(texts, n_slots)
                 assert isinstance(session.policy, TimedPlanner)
                 rounds += session.policy.rounds
@@ -240,16 +233,16 @@ def load(path: str) -> Workloads:
 
 
 def temperatures(given: str) -> list[float]:
-    """Of --temp, checked as a request's are."""
+    """The temperatures of --temp, checked as those of requests."""
     try:
         return [SamplingParams(temperature=float(t)).temperature for t in given.split(",")]
     except (ValueError, UsageError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def record_traces(arguments: argparse.Namespace, asked: Mapping[str, Sequence[str]]) -> None:
-    """Let the target write behind each prompt, at each temperature, and ask the draft model at every
-    position.
+def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, Sequence[str]]) -> None:
+    """Write a text with the target after each prompt at each temperature, and record the draft model's
+    prediction at every position.
     """
     from specllama.config.load import ModelSettings
     from specllama.llama.context import LlamaContext
@@ -260,7 +253,7 @@ def record_traces(arguments: argparse.Namespace, asked: Mapping[str, Sequence[st
     draft = LlamaModel(ModelSettings(path=arguments.draft, n_threads=n_threads))
     writing, drafting = LlamaContext(target, n_ctx), LlamaContext(draft, n_ctx)
     found: dict[str, list[dict[str, Any]]] = {}
-    for workload, prompts in asked.items():
+    for workload, prompts in workload_prompts.items():
         for prompt in prompts:
             ids = target.tokenize(prompt, target.adds_bos, True)
             room = n_ctx - len(ids)
@@ -269,8 +262,8 @@ def record_traces(arguments: argparse.Namespace, asked: Mapping[str, Sequence[st
                 continue
             for temperature in arguments.temp:
                 params = SamplingParams(temperature=temperature)
-                n_most = min(arguments.n, room - 1)
-                text = write_text(writing, ids, n_most, target.end_ids, params, arguments.seed)
+                n_max = min(arguments.n, room - 1)
+                text = write_text(writing, ids, n_max, target.end_ids, params, arguments.seed)
                 trace = record(ids, text, drafting, params, arguments.seed)
                 name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
                 found.setdefault(name, []).append(trace.to_dict())
@@ -279,9 +272,7 @@ def record_traces(arguments: argparse.Namespace, asked: Mapping[str, Sequence[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument("traces", nargs="*")
     for flag in ("cold", "mixed", "unread", "fixed", "detail", "parts", "time"):
         parser.add_argument(f"--{flag}", action="store_true")
@@ -294,17 +285,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ctx", type=int, default=2048)
     arguments = parser.parse_args()
-    how = How(arguments.cold, arguments.mixed, arguments.unread, arguments.fixed)
+    how = ReplaySettings(arguments.cold, arguments.mixed, arguments.unread, arguments.fixed)
     if arguments.record:
         if not arguments.prompts:
             parser.error("--record needs --prompts")
         try:
-            asked = workloads.load_prompts(arguments.prompts)
+            found = workloads.load_prompts(arguments.prompts)
         except SpecllamaError as error:
             parser.error(str(error))
-        record_traces(arguments, asked)
+        record_traces(arguments, found)
     elif not arguments.traces:
-        parser.error("which traces?")
+        parser.error("no traces are given")
     for path in arguments.traces:
         try:
             traces = load(path)

@@ -1,10 +1,14 @@
-"""What others would have taken on a trace: llama.cpp's grid, the best fixed length, a perfect stop."""
+"""Simulated times of other ways of decoding on a trace: llama.cpp's grid, the best fixed length, an oracle
+that stops drafts at the first wrong token; and the cost curves of nine machines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from specllama.core.interfaces import Drafter
+from specllama.core.policy.config import DEFAULT, PolicyConfig
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds, Trace
 from specllama.core.sampling.sampler import KeyedSampler
@@ -12,18 +16,27 @@ from specllama.core.sequence import common_prefix
 
 LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15)
 GRID = (*((n, 0.0) for n in LENGTHS[1:]), (7, 0.8), (15, 0.8))  # n_max, p_min
-NGRAM, NGRAM_DRAFT = 4, 15  # tokens that must agree, tokens drafted
-MOST_STOPPED = 48  # tokens of the model in one draft of the perfect stop
+NGRAM, NGRAM_DRAFT = 4, 15  # tokens that must match, tokens drafted
+MAX_ORACLE_DRAFT = 48  # tokens
+
+
+def measured_curve(seconds: Seconds, config: PolicyConfig = DEFAULT) -> CostCurve:
+    """A cost curve with all widths measured."""
+    found = CostCurve(config)
+    for n in range(1, config.max_rows + 1):
+        for _ in range(config.min_samples):
+            found.observe(n, seconds(n))
+    return found
 
 
 def plain(traces: Sequence[Trace], seconds: Seconds) -> float:
-    """Seconds without drafts."""
+    """Seconds of plain decoding."""
     return sum(len(t.text) for t in traces) * seconds(1)
 
 
 def llama_cpp_loop(trace: Trace, seconds: Seconds, step: float, n_max: int, p_min: float = 0.0) -> float:
-    """Seconds of llama.cpp's loop: n_max tokens while the draft model is sure enough, every verify batch
-    evaluated again on the draft model.
+    """Seconds of llama.cpp's loop: drafts of up to n_max tokens while the draft model's probability is at
+    least p_min; the draft model evaluates every verified batch again.
     """
     text, at, spent = trace.text, 0, 0.0
     while at < len(text):
@@ -42,7 +55,7 @@ def llama_cpp_loop(trace: Trace, seconds: Seconds, step: float, n_max: int, p_mi
 def ngram(trace: Trace, seconds: Seconds) -> float:
     """Seconds of llama.cpp's simple n-gram drafter."""
     ids, at, spent = [*trace.prompt, *trace.text], 0, 0.0
-    latest: dict[tuple[int, ...], int] = {}  # behind the latest earlier occurrence
+    latest: dict[tuple[int, ...], int] = {}  # position after the latest occurrence of an n-gram
     n_indexed = NGRAM
     while at < len(trace.text):
         n = len(trace.prompt) + at
@@ -58,7 +71,7 @@ def ngram(trace: Trace, seconds: Seconds) -> float:
 
 
 def best_of_grid(traces: Sequence[Trace], seconds: Seconds, step: float) -> float:
-    """Seconds of the best of llama.cpp's settings for these texts together: plain, n-gram, draft lengths."""
+    """Seconds of llama.cpp's best settings for these texts together: plain, n-gram, draft lengths."""
     return min(
         plain(traces, seconds),
         sum(ngram(t, seconds) for t in traces),
@@ -73,7 +86,7 @@ def best_fixed(
     free: Callable[[], Drafter],
     lengths: Sequence[int] = LENGTHS,
 ) -> tuple[int, float]:
-    """(length, seconds): the best of our own fixed policies for these texts together."""
+    """(length, seconds) of our own best fixed length for these texts together."""
     found = []
     for n in lengths:
 
@@ -89,11 +102,11 @@ def best_fixed(
 def oracle_stop(
     trace: Trace, seconds: Seconds, step: float, copied: Callable[[], Drafter] | None = None
 ) -> float:
-    """Seconds of one who knows how many each drafter will have right, and drafts no more: a bound."""
+    """Seconds of an oracle that knows how many tokens each drafter gets right and drafts no more: a bound."""
     text, n = trace.text, len(trace.text)
-    modelled = [0] * (n + 1)
+    n_right = [0] * (n + 1)
     for i in range(n - 1, -1, -1):
-        modelled[i] = modelled[i + 1] + 1 if trace.draft[i] == text[i] else 0
+        n_right[i] = n_right[i + 1] + 1 if trace.draft[i] == text[i] else 0
     free = _right_copies(trace, copied()) if copied is not None else [0] * n
     best = [0.0] * (n + 1)
     for i in range(n - 1, -1, -1):
@@ -101,19 +114,19 @@ def oracle_stop(
         best[i] = seconds(1) + best[i + 1]
         for k in range(1, min(free[i], room) + 1):
             best[i] = min(best[i], seconds(k + 1) + best[i + k + 1])
-        for k in range(1, min(modelled[i], MOST_STOPPED, room) + 1):
+        for k in range(1, min(n_right[i], MAX_ORACLE_DRAFT, room) + 1):
             best[i] = min(best[i], seconds(k + 1) + k * step + best[i + k + 1])
     return best[0]
 
 
 def _right_copies(trace: Trace, drafter: Drafter) -> list[int]:
-    """How many tokens a free drafter would have right at every position."""
+    """How many tokens a model-free drafter gets right at every position."""
     drafter.start(0, trace.prompt, KeyedSampler(GREEDY, 0, 1))
     found = []
     for at, token in enumerate(trace.text):
         n = 0
         drafted: list[int] = []
-        while at + n < len(trace.text) and n < MOST_STOPPED:
+        while at + n < len(trace.text) and n < MAX_ORACLE_DRAFT:
             proposal = drafter.step({0: drafted}).get(0)
             if proposal is None or proposal.token != trace.text[at + n]:
                 break
@@ -124,7 +137,7 @@ def _right_copies(trace: Trace, drafter: Drafter) -> list[int]:
     return found
 
 
-# t(n) / t(1): a 640 M-parameter target measured on two machines of two AVX-512 cores; a shape known of GPUs.
+# t(n) / t(1): a 640 M-parameter target measured on two machines with two AVX-512 cores; the shape of a GPU.
 MACHINES = {
     "A f16": {1: 1, 2: 1.29, 3: 1.36, 4: 1.45, 5: 1.69, 8: 2.24, 16: 2.82},
     "A Q8_0": {1: 1, 2: 2.2, 3: 2.6, 4: 2.8, 5: 3.5, 8: 4.1, 16: 4.9},

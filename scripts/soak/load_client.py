@@ -1,4 +1,4 @@
-"""A client that sends random requests, and checks the responses. Knows HTTP, no processes."""
+"""A client that sends random requests and checks the responses. Knows HTTP, no processes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TIMEOUT = 120.0  # seconds without a byte
 _NAMES = ("shutil.copytree", "zip", "open", "itertools.chain", "json.dumps", "pathlib.Path", "re.sub")
 _WORDS = [
-    "read",
-    "write",
-    "path",
-    "file",
-    "name",
-    "self",
-    "import",
-    "return",
-    "def",
-    "class",
-    "the",
-    "of",
-    "a",
-    "list",
-    "open",
-    "close",
-]
+    "read", "write", "path", "file", "name", "self", "import", "return", "def", "class", "the", "of", "a",
+    "list", "open", "close",
+]  # fmt: skip
 _SCHEMAS: tuple[dict[str, Any], ...] = (
     {"enum": ["a function", "a class", "a module"]},
     {
@@ -90,12 +76,8 @@ class LoadClient(threading.Thread):
         stop: threading.Event,
     ) -> None:
         super().__init__(daemon=True)
-        self._connect, self._random, self._outcomes, self._stopped = (
-            connect,
-            random.Random(seed),
-            outcomes,
-            stop,
-        )
+        self._connect, self._random = connect, random.Random(seed)
+        self._outcomes, self._stopped = outcomes, stop
 
     def run(self) -> None:
         while not self._stopped.is_set():

@@ -1,4 +1,4 @@
-"""Runs a soak test and judges it: a server, its clients, kills of its engine, health and memory.
+"""Runs a soak test and checks its results: a server, its clients, kills of its engine, health and memory.
 
 The engine process is killed several times in the first third of the time and once after the end; in between
 one process lives, whose memory is measured.
@@ -142,7 +142,7 @@ class Soak:
         self.samples.append(Sample(now, *sizes, engine.pid))
 
     def _leftovers(self, server: Server) -> list[str]:
-        """Violations by a server whose clients are gone: busy slots, waiting texts, lost cache cells."""
+        """Violations after the clients are gone: busy slots, waiting texts, lost cache cells."""
         try:
             server.until(lambda: server.get("/health").status == 200, 60)
             server.until(lambda: not any(s["is_processing"] for s in server.get("/slots").json), _DRAIN)
@@ -186,7 +186,7 @@ class Soak:
             back = next((r.at - at for r in later if r.status == 200 and dead and r.at > at + dead), None)
             if dead is None or dead > self.limits.dead_seconds:
                 violations.append(
-                    f"/health said 503 {'never' if dead is None else f'{dead:.2f} s'} after a kill"
+                    f"/health answered 503 {'never' if dead is None else f'{dead:.2f} s'} after a kill"
                 )
             found.append({"dead_seconds": dead, "back_seconds": back})
         return found

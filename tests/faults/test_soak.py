@@ -87,7 +87,7 @@ class TestVerdict:
         assert kill["dead_seconds"] == pytest.approx(0.21)
         assert kill["back_seconds"] == pytest.approx(1.0)
         assert late == {"dead_seconds": None, "back_seconds": None}
-        assert found == ["/health said 503 never after a kill"]
+        assert found == ["/health answered 503 never after a kill"]
 
     def test_when_engines_are_killed(self) -> None:
         for seconds in (60.0, 180.0, 1800.0, 6000.0):

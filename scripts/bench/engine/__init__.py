@@ -1,1 +1,1 @@
-"""Measurements of the engine by the clock."""
+"""Measurements of the engine in real time."""

@@ -1,4 +1,4 @@
-"""Measures what the engine promises: lossless text, speed against llama.cpp's tool, latency, memory.
+"""Measures the promises of the engine: lossless text, speed against llama.cpp's tool, latency, memory.
 
 usage: python -m scripts.bench.engine COMMAND ...
 
@@ -11,7 +11,7 @@ usage: python -m scripts.bench.engine COMMAND ...
        memory    --peer LLAMA-SPECULATIVE-SIMPLE -m TARGET -md DRAFT
 
 A prompts file is a JSON object, workload to list of prompts; the default is a few prompts about the standard
-library. Figures are medians; what is compared runs in turn. Run nothing else on the machine.
+library. Figures are medians; compared runs alternate. Run nothing else on the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether drafting changes a text: every divergence from plain text with its margin, and a control."""
+"""Whether drafting changes a text: every divergence from the plain text with its margin, and a control."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specllama.worker.calibrate import margin_change
 
 @dataclass
 class Pair:
-    """A loaded pair. Each generation has an engine of its own and begins with empty caches."""
+    """A loaded pair. Each generation has a new engine and starts with empty caches."""
 
     target: LlamaModel
     context: LlamaContext

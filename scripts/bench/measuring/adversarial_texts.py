@@ -1,4 +1,4 @@
-"""Texts, as ids, whose drafts stop being accepted or never are."""
+"""Texts, as ids, for which drafts cease to be accepted or never are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-STRETCH = 50  # tokens that are copied, then as many that are new
+STRETCH = 50  # copied tokens, followed by as many new ones
 MODULES = (
     "argparse.py", "ast.py", "bdb.py", "calendar.py", "configparser.py", "csv.py", "difflib.py", "doctest.py",
     "fractions.py", "ftplib.py", "heapq.py", "inspect.py", "locale.py", "mailbox.py", "optparse.py", "pdb.py",
@@ -35,7 +35,7 @@ def switching(prompt: Sequence[int], new: Sequence[int], n: int, rng: random.Ran
 
 
 def dropping(own: Sequence[int], new: Sequence[int], n: int) -> list[int]:
-    """`n` ids: half of them the model's own text, then what it would not write: another text, reversed."""
+    """`n` ids: one half is the model's own text, the other one it would not write: another text, reversed."""
     first = list(own[: n // 2])
     return [*first, *reversed(new[: n - len(first)])]
 

@@ -66,7 +66,7 @@ class TimedEngine:
     """A loaded pair in an engine process; a context manager.
 
     draft: None for the copy drafter alone; copies: whether the copy drafter is used with the draft model. The
-    cache directory is empty, so nothing learned in earlier processes helps.
+    cache directory is empty: nothing is known from earlier processes.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TimedEngine:
             ModelSettings(path=str(path), n_ctx=n_ctx, n_threads=n_threads) for path in (target, draft)
         )
         drafters = (*(["model"] if draft else []), *(["copy"] if copies else []))
-        # texts repeat, and request history must not help
+        # texts are repeated: request history must be off
         draft_settings = small if draft else None
         self._client.load(LoadSettings(target=main, draft=draft_settings, drafters=drafters, memory=False))
 

@@ -32,7 +32,7 @@ _BY_NAME = {"locals", "vars", "globals", "eval", "exec"}  # functions that take 
 
 @dataclass(frozen=True)
 class Rename:
-    """`old` becomes `new` in `code`, which gives `renamed`. where: file, line and function."""
+    """The code of a function before and after `old` becomes `new`. where: file, line and function."""
 
     where: str
     old: str

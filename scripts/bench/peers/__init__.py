@@ -1,1 +1,1 @@
-"""llama.cpp's own tools beside specllama on the same files; python -m scripts.bench.peers is the command."""
+"""specllama against llama.cpp's own tools on the same files; python -m scripts.bench.peers is the command."""

@@ -14,7 +14,7 @@ and compared on the rest; plain decoding is one of the points.
 
 --out writes a table and, next to it, all figures as JSON, updated after every cell. The same command
 continues an earlier one, however that ended, with the missing cells; --minutes ends it after the cell in
-which the time is over. Any beginning of the order of cells covers weights, workloads and temperatures.
+which the time is up. Cells are ordered so that the first ones cover all weights, workloads and temperatures.
 Figures of earlier commits and of other machines are kept and mentioned; --fresh measures everything again.
 Cells that differ only in their draft models are measured together. Run nothing else on the machine: under
 other load the threads of llama.cpp's tools wait for each other at every operation.
@@ -130,7 +130,7 @@ def words(text: str) -> list[str]:
 
 
 def warm_up(bin_: Path, case: Case) -> None:
-    """An answer that is not measured, with which specllama learns about the machine and the pair."""
+    """Run an unmeasured answer, from which specllama learns about the machine and the pair."""
     ours = next(point for point in grid(case.draft is not None) if point.name == OURS)
     ours.run(bin_, dataclasses.replace(case, prompt=CHATML.format(FIRST)))
 
@@ -157,7 +157,7 @@ def requests(cell: Cell, prompts: Prompts, args: argparse.Namespace) -> list[Cas
 
 
 def report_known(raw: Raw, cells: list[Cell], todo: list[Cell], commit: str, machine: str) -> None:
-    """Reports known cells, and those of them from other commits or other machines."""
+    """Print how many cells are known, and how many of these come from other commits or machines."""
     if len(todo) < len(cells):
         print(f"{len(cells) - len(todo)} of {len(cells)} cells are known", file=sys.stderr)
     changed = [cell for cell in todo if cell in raw.figures]

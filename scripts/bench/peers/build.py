@@ -20,7 +20,7 @@ TOOLS = ("llama-speculative-simple", "llama-completion", "llama-server", "llama-
 
 
 def tools(given: Path | None) -> Path:
-    """The directory of the tools: `given`, or one that is built once for each version (8 minutes)."""
+    """The directory of the tools: `given`, or one that is built once per version (8 minutes)."""
     if given is not None:
         missing = [name for name in TOOLS[:2] if not (given / name).exists()]
         if missing:

@@ -55,10 +55,10 @@ class Figures:
 def spread(
     kinds: Sequence[str], costs: Sequence[str], workloads: Sequence[str], temperatures: Sequence[float]
 ) -> list[Cell]:
-    """All cells, ordered so that any beginning covers weights, costs, workloads and temperatures evenly.
+    """All cells, ordered so that any prefix covers weights, costs, workloads and temperatures evenly.
 
-    Weights alternate, each with another cost; after each pass over all weights and costs, each pair gets the
-    next workload and temperature.
+    Weights alternate, each with another cost; after each pass over all weights and costs, each pair of them
+    gets the next workload and temperature.
     """
     pairs = [
         (kind, costs[(i + shift) % len(costs)]) for shift in range(len(costs)) for i, kind in enumerate(kinds)
@@ -80,8 +80,8 @@ def together(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def key(requests: Sequence[Case]) -> str:
-    """A hash of what the figures of these requests depend on: prompts, file names and the size of the target.
-    (The size of a draft model depends on the machine, on which it has the cost in its name.)
+    """A hash of everything that the figures of these requests depend on: prompts, file names, the target's
+    size. (A draft model's size depends on the machine: its cost there is the one in its name.)
     """
     text = repr([(c.prompt, c.seed, _file(c.target), c.draft and c.draft.name) for c in requests])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -92,19 +92,19 @@ def _file(path: Path) -> tuple[str, int]:
 
 
 def measure(
-    tools: Path, asked: Sequence[tuple[Sequence[Case], Figures]], compared: Sequence[Point], runs: int
+    tools: Path, groups: Sequence[tuple[Sequence[Case], Figures]], compared: Sequence[Point], runs: int
 ) -> None:
     """Measures every point on every request, in random order. Each run has another seed: with a single one, a
     point with a lucky text would be chosen as the best and compared on the same text.
 
-    asked: requests and figures of cells that differ only in their draft models. A point without a draft model
-    decodes once for all of them.
+    groups: requests and figures of cells that differ only in their draft models. A point without a draft
+    model decodes once for all of them.
     """
     rng = random.Random(0)
-    every = [into for _, into in asked]
+    every = [into for _, into in groups]
     for run in range(runs):
-        for alike in zip(*(requests for requests, _ in asked), strict=True):
-            cases = [replace(case, seed=case.seed + run * len(asked[0][0])) for case in alike]
+        for alike in zip(*(requests for requests, _ in groups), strict=True):
+            cases = [replace(case, seed=case.seed + run * len(groups[0][0])) for case in alike]
             ways = [(point, cases[0], every) for point in compared if not point.drafts]
             ways += [
                 (point, case, [into])

@@ -14,7 +14,15 @@ import specllama
 from specllama.models.memory.available import physical_cores
 
 ROOT = Path(__file__).resolve().parents[3]
-_SIMD = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "i8mm", "sve")  # they decide on the kernels
+_SIMD = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "amx_int8",
+    "asimd",
+    "i8mm",
+    "sve",
+)  # llama.cpp chooses its kernels by these
 
 
 def machine() -> str:

@@ -43,10 +43,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """A run of a program by its own clock.
+    """A run of a program, timed by its own clock.
 
     n: requested tokens that were decoded in `seconds`, of which `sampling` were spent on sampling, if the
-    program reports it. before: seconds of the prompt, in which some programs let the draft model read it too.
+    program reports it. before: seconds of the prompt, in some programs including the draft model's.
     text: what it printed.
     """
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from scripts.bench.peers.cells import Figures
 from scripts.bench.peers.points import OUR_PLAIN, OURS, PLAIN
 
-TITLE = "# specllama beside llama.cpp's own tools"
+TITLE = "# specllama against llama.cpp's own tools"
 DEFAULT = "n_max 3"  # the default of llama.cpp's tool
 
 

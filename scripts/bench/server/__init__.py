@@ -1,1 +1,1 @@
-"""specllama serve beside llama.cpp's llama-server; python -m scripts.bench.server is the command."""
+"""specllama serve against llama.cpp's llama-server; python -m scripts.bench.server is the command."""

@@ -11,12 +11,12 @@ default length; it needs --spec-type, -md alone does nothing) and without. All w
 During a sweep another process polls /health.
 
 After the runs, the same requests are decoded plainly through HTTP and by an engine process of this script, in
-turn; the difference of their times between tokens is the overhead of the HTTP front. A client with little
-work of its own reads them.
+turn; the difference of their times between tokens is the overhead of the HTTP front. A minimal
+client reads them.
 
 --tools names a directory with llama-server; without it, the tools are built from the source package of the
 installed llama-cpp-python (once, about 8 minutes). Figures are written to --out after every run. specllama's
-cache directory is empty at first, so nothing learned in earlier processes helps. Run nothing else on the
+cache directory is empty at first: nothing is known from earlier processes. Run nothing else on the
 machine.
 """
 

@@ -84,8 +84,8 @@ def _within(answer: ServedAnswer) -> list[float]:
 
 
 def _stream(connection: HTTPConnection, request: dict[str, Any]) -> ServedAnswer:
-    """A request over HTTP with a minimal client: that of `bench --server` spends more time on a token than
-    the front does, and decodes wait for it on a machine without a free core.
+    """A request over HTTP with a minimal client. The one of `bench --server` spends more time on a token than
+    the server's front, and on a machine without a free core decodes would wait for it.
     """
     answer, began = ServedAnswer(0), time.perf_counter()
     reader = StreamReader(answer)
