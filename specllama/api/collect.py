@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from specllama.api.outputs import (
     CompletionOutput,
@@ -38,7 +37,7 @@ class PendingCompletion:
         if delta is not None and delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += map(_logprobs, delta.logprobs)
-            self.sum_logprobs += sum(map(_number, delta.logprobs))
+            self.sum_logprobs += sum(_number(position.chosen) for position in delta.logprobs)
         return delta
 
     def output(self) -> CompletionOutput:
@@ -112,12 +111,12 @@ class PendingRequest:
         return Delta(text=text, token_ids=tuple(ids), runs=tuple(runs), output=self.output())
 
 
-def _logprobs(entry: Mapping[str, Any]) -> dict[int, Logprob]:
+def _logprobs(position: protocol.PositionLogprobs) -> dict[int, Logprob]:
     """The emitted token first, then the likeliest."""
-    ranks = {one["id"]: rank for rank, one in enumerate(entry["top_logprobs"], 1)}
-    ordered = [entry, *(one for one in entry["top_logprobs"] if one["id"] != entry["id"])]
-    return {one["id"]: Logprob(_number(one), ranks.get(one["id"]), one["token"]) for one in ordered}
+    ranks = {candidate.id: rank for rank, candidate in enumerate(position.top, 1)}
+    ordered = [position.chosen, *(c for c in position.top if c.id != position.chosen.id)]
+    return {c.id: Logprob(_number(c), ranks.get(c.id), c.token) for c in ordered}
 
 
-def _number(entry: Mapping[str, Any]) -> float:
-    return -math.inf if entry["logprob"] is None else float(entry["logprob"])
+def _number(candidate: protocol.CandidateLogprob) -> float:
+    return -math.inf if candidate.logprob is None else candidate.logprob

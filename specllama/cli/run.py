@@ -118,7 +118,7 @@ def _show(
         args = (answer.text, answer.ids, answer.finish_reason, answer.seed, answer.stats, plain, info)
         result = readout.as_json(*args, answer.off_reason, answer.epsilon is not None)
         if answer.logprobs:
-            result["logprobs"] = answer.logprobs
+            result["logprobs"] = [p.to_dict() for p in answer.logprobs]
         if compared is not None:
             result["compare"] = {
                 "decode_tps": compared.stats.decode_tps,

@@ -530,13 +530,38 @@ class Prefilled:
     n_prompt: int
 
 
+class CandidateLogprob(NamedTuple):
+    """A token with its natural-log probability, None where that is minus infinity, which JSON cannot express.
+    token: its bytes as text, invalid ones replaced.
+    """
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As programs read it."""
+        return self._asdict()
+
+
+class PositionLogprobs(NamedTuple):
+    """The token that was emitted at a position, and the likeliest ones there, best first."""
+
+    chosen: CandidateLogprob
+    top: list[CandidateLogprob]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `run --json` shows it."""
+        return {**self.chosen.to_dict(), "top_logprobs": [c.to_dict() for c in self.top]}
+
+
 class SequenceDelta(NamedTuple):
     """What a sequence went on by in a round.
 
     text: what is certain of it; it may come later than the ids. runs: (characters, source) of `text`, the
     source "target" or the name of the drafter whose token it was. drafted, accepted: draft tokens verified
-    and emitted. logprobs: for each id {"id", "token", "bytes", "logprob", "top_logprobs": [the same]}, None
-    where nobody asked.
+    and emitted. logprobs: one for each id, None unless requested.
     """
 
     id: int
@@ -545,7 +570,7 @@ class SequenceDelta(NamedTuple):
     runs: list[tuple[int, str]]
     drafted: int
     accepted: int
-    logprobs: list[dict[str, Any]] | None = None
+    logprobs: list[PositionLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
@@ -29,7 +28,7 @@ class GenerationResult:
     closing_tag: str = ""
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[protocol.PositionLogprobs] = field(default_factory=list)
     n_drafted: int = 0
     n_accept: int = 0
     done: protocol.Done | None = None

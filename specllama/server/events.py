@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult
@@ -17,7 +16,7 @@ from specllama.errors import EngineError
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 Runs = Sequence[tuple[int, str]]
-Logprobs = Sequence[dict[str, Any]]
+Logprobs = Sequence[protocol.PositionLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class AccumulatedChoice:
     start: Start
     text: str = ""
     reasoning: str = ""
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[protocol.PositionLogprobs] = field(default_factory=list)
     end: End | None = None
 
 
@@ -149,7 +148,7 @@ class EventAssembler:
         self._splits, self._continues, self._end_ids = splits, continues, end_ids
         self._splitter = ReasoningSplitter(off=True)
         self._result = GenerationResult()
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not arrived yet
+        self._logprobs: list[protocol.PositionLogprobs] = []  # of tokens whose text has not arrived yet
         self._round: RoundEvent | None = None  # not yet attached to an event
         self._last = 0.0
         self._has_text = self._has_reasoning = False
@@ -175,7 +174,7 @@ class EventAssembler:
     def _progress(self, delta: protocol.SequenceDelta, now: float) -> list[Event]:
         self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last)
         self._last = now
-        self._logprobs += [entry for entry in delta.logprobs or [] if entry["id"] not in self._end_ids]
+        self._logprobs += [entry for entry in delta.logprobs or [] if entry.chosen.id not in self._end_ids]
         events = self._events(self._splitter.push(delta.text, delta.runs))
         if not self._has_text:
             self._n_before_text = len(self._result.ids)
@@ -203,14 +202,14 @@ class EventAssembler:
             self._round = None  # only the first event of a round has it
         return events
 
-    def _logprobs_of(self, text: str) -> list[dict[str, Any]]:
+    def _logprobs_of(self, text: str) -> list[protocol.PositionLogprobs]:
         """The logprobs of the last tokens, which wrote `text`; the tokens before them were reasoning."""
         found, self._logprobs = self._logprobs, []
         if not self._has_reasoning:
             return found
         size, n = len(text.encode()), 0
         for entry in reversed(found):
-            size -= len(entry["bytes"])
+            size -= len(entry.chosen.bytes)
             if size < 0 and n:
                 break
             n += 1

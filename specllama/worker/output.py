@@ -49,13 +49,12 @@ def forced_ids(model: LlamaModel, message: protocol.Generate) -> list[int] | Non
     return model.tokenize(forced, False, False) if isinstance(forced, str) else forced
 
 
-def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs) -> dict[str, Any]:
-    top = [_entry(model, i, logprob) for i, logprob in found.top]
-    return {**_entry(model, token, found.logprob), "top_logprobs": top}
+def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs) -> protocol.PositionLogprobs:
+    top = [_candidate(model, i, logprob) for i, logprob in found.top]
+    return protocol.PositionLogprobs(_candidate(model, token, found.logprob), top)
 
 
-def _entry(model: LlamaModel, token: int, logprob: float) -> dict[str, Any]:
-    """A token with its logprob; None for minus infinity, which JSON cannot express."""
+def _candidate(model: LlamaModel, token: int, logprob: float) -> protocol.CandidateLogprob:
     piece = model.piece(token) or model.token_text(token).encode()
     value = logprob if logprob > -math.inf else None
-    return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": value}
+    return protocol.CandidateLogprob(token, piece.decode("utf-8", "replace"), list(piece), value)

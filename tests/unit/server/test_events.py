@@ -16,7 +16,7 @@ STARTED = protocol.Started(1, 3, SamplingParams(seed=5))
 def tokens(text: str, *entries: tuple[int, str], drafted: int = 0) -> protocol.Tokens:
     """One round: its text, and (id, piece) of each token."""
     logprobs = [
-        {"id": i, "token": piece, "bytes": list(piece.encode()), "logprob": -1.0, "top_logprobs": []}
+        protocol.PositionLogprobs(protocol.CandidateLogprob(i, piece, list(piece.encode()), -1.0), [])
         for i, piece in entries
     ]
     ids = [i for i, _ in entries] or [0]
@@ -58,7 +58,7 @@ def test_reasoning_is_separated_and_its_logprobs_are_left_out() -> None:
     folded.add(found)
     (choice,) = folded.in_order
     assert (choice.reasoning, choice.text) == ("so", "yes")
-    assert [entry["token"] for entry in choice.logprobs] == ["yes"]
+    assert [position.chosen.token for position in choice.logprobs] == ["yes"]
     assert choice.end is not None
     assert choice.end.n_reasoning == 2
 

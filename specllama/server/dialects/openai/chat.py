@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
 from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, TextEvent
 
@@ -25,7 +26,7 @@ class ChatWriter(OpenAIWriter):
         return [{"index": event.index, "delta": {}, "logprobs": None, **ending(event, choice.start)}]
 
     def _delta(
-        self, index: int, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()
+        self, index: int, delta: dict[str, Any], logprobs: Sequence[PositionLogprobs] = ()
     ) -> dict[str, Any]:
         shown = _logprobs(logprobs) if logprobs else None
         return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
@@ -42,10 +43,10 @@ class ChatWriter(OpenAIWriter):
         }
 
 
-def _logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    content = [_entry(e) | {"top_logprobs": [_entry(top) for top in e["top_logprobs"]]} for e in entries]
+def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
+    content = [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]
     return {"content": content, "refusal": None}
 
 
-def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"token": entry["token"], "logprob": number(entry["logprob"]), "bytes": entry["bytes"]}
+def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
+    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}

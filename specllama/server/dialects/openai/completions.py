@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specllama.client.protocol import PositionLogprobs
 from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
 from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, TextEvent
 
@@ -34,17 +35,15 @@ class CompletionWriter(OpenAIWriter):
         }
 
 
-def _logprobs(entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any]:
+def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
     """offset: characters of the choice's text before the first of these tokens."""
     offsets = []
-    for entry in entries:
+    for position in positions:
         offsets.append(offset)
-        offset += len(entry["token"])
+        offset += len(position.chosen.token)
     return {
-        "tokens": [entry["token"] for entry in entries],
-        "token_logprobs": [number(entry["logprob"]) for entry in entries],
-        "top_logprobs": [
-            {top["token"]: number(top["logprob"]) for top in entry["top_logprobs"]} for entry in entries
-        ],
+        "tokens": [position.chosen.token for position in positions],
+        "token_logprobs": [number(position.chosen.logprob) for position in positions],
+        "top_logprobs": [{c.token: number(c.logprob) for c in position.top} for position in positions],
         "text_offset": offsets,
     }
