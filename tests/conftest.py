@@ -1,10 +1,22 @@
-"""How tests are shared out to the cores: a file stays with one process, files that share a server too."""
+"""How tests are shared out to the cores (a file stays with one process, files that share a server too), and
+the command that most of them run.
+"""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.command import Command
+from tests.support.hub import LocalHub, local_hub
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 HERE = Path(__file__).parent
 SLOWEST_FIRST = ("faults", "server", "cli", "worker", "api", "engine", "scripts", "unit")
@@ -24,3 +36,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    """The command with a home of its own; what a test leaves running is ended."""
+    found = Command(tmp_path)
+    yield found
+    found.end_started()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """One home for the tests of a module that write nothing there."""
+    found = Command(tmp_path_factory.mktemp("shared"))
+    yield found
+    found.end_started()
+
+
+@pytest.fixture
+def hub() -> Iterator[LocalHub]:
+    """A hub on loopback."""
+    with local_hub() as running:
+        yield running

@@ -78,11 +78,6 @@ def tiny(models: tuple[Path, Path]) -> Iterator[LLM]:
         yield one
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
-    return Command(tmp_path)
-
-
 def text(output: RequestOutput) -> str:
     return output.outputs[0].text
 

@@ -63,6 +63,7 @@ class Command:
 
     def __init__(self, home: Path) -> None:
         self.home, self.cache = home, home / "cache"
+        self._started: list[subprocess.Popen[bytes]] = []
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SPECLLAMA_")}
         for name in ("NO_COLOR", "COLUMNS", "PYTHONIOENCODING", "LC_ALL"):
             kept.pop(name, None)
@@ -128,6 +129,17 @@ class Command:
     def start(
         self, *args: str, env: Mapping[str, str | None] | None = None, **more: Any
     ) -> subprocess.Popen[bytes]:
-        """The command, running; whoever starts it ends it."""
+        """The command, running. Whoever starts it ends it; `end_started` ends what a failed test left."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*MAIN, *args], env=self.environment(env), cwd=self.home, **(pipes | more))
+        line = [*MAIN, *args]
+        process = subprocess.Popen(line, env=self.environment(env), cwd=self.home, **(pipes | more))
+        self._started.append(process)
+        return process
+
+    def end_started(self) -> None:
+        """Kill what `start` started and nobody has ended."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._started.clear()
