@@ -177,11 +177,11 @@ class ScriptedDrafter(RegisteredDrafter):
         self.guess, self.confidence = guess, confidence
         self.histories: dict[int, list[int]] = {}
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
+    def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.histories[seq_id] = list(prompt)
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        found = {seq: self.guess(self.histories[seq], draft) for seq, draft in wanted.items()}
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        found = {seq: self.guess(self.histories[seq], draft) for seq, draft in drafts.items()}
         return {seq: Proposal(token, self.confidence) for seq, token in found.items() if token is not None}
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
-"""What the algorithm asks of the outside: contexts that decode, samplers that choose, drafters that
-propose, masks that forbid.
+"""The interfaces that the algorithm depends on: contexts decode, samplers choose, drafters propose, masks
+restrict the choice.
 
-The engine knows these shapes only; llama/ implements `Context` with llama.cpp, testing.py with a table.
+The engine knows only these; llama/ implements `Context` with llama.cpp, testing.py with a table.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ Row = NDArray[np.float32]  # logits of one position, shape (n_vocab,)
 
 
 class NoRoomError(Exception):
-    """The KV cache has no room for the batch; nothing of it was decoded."""
+    """The KV cache has no room for the batch; no row of it was decoded."""
 
 
 class DecodeError(Exception):
-    """llama.cpp failed in the middle of a decode; the caches of the batch's sequences must be taken as
-    lost.
-    """
+    """llama.cpp failed during a decode; the cache contents of the batch's sequences are undefined."""
 
 
 class MaskError(Exception):
-    """A grammar proved too complex while it was followed."""
+    """The grammar became too complex to continue."""
 
 
 class BatchRow(NamedTuple):
-    """One token of a decode: its id, its position in its sequence, and whether its logits are wanted."""
+    """One row of a decode. token: id. pos: position in its sequence. output: whether to return its logits."""
 
     token: int
     pos: int
@@ -44,69 +42,73 @@ Saved = Any  # the saved state of a sequence, opaque to all but its Context
 class Context(Protocol):
     """A model with a KV cache for several sequences."""
 
-    n_ctx: int  # tokens, the pool shared by all sequences
+    n_ctx: int  # tokens; one pool shared by all sequences
     n_vocab: int
-    n_batch: int  # most tokens of one decode
+    n_batch: int  # most rows of one decode
     row_multiple: int  # batch sizes that are not a multiple of this are slow; 1: none are
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode
-    max_rollback: int  # tokens that `truncate` may remove after a decode; large where it can cut anywhere
-    cuts_need_checkpoint: bool  # the memory cannot cut: call `checkpoint` before a decode that may be cut
+    max_rollback: int  # tokens that `truncate` may remove after a decode; large for an ordinary KV cache
+    cuts_need_checkpoint: bool  # recurrent memory: call `checkpoint` before a decode that may be truncated
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
-        """Evaluate the rows; the logits of the rows with `output`, shape (n_outputs, n_vocab), in batch
-        order.
+        """Evaluate the batch; returns the logits of the rows with `output`, shape (n_outputs, n_vocab), in
+        batch order.
 
-        The result is a view that dies with the next decode on this context. Raises NoRoomError (nothing
-        decoded), DecodeError (caches lost), ValueError (rows that llama.cpp would abort on).
+        The result is a view, valid until the next decode on this context. Raises NoRoomError (nothing was
+        decoded), DecodeError (caches lost), ValueError (rows on which llama.cpp would abort).
         """
         ...
 
     def n_past(self, seq_id: int) -> int:
-        """Tokens in the cache of the sequence."""
+        """The number of the sequence's tokens in the cache."""
         ...
 
     def checkpoint(self, seq_id: int) -> None:
-        """Save the state of the sequence, for `truncate` to return to; replaces the previous one."""
+        """Save the sequence's state so that `truncate` can return to it; replaces the previous checkpoint."""
         ...
 
     def truncate(self, seq_id: int, n_past: int) -> int:
-        """Keep at most the first `n_past` tokens; the number really kept (0 where the memory cannot go
-        back).
+        """Keep at most the first `n_past` tokens; returns the number kept (0 where the memory cannot roll
+        back that far).
         """
         ...
 
     def copy(self, src: int, dst: int, n_past: int) -> int:
-        """Give `dst` the first `n_past` tokens of `src`, sharing the cells; the number really shared."""
+        """Replace `dst` by the first `n_past` tokens of `src`, cells shared; returns the number shared."""
         ...
 
     def size(self, seq_id: int) -> int:
-        """Bytes that `save` needs; 0 where a saved sequence could not be cut."""
+        """Bytes that `save` needs; 0 where the sequence could not be truncated after a `load`."""
         ...
 
     def save(self, seq_id: int) -> Saved | None:
-        """A copy of what the cache holds of the sequence, outside of it; None where that failed."""
+        """A copy of the sequence's cache contents in host memory; None if that failed."""
         ...
 
     def load(self, seq_id: int, saved: Saved) -> int:
-        """Make the sequence what was saved, perhaps of another one; its tokens, 0 without room for it."""
+        """Replace the sequence by a saved state, its own or another's; returns the number of its tokens, 0
+        where there is no room.
+        """
         ...
 
 
 class SampledToken(NamedTuple):
-    """A chosen token; margin: logits by which the row must change for another choice (inf: not asked)."""
+    """A chosen token. margin: change of the logits below which the choice is certain to stay the same; inf
+    where it was not requested.
+    """
 
     token: int
     margin: float
 
 
 class Sampler(Protocol):
-    """The choice rule of one sequence, a pure function of row and history; sampling/sampler.py has it."""
+    """The sampling rule of one sequence, a pure function of row and history; see sampling/sampler.py."""
 
     n_vocab: int  # ids at or above it are never chosen
 
     def limited(self, n_vocab: int) -> Sampler:
-        """The same rule for a model that has `n_vocab` tokens only."""
+        """The same rule for a model with a vocabulary of only `n_vocab` tokens."""
         ...
 
     def choose(
@@ -117,15 +119,15 @@ class Sampler(Protocol):
         mask: Mask | None = None,
         ahead: Sequence[int] = (),
     ) -> SampledToken:
-        """The token that follows `history` and `ahead` given its logits `row`, shape (at least n_vocab,)."""
+        """The token after `history` and `ahead`. row: the logits there, shape (at least n_vocab,)."""
         ...
 
 
 class Proposal(NamedTuple):
-    """One drafted token with the drafter's confidence in it.
+    """One drafted token.
 
-    confidence: probability in [0, 1] that the target chooses it, by the drafter's own lights, uncalibrated.
-    evidence: what an acceptance table may sort by; each drafter says what it puts there.
+    confidence: the drafter's own, uncalibrated estimate that the target chooses it, in [0, 1].
+    evidence: features that an acceptance table could use; each drafter documents its own.
     """
 
     token: int
@@ -136,11 +138,11 @@ class Proposal(NamedTuple):
 class Drafter(Protocol):
     """A source of draft tokens for all sequences at once. It proposes; it never decides.
 
-    name: unique; statistics and stored tables are keyed by it. priced: a step costs a decode of its own, so
-    the planner asks only where that pays; others are free. continues: it can draft after tokens that another
-    drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave them
-    out. prior: chance that its token is right, by bin of its confidence, before any observation; None: about
-    the confidence itself.
+    name: unique; the key of statistics and stored tables. priced: a step costs a decode of its own, so the
+    planner uses it only where that pays; other drafters are free. continues: it can draft after tokens that
+    another drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave
+    them out. prior: chance that its token is right, by bin of its confidence, before any observation; None:
+    about the confidence itself.
     """
 
     @property
@@ -154,34 +156,33 @@ class Drafter(Protocol):
     @property
     def prior(self) -> Sequence[float] | None: ...
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:
-        """A sequence begins with these ids, its tokens chosen by `chooser` among what `mask` allows. Real
-        work waits for the first `step`. The engine keeps `mask` up to date.
+    def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
+        """A sequence starts with these ids; `sampler` chooses its tokens among those that `mask` allows.
+        Expensive work is left to the first `step`. The engine keeps `mask` up to date.
         """
         ...
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        """One more token for each sequence of `wanted` (seq_id → what this drafter drafted since the last
-        commit).
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        """One more token for each sequence. drafts: by seq_id, the tokens drafted since the last commit.
 
-        Sequences with nothing to propose are absent from the answer. The drafts of one sequence grow by what
-        `step` itself proposed, or start over: from empty or, for drafters with `continues`, from what
-        another drafter proposed.
+        Sequences without a proposal are absent from the result. From call to call a draft grows by the token
+        that `step` proposed, or starts over: from an empty one or, for drafters with `continues`, from tokens
+        that another drafter proposed.
         """
         ...
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """The sequence went on with these ids, drafted or not."""
+        """The sequence continued with these ids, drafted or not."""
         ...
 
     def forget(self, seq_id: int) -> None:
-        """The sequence ended; free what belongs to it."""
+        """The sequence ended; free its state."""
         ...
 
 
 class DraftCacheState(NamedTuple):
-    """What a drafter's cache has of a sequence, in ids: left out at the start; held; to be evaluated for the
-    next token, its last id included.
+    """How much of a sequence a drafter's cache holds, in ids. n_skipped: left out at the start. n_held: in
+    the cache. n_pending: to be evaluated for the next token, the last id included.
     """
 
     n_skipped: int
@@ -193,21 +194,21 @@ class DraftCacheState(NamedTuple):
 class CachingDrafter(Drafter, Protocol):
     """A drafter with a cache of its own: the cost of a step depends on what the cache holds."""
 
-    def view(self, seq_id: int) -> DraftCacheState:
-        """What the next `step` finds, asked for a first token."""
+    def cache_state(self, seq_id: int) -> DraftCacheState:
+        """The state of the cache before the next `step` with an empty draft."""
         ...
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
-        """Empty the cache; hold only the last `n_last` ids of the sequence and what follows them."""
+        """Empty the cache; from now on it covers only the last `n_last` ids and those after them."""
         ...
 
 
 @runtime_checkable
 class RememberingDrafter(Drafter, Protocol):
-    """A drafter that drafts from other sequences' texts, of the same scope only."""
+    """A drafter that drafts from the texts of earlier sequences of the same scope."""
 
     def set_scope(self, seq_id: int, scope: str | None) -> None:
-        """The sequence that starts next may use the texts of this scope; None: no texts."""
+        """Set the scope of the sequence that starts next; None: it uses no texts."""
         ...
 
 
@@ -216,15 +217,14 @@ class SpanDrafter(Drafter, Protocol):
     """A drafter that can propose several tokens of a sequence at once."""
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
-        """The first `limit` tokens that `step` would propose one by one."""
+        """At most `limit` tokens: those that `step` would propose one by one, from an empty draft."""
         ...
 
 
 class Mask(Protocol):
-    """A grammar's view of what may come next in one sequence. Every call may raise MaskError.
+    """The tokens that a grammar allows next in one sequence. Every method may raise MaskError.
 
-    ahead: tokens after the sequence's last one, legal themselves as far as `legal` says, that the question
-    supposes; asking changes nothing.
+    ahead: tokens to assume after the sequence's last one, such as a draft; only `accept` changes the state.
     """
 
     def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:
@@ -232,19 +232,17 @@ class Mask(Protocol):
         ...
 
     def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
-        """All that may come next, shape (n_vocab,); nothing where `ahead` is not legal."""
+        """Whether each token may come next, shape (n_vocab,); all False where `ahead` is not legal."""
         ...
 
     def legal(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens, from the first on, may follow one another."""
+        """Length of the longest prefix of `tokens` that may come next."""
         ...
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
-        """Tokens that spell what the grammar forces next, in the vocabulary's usual way; others may spell
-        the same.
-        """
+        """The text that the grammar forces next, in its usual tokenization; other tokens may spell it too."""
         ...
 
     def accept(self, token: int) -> None:
-        """The sequence went on with this token, which is legal."""
+        """The sequence continued with this token, which must be legal."""
         ...

@@ -126,10 +126,10 @@ class Scheduler:
             )
         request = with_forced_limit(request, self.target.n_vocab, n_ctx)
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
-        chooser = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden)
+        sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden)
         end_ids = self.end_ids if request.forced is None else ()
         generation = Generation(
-            request, chooser, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
+            request, sampler, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
         )
         generation.history = list(request.prompt)
         generation.stats.n_prompt = n_prompt
@@ -266,7 +266,7 @@ class Scheduler:
             generation.first_token = self.clock()
             generation.stats.ttft_seconds = generation.first_token - generation.submitted
         request, history = generation.request, generation.history
-        self.policy.start(generation.seq_id, history, generation.chooser, request.mask, request.memory_scope)
+        self.policy.start(generation.seq_id, history, generation.sampler, request.mask, request.memory_scope)
 
     def _share_prefix(self, prefix_owner: Generation, row: Row) -> None:
         """Give the generations of the same prompt its cells and its last row of logits. A memory that cannot

@@ -65,7 +65,7 @@ class Generation:
     """
 
     request: Request
-    chooser: Sampler
+    sampler: Sampler
     end_ids: Collection[int]
     n_ctx: int
     epsilon: float = 0.0
@@ -138,7 +138,7 @@ class Generation:
         """
         forced, margin = self.request.forced, self.epsilon > 0
         try:
-            choice = self.chooser.choose(row, self.history, margin, self.request.mask)
+            choice = self.sampler.choose(row, self.history, margin, self.request.mask)
         except MaskError as error:
             self.finish_reason, self.problem = "cancel", str(error)
             return NO_CHOICE

@@ -269,7 +269,7 @@ class CopyDrafter(RegisteredDrafter):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Sampler | None = None,  # noqa: ARG002
+        sampler: Sampler | None = None,  # noqa: ARG002
         mask: Mask | None = None,  # noqa: ARG002
     ) -> None:
         """A sequence begins with these ids; they are indexed by `index` or at the first `step`. What a
@@ -281,10 +281,10 @@ class CopyDrafter(RegisteredDrafter):
         """Index up to `n_tokens` more of the prompt, while the target prefills; the number left."""
         return self._texts[seq_id].index.build(n_tokens)
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence that has something to copy; `Drafter.step`."""
         proposals = {}
-        for seq_id, drafted in wanted.items():
+        for seq_id, drafted in drafts.items():
             run = self._texts[seq_id].propose(len(drafted) + 1)
             if len(run) > len(drafted):
                 proposals[seq_id] = run[-1]

@@ -21,14 +21,14 @@ class GrammarDrafter(RegisteredDrafter):
         self.masks: dict[int, Mask] = {}
         self._runs: dict[int, tuple[int, list[int]]] = {}  # a draft and what is forced after it; its length
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
+    def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.forget(seq_id)
         if mask is not None:
             self.masks[seq_id] = mask
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         found = {}
-        for seq_id, draft in wanted.items():
+        for seq_id, draft in drafts.items():
             mask = self.masks.get(seq_id)
             if mask is None:
                 continue

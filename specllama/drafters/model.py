@@ -38,7 +38,7 @@ class _State:
     """
 
     history: list[int]
-    chooser: Sampler
+    sampler: Sampler
     mask: Mask | None
     good: int
     usable: bool
@@ -67,17 +67,17 @@ class ModelDrafter(RegisteredDrafter):
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one there
 
-    def start(self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None) -> None:
+    def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         if self.skipped[seq_id]:
             self._begin_at(seq_id, 0)
         good = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
-        state = _State(list(prompt), chooser.limited(self.n_vocab), mask, good, True)
+        state = _State(list(prompt), sampler.limited(self.n_vocab), mask, good, True)
         state.usable = self._knows(prompt)
         self.states[seq_id] = state
         self._take_over(seq_id)
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        asked = {seq: draft for seq, draft in wanted.items() if self._fits(seq, draft)}
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        asked = {seq: draft for seq, draft in drafts.items() if self._fits(seq, draft)}
         if fresh := [seq for seq, draft in asked.items() if not draft]:
             self._share(fresh)
         pending = {seq: self._pending(seq, draft) for seq, draft in asked.items()}
@@ -87,7 +87,7 @@ class ModelDrafter(RegisteredDrafter):
         proposals = {}
         for row, (seq, draft) in zip(rows, asked.items(), strict=True):
             state = self.states[seq]
-            token = state.chooser.choose(row, state.history, mask=state.mask, ahead=draft).token
+            token = state.sampler.choose(row, state.history, mask=state.mask, ahead=draft).token
             if token == NOTHING_LEGAL:
                 continue
             proposals[seq] = Proposal(token, probability(row, token) if self.confident else 1.0)
@@ -107,7 +107,7 @@ class ModelDrafter(RegisteredDrafter):
         """The sequence's cache stays, for the next one that begins alike."""
         self.states.pop(seq_id, None)
 
-    def view(self, seq_id: int) -> DraftCacheState:
+    def cache_state(self, seq_id: int) -> DraftCacheState:
         state, skipped = self.states[seq_id], self.skipped[seq_id]
         held = min(state.good, len(state.history) - skipped - 1)
         return DraftCacheState(skipped, held, len(state.history) - skipped - held)

@@ -38,7 +38,7 @@ class MemoryDrafter(RegisteredDrafter):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Sampler | None = None,  # noqa: ARG002
+        sampler: Sampler | None = None,  # noqa: ARG002
         mask: Mask | None = None,  # noqa: ARG002
     ) -> None:
         """A sequence begins with these ids, of which only the end is looked at."""
@@ -51,10 +51,10 @@ class MemoryDrafter(RegisteredDrafter):
         index = RingIndex(ring, prompt[-MAX_COMPARED:])
         self._texts[seq_id] = ring, CopiedText(index)
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence that goes on as an earlier text did; `Drafter.step`."""
         proposals = {}
-        for seq_id, drafted in wanted.items():
+        for seq_id, drafted in drafts.items():
             run = self.propose(seq_id, len(drafted) + 1)
             if len(run) > len(drafted):
                 proposals[seq_id] = run[-1]

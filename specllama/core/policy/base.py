@@ -75,7 +75,7 @@ class Policy(Protocol):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Sampler,
+        sampler: Sampler,
         mask: Mask | None = None,
         memory_scope: str | None = "",
     ) -> None:
@@ -134,14 +134,14 @@ class PolicyBase:
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Sampler,
+        sampler: Sampler,
         mask: Mask | None = None,
         memory_scope: str | None = "",
     ) -> None:
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):
                 drafter.set_scope(seq_id, memory_scope)
-            drafter.start(seq_id, prompt, chooser, mask)
+            drafter.start(seq_id, prompt, sampler, mask)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         for drafter in self.drafters:

@@ -36,22 +36,22 @@ def run_drafter(
     continues. A run shorter than n_min becomes empty.
     """
     runs = {seq: DraftRun([], [], 0) for seq, limit in limits.items() if limit > 0}
-    wanted: dict[int, list[int]] = {seq: [] for seq in runs}
-    while wanted:
-        certain = forced.step(wanted) if forced is not None else {}
-        open_ = {seq: draft for seq, draft in wanted.items() if seq not in certain} if certain else wanted
+    drafts: dict[int, list[int]] = {seq: [] for seq in runs}
+    while drafts:
+        certain = forced.step(drafts) if forced is not None else {}
+        open_ = {seq: draft for seq, draft in drafts.items() if seq not in certain} if certain else drafts
         proposals = drafter.step(open_) if open_ else {}
-        for seq in list(wanted):
+        for seq in list(drafts):
             run, got = runs[seq], certain.get(seq) or proposals.get(seq)
             if got is not None and got.confidence >= p_min:
                 run.proposals.append(got)
                 run.sources.append(forced.name if forced is not None and seq in certain else drafter.name)
-                wanted[seq].append(got.token)
+                drafts[seq].append(got.token)
                 if len(run.proposals) < limits[seq]:
                     continue
             elif got is not None:
                 runs[seq] = run._replace(n_discarded=1)
-            del wanted[seq]
+            del drafts[seq]
     for seq, run in runs.items():
         if 0 < len(run.proposals) < n_min:
             runs[seq] = DraftRun([], [], run.n_discarded + len(run.proposals))

@@ -102,11 +102,11 @@ class Planner(PolicyBase):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: Sampler,
+        sampler: Sampler,
         mask: Mask | None = None,
         memory_scope: str | None = "",
     ) -> None:
-        super().start(seq_id, prompt, chooser, mask, memory_scope)
+        super().start(seq_id, prompt, sampler, mask, memory_scope)
         self._plans.pop(seq_id, None)
         self._offers[seq_id] = OfferStats()
 
@@ -256,14 +256,14 @@ class Planner(PolicyBase):
         """
         if self._caching is None:
             return CatchUp(1)
-        view, step, c = self._caching.view(seq), self.learnt.steps.predict, self.config
-        one, credit, n = step(1, t1), self.budget.credit * t1, sum(view)
-        if view.n_skipped and step(n, t1) < credit - c.allowance * t1:
+        state, step, c = self._caching.cache_state(seq), self.learnt.steps.predict, self.config
+        one, credit, n = step(1, t1), self.budget.credit * t1, sum(state)
+        if state.n_skipped and step(n, t1) < credit - c.allowance * t1:
             return CatchUp(n, 0.0, n)
         most = min(credit / 2, self._round.max_seconds - self._round.upper_bound(active + 1))
-        if view.n_held or view.n_pending <= c.min_tail or step(view.n_pending, t1) <= most:
-            return CatchUp(view.n_pending, step(view.n_pending, t1) - one)
-        n = view.n_pending
+        if state.n_held or state.n_pending <= c.min_tail or step(state.n_pending, t1) <= most:
+            return CatchUp(state.n_pending, step(state.n_pending, t1) - one)
+        n = state.n_pending
         while n >= c.min_tail and step(n, t1) > most:
             n //= 2
         return CatchUp(n, step(n, t1) - one, n) if n >= c.min_tail else CatchUp(0)

@@ -26,11 +26,11 @@ def write_text(
 ) -> list[int]:
     """What the target writes after the prompt: at most `n_most` ids, an end id included."""
     target.truncate(0, 0)
-    ids, chooser = list(prompt), KeyedSampler(params, seed, target.n_vocab)
+    ids, sampler = list(prompt), KeyedSampler(params, seed, target.n_vocab)
     row = _evaluate(target, ids, 0)
     n_most = min(n_most, target.n_ctx - len(prompt))
     while len(ids) < len(prompt) + n_most:
-        ids.append(chooser.choose(row, ids).token)
+        ids.append(sampler.choose(row, ids).token)
         if ids[-1] in end_ids or len(ids) >= target.n_ctx:
             break
         row = target.decode([BatchRow(ids[-1], len(ids) - 1, 0, True)])[0].copy()
@@ -49,7 +49,7 @@ def record(
     text was written.
     """
     draft.truncate(0, 0)
-    chooser = KeyedSampler(params, seed, draft.n_vocab)
+    sampler = KeyedSampler(params, seed, draft.n_vocab)
     ids, choices, confidences = [*prompt, *text], [], []
     known = next((i for i, token in enumerate(ids) if token >= draft.n_vocab), len(ids))
     at, end = len(prompt) - 1, min(known, draft.n_ctx, len(ids) - 1)
@@ -60,7 +60,7 @@ def record(
         rows = draft.decode([BatchRow(token, at + i, 0, True) for i, token in enumerate(chunk)])
         for row in rows:
             at += 1
-            choices.append(chooser.choose(row, ids[:at]).token)
+            choices.append(sampler.choose(row, ids[:at]).token)
             confidences.append(round(probability(row, choices[-1]), 4))
     n_unread = len(text) - len(choices)
     return Trace(list(prompt), list(text), choices + [WRONG] * n_unread, confidences + [0.0] * n_unread)

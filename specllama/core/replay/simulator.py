@@ -99,11 +99,11 @@ class TraceDrafter:
         self._skipped[seq_id] = 0
 
     def start(
-        self, seq_id: int, prompt: Sequence[int], chooser: Sampler, mask: Mask | None = None
+        self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None
     ) -> None:  # `begin` said it all
         pass
 
-    def view(self, seq_id: int) -> DraftCacheState:
+    def cache_state(self, seq_id: int) -> DraftCacheState:
         n, kept = len(self._history(seq_id)), self._kept(seq_id, ())
         return DraftCacheState(self._skipped[seq_id], kept - self._skipped[seq_id], n - kept)
 
@@ -120,9 +120,9 @@ class TraceDrafter:
         ids = [*self._history(seq_id), *draft]
         return min(common_prefix(self._held[seq_id], ids), len(ids) - 1)
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         n_ids, found = 0, {}
-        for seq_id, draft in wanted.items():
+        for seq_id, draft in drafts.items():
             trace, at = self.traces[seq_id], self._at[seq_id]
             here = at + len(draft)
             n_ids += len(trace.prompt) + here - self._kept(seq_id, draft)

@@ -1,1 +1,1 @@
-"""Choosing a token from a row of logits: parameters, truncation, noise, argmax."""
+"""Choosing a token from a row of logits: parameters, truncation, Gumbel noise, argmax."""

@@ -1,5 +1,5 @@
-"""What a sampling parameter is for all fronts, and checks of single values. Knows no parameter by itself: the
-table is SamplingParams in params.py.
+"""The description of a sampling parameter for all fronts, and checks of single values. The parameters
+themselves are in the table SamplingParams in params.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Parameter:
     """A sampling parameter as all fronts see it. name: the Python field, the TOML key, and the environment
     variable after SPECLLAMA_.
 
-    kind: the type of its value on a command line, of one value where there may be many. flags: on command
-    lines, the preferred one first. low, high: the range of a number. default, random: what holds where nobody
-    sets it. api_fields: its names in request bodies, the preferred one first; () where each API has its own
-    form. step, off: the letter of --sampling-seq that it belongs to and the value that switches that step
-    off. stored: whether files and the environment may set it. check: the value in its final form, or
+    kind: the type of its value on a command line, of a single value where there may be many. flags: on
+    command lines, the preferred one first. low, high: the range of a number. api_fields: its names in request
+    bodies, the preferred one first; () where each API has its own form. step, off: the letter of
+    --sampling-seq for the sampling step that it controls, and the value that switches that step off. stored:
+    whether files and the environment may set it. check: returns the value in its final form or raises
     UsageError.
     """
 
@@ -55,10 +55,10 @@ class Parameter:
         return value if self.check is None else self.check(value)
 
     def _check_number(self, value: Any) -> None:
-        whole = self.kind is int
-        number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not number or not self.low <= value <= self.high:  # NaN is in no range
-            kind = "a whole number" if whole else "a number"
+        integer = self.kind is int
+        valid = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
+        if not valid or not self.low <= value <= self.high:  # NaN is in no range
+            kind = "a whole number" if integer else "a number"
             raise UsageError(
                 f"must be {kind} from {self.low} to {self.high}, not {value!r}", option=self.name
             )
@@ -67,20 +67,20 @@ class Parameter:
 def parameter(
     default: Any, kind: type, flags: str, help_: str, *, api_names: str | None = "", **more: Any
 ) -> Any:
-    """A dataclass field with its Parameter. api_names: names in request bodies after the field's own; None:
-    each API has its own form.
+    """A dataclass field with its Parameter. flags, api_names: separated by spaces. api_names: more names in
+    request bodies, after the field's own; None: each API has its own form.
     """
     names = () if api_names is None else ("", *api_names.split())
-    made = Parameter(
+    entry = Parameter(
         default=default, kind=kind, flags=tuple(flags.split()), help=help_, api_fields=names, **more
     )
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"parameter": made})
-    return field(default=default, metadata={"parameter": made})
+        return field(default_factory=dict, metadata={"parameter": entry})
+    return field(default=default, metadata={"parameter": entry})
 
 
 def token_limit(value: int) -> int:
-    """max_tokens. Raises UsageError."""
+    """The checked value of max_tokens. Raises UsageError."""
     if value == 0:
         raise UsageError(
             "must be 1 or more, -1 (until stop) or -2 (until the context is full), not 0", option="max_tokens"
@@ -89,7 +89,7 @@ def token_limit(value: int) -> int:
 
 
 def schema_text(given: Any) -> str | None:
-    """json_schema as one JSON text; text/grammar.py decides whether it can be obeyed. Raises UsageError."""
+    """json_schema as JSON text; text/grammar.py decides whether it is supported. Raises UsageError."""
     if isinstance(given, str):
         return given
     if not isinstance(given, (Mapping, bool)):
@@ -103,14 +103,14 @@ def schema_text(given: Any) -> str | None:
 
 
 def grammar_text(given: Any) -> str:
-    """grammar. Raises UsageError."""
+    """The checked value of grammar. Raises UsageError."""
     if not isinstance(given, str) or not given.strip():
         raise UsageError("must be a text that is not empty", option="grammar")
     return given
 
 
 def stop_texts(given: Any) -> tuple[str, ...]:
-    """stop, one text or several. Raises UsageError."""
+    """The stop strings as a tuple; one may be given by itself. Raises UsageError."""
     stop = (given,) if isinstance(given, str) else given
     if not isinstance(stop, (list, tuple)) or not all(isinstance(s, str) and s for s in stop):
         raise UsageError(f"must be texts that are not empty, not {given!r}", option="stop")
@@ -118,10 +118,10 @@ def stop_texts(given: Any) -> tuple[str, ...]:
 
 
 def token_biases(given: Any) -> dict[int, float]:
-    """logit_bias, with JSON's texts for keys too: "5" is token 5. Raises UsageError."""
+    """logit_bias by token id; ids may be strings, as the keys of JSON objects are. Raises UsageError."""
     if not isinstance(given, Mapping):
         raise UsageError(f"must map token ids to numbers, not {given!r}", option="logit_bias")
-    found = {}
+    biases = {}
     for key, bias in given.items():
         digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12
         token = int(key) if digits else key
@@ -132,5 +132,5 @@ def token_biases(given: Any) -> dict[int, float]:
             raise UsageError(
                 f"of token {token} must be -inf or within ±{MAX_BIAS:g}, not {bias!r}", option="logit_bias"
             )
-        found[token] = float(bias)
-    return found
+        biases[token] = float(bias)
+    return biases

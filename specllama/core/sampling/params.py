@@ -1,8 +1,8 @@
-"""How a request wants its tokens chosen and where it ends: the one table of sampling parameters.
+"""The sampling parameters of a request: how its tokens are chosen and where it ends. The only table of them.
 
-From a field of SamplingParams come the Python argument, the flag, the TOML key, the environment variable and
-the field of the HTTP APIs, with range, default and help: adding a parameter is adding a field here and using
-it in sampler.py. Plain data: importing this loads no numpy.
+A field of SamplingParams defines the Python argument, the flag, the TOML key, the environment variable and
+the field of the HTTP APIs, with range, default and help: to add a parameter, add a field here and use it in
+sampler.py. Plain data: importing this loads no numpy.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from specllama.core.sampling.parameter import (
 from specllama.errors import UsageError, option
 
 UNTIL_STOP, UNTIL_CONTEXT_FULL = -1, -2  # values of max_tokens
-MAX_LOGPROBS = 20  # of the likeliest tokens, next to the emitted one
+MAX_LOGPROBS = 20  # most likely tokens reported in addition to the emitted one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The parameters of one generation; the defaults are the one table of the project.
+    """The parameters of one generation, with the defaults that hold everywhere.
 
-    temperature: 0 chooses the likeliest token. top_k: 0 switches it off. max_tokens: -1 until an end token
-    or stop string, -2 until the context is full (end tokens are not chosen). repeat_last_n: tokens of
-    history that penalties look at, -1 for all. seed: None for a random one, which is reported. json_schema:
-    only JSON of this schema is written, a JSON text or what json.loads makes of one. grammar: only text of
-    this grammar, GBNF or Lark. logprobs: how many of the likeliest tokens are reported next to each emitted
-    one, 0 for that one alone, None for nothing. Raises UsageError naming the field.
+    temperature: 0 chooses the most likely token. top_k: 0 switches it off. max_tokens: -1 until an end token
+    or stop string, -2 until the context is full (end tokens are not chosen). repeat_last_n: tokens of history
+    to which penalties apply, -1 for all. seed: None for a random one, which is reported. json_schema: the
+    output is JSON of this schema, given as JSON text or as the result of json.loads. grammar: the output
+    follows this grammar, GBNF or Lark. logprobs: how many of the most likely tokens are reported with each
+    emitted one, 0 for the emitted one alone, None for no log probabilities. Raises UsageError, which names
+    the field.
     """
 
     max_tokens: int = parameter(
@@ -192,7 +193,9 @@ class SamplingParams:
 
     @classmethod
     def merge(cls, *layers: Mapping[str, Any]) -> SamplingParams:
-        """Build from mappings; the first that has a field (not None) wins. Raises for unknown ones."""
+        """Build from mappings; the first with a value other than None for a field wins. Raises UsageError for
+        unknown names and invalid values.
+        """
         values: dict[str, Any] = {}
         for layer in reversed(layers):
             for name, value in layer.items():
@@ -212,4 +215,4 @@ def _named(entry: Parameter, name: str) -> Parameter:
 PARAMETERS: Mapping[str, Parameter] = {
     f.name: _named(f.metadata["parameter"], f.name) for f in fields(SamplingParams)
 }
-"""The table: every field of SamplingParams, by name."""
+"""The entry of each field of SamplingParams, by name."""

@@ -141,7 +141,7 @@ def time_steps(
                 drafter.step({0: []})
             at += n
             drafter.start(0, ids[:at], sampler)
-            fits = drafter.view(0).n_pending == n
+            fits = drafter.cache_state(0).n_pending == n
             began = clock()
             found = drafter.step({0: []})
             if found and fits:

@@ -129,12 +129,12 @@ def test_the_choice_is_the_rule_without_shortcuts(row, params, seed, n_history, 
     if not np.isfinite(row[[t for t in range(n) if t not in banned]]).any():
         return
     expected = by_sorting(row, params, seed, [*history, *ahead], forbidden, legal)
-    before, chooser = row.copy(), KeyedSampler(params, seed, n, forbidden)
+    before, sampler = row.copy(), KeyedSampler(params, seed, n, forbidden)
     for margin in (False, True):
-        assert chooser.choose(row, history, margin, mask, ahead).token == expected
+        assert sampler.choose(row, history, margin, mask, ahead).token == expected
         assert row.tobytes() == before.tobytes()
     if mask is None:
-        assert chooser.choose(row, [*history, *ahead]).token == expected
+        assert sampler.choose(row, [*history, *ahead]).token == expected
 
 
 @settings(max_examples=250, deadline=None)
@@ -155,9 +155,9 @@ def test_what_is_forbidden_is_as_if_it_could_not_be(row, params, places, margin,
         return
     if broken and forbidden:
         row[forbidden[0]] = np.nan
-    chooser, other = (KeyedSampler(params, 7, len(row), f) for f in (forbidden, ()))
+    sampler, other = (KeyedSampler(params, 7, len(row), f) for f in (forbidden, ()))
     try:
-        choice = chooser.choose(row, [1, 2], margin)
+        choice = sampler.choose(row, [1, 2], margin)
     except DecodeError:
         assert broken
         return
@@ -198,15 +198,15 @@ def test_the_row_is_put_back_whatever_happens():
             raise MaskError("too many items")
 
     params = SamplingParams(repeat_penalty=1.5, logit_bias={3: 2.0, 4: -math.inf})
-    chooser = KeyedSampler(params, 1, 100, [5])
+    sampler = KeyedSampler(params, 1, 100, [5])
     row = made_row(120, 1, 0, None)
     row[7], row[8] = np.nan, -0.0
     before = row.tobytes()
     with pytest.raises(DecodeError):
-        chooser.choose(row, [1, 3, 3, 7, 8])
+        sampler.choose(row, [1, 3, 3, 7, 8])
     assert row.tobytes() == before
     row[7] = 1.0
     before = row.tobytes()
     with pytest.raises(MaskError):
-        chooser.choose(row, [1, 3, 3, 7, 8], mask=Tired(100, lambda _: {1}))
+        sampler.choose(row, [1, 3, 3, 7, 8], mask=Tired(100, lambda _: {1}))
     assert row.tobytes() == before

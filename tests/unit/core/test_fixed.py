@@ -19,11 +19,11 @@ class Confident(ScriptedDrafter):
         super().__init__(lambda history, draft: None, name)
         self.confidences, self.asked = confidences, 0
 
-    def step(self, wanted):
+    def step(self, drafts):
         self.asked += 1
         return {
             seq: Proposal(len(draft) + 1, self.confidences[len(draft)])
-            for seq, draft in wanted.items()
+            for seq, draft in drafts.items()
             if len(draft) < len(self.confidences)
         }
 

@@ -74,10 +74,10 @@ def reference(row, params: SamplingParams, seed: int, history, legal) -> int:
 def test_the_shortcut_is_the_rule(params, n_vocab, row_seed, seed, legal, history):
     legal = {t for t in legal if t < n_vocab} or {0}
     row, mask = random_row(n_vocab, row_seed), TableMask(n_vocab, lambda _: legal)
-    chooser = KeyedSampler(params, seed, n_vocab)
-    got = chooser.choose(row, history, mask=mask).token
+    sampler = KeyedSampler(params, seed, n_vocab)
+    got = sampler.choose(row, history, mask=mask).token
     assert got == reference(row, params, seed, history, legal)
-    assert chooser.choose(row, history, margin=True, mask=mask).token == got
+    assert sampler.choose(row, history, margin=True, mask=mask).token == got
 
 
 @given(
@@ -90,9 +90,9 @@ def test_the_shortcut_is_the_rule(params, n_vocab, row_seed, seed, legal, histor
 def test_margins_hold_under_a_mask(params, row_seed, seed, legal):
     """A change of less than half of the margin never changes a legal choice made among the truncated."""
     row, mask = random_row(40, row_seed, 1.0), TableMask(40, lambda _: legal)
-    chooser = KeyedSampler(params, seed, 40)
-    plain = chooser.choose(row, [])
-    token, margin = chooser.choose(row, [], margin=True, mask=mask)
+    sampler = KeyedSampler(params, seed, 40)
+    plain = sampler.choose(row, [])
+    token, margin = sampler.choose(row, [], margin=True, mask=mask)
     if plain.token not in legal and not params.greedy and not set(truncated_softmax(row, params)) & legal:
         return  # what truncation lets in may then matter as well
     most = min(margin, 4.0) / 2 * 0.999 - 1e-5
@@ -101,7 +101,7 @@ def test_margins_hold_under_a_mask(params, row_seed, seed, legal):
     rng = np.random.default_rng(seed)
     for _ in range(8):
         other = row + rng.choice([-most, most], 40).astype(np.float32)
-        assert chooser.choose(other, [], mask=mask).token == token
+        assert sampler.choose(other, [], mask=mask).token == token
 
 
 def test_what_is_forbidden_stays_forbidden():
@@ -118,11 +118,11 @@ def test_what_is_forbidden_stays_forbidden():
 
 def test_a_draft_model_with_another_vocabulary():
     mask = TableMask(40, lambda _: {5, 35})
-    chooser = KeyedSampler(SamplingParams(temperature=0.7), 1, 40)
-    assert chooser.limited(30).choose(random_row(30, 1), [], mask=mask).token == 5
-    assert chooser.limited(30).choose(random_row(64, 1), [], mask=mask).token == 5
+    sampler = KeyedSampler(SamplingParams(temperature=0.7), 1, 40)
+    assert sampler.limited(30).choose(random_row(30, 1), [], mask=mask).token == 5
+    assert sampler.limited(30).choose(random_row(64, 1), [], mask=mask).token == 5
     longer = TableMask(40, lambda _: {35})
-    assert chooser.limited(30).choose(random_row(30, 1), [], mask=longer).token == NOTHING_LEGAL
+    assert sampler.limited(30).choose(random_row(30, 1), [], mask=longer).token == NOTHING_LEGAL
 
 
 def drafters(kind: str):

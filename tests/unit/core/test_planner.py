@@ -462,16 +462,16 @@ def drafter_for(n_prompt: int) -> tuple[ModelDrafter, list[int]]:
 
 def test_the_models_view_can_be_narrowed_to_the_end():
     model, prompt = drafter_for(300)
-    assert model.view(0) == (0, 0, 300)
+    assert model.cache_state(0) == (0, 0, 300)
     model.restart_from_tail(0, 40)
-    assert model.view(0) == (260, 0, 40)
+    assert model.cache_state(0) == (260, 0, 40)
     token = model.step({0: []})[0].token
     assert model.context.widths == [40]
     assert token == model.context.rows(prompt[260:]).argmax()
     model.committed(0, [token, 3])
-    assert model.view(0) == (260, 40, 2)
+    assert model.cache_state(0) == (260, 40, 2)
     model.restart_from_tail(0, 10_000)
-    assert model.view(0) == (0, 0, 302)
+    assert model.cache_state(0) == (0, 0, 302)
     assert model.cells[0] == []
 
 
@@ -481,16 +481,16 @@ def test_a_narrow_view_ends_with_its_sequence():
     model.step({0: []})
     model.forget(0)
     model.start(0, prompt, GREEDY)
-    assert model.view(0) == (0, 0, 300)
+    assert model.cache_state(0) == (0, 0, 300)
 
 
 def test_a_long_prompt_is_covered_from_its_end_and_whole_when_that_is_paid_for():
     n_prompt, now = 2000, [0.0]
 
     class Timed(ModelDrafter):
-        def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-            now[0] += 0.00003 * sum(self.view(s).n_pending if not d else 1 for s, d in wanted.items())
-            return super().step(wanted)
+        def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+            now[0] += 0.00003 * sum(self.cache_state(s).n_pending if not d else 1 for s, d in drafts.items())
+            return super().step(drafts)
 
     prompt = [random.Random(1).randrange(32) for _ in range(n_prompt)]
     model = Timed(TableContext(32, 8192, n_batch=64), 32)
@@ -502,8 +502,8 @@ def test_a_long_prompt_is_covered_from_its_end_and_whole_when_that_is_paid_for()
         began = now[0]
         draft = policy.draft({0: 99}).get(0, Draft())
         spent = now[0] - began
-        skipped.append(model.view(0).n_skipped)
-        held.append(model.view(0).n_held)
+        skipped.append(model.cache_state(0).n_skipped)
+        held.append(model.cache_state(0).n_held)
         assert spent / 0.01 <= max(DEFAULT.allowance, policy.budget.credit)  # never more than there is
         policy.committed(0, [*draft.tokens, 7])  # all right, always
         n = len(draft.tokens) + 1

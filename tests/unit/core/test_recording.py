@@ -45,10 +45,10 @@ def test_sampled_texts_are_written_and_read_with_one_noise():
     assert write_text(TableContext(32, 128), PROMPT, 30, ()) not in texts
     table = TableContext(32, 128)
     for seed, text in enumerate(texts, 1):
-        chooser = KeyedSampler(params, seed, 32)
+        sampler = KeyedSampler(params, seed, 32)
         for i, token in enumerate(text):
             history = [*PROMPT, *text[:i]]
-            assert chooser.choose(table.rows(history).copy(), history).token == token
+            assert sampler.choose(table.rows(history).copy(), history).token == token
         # the draft is the same table: with another noise, or greedily, it would say something else
         assert record(PROMPT, text, TableContext(32, 128, n_batch=8), params, seed).draft == text
         assert record(PROMPT, text, TableContext(32, 128), params, seed + 5).draft != text

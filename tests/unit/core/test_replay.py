@@ -95,7 +95,9 @@ def test_the_draft_model_catches_up_with_what_was_copied():
     made = Replay(lambda d, clock: Fixed(d, 5), curve(points), 0.1, CopyDrafter)  # noqa: ARG005
     made.replay([trace])
     assert made.model is not None
-    assert made.model.view(0).n_pending == 1 + 24 - 0  # all was copied; it has the prompt but its last id
+    assert (
+        made.model.cache_state(0).n_pending == 1 + 24 - 0
+    )  # all was copied; it has the prompt but its last id
     assert made.model.step({0: []}) == {}
     assert made.machine.quiet == pytest.approx(4 + 0.1 * (1 + CATCH_UP * 24))
 

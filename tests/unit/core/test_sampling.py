@@ -118,10 +118,10 @@ def test_chi_square_sees_a_wrong_distribution():
     """The temperature applied before truncation, as another order would do it, does not pass."""
     params = SamplingParams(**{**PLAIN, "top_p": 0.7, "temperature": 2.0})
     row = random_row(50, 5)
-    chooser = KeyedSampler(params, 1, 50)
+    sampler = KeyedSampler(params, 1, 50)
     observed: dict[int, int] = {}
     for i in range(4000):
-        token = chooser.choose(row, range(i)).token
+        token = sampler.choose(row, range(i)).token
         observed[token] = observed.get(token, 0) + 1
     wrong = truncated_softmax(row / 2, SamplingParams(**{**PLAIN, "top_p": 0.7}))
     statistic, limit = chi_square(observed, wrong)
@@ -148,8 +148,8 @@ histories = st.lists(st.integers(0, 60), max_size=12)
 def test_choice_is_the_noisy_maximum_of_the_reference(params, n_vocab, row_seed, seed, history):
     """Exactly, token by token: argmax over the reference's survivors of value / T + noise."""
     row = random_row(n_vocab, row_seed)
-    chooser = KeyedSampler(params, seed, n_vocab, forbidden=[3])
-    got = chooser.choose(row, history)
+    sampler = KeyedSampler(params, seed, n_vocab, forbidden=[3])
+    got = sampler.choose(row, history)
     kept = truncated_softmax(row, params, history, forbidden=[3])
     assert got.token in kept
     values = adjusted(row, params, history, forbidden=[3])
@@ -158,7 +158,7 @@ def test_choice_is_the_noisy_maximum_of_the_reference(params, n_vocab, row_seed,
         scores = {t: values[t] / params.temperature + noise[t] for t in kept}
         assert scores[got.token] == pytest.approx(max(scores.values()), abs=1e-4)
     # The margin costs time, never another choice; the same key gives the same token.
-    assert chooser.choose(row, history, margin=True).token == got.token
+    assert sampler.choose(row, history, margin=True).token == got.token
     assert KeyedSampler(params, seed, n_vocab, forbidden=[3]).choose(row.copy(), list(history)) == got
 
 
@@ -256,8 +256,8 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
     row = random_row(n_vocab, row_seed, spread)
     if steps:  # coarse values put tokens onto the edges of the truncation
         row = np.round(row * steps) / np.float32(steps)
-    chooser = KeyedSampler(params, seed, n_vocab)
-    token, margin = chooser.choose(row, history, margin=True)
+    sampler = KeyedSampler(params, seed, n_vocab)
+    token, margin = sampler.choose(row, history, margin=True)
     assert margin >= 0
     most = min(margin, 6.0) / 2 * 0.999 - 1e-5  # float32 rounds
     assume(most > 0)
@@ -267,7 +267,7 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
     for change in list(changes[2:4]):
         change[token] = -most
     for change in changes:
-        assert chooser.choose((row + change).astype(np.float32), history).token == token
+        assert sampler.choose((row + change).astype(np.float32), history).token == token
 
 
 def margin_of(values: list[float], seed: int = 3, **changes) -> tuple[int, float]:
@@ -311,13 +311,13 @@ def test_margin_of_a_token_that_is_just_inside():
 def test_margins_are_not_needlessly_small():
     """On rows like a language model's, near-ties of sampling are about as rare as those of the argmax."""
     rng = np.random.default_rng(3)
-    choosers = [KeyedSampler(SamplingParams(temperature=0), 1, 2000), KeyedSampler(SamplingParams(), 1, 2000)]
+    samplers = [KeyedSampler(SamplingParams(temperature=0), 1, 2000), KeyedSampler(SamplingParams(), 1, 2000)]
     small = np.zeros(2)
     for i in range(600):
         row = rng.standard_normal(2000) * 1.5
         row[rng.permutation(2000)[:20]] += rng.uniform(5, 14, 20)
-        for j, chooser in enumerate(choosers):
-            small[j] += chooser.choose(row.astype(np.float32), range(i), margin=True).margin < 0.04
+        for j, sampler in enumerate(samplers):
+            small[j] += sampler.choose(row.astype(np.float32), range(i), margin=True).margin < 0.04
     assert small[1] < 2 * small[0] + 6
 
 
@@ -336,8 +336,8 @@ def test_coupled_choices_of_close_distributions_mostly_agree():
     for i in range(n):
         target = rng.standard_normal(n_vocab).astype(np.float32) * 2
         draft = (target + rng.standard_normal(n_vocab) * 0.5).astype(np.float32)
-        chooser = KeyedSampler(params, 5, n_vocab)
-        same += chooser.choose(target, range(i)).token == chooser.choose(draft, range(i)).token
+        sampler = KeyedSampler(params, 5, n_vocab)
+        same += sampler.choose(target, range(i)).token == sampler.choose(draft, range(i)).token
         p, q = np.exp(log_softmax(target)), np.exp(log_softmax(draft))
         independent += float(p @ q)
         optimum += float(np.minimum(p, q).sum())
@@ -395,12 +395,12 @@ def test_what_is_forbidden_is_skipped_without_changing_the_row(row, forbidden, n
 def test_ids_of_a_larger_draft_vocabulary_are_never_chosen():
     row = np.zeros(20, np.float32)
     row[15:] = 50
-    chooser = KeyedSampler(SamplingParams(logit_bias={2: -math.inf, 17: 4.0}), 1, 20, forbidden=[1, 18])
-    small = chooser.limited(10)
+    sampler = KeyedSampler(SamplingParams(logit_bias={2: -math.inf, 17: 4.0}), 1, 20, forbidden=[1, 18])
+    small = sampler.limited(10)
     got = {small.choose(row, [15, 16, *range(i)]).token for i in range(300)}
     assert got == set(range(10)) - {1, 2}
-    assert chooser.limited(20) is chooser
-    assert chooser.choose(row, []).token in {15, 16, 17, 19}
+    assert sampler.limited(20) is sampler
+    assert sampler.choose(row, []).token in {15, 16, 17, 19}
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5, 1e4])

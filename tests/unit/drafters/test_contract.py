@@ -27,10 +27,10 @@ CHOOSER = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
 class Repeating(GrammarDrafter):
     """Behind an id below 4 the next one up is forced, whatever the contract says the sequence is."""
 
-    def start(self, seq_id, prompt, chooser, mask=None) -> None:
+    def start(self, seq_id, prompt, sampler, mask=None) -> None:
         last = [prompt[-1]]
         mask = TableMask(N_VOCAB, lambda out: {x + 1} if (x := [*last, *out][-1]) < 4 else {0, 1})
-        super().start(seq_id, prompt, chooser, mask)
+        super().start(seq_id, prompt, sampler, mask)
 
     def committed(self, seq_id, tokens) -> None:
         self.masks[seq_id].output.extend(tokens)  # the engine's part

@@ -42,7 +42,7 @@ def test_one_that_comes_later_takes_over_what_is_there() -> None:
     drafter.step({0: ()})
     drafter.context.widths.clear()
     drafter.start(1, [*PROMPT[:80], 5, 6], CHOOSER)
-    assert drafter.view(1) == (0, 80, 2)
+    assert drafter.cache_state(1) == (0, 80, 2)
     assert drafter.step({1: ()})[1].token == alone([*PROMPT[:80], 5, 6])
     assert drafter.context.widths == [2]
     assert drafter.cells[0] == drafter.context.cells[0] == [*PROMPT, 9]

@@ -49,13 +49,13 @@ class Oracle(RegisteredDrafter):
         self,
         seq_id: int,
         prompt: Sequence[int],
-        chooser: KeyedSampler,  # noqa: ARG002
+        sampler: KeyedSampler,  # noqa: ARG002
         mask: Mask | None = None,  # noqa: ARG002
     ) -> None:
         self.histories[seq_id] = list(prompt)
 
-    def step(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        rows = {seq: table_row([*self.histories[seq], *draft], N_VOCAB) for seq, draft in wanted.items()}
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        rows = {seq: table_row([*self.histories[seq], *draft], N_VOCAB) for seq, draft in drafts.items()}
         return {seq: Proposal(int(row.argmax()), 0.999) for seq, row in rows.items()}
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
