@@ -1,27 +1,27 @@
-"""Every error that specllama raises on purpose.
+"""All errors that specllama raises.
 
-SpecllamaError                      1   500   anything unexpected that still has a clear message
+SpecllamaError                      1   500   the base class
 ├── UsageError                      2   400   a flag, field, file or prompt that cannot be used
 │   ├── ConfigError                 2   500   a configuration file or environment variable
 │   └── ContextLengthError          2   400   the prompt does not fit the context
 ├── NotFoundError                   3   404   no such model, file, quant or alias
 ├── AccessError                     4   401   gated, private or unauthorised
 ├── NetworkError                    5   502   the hub or an RPC worker cannot be reached
-├── IntegrityError                  6   500   a wrong hash, a damaged or foreign file
-│   ├── GGUFError                   6   500   names the field and the offset in the header
-│   └── TemplateError               6   400   the model's chat template, or what it makes of the messages
+├── IntegrityError                  6   500   a wrong hash, a damaged file, or one of another format
+│   ├── GGUFError                   6   500   a bad GGUF header: names the field and its offset
+│   └── TemplateError               6   400   the model's chat template fails, or refuses the messages
 ├── IncompatiblePairError           7   400   target and draft do not share a vocabulary
 ├── ResourceError                   8   503   memory, disk or port
 │   └── BusyError                   8   429   more requests than the queue holds
-└── EngineError                     9   500   llama.cpp refused something
+└── EngineError                     9   500   llama.cpp or the engine failed
     ├── EngineDiedError             9   503   the engine process ended or hangs
-    └── DeadlineError               9   504   a request took longer than it may
+    └── DeadlineError               9   504   a request exceeded its time limit
 
-The first number is the exit code of the command, the second the HTTP status of the server. Foreign exceptions
-are mapped onto this tree where they arise (llama/, gguf/, models/hub/), never in commands or routes.
+The first number is the exit code of the command, the second the HTTP status of the server. Exceptions of
+other libraries are converted where they arise (llama/, gguf/, models/hub/), never in commands or routes.
 
-Messages refer to options by `option("n_ctx")`, the name in config/options.py. A front spells such references
-its own way with `spelled`: `-c` on the command line, `max_model_len` in Python.
+Messages refer to options by `option("n_ctx")`, the name in config/options.py. A front replaces these by its
+own spelling with `spelled`: `-c` on the command line, `max_model_len` in Python.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from typing import Any, ClassVar, Literal, Self
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters
 _REFERENCE = re.compile(f"{_OPEN}([a-z0-9_]+)(?:=([^{_CLOSE}]*))?{_CLOSE}")
 Spelling = Callable[[str, str | None], str]
-"""From an option's name and a value, None for no value, to how a front writes them."""
+"""From an option's name and a value (None for no value) to a front's spelling of both."""
 
 
 def option(name: str, value: object = None) -> str:
-    """A reference to an option inside a message, with a value where one is recommended or named."""
+    """A reference to an option inside a message, with a value if one is recommended or mentioned."""
     return f"{_OPEN}{name}{'' if value is None else f'={value}'}{_CLOSE}"
 
 
-_reference = option  # where a parameter has this name
+_reference = option  # for functions with a parameter of that name
 
 
 def spelled(text: str, spelling: Spelling) -> str:
-    """The text with each reference to an option as `spelling` writes it."""
+    """The text with each reference to an option in this spelling."""
     return _REFERENCE.sub(lambda found: spelling(found[1], found[2]), text) if _OPEN in text else text
 
 
 def by_name(name: str, value: str | None) -> str:
-    """The spelling where no front has one: the option's own name, as in a TOML file."""
+    """The default spelling: the option's own name, as in a TOML file."""
     return name if value is None else f"{name}={value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the user should know and that ends nothing. A warning calls for action; str() puts the
-    word before it. The message may refer to options.
+    """A message for the user that is not an error. A warning calls for action; str() puts "warning: " before
+    it. The message may refer to options.
     """
 
     message: str
@@ -69,7 +69,7 @@ class Note:
         return f"warning: {text}" if self.severity == "warning" else text
 
     def spelled(self, spelling: Spelling) -> Note:
-        """The same note with its options as a front spells them."""
+        """The same note with options in this spelling."""
         return replace(self, message=spelled(self.message, spelling))
 
 
@@ -79,9 +79,9 @@ def warning(message: str) -> Note:
 
 
 class SpecllamaError(Exception):
-    """What happened and why (`message`), what to do next (`hint`), and figures for programs (`details`).
+    """What happened and why (`message`), what to do next (`hint`), and data for programs (`details`).
 
-    option: the option at fault, if it is one; the message begins with it. Both texts may refer to options.
+    option: the option at fault, "" if none; the message then starts with it. Both texts may refer to options.
     """
 
     exit_code: ClassVar[int] = 1
@@ -99,33 +99,33 @@ class SpecllamaError(Exception):
 
     @property
     def message(self) -> str:
-        """What happened and why, options by their own names."""
+        """What happened and why, with options by their own names."""
         return spelled(self._message, by_name)
 
     @property
     def hint(self) -> str:
-        """What to do next, options by their own names; may be empty."""
+        """What to do next, with options by their own names; may be empty."""
         return spelled(self._hint, by_name)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
     def spelled(self, spelling: Spelling) -> Self:
-        """The same error with its options as a front spells them."""
+        """The same error with options in this spelling."""
         return self._changed(spelled(self._message, spelling), spelled(self._hint, spelling))
 
     def renamed(self, option: str) -> Self:
-        """The same error of another option: the draft's instead of the target's."""
+        """The same error with another option at fault: the draft's instead of the target's."""
         changed = self.spelled(lambda name, value: _reference(option if name == self.option else name, value))
         changed.option = option
         return changed
 
     def prefixed(self, prefix: str) -> Self:
-        """The same error with a text before its message: the file and line, the number of the prompt."""
+        """The same error with a prefix to its message, such as file and line, or the number of the prompt."""
         return self._changed(prefix + self._message, self._hint)
 
     def to_dict(self) -> dict[str, Any]:
-        """The error as plain data, to cross the pipe between the engine process and its client."""
+        """The error as plain data, to be sent from the engine process to its client."""
         found: dict[str, Any] = {"kind": type(self).__name__, "message": self._message, "hint": self._hint}
         more = {"option": self.option, "details": self.details}
         return found | {name: value for name, value in more.items() if value}

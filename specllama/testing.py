@@ -1,7 +1,7 @@
 """Models without weights, for tests of the engine and for authors of drafters.
 
-`TableContext` answers with logits that are a pure function of the ids before; it checks what llama.cpp would
-abort on, and can behave like each of llama.cpp's memory kinds.
+`TableContext` gives logits that are a pure function of the ids before. It asserts the conditions on which
+llama.cpp would abort, and can behave like each kind of llama.cpp's memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Memory = Literal["full", "window", "rollback", "checkpoint"]
 def table_row(
     ids: Sequence[int], n_vocab: int, seed: int = 0, order: int = 3, spread: float = 3.0
 ) -> NDArray[np.float32]:
-    """Logits that depend on the last `order` ids only, shape (n_vocab,); normal with deviation `spread`."""
+    """Logits that depend only on the last `order` ids, shape (n_vocab,); normal with deviation `spread`."""
     key = hashlib.sha256(f"{seed}:{list(ids[-order:])}".encode()).digest()
     rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
     return (rng.standard_normal(n_vocab) * spread).astype(np.float32)
@@ -32,9 +32,9 @@ def table_row(
 class TableContext:
     """A context over a function from ids to logits.
 
-    rows: ids so far to logits, shape (n_vocab,). memory: "window" refuses to go back more than 4 tokens
-    before the end, "rollback" only into the last decode, "checkpoint" only to the last checkpoint. Asserts
-    positions, sequence ids and batch limits.
+    rows: from the ids so far to logits, shape (n_vocab,). memory: "window" can be rolled back by at most 8
+    tokens, "rollback" only within the last decode, "checkpoint" only to the last checkpoint. Asserts
+    positions, sequence ids and batch limits. widths: rows of each decode so far.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TableContext:
         self.rows = rows or (lambda ids: table_row(ids, n_vocab))
         self.cells: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
         self.marks: dict[int, list[int]] = {}
-        self.last_rows = dict.fromkeys(range(n_seq_max), 0)  # of a sequence in its last decode
+        self.last_rows = dict.fromkeys(range(n_seq_max), 0)  # rows of each sequence in its last decode
         self.widths: list[int] = []
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
@@ -66,7 +66,7 @@ class TableContext:
             raise NoRoomError
         out = []
         for r in batch:
-            assert 0 <= r.token < self.n_vocab, f"token {r.token} outside of the vocabulary"
+            assert 0 <= r.token < self.n_vocab, f"token {r.token} is not in the vocabulary"
             cells = self.cells[r.seq_id]
             assert r.pos == len(cells), f"position {r.pos} of sequence {r.seq_id} follows {len(cells)} cells"
             cells.append(r.token)
@@ -111,7 +111,7 @@ class TableContext:
         return len(self.cells[seq_id]) if self.memory == "full" else 0
 
     def save(self, seq_id: int) -> list[int] | None:
-        assert self.size(seq_id), "sequences of states are not to be saved"
+        assert self.size(seq_id), "a sequence of this memory cannot be saved"
         return list(self.cells[seq_id])
 
     def load(self, seq_id: int, saved: list[int]) -> int:
@@ -123,10 +123,10 @@ class TableContext:
 
 
 class TableMask:
-    """A grammar that is a function; see `interfaces.Mask`.
+    """A grammar given by a function; see `interfaces.Mask`.
 
-    legal_after: output so far to the ids that may come next. forced runs are those with one such id each, at
-    most 8.
+    legal_after: from the output so far to the legal next ids. A forced run continues while there is exactly
+    one legal id, up to 8 ids.
     """
 
     def __init__(self, n_vocab: int, legal_after: Callable[[Sequence[int]], Collection[int]]) -> None:
@@ -160,9 +160,9 @@ class TableMask:
 
 
 class ScriptedDrafter(RegisteredDrafter):
-    """Proposes what a function says; the simplest drafter there is.
+    """A drafter given by a function.
 
-    guess: (sequence's ids, tokens drafted so far) to the next token, or None.
+    guess: from (ids of the sequence, tokens drafted so far) to the next token, or None.
     """
 
     def __init__(

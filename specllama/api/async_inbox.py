@@ -62,4 +62,4 @@ class AsyncInbox:
     def leave(self) -> None:
         """Stop delivering, and end the request if it still runs."""
         for submission in self._submitted:
-            submission.leave()
+            submission.discard()

@@ -115,7 +115,7 @@ class LLM(BaseLLM):
                 left -= isinstance(message, protocol.Done)
         finally:
             for submission in submitted:
-                submission.leave()
+                submission.discard()
         return [request.output() for request in requests]
 
     def _deltas(self, request: PendingRequest) -> Generator[Delta, None, None]:
@@ -131,7 +131,7 @@ class LLM(BaseLLM):
                     yield request.delta([delta])
         finally:
             for submission in submitted:
-                submission.leave()
+                submission.discard()
 
 
 def _submit(

@@ -1,1 +1,1 @@
-"""The engine process as its callers see it: protocol, child process, clients."""
+"""The client side of the engine process: protocol, child process, clients."""

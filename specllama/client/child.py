@@ -1,7 +1,7 @@
-"""The engine process as its parent sees it: three pipes, a thread each, and how it ended.
+"""The engine process as seen by its parent: starts it, serves its three pipes, and finds out why it ended.
 
-Knows messages and nothing of what they ask for. The process is a session leader of its own, so that a
-terminal's Ctrl-C reaches the front alone.
+Knows nothing about the meaning of messages. The process is the leader of a session of its own, so that a
+terminal's Ctrl-C reaches only the front.
 """
 
 from __future__ import annotations
@@ -26,37 +26,41 @@ import specllama
 from specllama.client import protocol
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 
-_GRACE_SECONDS = 2.0  # that the process has to end by itself
+_GRACE_SECONDS = 2.0  # for the process to exit, before it is killed
 _READ_BYTES = 65536
-_SILENCE_SECONDS = 30.0  # between two messages of a living process; it sends one every half second
+_SILENCE_SECONDS = 30.0  # without a message, after which it is killed; it sends one every half second
 _BAD_BUILD = (
-    "if that happens at once and always, llama.cpp was compiled for another processor or by a compiler that "
-    "it does not agree with: see the README, Limits"
+    "if that happens every time and at once, llama.cpp was compiled for another processor or miscompiled: "
+    "see the README, Limits"
 )
-_CHILDREN: weakref.WeakSet[EngineProcess] = weakref.WeakSet()  # for a fork, which none of them survives
+_CHILDREN: weakref.WeakSet[EngineProcess] = weakref.WeakSet()  # to be cut off in a forked child
 
 
 class EngineProcess:
-    """A running engine process. take: gets its messages but heartbeats; ended: is called once, with why.
+    """A running engine process.
 
-    Both are called in the reading thread (see `start` for the former) and must not raise; nothing is read
-    before `start`. log: where its stderr goes as well (the last lines are kept for error messages anyhow).
-    Raises EngineError where it cannot be started.
+    on_message: called with every message except heartbeats; on_end: called once when the process has ended
+    and `dead` is set. Both are called in the reading thread (messages in the loop, if `start` has got one)
+    and must not raise; nothing is read before `start`. log: receives the process's stderr too; the last lines
+    are kept for error messages in any case. Raises EngineError if the process cannot be started.
     """
 
     def __init__(
-        self, take: Callable[[protocol.Message], None], ended: Callable[[], None], log: IO[str] | None = None
+        self,
+        on_message: Callable[[protocol.Message], None],
+        on_end: Callable[[], None],
+        log: IO[str] | None = None,
     ) -> None:
-        self._take, self._tell, self._log = take, ended, log
+        self._on_message, self._on_end, self._log = on_message, on_end, log
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stderr: deque[str] = deque(maxlen=50)
         self._closing, self._ended = False, threading.Event()
         self._dead: SpecllamaError | None = None
-        self._problem: SpecllamaError | None = None  # for which it was killed
-        self._heard: float | None = None  # when the last message came
-        self._read: threading.Event | None = None  # all was, in a loop; None: a thread reads
-        self._rest = b""  # of a line, read in a loop
-        self.hang_hint = ""  # what to do about a hang
+        self._kill_reason: SpecllamaError | None = None
+        self._last_message: float | None = None  # monotonic seconds
+        self._loop_done: threading.Event | None = None  # set when the loop has read all; None: a thread reads
+        self._partial_line = b""  # read in the loop
+        self.hang_hint = ""  # of the error for a hanging process
         package = str(Path(specllama.__file__).parent.parent)
         path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
@@ -78,52 +82,52 @@ class EngineProcess:
         ]  # joined in this order
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Begin to read and write. loop: the running one, where messages are read and taken instead of in a
-        thread of their own, which saves a wake-up and a handing over of the interpreter for each.
+        """Start to read and write. loop: the running event loop, in which messages are read instead of in a
+        thread; that saves a wake-up and a switch of the interpreter lock per message.
         """
         if loop is not None:
             pipe = self._process.stdout
             assert pipe is not None
-            with contextlib.suppress(NotImplementedError):  # of a loop that cannot watch pipes
+            with contextlib.suppress(NotImplementedError):  # the loop cannot watch pipes
                 loop.add_reader(pipe.fileno(), self._readable, loop, pipe.fileno())
-                self._read = threading.Event()
+                self._loop_done = threading.Event()
         for thread in self._threads:
             thread.start()
 
     @property
     def dead(self) -> SpecllamaError | None:
-        """Why nothing more will come, None while it lives; a new one each time, as errors remember where
-        they were raised.
+        """Why the process has ended, None while it runs. A new exception each time, since exceptions keep the
+        traceback of where they were raised.
         """
         return self._dead and SpecllamaError.from_dict(self._dead.to_dict())
 
     def wait(self) -> SpecllamaError:
-        """Why it has ended, once it has."""
+        """Wait until the process has ended. Returns the reason."""
         self._ended.wait()
         return self.dead or EngineDiedError("the engine process ended")
 
     @property
     def silent_for(self) -> float:
         """Seconds since its last message; infinite before the first."""
-        return math.inf if self._heard is None else time.monotonic() - self._heard
+        return math.inf if self._last_message is None else time.monotonic() - self._last_message
 
-    def blame(self, error: SpecllamaError) -> None:
-        """Take the error in its last message as the reason for its end."""
+    def set_reason(self, error: SpecllamaError) -> None:
+        """Report this error, from the process's last message, as the reason for its end."""
         self._dead = self._dead or error
 
     def write(self, data: bytes) -> None:
-        """Have a line written to the process, without waiting for that. Raises what `dead` says."""
+        """Queue a line for the process, without waiting. Raises `dead` once the process has ended."""
         if error := self.dead:
             raise error
         self._outbox.put(data)
 
     def shut(self) -> None:
-        """Let the process end, without waiting for it; for finalizers, which may run at any point."""
+        """Let the process exit, without waiting for it; safe in finalizers, which may run at any point."""
         self._closing = True
         self._outbox.put(None)
 
     def close(self) -> None:
-        """End the process: it exits when its stdin closes, and is killed if it does not."""
+        """End the process: close its stdin, on which it exits, and kill it if it does not."""
         self.shut()
         if self._parent != os.getpid():
             return
@@ -147,45 +151,45 @@ class EngineProcess:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
             try:
-                if self._read is None:
-                    self._hear(pipe)
+                if self._loop_done is None:
+                    self._dispatch(pipe)
                 else:
-                    self._read.wait()
+                    self._loop_done.wait()
             finally:
-                self._die()
+                self._handle_end()
 
     def _readable(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
-        """In the loop: there is something in the pipe, or its end."""
+        """Called in the loop when the pipe has data or is closed."""
         data = os.read(fd, _READ_BYTES)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         more = False
         try:
-            more = self._hear(lines) and data != b""
+            more = self._dispatch(lines) and data != b""
         finally:
             if not more:
-                assert self._read is not None
+                assert self._loop_done is not None
                 loop.remove_reader(fd)
-                self._read.set()
+                self._loop_done.set()
 
-    def _hear(self, lines: Iterable[bytes]) -> bool:
-        """Dispatch its messages; whether to go on reading."""
+    def _dispatch(self, lines: Iterable[bytes]) -> bool:
+        """Dispatch messages; False if the process was killed for one of them."""
         try:
             for line in lines:
-                self._heard = time.monotonic()
+                self._last_message = time.monotonic()
                 message = protocol.decode(line)
                 if not isinstance(message, protocol.Heartbeat):
-                    self._take(message)
+                    self._on_message(message)
                 elif message.busy_for > message.allowed:
                     self._kill(
                         f"the engine process hangs: a decode has run for {message.busy_for:.0f} s, "
-                        f"{message.allowed:.0f} s would be slow; it was ended"
+                        f"more than the {message.allowed:.0f} s allowed; it was ended"
                     )
                     return False
         except (ValueError, TypeError) as error:
-            self._kill(f"the engine process sent what is no message: {error}")
+            self._kill(f"the engine process sent an invalid message: {error}")
             return False
         except BaseException:
-            self._kill("what the engine process sent could not be delivered")
+            self._kill("a message of the engine process could not be delivered")
             raise
         return True
 
@@ -201,54 +205,57 @@ class EngineProcess:
                         self._log.flush()
 
     def _watch(self) -> None:
-        """End a process without heartbeats: it is stopped or deadlocked, and would never answer."""
+        """Kill a process without heartbeats: it is stopped or deadlocked, and would never answer."""
         while not self._ended.wait(1.0):
-            if self._heard is not None and time.monotonic() - self._heard > _SILENCE_SECONDS:
-                self._kill(f"the engine process has said nothing for {_SILENCE_SECONDS:.0f} s; it was ended")
+            if self._last_message is not None and self.silent_for > _SILENCE_SECONDS:
+                self._kill(f"the engine process has not responded for {_SILENCE_SECONDS:.0f} s; it was ended")
                 return
 
-    def _kill(self, why: str) -> None:
-        self._problem = self._problem or EngineDiedError(why, self.hang_hint)
+    def _kill(self, reason: str) -> None:
+        self._kill_reason = self._kill_reason or EngineDiedError(reason, self.hang_hint)
         self._process.kill()
 
-    def _die(self) -> None:
-        """Find out why the process has ended and say so."""
+    def _handle_end(self) -> None:
+        """Find out why the process has ended and report it."""
         code = self._process.wait()
         self._threads[0].join(timeout=_GRACE_SECONDS)
         closed = EngineDiedError("the engine process was closed") if self._closing else None
         hint = _BAD_BUILD if -code in (signal.SIGSEGV, signal.SIGILL) else ""
-        self._dead = self._dead or self._problem or closed or EngineDiedError(self._obituary(code), hint)
+        self._dead = self._dead or self._kill_reason or closed or EngineDiedError(self._exit_text(code), hint)
         self._ended.set()
         self._outbox.put(None)
-        self._tell()
+        self._on_end()
 
-    def _obituary(self, code: int) -> str:
+    def _exit_text(self, code: int) -> str:
+        """The exit code in words, with the last line of stderr."""
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = f"was ended by {signal.Signals(-code).name}"
                 if -code == signal.SIGKILL:
-                    how += " (by hand, or the system had no memory left)"
+                    how += " (by hand, or the system was out of memory)"
         else:
             how = f"ended with exit code {code}"
         last = next((line for line in reversed(self._stderr) if line.strip()), "")
         return f"the engine process {how}" + (f": {last[:300]}" if last else "")
 
-    def _forked(self) -> None:
-        """In a forked child: its copies of the pipes would keep the engine alive when the parent dies."""
+    def _cut_off(self) -> None:
+        """In a forked child, close its copies of the pipes: they would keep the engine process alive when the
+        parent dies.
+        """
         why = "this engine belongs to the process that this one was forked from"
         self._dead = EngineError(why, "make a new one here, or start processes by spawn")
         self._outbox = queue.SimpleQueue()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(ValueError, OSError):
                 if pipe is not None:
-                    os.dup2(nothing, pipe.fileno(), inheritable=False)
-        os.close(nothing)
+                    os.dup2(null, pipe.fileno(), inheritable=False)
+        os.close(null)
 
 
 def _after_fork() -> None:
     for child in list(_CHILDREN):
-        child._forked()
+        child._cut_off()
 
 
 if hasattr(os, "register_at_fork"):

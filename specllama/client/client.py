@@ -1,6 +1,6 @@
-"""The client that every front talks to: sends requests to an engine process, hands out what comes back.
+"""The client that every front uses: sends requests to an engine process and delivers its messages.
 
-Imports no llama.cpp.
+Does not import llama.cpp.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]
 
 
 class Submission:
-    """A request in the engine. Its methods never wait and never raise, whoever calls them when."""
+    """A request in the engine. Its methods never block and never raise, in any thread and at any time."""
 
     __slots__ = ("_client", "id")
 
@@ -37,25 +37,25 @@ class Submission:
         self._client, self.id = client, id_
 
     def cancel(self) -> None:
-        """End the generation; what it has written by then and its Done are still delivered."""
+        """End the generation. Its output so far and its Done are still delivered."""
         with contextlib.suppress(SpecllamaError):
             self._client.send(protocol.Cancel(self.id))
 
-    def leave(self) -> None:
-        """Have nothing more delivered, and end it if it still runs."""
-        if self._client._waiting.pop(self.id, None) is not None:
+    def discard(self) -> None:
+        """Stop delivering, and end the generation if it is still running."""
+        if self._client._pending.pop(self.id, None) is not None:
             self.cancel()
 
 
 class EngineClient:
     """An engine process; a context manager that ends it.
 
-    log: where the process's stderr goes as well. loop: where messages are read, so that everything is
-    delivered in it; else, and where it cannot watch pipes, a thread does. notice: gets the engine's notices,
-    there; without it they are collected in `notices`. ended: called in a thread once the process has ended
-    and everybody who waits knows; handed_out: after all deliveries of a message, and after
-    `ended`. spelling: of the options in what the engine says. Threads may share a client. Raises
-    EngineDiedError from any call once the process has ended, EngineError in a forked child.
+    log: receives the process's stderr too. loop: the event loop in which messages are read and delivered;
+    without it, or if it cannot watch pipes, a thread does so. notice: called with the engine's notices, which
+    are otherwise collected in `notices`. ended: called in a thread once the process has ended and every
+    pending request has its error. handed_out: called after the deliveries of each message, and after `ended`.
+    spelling: of options in the engine's texts. Threads may share a client. Every call raises EngineDiedError
+    once the process has ended, EngineError in a forked child.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class EngineClient:
         self._ended, self._handed_out = ended, handed_out
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
-        self._waiting: dict[int | None, Deliver] = {}  # None: for the answer to what has no id
-        self._asking = threading.Lock()
-        self._child = EngineProcess(self._dispatch, self._tell_all, log)
+        self._pending: dict[int | None, Deliver] = {}  # by id; None: the request without an id
+        self._control_lock = threading.Lock()  # only one request without an id at a time
+        self._child = EngineProcess(self._dispatch, self._fail_all, log)
         self._child.start(loop)
 
     @property
@@ -83,12 +83,12 @@ class EngineClient:
 
     @property
     def dead(self) -> SpecllamaError | None:
-        """Why the process has ended; None while it lives."""
+        """Why the process has ended; None while it runs."""
         return self._child.dead
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the process was last heard of; a living one says something twice a second."""
+        """Seconds since the last message of the process, which sends at least two per second."""
         return self._child.silent_for
 
     def __enter__(self) -> EngineClient:
@@ -109,61 +109,63 @@ class EngineClient:
         Raises what the load raises: IntegrityError, IncompatiblePairError, ResourceError, UsageError …
         """
         if settings.rpc:
-            self._child.hang_hint = f"perhaps it waits for an RPC worker: {', '.join(settings.rpc)}"
-        return self._ask(
+            self._child.hang_hint = f"it may be waiting for an RPC worker: {', '.join(settings.rpc)}"
+        return self._control(
             protocol.Load(settings, verbose, measure_when_idle), protocol.Ready, progress
         ).info.spelled(self._spelling)
 
     def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:
-        """Have the idle engine measure now what it does not know yet."""
-        return self._ask(protocol.Calibrate(seconds), protocol.Calibrated)
+        """Let the idle engine measure what is missing in its profile, for about `seconds`."""
+        return self._control(protocol.Calibrate(seconds), protocol.Calibrated)
 
     def configure(self, draft_max: int | None = None, draft_min: int = 0, draft_p_min: float = 0.0) -> None:
-        """Let the idle engine draft in another way (see LoadSettings) without loading again.
+        """Change how the idle engine drafts (see LoadSettings), without loading again.
 
-        Raises UsageError for impossible settings, EngineError where the engine is busy.
+        Raises UsageError for impossible settings, EngineError if the engine is busy.
         """
-        self._ask(protocol.Configure(draft_max, draft_min, draft_p_min), protocol.Configured)
+        self._control(protocol.Configure(draft_max, draft_min, draft_p_min), protocol.Configured)
 
     def inspect(self) -> protocol.BuildInfo:
-        """What this build of llama.cpp is and can use."""
-        return self._ask(protocol.Inspect(), protocol.Inspected).build
+        """The version, features and devices of this build of llama.cpp."""
+        return self._control(protocol.Inspect(), protocol.Inspected).build
 
     def serve(self, request: protocol.Serve) -> protocol.Serving:
-        """Make the process an RPC worker, for as long as it lives; what it serves, once it listens.
+        """Make the process an RPC worker until it ends. Returns what it serves, once it listens.
 
-        Raises UsageError for devices that it does not have, ResourceError where it cannot listen, EngineError
-        where the build cannot.
+        Raises UsageError for unknown devices, ResourceError if it cannot listen, EngineError if llama.cpp was
+        built without RPC.
         """
-        return self._ask(request, protocol.Serving)
+        return self._control(request, protocol.Serving)
 
     def wait(self) -> NoReturn:
-        """Stay until the process has ended. Raises why."""
+        """Wait until the process has ended. Raises the reason."""
         raise self._child.wait()
 
     def submit(
         self, request: protocol.Generate | protocol.Question | protocol.Tune, deliver: Deliver
     ) -> Submission:
-        """Hand in a request without waiting. deliver: gets Started, Prefilled …, Tokens (of this generation
-        only), at last Done or an error, and nothing after that; for a question only its answer or an error.
+        """Submit a request without waiting. deliver: called with Started, Prefilled …, Tokens (of this
+        generation only), finally Done or an error; for a question only with its answer or an error.
 
-        It is called in the reading thread, perhaps before this returns: it has to be quick and must neither
-        raise nor wait for this client. Raises UsageError where the request is no JSON or its id is taken.
+        `deliver` is called in the reading thread, possibly before this method returns: it must be quick, and
+        must neither raise nor wait for this client. Raises UsageError if the request cannot be written as
+        JSON or its id is in use.
         """
         self._open(request.id, deliver, request)
         return Submission(self, request.id)
 
     def generate(self, request: protocol.Generate) -> Iterator[protocol.Message]:
-        """Started, Prefilled …, Tokens (of this generation only), at last Done. Leaving the iterator cancels.
+        """Yields Started, Prefilled …, Tokens (of this generation only), finally Done. Closing the iterator
+        cancels the request.
 
-        Raises UsageError and others before the first message, EngineError where decoding fails.
+        Raises UsageError and others before the first message, EngineError if decoding fails.
         """
         return self._events(request, protocol.Done)
 
     def tune(self, request: protocol.Tune) -> Iterator[protocol.Message]:
-        """Tuning …, Measured …, at last Tuned. Leaving the iterator cancels.
+        """Yields Tuning …, TuneMeasurement …, finally Tuned. Closing the iterator cancels the request.
 
-        Raises what the drafts' files and llama.cpp give cause for, before the first message or in between.
+        Raises EngineError and others, before the first message or in between.
         """
         return self._events(request, protocol.Tuned)
 
@@ -172,7 +174,7 @@ class EngineClient:
         return next(self._ids)
 
     def send(self, message: protocol.Message) -> None:
-        """Have a message written to the process; does not wait for that."""
+        """Queue a message for the process, without waiting."""
         try:
             data = protocol.encode(message)
         except (TypeError, ValueError, RecursionError) as error:
@@ -180,11 +182,11 @@ class EngineClient:
         self._child.write(data)
 
     def shut(self) -> None:
-        """Let the process end, without waiting for it; for finalizers, which may run at any point."""
+        """Let the process exit, without waiting for it; safe in finalizers, which may run at any point."""
         self._child.shut()
 
     def close(self) -> None:
-        """End the process: it exits when its stdin closes, and is killed if it does not."""
+        """End the process: close its stdin, on which it exits, and kill it if it does not."""
         self._child.close()
 
     def _events(
@@ -194,40 +196,41 @@ class EngineClient:
         submission = self.submit(request, inbox.put)
         try:
             while True:
-                message = _raised(inbox.get())
+                message = _checked(inbox.get())
                 yield message
                 if isinstance(message, last):
                     return
         finally:
-            submission.leave()
+            submission.discard()
 
     def _open(self, id_: int | None, deliver: Deliver, message: protocol.Message) -> None:
-        if self._waiting.setdefault(id_, deliver) is not deliver:
+        if self._pending.setdefault(id_, deliver) is not deliver:
             raise UsageError(f"there is a request {id_} already")
         try:
             self.send(message)
         except SpecllamaError:
-            if self._waiting.pop(id_, None) is not None:  # else `deliver` has got the same error
+            if self._pending.pop(id_, None) is not None:  # otherwise `deliver` has received the same error
                 raise
 
-    def _ask(
+    def _control(
         self,
         message: protocol.Message,
         answer: type[_Answer],
         progress: Callable[[str, float], None] | None = None,
     ) -> _Answer:
+        """Send a message without an id and wait for the answer to it."""
         inbox = _Inbox()
-        with self._asking:
+        with self._control_lock:
             self._open(None, inbox.put, message)
             try:
                 while True:
-                    got = _raised(inbox.get())
+                    got = _checked(inbox.get())
                     if isinstance(got, answer):
                         return got
                     if progress is not None and isinstance(got, protocol.Loading):
                         progress(got.model, got.share)
             finally:
-                self._waiting.pop(None, None)
+                self._pending.pop(None, None)
 
     def _dispatch(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.Tokens):
@@ -240,8 +243,8 @@ class EngineClient:
             self._deliver(message.id, replace(message, off_reason=reason))
         elif isinstance(message, protocol.Failed):
             error = SpecllamaError.from_dict(message.error).spelled(self._spelling)
-            if message.id is None and None not in self._waiting:  # its last word
-                self._child.blame(error)
+            if message.id is None and None not in self._pending:  # not an answer: the process ends
+                self._child.set_reason(error)
             self._deliver(message.id, error)
         else:
             self._deliver(getattr(message, "id", None), message)
@@ -250,16 +253,16 @@ class EngineClient:
 
     def _deliver(self, id_: int | None, message: protocol.Message | SpecllamaError) -> None:
         ends = isinstance(message, (protocol.Done, protocol.Answer, protocol.Tuned, SpecllamaError))
-        deliver = self._waiting.pop(id_, None) if ends else self._waiting.get(id_)
+        deliver = self._pending.pop(id_, None) if ends else self._pending.get(id_)
         if deliver is not None:
             deliver(message)
 
-    def _tell_all(self) -> None:
-        """Tell everybody who waits why the process has ended."""
-        for id_ in list(self._waiting):
-            deliver, error = self._waiting.pop(id_, None), self._child.dead
+    def _fail_all(self) -> None:
+        """Deliver the reason for the end of the process to all pending requests."""
+        for id_ in list(self._pending):
+            deliver, error = self._pending.pop(id_, None), self._child.dead
             if deliver is not None and error is not None:
-                with contextlib.suppress(Exception):  # the others need to know too
+                with contextlib.suppress(Exception):  # the others must get it too
                     deliver(error)
         if self._ended is not None:
             self._ended()
@@ -267,7 +270,8 @@ class EngineClient:
             self._handed_out()
 
 
-def _raised(message: protocol.Message | SpecllamaError) -> protocol.Message:
+def _checked(message: protocol.Message | SpecllamaError) -> protocol.Message:
+    """The message; raises it if it is an error."""
     if isinstance(message, SpecllamaError):
         raise message
     return message

@@ -1,6 +1,6 @@
-"""The engine's client for an event loop: what the engine says arrives there.
+"""An engine client for an event loop, in which all messages are delivered.
 
-A message is about all sequences; one wake-up of the loop is enough for all of them.
+One engine message covers all sequences, so that one wake-up of the loop delivers to all requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specllama.errors import SpecllamaError
 
 
 class LoopClient(EngineClient):
-    """An EngineClient whose `deliver` and `ended` are called in the event loop that it was made in."""
+    """An EngineClient that calls `deliver` and `ended` in the event loop in which it was created."""
 
     def __init__(self, log: IO[str] | None, notice: Callable[[str], None], ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,24 +29,26 @@ class LoopClient(EngineClient):
     def submit(
         self, request: protocol.Generate | protocol.Question | protocol.Tune, deliver: Deliver
     ) -> Submission:
-        """See EngineClient; nothing is delivered before this returns."""
+        """See EngineClient; nothing is delivered before this method returns."""
 
-        def later(message: protocol.Message | SpecllamaError) -> None:
+        def deliver_later(message: protocol.Message | SpecllamaError) -> None:
             self._calls.append(lambda: deliver(message))
 
-        return super().submit(request, later)
+        return super().submit(request, deliver_later)
 
     def _wake(self) -> None:
-        """In the loop; in the reading thread where the loop cannot read, and when the process has ended."""
+        """Run the queued calls in the loop. Called in the loop itself, unless it cannot watch pipes or the
+        process has ended.
+        """
         if self._calls and threading.get_ident() == self._thread:
-            self._run()
+            self._run_calls()
         elif self._calls:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                self._loop.call_soon_threadsafe(self._run)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
+                self._loop.call_soon_threadsafe(self._run_calls)
 
-    def _run(self) -> None:
+    def _run_calls(self) -> None:
         while self._calls:
             try:
                 self._calls.popleft()()
-            except Exception as error:  # noqa: BLE001 - a failure of one request must not reach the others
+            except Exception as error:  # noqa: BLE001 - a failure of one request must not affect the others
                 self._loop.call_exception_handler({"message": "a delivery failed", "exception": error})

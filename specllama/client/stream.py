@@ -1,6 +1,6 @@
-"""What the engine's messages about one generation add up to: the one place that folds them.
+"""Folds the engine's messages about one generation into its result.
 
-Knows neither processes nor threads, and nothing of what is shown of a text.
+Knows nothing about processes, threads or output.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from specllama.core.stats import PlainRate, RunStats, plain_rate
 
 @dataclass(slots=True)
 class GenerationResult:
-    """A generation as far as it has come.
+    """The result of a generation so far.
 
-    params: as used, None before the engine has begun. closing_tag: closes the reasoning that the prompt has
-    opened, "" where it has not. ids: of the tokens, the end token
-    included; logprobs: an entry for each, empty where nobody asked for them. n_drafted, n_accept: draft
-    tokens verified and emitted. done: the last message, None before the end.
+    params: those in use, None before the start. closing_tag: closes the reasoning that the prompt has opened,
+    "" if there is none. ids: of all tokens, including the end token. logprobs: one entry per token, empty if
+    not requested. n_drafted, n_accept: draft tokens verified, and accepted. done: the last message, None
+    before the end.
     """
 
     n_prompt: int = 0
@@ -34,8 +34,8 @@ class GenerationResult:
     done: protocol.Done | None = None
 
     def add(self, message: protocol.Message) -> protocol.SequenceDelta | None:
-        """Go on by a message of this generation. What it added, None where it is about something else than
-        text and tokens; that of Done, which is what was held back, may be empty.
+        """Add a message of this generation. Returns the text and tokens that it adds, None for messages
+        without any; those of Done, the text held back until the end, may be empty.
         """
         if isinstance(message, protocol.Started):
             self.n_prompt, self.params = message.n_prompt, message.params
@@ -57,42 +57,42 @@ class GenerationResult:
 
     @property
     def seed(self) -> int:
-        """The seed in use, 0 before the engine has begun."""
+        """The seed in use, 0 before the start."""
         return (self.params.seed or 0) if self.params is not None else 0
 
     @property
     def finish_reason(self) -> str:
-        """Why it ended, "" before that."""
+        """Why the generation ended, "" before the end."""
         return self.done.reason if self.done is not None else ""
 
     @property
     def stats(self) -> RunStats:
-        """The figures of the whole generation, all 0 before its end."""
+        """The statistics of the whole generation, all 0 before the end."""
         return self.done.stats if self.done is not None else RunStats()
 
     @property
     def plain(self) -> PlainRate:
-        """Tokens per second of plain decoding, as far as that is known."""
+        """The rate of decoding without drafts, as far as it is known."""
         return plain_rate(self.stats, self.done.stored_t1 if self.done is not None else None)
 
     @property
     def unmeasured(self) -> bool:
-        """Whether an idle engine could measure more."""
+        """Whether the idle engine could measure more for its profile."""
         return self.done is not None and self.done.unmeasured
 
     @property
     def epsilon(self) -> float | None:
-        """The margin in logits below which a choice is a near-tie; None where it is not known."""
+        """The margin in logits below which a choice is a near-tie; None if it was not measured."""
         return self.done.epsilon if self.done is not None else None
 
     @property
     def off_reason(self) -> str:
-        """Why nothing was drafted, "" where something was."""
+        """Why nothing was drafted, "" if something was."""
         return self.done.off_reason if self.done is not None else ""
 
 
 def fold(messages: Iterable[protocol.Message]) -> GenerationResult:
-    """The result of all messages of a generation, as EngineClient.generate gives them."""
+    """The result of all messages of a generation, as EngineClient.generate yields them."""
     result = GenerationResult()
     for message in messages:
         result.add(message)

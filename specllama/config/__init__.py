@@ -1,1 +1,1 @@
-"""Settings: from flags, environment and files to what the engine loads; stored data."""
+"""Settings from flags, environment variables and files; the store for measurements."""

@@ -1,6 +1,6 @@
-"""The arguments of LLM and AsyncLLM: option values of Python, checked and made into settings.
+"""The arguments of LLM and AsyncLLM: checks their names and types and builds settings from them.
 
-Knows their names and kinds; ranges are for load.py to check, and models stay names.
+Ranges are checked by load.py; models are not resolved here, and remain names.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 class LoadOptions(TypedDict, total=False):
-    """How models are loaded, beyond the named arguments: the names of the flags. What ends in `_draft` is the
-    draft's; its threads and batches are the target's by default. See ModelSettings and LoadSettings.
+    """Load options besides the named arguments, named as the flags. Names that end in `_draft` are the
+    draft's, whose threads and batch sizes default to the target's. See ModelSettings and LoadSettings.
     """
 
     n_batch: int
@@ -75,7 +75,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class SpeculativeConfig(TypedDict, total=False):
-    """vLLM's form of a draft and how many tokens it writes."""
+    """vLLM's dict for a draft model and the number of tokens that it drafts."""
 
     model: ModelName | None
     num_speculative_tokens: int | Literal["auto"]
@@ -94,7 +94,7 @@ def settings_of_arguments(
     exact: bool,
     options: Mapping[str, Any],
 ) -> LoadSettings:
-    """How to load, with models by name. Raises UsageError and NotFoundError, with the arguments' names."""
+    """The load settings, with models by name. Raises UsageError and NotFoundError, naming the argument."""
     try:
         given = _known(options)
         target = {name: given[name] for name in _TARGET if name in given}
@@ -123,7 +123,7 @@ def speculative(
     model: ModelName | None,
     tokens: int | Literal["auto"],
 ) -> tuple[ModelName | None, int | Literal["auto"]]:
-    """Draft and tokens, from the two arguments or from vLLM's dict. Raises UsageError."""
+    """(draft model, number of tokens) from the two arguments or from vLLM's dict. Raises UsageError."""
     if config is None:
         return model, tokens
     if model != "auto" or tokens != "auto":
@@ -134,13 +134,13 @@ def speculative(
     if unknown := sorted(set(config) - known, key=str):
         raise UsageError(
             f"speculative_config: {unknown[0]!r} is not known",
-            f"known: {', '.join(sorted(known))}; drafters says what else may draft",
+            f"known: {', '.join(sorted(known))}; use drafters for other drafters",
         )
     return config.get("model", "auto"), config.get("num_speculative_tokens", "auto")
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with values of the right kinds, lists as tuples."""
+    """The options after a check of names and types, with lists as tuples. Raises UsageError."""
     checked: dict[str, Any] = {}
     for name, value in options.items():
         if name in _OTHER_NAMES:
@@ -158,7 +158,7 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_name(name: ModelName, argument: str) -> str:
-    """A model's name or path as text; what is given as a path is not looked up as a name."""
+    """A model's name or path as text; a path object becomes absolute, so that it is not taken for a name."""
     if not isinstance(name, (str, os.PathLike)):
         raise UsageError(f"must be the path of a GGUF file or a model's name, not {name!r}", option=argument)
     path = os.fspath(name)
@@ -188,14 +188,15 @@ def _positive(name: str, value: int) -> int:
 
 
 def _of_kind(value: Any, name: str, kind: str) -> Any:
-    types, words = _KINDS[kind]
+    """The value, if it is of this kind. Raises UsageError."""
+    types, description = _KINDS[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise UsageError(f"must be {words}, not {value!r}", option=name)
+        raise UsageError(f"must be {description}, not {value!r}", option=name)
     return value
 
 
 def _as_tuple(value: Any, name: str) -> tuple[Any, ...]:
-    """The value of a field of ModelSettings or LoadSettings that is a tuple."""
+    """The value of a tuple field of ModelSettings or LoadSettings. Raises UsageError."""
     if name.startswith("devices"):
         return _names(value, name)
     if name == "rpc":

@@ -1,7 +1,7 @@
-"""From option values to settings: what is to be loaded, and how tokens are chosen.
+"""Builds load settings and sampling parameters from option values.
 
-Shared by the commands, the server, a chat's /set and the Python API. Reads the files that options name (a
-schema, a grammar, a template) and nothing else: models stay names, which models/prepare.py finds.
+Shared by the commands, the server, a chat's /set and the Python API. Reads only the files that options name
+(a schema, a grammar, a template): models remain names, which models/prepare.py resolves.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from specllama.rpc.endpoints import endpoints
 
 STEPS = "ekpmt"  # of --sampling-seq: penalties, top_k, top_p, min_p, temperature
 SHARED = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "use_mmap", "use_mlock", "flash_attn")
-"""Fields of ModelSettings that a draft takes from its target where it has no value of its own."""
+"""Fields of ModelSettings that a draft inherits from its target unless they are set for it."""
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:
-    """The values of flags, environment and files together; of two ways to name a model the flag's.
-
-    Raises ConfigError.
+    """The merged values of flags, environment and files. If a flag names a model, other ways to
+    name it are dropped. Raises ConfigError.
     """
     values = sources.resolve(given, {name: (o.kind, o.many) for name, o in STORED.items()})
     for pair in (("model", "hf_repo"), ("draft_model", "hf_repo_draft")):
@@ -41,7 +40,7 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
 
 
 def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
-    """Which models to load and how, the models by name. v: option values by name, as texts of a command line.
+    """The load settings, with models by name. v: option values by name, as on a command line.
 
     Raises UsageError, NotFoundError.
     """
@@ -67,10 +66,10 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
 def assemble(
     model: str, draft_model: str, target: Mapping[str, Any], draft: Mapping[str, Any], **load: Any
 ) -> LoadSettings:
-    """Settings from fields that are set. model, draft_model: names; "" is the default model, "auto" the draft
-    known for it, "none" no draft. target, draft: of ModelSettings; load: of LoadSettings.
+    """Load settings from the given fields. Raises UsageError.
 
-    Raises UsageError.
+    model, draft_model: names; "" is the default model, "auto" the known draft for the target, "none" no
+    draft. target, draft: fields of ModelSettings; load: fields of LoadSettings.
     """
     settings = ModelSettings(path=model, **target)
     drafts = wants_draft_model(load.get("drafters", DRAFTERS)) and draft_model != "none"
@@ -80,8 +79,8 @@ def assemble(
 
 
 def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of SamplingParams that are set; the rest is the model's or the default. v: option values
-    by name, as texts of a command line. Raises UsageError, NotFoundError.
+    """The fields of SamplingParams that are set; the others are the model's or the defaults. v: option values
+    by name, as on a command line. Raises UsageError, NotFoundError.
     """
     with _placed(v):
         params = {name: v[name] for name in PARAMETERS if name in v}
@@ -112,7 +111,7 @@ def read_text(path: str, name: str) -> str:
 
 
 def existing_file(path: str, name: str) -> str:
-    """The path of a file that is there. name: of the option. Raises NotFoundError, UsageError."""
+    """The path, if there is a file. name: of the option. Raises NotFoundError, UsageError."""
     if not path or "\0" in path:
         raise UsageError("needs the path of a file", option=name)
     try:
@@ -126,7 +125,7 @@ def existing_file(path: str, name: str) -> str:
 
 @contextlib.contextmanager
 def _placed(v: Mapping[str, Any]) -> Iterator[None]:
-    """An error of a value that a file or the environment gave says where."""
+    """Make the error for a value from a file or the environment name its origin."""
     try:
         yield
     except (UsageError, NotFoundError) as error:
@@ -162,7 +161,7 @@ def _model_name(v: Mapping[str, Any], path: str, repo: str, default: str) -> str
 
 
 def _model_fields(v: Mapping[str, Any], suffix: str) -> dict[str, Any]:
-    """Fields of ModelSettings that are set, of the target or (suffix "_draft") of the draft."""
+    """The fields of ModelSettings that are set, for the target or (suffix "_draft") for the draft."""
     found: dict[str, Any] = {}
     for name in _MODEL_FIELDS:
         if (key := name + suffix) in v:
@@ -256,7 +255,7 @@ def _chat_template(v: Mapping[str, Any]) -> str | None:
 
 
 def _structure(v: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema or grammar that the text must obey, from the option itself or the file that it names."""
+    """The schema or grammar that is read from a file. Raises UsageError if more than one is given."""
     names = ("json_schema", "json_schema_file", "grammar", "grammar_file")
     given = [name for name in names if name in v]
     if len(given) > 1:
@@ -273,7 +272,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _switched_off(letters: str) -> dict[str, Any]:
-    """The steps that --sampling-seq leaves out, as parameters that do nothing."""
+    """The parameters that switch off the steps missing in --sampling-seq."""
     if "".join(c for c in STEPS if c in letters) != letters:
         raise UsageError(f"must be letters of {STEPS} in that order, not {letters!r}", option="sampling_seq")
     return {name: p.off for name, p in PARAMETERS.items() if p.step and p.step not in letters}

@@ -1,6 +1,6 @@
-"""How models are loaded and drafted with, as plain data that crosses the pipe to the engine process as JSON.
+"""Load settings: how models are loaded and how drafting works, sent to the engine process as JSON.
 
-Knows ranges and nothing else: no files, no names of models, no command line. Errors name the option at fault.
+Checks ranges and nothing else: knows no files, model names or command line. Errors name the option at fault.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from specllama.errors import UsageError, option
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all
-MAX_THREADS = 512  # GGML_MAX_N_THREADS: beyond it ggml may end the process
+MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
-_OUTPUT_MULTIPLE = (
-    16  # keeps the buffer after the logits on cache lines; else AMX is 1.5 times slower (Q4_0, Q8_0)
-)
+# Keeps the buffer after the logits aligned to cache lines; otherwise AMX is 1.5 times slower (Q4_0, Q8_0).
+_OUTPUT_MULTIPLE = 16
 _HIGHEST = 2**31 - 1
 _ROPE_NUMBERS = (
     "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
@@ -31,14 +30,14 @@ _ROPE_NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """How one model is loaded and its context made. Raises UsageError.
+    """The settings of one model and its context. Raises UsageError.
 
-    path: a GGUF file; before models/prepare.py has found it, the model's name, "" for the default model.
-    n_ctx: tokens, 0 chooses. n_threads, n_threads_batch: 0 means the physical cores. n_gpu_layers: -1 all
-    that fit, -2 all. devices: names, () means all, ("none",) the CPU alone. n_cpu_moe: layers whose experts
-    stay on the CPU, -1 all. swa_full: keep all cells of layers with a sliding window, so that the cache can
-    be truncated; False saves memory and decodes again after a truncation. override_tensor: (pattern, buffer
-    type). lora: (path, scale). rope_*, yarn_*: None means the model's own.
+    path: a GGUF file; before models/prepare.py has resolved it, the model's name, "" for the default model.
+    n_ctx: tokens, 0 for automatic. n_threads, n_threads_batch: 0 for the physical cores. n_gpu_layers: -1 for
+    all that fit, -2 for all. devices: names, () for all, ("none",) for the CPU only. n_cpu_moe: layers whose
+    experts stay on the CPU, -1 for all. swa_full: keep all cells of layers with a sliding window, so that the
+    cache can be truncated; False saves memory, and evaluates again after a truncation. override_tensor:
+    (pattern, buffer type). lora: (path, scale). rope_*, yarn_*: None for the model's own values.
     """
 
     path: str
@@ -103,27 +102,27 @@ class ModelSettings:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             raise UsageError(
                 f"{self.cache_type_v} needs flash attention",
-                f"leave {option('flash_attn', 'off')} away",
+                f"omit {option('flash_attn', 'off')}",
                 option="cache_type_v",
             )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelSettings:
-        """From the dict of `asdict`, with tuples for JSON's lists; unknown names are left out."""
+        """From the dict of `asdict`, with tuples for JSON's lists; unknown names are ignored."""
         known = {f.name for f in fields(cls)}
         return cls(**{k: _tupled(v) for k, v in data.items() if k in known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """A target, perhaps a draft, and how drafting goes. Raises UsageError.
+    """The settings of a target, an optional draft, and drafting. Raises UsageError.
 
-    n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens of a round; None
-    decides by measured cost, 0 switches drafts off. draft_min, draft_p_min: the shortest draft that is
-    verified, and the confidence below which a draft ends. exact: decide near-ties on rows decoded alone.
-    calibrate: measure after the first answer what is not known yet, and store that and what was learnt.
+    n_slots: sequences at once. drafters: those that may draft. draft_max: most draft tokens per round;
+    None decides by measured costs, 0 switches drafting off. draft_min, draft_p_min: the shortest draft to
+    verify, and the confidence below which a draft ends. exact: decide near-ties on rows decoded alone.
+    calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. rpc: workers that hold the target, "host:port" each. memory: let
-    "copy" draft from earlier texts of the process too.
+    "copy" also draft from earlier texts of the process.
     """
 
     target: ModelSettings
@@ -177,7 +176,7 @@ class LoadSettings:
 
 
 def reserved_outputs(n_outputs_max: int) -> int:
-    """The rows of logits that a context reserves for `n_outputs_max` of them."""
+    """The rows of logits that a context reserves if a decode has at most `n_outputs_max`."""
     return -(-n_outputs_max // _OUTPUT_MULTIPLE) * _OUTPUT_MULTIPLE
 
 

@@ -1,9 +1,9 @@
 """The options of run, chat and serve: the table of flags, environment variables and TOML keys.
 
-Spellings are llama.cpp's. No option has a default here: defaults are those of ModelSettings and LoadSettings
-in load.py, of SamplingParams in core/sampling/params.py and of the server's settings. The sampling options
-come from SamplingParams. Knows no command line: cli/typer_options.py makes flags of this. bench, tune and
-rpc-worker have their own in options_measuring.py.
+Spellings are llama.cpp's. Defaults are not here but in ModelSettings and LoadSettings (load.py),
+SamplingParams (core/sampling/params.py) and the server's settings. The sampling options are generated from
+SamplingParams. Knows no command line: cli/typer_options.py turns options into flags. The options of bench,
+tune and rpc-worker are in options_measuring.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ GGUF, DOWNLOADED, LIST = "*.gguf", "downloaded", ","  # in `completes`
 class Option:
     """One option of a command.
 
-    flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may
-    be given several times. stored: allowed in files and environment. completes: what a shell offers as its
-    value: words, GGUF for files and names of models, DOWNLOADED for names of downloaded models, LIST first
-    for words joined by commas; () leaves it to the shell, which offers files. argument: its name in Python.
+    flags: () for a positional argument. kind: the type of its value. panel: its group in --help. many: may be
+    given several times. stored: allowed in files and environment. completes: the completions of its value:
+    words, GGUF for files and model names, DOWNLOADED for names of downloaded models, LIST first for a
+    comma-separated list of the words; () leaves it to the shell, which completes file names. argument: its
+    name in Python.
     """
 
     name: str
@@ -52,7 +53,7 @@ def row(
     completes: tuple[str, ...] = (),
     argument: str = "",
 ) -> Option:
-    """One option of a table; the kind `list` is a text that may be given several times."""
+    """One option of a table; the kind `list` means a text that may be given several times."""
     many = kind is list
     return Option(
         name, tuple(flags.split()), str if many else kind, text, "", metavar, many, True, completes, argument
@@ -401,11 +402,11 @@ _VLLM = {"draft_model": "--speculative-model", "draft_max": "--num-speculative-t
 
 
 def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
-    """vLLM's spellings too, for servers."""
+    """The options with vLLM's spellings added, for servers."""
     return [replace(o, flags=(*o.flags, _VLLM[o.name])) if o.name in _VLLM else o for o in options]
 
 
-_BARE = [o for o in SAMPLING if o.stored]  # of a server: what must be obeyed is for its clients to say
+_BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
 RUN = [*PROMPT, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
 CHAT = [*CHATTING, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
 SERVE = [*SERVING, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
@@ -415,14 +416,14 @@ _BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}
 
 
 def as_flag(name: str, value: str | None) -> str:
-    """How a command line spells an option (errors.Spelling): `-c 512`."""
+    """The spelling of an option on the command line (errors.Spelling): `-c 512`."""
     known = _BY_NAME.get(name)
     flag = known.flags[0] if known is not None else f"--{name.replace('_', '-')}"
     return flag if value is None else f"{flag} {value}"
 
 
 def as_argument(name: str, value: str | None) -> str:
-    """How Python spells an option (errors.Spelling): `max_model_len=512`."""
+    """The spelling of an option in Python (errors.Spelling): `max_model_len=512`."""
     known = _BY_NAME.get(name)
     argument = (known.argument if known is not None else "") or name
     if value is None:

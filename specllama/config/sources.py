@@ -1,4 +1,4 @@
-"""The precedence of values: flag > SPECLLAMA_* > specllama.toml of the project > the user's config > default.
+"""The precedence of values: flag > SPECLLAMA_* > project's specllama.toml > user's config.toml > default.
 
 Unknown keys and wrong types are errors that name the file and line, or the variable.
 """
@@ -24,8 +24,8 @@ Kinds = Mapping[str, tuple[type, bool]]  # option name to (type of a value, whet
 
 
 class Values(dict[str, Any]):
-    """Option values by name. origins: for those of a file or the environment where they were set, in words
-    that a message can begin with.
+    """Option values by name. origins: where a value from a file or the environment was set, as text that can
+    start a message.
     """
 
     def __init__(self, values: Mapping[str, Any] = {}, origins: Mapping[str, str] = {}) -> None:
@@ -33,20 +33,20 @@ class Values(dict[str, Any]):
         self.origins = dict(origins)
 
     def without(self, *names: str) -> Values:
-        """All but these."""
+        """The values without these names."""
         return Values({name: v for name, v in self.items() if name not in names}, self.origins)
 
-    def overlaid(self, nearer: Mapping[str, Any]) -> Values:
-        """With the values of a source that wins over this one."""
-        kept = {name: where for name, where in self.origins.items() if name not in nearer}
-        more = nearer.origins if isinstance(nearer, Values) else {}
-        return Values({**self, **nearer}, {**kept, **more})
+    def overlaid(self, values: Mapping[str, Any]) -> Values:
+        """The values, overridden by those of a source with higher precedence."""
+        kept = {name: where for name, where in self.origins.items() if name not in values}
+        more = values.origins if isinstance(values, Values) else {}
+        return Values({**self, **values}, {**kept, **more})
 
 
 def resolve(
     flags: Mapping[str, Any], kinds: Kinds, environ: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Values:
-    """All values that are set, the nearest source winning. Raises ConfigError."""
+    """All values that are set, by precedence of their sources. Raises ConfigError."""
     environ = os.environ if environ is None else environ
     layers = [user_file(environ), project_file(cwd or Path.cwd())]
     values = Values()
@@ -57,7 +57,9 @@ def resolve(
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """The user's config file if there is one; SPECLLAMA_CONFIG names another one, which must exist."""
+    """The user's config file, None if there is none. SPECLLAMA_CONFIG overrides its path. Raises ConfigError
+    if that is not a file.
+    """
     if given := environ.get("SPECLLAMA_CONFIG"):
         if not Path(given).is_file():
             raise ConfigError(f"SPECLLAMA_CONFIG names {given}, which is not a file")
@@ -67,7 +69,7 @@ def user_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def project_file(cwd: Path) -> Path | None:
-    """specllama.toml here or in the nearest directory above, up to the repository's root or the home."""
+    """specllama.toml in this directory or the nearest one above, up to the repository's root or the home."""
     for directory in (cwd, *cwd.parents):
         if (directory / "specllama.toml").is_file():
             return directory / "specllama.toml"
@@ -93,7 +95,7 @@ def read_file(path: Path, kinds: Kinds) -> Values:
         if name not in kinds:
             raise ConfigError(f"{where}: unknown key {key!r}", _similar(name, kinds))
         if name in values:
-            raise ConfigError(f"{where}: {key} is there twice, in two spellings")
+            raise ConfigError(f"{where}: {key} is set twice, in two spellings")
         values[name] = _checked(value, *kinds[name], where=f"{where}: {key}")
         values.origins[name] = f"{where}: {key}"
     return values

@@ -1,4 +1,4 @@
-"""Figures stored between runs, in the cache directory. A broken file is moved aside and is never fatal."""
+"""Stores measurements between runs, in the cache directory. A malformed file is renamed and never fatal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import platformdirs
 
 SCHEMA = 1
-# Where so many rows of a decode are bit-equal to single ones, no wider decodes are needed.
+# If decodes of this many rows are bit-equal to single rows, wider ones that are not need not be used.
 ENOUGH_ROWS = 17
-_LARGEST = 4 << 20  # bytes; a larger file was not written here
+_MAX_BYTES = 4 << 20  # of a file; specllama writes no larger ones
 
 
 def cache_dir() -> Path:
@@ -35,17 +35,17 @@ class Store:
         self.root = root if root is not None else cache_dir() / "calibration"
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file for a key, which holds all that the stored figures depend on."""
+        """The file for a key, which contains everything that the stored values depend on."""
         text = json.dumps(key, sort_keys=True, default=str)
         return self.root / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def read(self, key: Mapping[str, Any]) -> dict[str, Any]:
-        """The values stored under the key; empty without any, or if the file is broken (and moved aside)."""
+        """The values stored under the key; empty if there are none. A malformed file is renamed, as if absent."""
         path = self.path(key)
         try:
             if not path.is_file():
                 return {}
-            if path.stat().st_size > _LARGEST:
+            if path.stat().st_size > _MAX_BYTES:
                 raise ValueError("too long")
             data = json.loads(path.read_bytes())
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
@@ -59,7 +59,7 @@ class Store:
             return {}
 
     def write(self, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Store values under the key, atomically; a cache that cannot be written is no error."""
+        """Store values under the key, atomically; a cache that cannot be written is not an error."""
         path = self.path(key)
         temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
         text = json.dumps({"schema": SCHEMA, "key": dict(key), **values}, default=str)

@@ -1,4 +1,4 @@
-"""Whether llama.cpp could load a model with this header instead of throwing or aborting. Reads no file."""
+"""Checks that llama.cpp could load a model with this header without an exception or abort. Reads no file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.gguf.architectures import ARCHITECTURES, NOT_CAUSAL, RECURRENT
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.strings import StringArray
 
-MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage that would fail later, as out of memory
+MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS: above it llama.cpp aborts
 
 # Tokenizers that llama.cpp knows by `tokenizer.ggml.model`, and the type that it makes of each.
@@ -31,9 +31,9 @@ NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
 
 def check_model(header: Header) -> None:
-    """Refuse a header that cannot become a running model. Raises GGUFError naming the key at fault.
+    """Raises GGUFError naming the key at fault for a header from which no model can be run.
 
-    Vocabulary-only files, projectors and adapters are refused by name.
+    The messages name vocabulary-only files, projectors and adapters as such.
     """
     _check_architecture(header)
     if not header.tensors:
@@ -95,7 +95,7 @@ def _check_shape(header: Header) -> None:
 
 
 def check_tokenizer(header: Header) -> None:
-    """Refuse a tokenizer that llama.cpp cannot load: absent, unknown or incomplete. Raises GGUFError."""
+    """Raises GGUFError for a tokenizer that llama.cpp cannot load: absent, unknown or incomplete."""
     key = "tokenizer.ggml.model"
     model = header.text(key)
     if not model or model in NO_TOKENIZER:
@@ -119,7 +119,7 @@ def check_tokenizer(header: Header) -> None:
 
 
 def _check_unique(header: Header) -> None:
-    """llama.cpp asserts that token texts are unique, which aborts the process."""
+    """Token texts must be unique: llama.cpp asserts it, and aborts the process otherwise."""
     texts = header.token_texts
     if len(set(texts)) == len(texts):
         return

@@ -1,7 +1,7 @@
 """GGUF headers: metadata and tensor infos of a model, from disk or any other `GGUFSource`, without llama.cpp.
 
-Knows the meaning of the common keys; parse.py knows the bytes. Reading refuses damaged headers; check.py
-refuses those that could not be run. Never reads tensor data.
+Knows the meaning of the common keys; parse.py knows the bytes. Reading rejects damaged headers; check.py
+rejects models that could not be run. Never reads tensor data.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SPLIT_NAME = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """A GGUF header. Properties are 0, "" or None where the key is absent, which `check_model` refuses.
+    """A GGUF header. Properties are 0, "" or None if the key is absent; `check_model` rejects such headers.
 
-    path: how messages name the file. tensors: of all parts. file_bytes: size of all parts. parts: their
-    paths. offsets: byte at which each metadata key begins.
+    path: the file's name in messages. tensors: of all parts. file_bytes: size of all parts. parts: their
+    paths. offsets: byte at which each metadata key starts.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Header:
     offsets: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def fail(self, key: str, reason: str, hint: str = "Get another file of the model.") -> NoReturn:
-        """Raise GGUFError naming the file, the metadata key and where it is."""
+        """Raise GGUFError naming the file, the metadata key and its offset."""
         where = f"at byte {self.offsets[key]}" if key in self.offsets else "missing"
         raise GGUFError(f"{self.path}: {key} {where}: {reason}", hint)
 
@@ -152,7 +152,7 @@ class Header:
 
     @property
     def n_head_kv(self) -> tuple[int, ...]:
-        """Heads for keys and values of each layer; as many as `n_head` where the file does not say."""
+        """Key and value heads of each layer; `n_head` if the file does not set them."""
         return self.per_layer("attention.head_count_kv") or self.n_head
 
     @property
@@ -165,13 +165,13 @@ class Header:
 
     @property
     def tokens(self) -> StringArray:
-        """Text of every token id as the file has it; empty without a tokenizer."""
+        """The text of every token id as in the file; empty without a tokenizer."""
         value = self.metadata.get("tokenizer.ggml.tokens")
         return value if isinstance(value, StringArray) else StringArray.empty()
 
     @property
     def token_texts(self) -> list[bytes]:
-        """The texts as llama.cpp keeps them: each up to a NUL, and an empty one named by its id."""
+        """The texts as llama.cpp stores them: each up to a NUL; an empty one becomes [EMPTY_<id>]."""
         raws = self.tokens.raws()
         if all(raws) and b"\0" not in b"".join(raws):
             return raws
@@ -179,12 +179,12 @@ class Header:
 
     @property
     def bos_id(self) -> int | None:
-        """None where the file does not say; pair/vocab.py knows llama.cpp's defaults."""
+        """None if the file does not set it; pair/vocab.py knows llama.cpp's defaults."""
         return self.integer("tokenizer.ggml.bos_token_id", -1) if self._has("bos_token_id") else None
 
     @property
     def eos_id(self) -> int | None:
-        """None where the file does not say; pair/vocab.py knows llama.cpp's defaults."""
+        """None if the file does not set it; pair/vocab.py knows llama.cpp's defaults."""
         return self.integer("tokenizer.ggml.eos_token_id", -1) if self._has("eos_token_id") else None
 
     def _has(self, name: str) -> bool:
@@ -217,8 +217,8 @@ Opener = Callable[[str], AbstractContextManager[GGUFSource]]
 def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Header:
     """The header of a model: all parts of a split one, named by its first part, merged.
 
-    opener: opens a part by its name; from disk unless another is given. Raises what it raises and what
-    `read_source` does, and IntegrityError naming the part that is missing or belongs elsewhere.
+    opener: opens a part by its name, by default from disk. Raises what it and `read_source` raise, and
+    IntegrityError naming a part that is missing or belongs to another model.
     """
     with opener(os.fspath(path)) as source:
         first = read_source(source)

@@ -46,9 +46,9 @@ _ARCH_TYPES: dict[str, tuple[str, ...]] = {
 
 
 def check_types(name: str, entries: Mapping[str, MetadataEntry]) -> None:
-    """Refuse an entry whose type is not the one that llama.cpp expects of its key; other keys pass.
+    """Raises GGUFError, with key and byte offset, for an entry of another type than llama.cpp expects.
 
-    name: the file, for the message. Raises GGUFError with key and byte offset.
+    Unknown keys pass. name: the file, for the message.
     """
     architecture = entries.get("general.architecture")
     prefix = f"{architecture.value}." if architecture and isinstance(architecture.value, str) else None

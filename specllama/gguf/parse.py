@@ -1,7 +1,7 @@
-"""The GGUF format, versions 2 and 3: header bytes in, metadata and tensor infos out.
+"""The GGUF format, versions 2 and 3: parses header bytes into metadata and tensor infos.
 
 Knows nothing about the meaning of keys. Every GGUFError names the field and its byte offset. The rules are
-those of `ggml/src/gguf.cpp`, so that llama.cpp reads what passes here. Source: ggml's docs/gguf.md.
+those of `ggml/src/gguf.cpp`, so that llama.cpp reads every file that passes. Source: ggml's docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MetadataEntry(NamedTuple):
 class TensorInfo:
     """A tensor of the file. shape: elements by dimension, innermost first, as in ggml.
 
-    `offset` counts from the beginning of its file (part `part` of a split model), `n_bytes` is its data.
+    offset: of its data, from the start of its file (part `part` of a split model). n_bytes: of its data.
     """
 
     name: str
@@ -167,8 +167,8 @@ def _array(w: Window, field: str) -> tuple[Value, str]:
 
 
 def _strings(w: Window, n: int, field: str) -> StringArray:
-    # The one hot loop: a large vocabulary has 400,000 strings. The end of the buffer raises, and more is
-    # read.
+    # The only hot loop: a large vocabulary has 400,000 strings. At the end of the buffer unpack raises, and
+    # more is read.
     begin = pos = w.pos
     starts = array("q")
     unpack, append = struct.Struct("<Q").unpack_from, starts.append
@@ -203,9 +203,7 @@ def _alignment(w: Window, entries: dict[str, MetadataEntry]) -> int:
 
 
 def _tensor(w: Window, i: int) -> tuple[TensorInfo, int]:
-    """One tensor info, with `offset` relative to the tensor data as in the file, and the byte where it
-    begins.
-    """
+    """A tensor info, with `offset` relative to the tensor data as in the file, and the byte of its start."""
     begin = w.pos
     name = w.text(f"tensor[{i}] name")
     field = f"tensor[{i}] {name!r}"
@@ -253,7 +251,7 @@ def _placed(w: Window, tensors: list[tuple[TensorInfo, int]], alignment: int) ->
             w.fail(field, begin, "the tensor occurs twice")
         seen.add(t.name)
         if t.offset % alignment:
-            w.fail(f"{field} offset", begin, f"{t.offset} is no multiple of the alignment {alignment}")
+            w.fail(f"{field} offset", begin, f"{t.offset} is not a multiple of the alignment {alignment}")
         if t.offset != end:
             reason = (
                 "overlaps the tensor before it"

@@ -1,4 +1,4 @@
-"""Where the bytes of a GGUF header come from: `GGUFSource`, `FileSource`, and the parser's bounded `Window`.
+"""The sources of header bytes: `GGUFSource`, `FileSource`, and the parser's bounded `Window`.
 
 Knows nothing about the format, but recognises files of other formats.
 """
@@ -85,7 +85,7 @@ class FileSource:
 
 
 class Window:
-    """The bytes of a source from its start as far as they were needed, and the position of the parser.
+    """The bytes of a source from its start that were needed so far, and the position of the parser.
 
     `buf` only grows, at most to the size of the file and to MAX_HEADER_BYTES: lengths in the file are checked
     before anything is read or allocated for them.
@@ -147,7 +147,7 @@ class Window:
 
 
 def foreign_format(head: bytes) -> tuple[str, str] | None:
-    """What a file without GGUF's magic is instead, and a hint; None if its format is unknown."""
+    """(the format of a file without GGUF's magic, a hint); None if the format is unknown."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith(b"version https://git-lfs"):
         return "a git-LFS pointer, not the model itself", "Fetch the file it points to: git lfs pull."

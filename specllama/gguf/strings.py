@@ -1,4 +1,4 @@
-"""Arrays of strings in a GGUF file: hundreds of thousands, of which few are read."""
+"""Arrays of strings in a GGUF file: hundreds of thousands of strings, of which few are accessed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class StringArray:
     __slots__ = ("_blob", "_starts")
 
     def __init__(self, blob: bytes, starts: array[int]) -> None:
-        self._blob = blob  # every string after its 8-byte length
-        self._starts = starts  # of each string's bytes, and one more after the last
+        self._blob = blob  # all strings, each after its 8-byte length
+        self._starts = starts  # start of each string's bytes, and one more entry after the last
 
     @staticmethod
     def empty() -> StringArray:

@@ -47,9 +47,9 @@ class LlamaContext:
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
     core.interfaces.Context, which documents the methods.
 
-    n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence to roll
-    back to; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint. Raises
-    ResourceError where memory runs out, UsageError for a model that does not generate text.
+    n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence for
+    rollback; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint. Raises
+    ResourceError if memory runs out, UsageError for a model that does not generate text.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LlamaContext:
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
         self._n_swa = model.n_swa
-        self._last_rows = [0] * n_seq_max  # rows in the last decode, by sequence: states roll back no further
+        self._last_rows = [0] * n_seq_max  # rows in the last decode, by sequence: the limit of a rollback
         self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
         self._address, self._logits = 0, np.zeros((0, self.n_vocab), np.float32)
         self._make_batch()
@@ -115,7 +115,7 @@ class LlamaContext:
         return p
 
     def _make_batch(self) -> None:
-        """One batch over numpy arrays, which every decode fills."""
+        """The llama_batch over numpy arrays that every decode fills."""
         n = self.n_batch
         self._token, self._pos = np.zeros(n, np.int32), np.zeros(n, np.int32)
         self._n_seq, self._seq, self._output = (
@@ -137,7 +137,7 @@ class LlamaContext:
         )
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
-        """Threads from the next decode on: for a single row, and for more. Raises ValueError out of range."""
+        """Set the threads of the next decodes: of a single row, and of several. Raises ValueError."""
         for n in (n_threads, n_threads_batch):
             if not 1 <= n <= MAX_THREADS:
                 raise ValueError(f"a context uses 1 to {MAX_THREADS} threads, not {n}")
@@ -176,23 +176,25 @@ class LlamaContext:
             return np.zeros((0, self.n_vocab), np.float32)
         if not address:
             raise DecodeError("llama.cpp gave no logits")
-        if address != self._address:  # llama.cpp has reallocated, perhaps for fewer rows than this view has
+        if (
+            address != self._address
+        ):  # llama.cpp has reallocated; the buffer may hold fewer rows than the view
             self._address, size = address, self.n_outputs_max * self.n_vocab
             flat = (ctypes.c_float * size).from_address(address)
             self._logits = np.ndarray((self.n_outputs_max, self.n_vocab), np.float32, flat)
         return self._logits[:n_outputs]
 
     def _check(self, low: int, high: int, first: int, last: int, n_outputs: int) -> None:
-        """Refuse a batch that llama.cpp would abort the process or fail on. Raises ValueError.
+        """Raises ValueError for a batch on which llama.cpp would abort the process or fail.
 
         low, high: smallest and largest token id. first, last: smallest and largest seq_id.
         """
         if n_outputs > self.n_outputs_max:
             raise ValueError(f"a decode returns at most {self.n_outputs_max} rows of logits, not {n_outputs}")
         if low < 0 or high >= self.n_vocab:
-            raise ValueError(f"a token id outside the vocabulary of {self.n_vocab}")
+            raise ValueError(f"a token id is not in the vocabulary of {self.n_vocab}")
         if first < 0 or last >= self.n_seq_max:
-            raise ValueError(f"a seq_id outside the {self.n_seq_max} sequences")
+            raise ValueError(f"a seq_id is not one of the {self.n_seq_max} sequences")
 
     def n_past(self, seq_id: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
@@ -213,7 +215,7 @@ class LlamaContext:
             return 0
         removable = self._can_remove(seq_id, have - n_past)
         if removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1):
-            # With a sliding window removal always succeeds, but rows outside the window are gone.
+            # With a sliding window the removal always succeeds, but cells outside the window are gone.
             first = llama.llama_memory_seq_pos_min(self.memory, seq_id)
             if self.n_past(seq_id) == n_past and (
                 self.model.has_state or first <= max(0, n_past - self._n_swa)
@@ -222,7 +224,7 @@ class LlamaContext:
         return self._restore_checkpoint(seq_id, n_past)
 
     def _can_remove(self, seq_id: int, n_back: int) -> bool:
-        """Whether the last `n_back` tokens can be removed: recurrent states only roll back within the last
+        """Whether the last `n_back` tokens can be removed: recurrent states roll back only within the last
         decode.
         """
         if not self.model.has_state:
@@ -232,7 +234,7 @@ class LlamaContext:
         return not self.cuts_need_checkpoint and n_back <= possible
 
     def _restore_checkpoint(self, seq_id: int, n_past: int) -> int:
-        """Restore the checkpoint if it lies at or before n_past, else empty the sequence; its tokens."""
+        """Restore the checkpoint if it is at or before n_past, else clear the sequence; the tokens left."""
         at, state = self._checkpoints.get(seq_id, (0, None))
         if state is None or at > n_past:
             self._clear(seq_id)
@@ -259,20 +261,20 @@ class LlamaContext:
         llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if self.model.has_state else n_past)
         first = llama.llama_memory_seq_pos_min(self.memory, dst)
         if not self.model.has_state and first > max(0, n_past - self._n_swa):
-            self._clear(dst)  # some rows are outside the sliding window
+            self._clear(dst)  # some cells are outside the sliding window
         return self.n_past(dst)
 
     def size(self, seq_id: int) -> int:
         if (
             self.model.has_state or self._n_swa
-        ):  # rows outside a window, which truncation needs, would not be saved
+        ):  # cells outside a window, which truncation needs, are not saved
             return 0
         return int(llama.llama_state_seq_get_size(self.handle, seq_id))
 
     def save(self, seq_id: int) -> mmap.mmap | None:
         size = self.size(seq_id)
         try:
-            saved = mmap.mmap(-1, size)  # its own mapping, which returns to the system when freed
+            saved = mmap.mmap(-1, size)  # a mapping of its own, returned to the system when freed
         except (OSError, ValueError):
             return None
         written = llama.llama_state_seq_get_data(self.handle, _pointer_to(saved), size, seq_id)

@@ -44,7 +44,7 @@ def devices() -> list[Device]:
 
 
 def buffer_type(name: str) -> int:
-    """The ggml_backend_buffer_type_t with this name. Raises UsageError naming those that there are."""
+    """The ggml_backend_buffer_type_t with this name. Raises UsageError listing the known names."""
     known = {}
     for device in devices():
         handle = ggml.ggml_backend_dev_buffer_type(device.handle)

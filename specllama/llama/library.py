@@ -1,6 +1,6 @@
 """The shared library: checked, loaded and started once, and what this build of it supports.
 
-Importing this module loads llama.cpp. Raises EngineError where llama-cpp-python is absent, has another
+Importing this module loads llama.cpp. It raises EngineError if llama-cpp-python is absent, has another
 version or cannot be loaded. Knows nothing about models.
 """
 
@@ -83,8 +83,8 @@ def build_info() -> dict[str, Any]:
 
 
 def compiled() -> str:
-    """An identifier of this compilation of llama.cpp, 16 hexadecimal digits: a hash over the checksums of its
-    libraries that were recorded at installation; over their sizes and times where there is no record.
+    """An identifier of this build of llama.cpp, 16 hexadecimal digits: a hash over the checksums of its
+    libraries recorded at installation, or over their sizes and times if there is no record.
     """
     files = metadata.distribution("llama-cpp-python").files or []
     kept = [f"{file.name} {file.hash.value}" for file in files if file.hash and file.parent.name == "lib"]

@@ -1,4 +1,4 @@
-"""llama.cpp's log: its last warnings and errors, which say why a load failed; all of it on stderr on request.
+"""llama.cpp's log: keeps the last warnings and errors, which explain a failed load; optionally prints all.
 
 library.py installs the callback before anything else of llama.cpp runs.
 """

@@ -37,8 +37,8 @@ class LlamaModel:
     """Weights and vocabulary of one GGUF file.
 
     progress: called with the fraction loaded, 0 to 1. vocab_only: load no weights. Raises UsageError for
-    settings that this build or model does not support, IntegrityError where llama.cpp refuses the file,
-    ResourceError where memory runs out.
+    settings that this build or model does not support, IntegrityError if llama.cpp refuses the file,
+    ResourceError if memory runs out.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class LlamaModel:
 
     @property
     def bos_id(self) -> int:
-        """The beginning-of-sequence token, -1 without one."""
+        """The beginning-of-sequence token, -1 if there is none."""
         return int(llama.llama_vocab_bos(self.vocab))
 
     @property
@@ -191,7 +191,7 @@ class LlamaModel:
 
     @property
     def suppressed(self) -> list[int]:
-        """Tokens that the file says are never to be generated (tokenizer.ggml.suppress_tokens)."""
+        """Tokens that must never be generated (the file's tokenizer.ggml.suppress_tokens)."""
         n = ctypes.c_int32(0)
         found = llama.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(n))
         return [int(found[i]) for i in range(n.value)] if found else []
@@ -206,12 +206,12 @@ class LlamaModel:
 
     @property
     def uses_amx(self) -> bool:
-        """Whether its matrices are multiplied with AMX's integer tiles."""
+        """Whether ggml multiplies this model's matrices with AMX integer tiles."""
         on_amx = b"AMX_INT8 = 1" in llama.llama_print_system_info() and self.settings.n_gpu_layers == 0
         return on_amx and self.metadata("general.file_type") not in _FLOAT_TYPES
 
     def metadata(self, key: str) -> str | None:
-        """A value of the file's metadata as text, None where it has no such key."""
+        """A value of the file's metadata as text, None if there is no such key."""
         buffer = ctypes.create_string_buffer(1 << 10)
         n = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None
@@ -220,7 +220,7 @@ class LlamaModel:
         """The token ids of a text; unpaired surrogates become U+FFFD.
 
         add_special: add BOS and EOS as the vocabulary says. parse_special: control tokens written in the text
-        become their ids. Raises UsageError where llama.cpp cannot tokenise the text.
+        become their ids. Raises UsageError if llama.cpp cannot tokenise the text.
         """
         data = text.encode("utf-8", "replace" if _has_surrogates(text) else "strict")
         if not data and not add_special:

@@ -1,6 +1,6 @@
-"""ggml's RPC backend: workers added as devices of this process, and devices of this machine served.
+"""ggml's RPC backend: adds workers as devices of this process, and serves devices of this machine.
 
-Probe an address before adding it: ggml aborts the process where it finds anything but a worker.
+Probe an address before adding it: ggml aborts the process if anything but a worker listens there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ for _name, _result, _args in (
 
 
 def _procedure(name: str, result: type[Any] | None, *args: type[Any]) -> Callable[..., Any]:
-    """A function of ggml's RPC backend. Raises EngineError where the build has none."""
+    """A function of ggml's RPC backend. Raises EngineError if the build has none."""
     reg = ggml.ggml_backend_reg_by_name(b"RPC")
     address = ggml.ggml_backend_reg_get_proc_address(reg, name.encode()) if reg else None
     if not address:
@@ -75,7 +75,7 @@ def on_abort(report: Callable[[str], None]) -> None:
 
 
 def bound_memory(device: Device, limit: int, available: Callable[[], int] | None) -> None:
-    """Make a device report no more free memory than `available()`, and than `limit` bytes (0: no limit).
+    """Limit the free memory that a device reports to `available()` and to `limit` bytes (0: no limit).
 
     ggml reports all of the machine's memory as free for the CPU and has no setting for a limit. Clients plan
     with the reported number; ggml does not enforce it when they allocate.
@@ -95,8 +95,8 @@ def bound_memory(device: Device, limit: int, available: Callable[[], int] | None
 
 
 def serve_devices(address: str, served: Sequence[Device], n_threads: int, cache: str | None) -> None:
-    """Serve devices at IPv4:port, one client at a time, without end. cache: a directory for tensors that
-    clients have sent. Returns where it cannot listen or accept. Raises EngineError for a build without RPC.
+    """Serve devices at IPv4:port forever, one client at a time. cache: a directory for tensors that clients
+    send. Returns only if it cannot listen or accept. Raises EngineError for a build without RPC.
     """
     start = _procedure(
         "ggml_backend_rpc_start_server",

@@ -21,7 +21,7 @@ _READ = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A model in the cache. files: its parts on disk. missing: paths of parts that are not."""
+    """A model in the cache. files: its parts on disk. missing: paths of the other parts."""
 
     repo: str
     commit: str
@@ -104,7 +104,7 @@ def _is(model: InstalledModel, where: RepoName) -> bool:
 
 
 def remove(library: Library, model: InstalledModel) -> int:
-    """Remove a model, but keep content that another snapshot uses; the bytes freed.
+    """Remove a model, but keep content that another snapshot uses. Returns the bytes freed.
 
     Raises ResourceError.
     """
@@ -130,7 +130,7 @@ def remove(library: Library, model: InstalledModel) -> int:
 
 
 def remove_unfinished(library: Library, repo: str) -> int:
-    """Remove the stopped downloads of a repository; the bytes freed. Raises ResourceError."""
+    """Remove the stopped downloads of a repository. Returns the bytes freed. Raises ResourceError."""
     cache = RepoCache(library.root, repo)
     before = sum(u.n_bytes for u in unfinished_downloads(library, repo))
     try:
@@ -165,10 +165,10 @@ def _tidy(cache: RepoCache) -> None:
 
 
 def verify(file: Snapshot, progress: Callable[[int], None]) -> bool:
-    """Hash a file again and compare with its blob's name. progress: called with the bytes read so far.
+    """Hash a file and compare the hash with its blob's name. progress: called with the bytes read so far.
 
-    False if there is nothing to compare with: the file is a copy, not a link. Raises IntegrityError if the
-    hash differs or the file cannot be read.
+    Returns False if there is no hash to compare with: the file is a copy, not a link. Raises IntegrityError
+    if the hash differs or the file cannot be read.
     """
     expected = file.blob.name
     if len(expected) not in (40, 64) or file.blob.parent.name != "blobs":

@@ -30,7 +30,7 @@ _PAIR_KEYS = ("target", "drafts", "notes", "source")
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """A model known by name. default: its quantisation or file where the user names none."""
+    """A model known by name. default: its quantisation or file if the user names none."""
 
     name: str
     where: RepoName

@@ -1,6 +1,6 @@
 """The syntax of model names: a repository of the hub with a tag and a revision, or a path.
 
-Checks spelling only, without disk or network. Names that pass are safe as part of a path.
+Checks the syntax only, without disk or network. Names that pass are safe as part of a path.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
         library.listener.warning(f"{error.message} (without a GPU)")
         return
     about = f"{size(found.host)} of memory with a context of {found.n_ctx} tokens"
-    library.listener.note(f"it will take about {about}, {size(found.available)} are there")
+    library.listener.note(f"it will take about {about}, {size(found.available)} are available")
 
 
 def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:

@@ -60,7 +60,7 @@ class Silent:
 
 
 class RetryableError(Exception):
-    """A failure that may pass. retry_after: seconds that the server asks to wait, None if it does not say."""
+    """A temporary failure. retry_after: seconds that the server asks to wait, None if it does not."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)

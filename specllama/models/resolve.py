@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # not needed for models on disk
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """What a name refers to, before it is looked up. where: None for a path. entry: in models.toml."""
+    """A parsed model name, before it is looked up. where: None for a path. entry: in models.toml."""
 
     name: str
     where: RepoName | None = None
@@ -65,8 +65,8 @@ class ResolvedModel:
 
 
 class Library:
-    """All models that a name can refer to: on this disk, in models.toml, on the hub. Asks the hub only about
-    models that are not on disk.
+    """All models that a name can refer to: on this disk, in models.toml, on the hub. Requests about models on
+    disk are not sent to the hub.
 
     listener: receives notes and progress. environ: os.environ by default.
     """
@@ -90,7 +90,7 @@ class Library:
         return manifest.load(self.environ)
 
     def parse(self, name: str, argument: str) -> ParsedName:
-        """What a name refers to: a file, an alias with or without a quantisation, a repository.
+        """Parse a name: a file, an alias with or without a quantisation, or a repository.
 
         argument: the option, for messages. Raises UsageError, NotFoundError, ConfigError.
         """

@@ -1,7 +1,7 @@
-"""The pair check: whether a draft can propose tokens for a target, from two headers alone.
+"""The pair check: whether a draft can propose tokens for a target, from the two headers alone.
 
-The rule is llama.cpp's `common_speculative_are_compatible` (common/speculative.cpp); notes.py covers what it
-leaves out. Reads no model file.
+The rule is llama.cpp's `common_speculative_are_compatible` (common/speculative.cpp); notes.py covers
+differences that it does not check. Reads no model file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_LISTED = MAX_SIZE_DIFFERENCE + FIRST_CHECKED_ID  # the most that can differ 
 
 
 class TokenDifference(NamedTuple):
-    """A token id whose texts differ; the text is None on a side that lacks the id."""
+    """A token id whose texts differ; the text is None in a vocabulary without this id."""
 
     id: int
     target: str | None
@@ -31,10 +31,10 @@ class TokenDifference(NamedTuple):
 class PairVerdict:
     """The result of the check.
 
-    differing: the first MAX_LISTED of the `n_differing` ids whose text differs or that one side lacks.
-    first_difference: the first of them; for a pair that is incompatible because of a text, that text.
-    notes: about a usable pair. Only `reason` and `notes`
-    are safe to print: other fields hold texts as the files have them.
+    differing: the first MAX_LISTED of the `n_differing` ids whose texts differ or that only one vocabulary
+    has. first_difference: the first of them; for a pair that is incompatible because of a text, that one.
+    notes: about a usable pair. Only `reason` and `notes` are safe to print: other fields contain texts
+    unescaped, as in the files.
     """
 
     verdict: Literal["identical", "compatible", "incompatible"]
@@ -53,10 +53,11 @@ class PairVerdict:
 
 
 def check_pair(target: Header, draft: Header) -> PairVerdict:
-    """Whether the draft's token ids mean the same to the target by llama.cpp's rule, with notes on the rest.
+    """Whether the draft's token ids mean the same to the target by llama.cpp's rule, with notes on other
+    differences.
 
-    Unlike there, headers without a tokenizer and pre-tokenizers that llama.cpp does not know are
-    incompatible: it would not load them.
+    Unlike in llama.cpp, headers without a tokenizer or with an unknown pre-tokenizer are incompatible:
+    llama.cpp would not load them.
     """
     ours, theirs = read_vocab(target), read_vocab(draft)
     a, b = ours.texts, theirs.texts
@@ -89,7 +90,7 @@ def check_pair(target: Header, draft: Header) -> PairVerdict:
 
 
 def _refusal(ours: Vocab, theirs: Vocab) -> str | None:
-    """The first of llama.cpp's conditions that fails, apart from those on texts; None if none does."""
+    """The first of llama.cpp's conditions that fails, except those on texts; None if all hold."""
     for who, vocab in (("target", ours), ("draft", theirs)):
         if vocab.kind == "none":
             return f"the {who} has no tokenizer"

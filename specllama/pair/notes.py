@@ -1,4 +1,4 @@
-"""Notes on a usable pair, each one line: differences and costs that the rule of check.py leaves out."""
+"""Notes on a usable pair, one line each: differences and costs that the rule in check.py does not cover."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from specllama.gguf.header import Header
 from specllama.gguf.strings import StringArray
 from specllama.pair.vocab import Vocab, end_ids, shown
 
-COSTLY_DRAFT = 0.5  # bytes read per token, draft over target: from here on a draft rarely pays off
+COSTLY_DRAFT = 0.5  # ratio of bytes read per token, draft to target, from which a draft rarely pays
 _SHOWN = 4  # ids in one note
 
 
 def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[Note, ...]:
-    """Notes on a usable pair.
-
-    ours, theirs: the vocabularies of target and draft.
-    """
+    """The notes on a usable pair. ours, theirs: the vocabularies of target and draft."""
     return (
         *_splitting(target, draft, ours, theirs),
         *_ends(target, draft, ours, theirs),
@@ -29,7 +26,7 @@ def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[No
 
 
 def _splitting(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> Iterator[Note]:
-    """Differences in how the two split text: the draft then reads sequences that it was not trained on."""
+    """Differences in how the two tokenise text: the draft then reads sequences that it was not trained on."""
     if ours.kind != "bpe":
         return
     so = "the draft was trained on other token sequences, so fewer of its tokens may be accepted"
@@ -74,7 +71,7 @@ def _list(vocab: Vocab, ids: frozenset[int]) -> str:
 def _templates(target: Header, draft: Header) -> Iterator[Note]:
     a, b = target.chat_template, draft.chat_template
     if a is None:
-        yield Note("the target has no chat template: messages need one, bare prompts do not")
+        yield Note("the target has no chat template: messages need one, raw prompts do not")
     elif b is None:
         yield Note("the draft has no chat template: it may not have been trained on conversations")
     elif a != b:
@@ -122,5 +119,5 @@ def _size(n_bytes: int) -> str:
 def _same_file(a: str, b: str) -> bool:
     try:
         return a == b or os.path.samefile(a, b)
-    except (OSError, ValueError):  # an address, or gone by now
+    except (OSError, ValueError):  # an address, or removed meanwhile
         return False

@@ -1,4 +1,4 @@
-"""A vocabulary as llama.cpp's loader (src/llama-vocab.cpp) makes it of the header's keys, defaults included.
+"""A vocabulary as llama.cpp's loader (src/llama-vocab.cpp) builds it from a header, including its defaults.
 
 Reads no model file.
 """
@@ -25,7 +25,7 @@ _DEFAULTS: dict[str, tuple[int | None, int | None, bool, bool]] = {
     "none": (None, None, False, False),
 }
 
-# Names of `tokenizer.ggml.pre` for a "bpe" tokenizer: groups that split text in the same way, and the others.
+# Names of `tokenizer.ggml.pre` for a "bpe" tokenizer: groups that split text alike, and all other names.
 _PRE_ALIKE = (
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en "
@@ -49,13 +49,13 @@ PRE_TYPES |= {name: line.split()[0] for line in _PRE_ALIKE for name in line.spli
 _ADD_BOS = frozenset(("llama3", "tekken", "chameleon"))  # by default
 _FORCE_BOS = "gemma4"  # whatever the key says
 
-# Tokens with these texts end a generation, whatever the keys say.
+# Tokens with these texts end a generation, regardless of the keys.
 _END_TEXTS = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s>
 <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response>
 <｜end▁of▁sentence｜> [e~[
 """.encode().split()
-# So do these: the key that names each token, and texts to look for where the key is absent.
+# So do these: the key that names each token, and the texts that are searched for if the key is absent.
 _FILL_TEXTS = {
     "fim_pad": (b"<|fim_pad|>", b"<fim-pad>", b"<fim_pad>", b"<PAD>", b"[PAD]"),
     "fim_rep": (b"<|fim_repo|>", b"<|repo_name|>", b"<fim-repo>", b"<REPO>", b"<reponame>"),
@@ -68,10 +68,10 @@ _KMER_MARK = "\ue000".encode()
 
 @dataclass(frozen=True)
 class Vocab:
-    """A vocabulary as llama.cpp would load it; a token id of None: there is no such token.
+    """A vocabulary as llama.cpp would load it. A token id is None if there is no such token.
 
     kind: a value of TOKENIZERS, or "none". pre: the pre-tokenizer's name, "" without one. texts: the text of
-    every id, as llama.cpp compares them.
+    every id, as compared by llama.cpp.
     """
 
     kind: str
@@ -85,11 +85,11 @@ class Vocab:
 
     @property
     def pre_type(self) -> str | None:
-        """The first of the pre-tokenizer's names; None where llama.cpp knows none of them."""
+        """The first name of the pre-tokenizer's group; None for a name that llama.cpp does not know."""
         return PRE_TYPES.get(self.pre)
 
     def text(self, token: int) -> str | None:
-        """The text of an id, bytes that are not UTF-8 as \\xNN; None for an id outside the vocabulary."""
+        """The text of an id, with invalid UTF-8 as \\xNN; None for an id outside the vocabulary."""
         return self.texts[token].decode(errors="backslashreplace") if token < len(self.texts) else None
 
     def named(self, token: int | None) -> str:
@@ -105,7 +105,7 @@ def shown(text: str | None) -> str:
 
 
 def read_vocab(header: Header) -> Vocab:
-    """The vocabulary that the tokenizer keys describe: defaults by tokenizer, ids out of range ignored."""
+    """The vocabulary that a header describes, with llama.cpp's defaults; ids out of range are ignored."""
     model = _c_string(header, "tokenizer.ggml.model")
     kind = "none" if model in NO_TOKENIZER else TOKENIZERS.get(model, "none")
     bos_id, eos_id, add_bos, add_eos = _DEFAULTS[kind]
@@ -134,9 +134,9 @@ def read_vocab(header: Header) -> Vocab:
 
 
 def end_ids(header: Header, vocab: Vocab) -> frozenset[int]:
-    """The tokens that end a generation, as llama.cpp finds them: named by a key, or known by their text.
+    """The tokens that end a generation, found as in llama.cpp: named by a key, or recognised by their text.
 
-    Where several texts serve one fill-in-the-middle key, llama.cpp uses any of them; here it is the first.
+    If several texts match one fill-in-the-middle key, llama.cpp uses any of them, this function the first.
     """
     if vocab.kind == "none":
         return frozenset()
@@ -148,7 +148,7 @@ def end_ids(header: Header, vocab: Vocab) -> frozenset[int]:
         named.append(next((found[t] for t in texts if t in found), None) if by_key is None else by_key)
     ids.update(i for i in named if i is not None)
     texts_of = {vocab.texts[i] for i in ids}
-    # Next to these, <|end|> only closes a part of the answer; next to those, </s> is ordinary text.
+    # With the former tokens <|end|> only closes a part of the answer; with the latter </s> is ordinary text.
     if texts_of & {b"<|call|>", b"<|calls|>"} and texts_of & {b"<|return|>", b"<|flush|>"}:
         ids.discard(found.get(b"<|end|>", -1))
     if texts_of & {b"<|tool_response>", b"<|plamo:eos|>"}:
@@ -162,7 +162,7 @@ def _named(header: Header, vocab: Vocab, key: str) -> int | None:
 
 
 def _bare_kmers(texts: list[bytes]) -> list[bytes]:
-    """The texts of a "hybriddna" tokenizer without the mark that ends its DNA tokens, those after <oov>."""
+    """The texts of a "hybriddna" tokenizer without the final mark of its DNA tokens (after <oov>)."""
     if b"<oov>" not in texts:
         return texts
     first = texts.index(b"<oov>") + 1

@@ -113,7 +113,7 @@ class Supervisor:
             async with asyncio.timeout(seconds):
                 found = await reply
         finally:
-            submission.leave()
+            submission.discard()
         if isinstance(found, SpecllamaError):
             raise found
         assert isinstance(found, answer)

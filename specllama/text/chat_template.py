@@ -1,6 +1,6 @@
-"""Chat templates: from messages to a prompt, rendered in a sandbox with limits on time and memory.
+"""Chat templates: render messages to a prompt, in a sandbox with limits on time and memory.
 
-A user's text stays text: stretches of a message that could be parsed as control tokens are marked while the
+A user's text stays text: parts of a message that could be parsed as control tokens are marked while the
 template runs (control_tokens.py), and `PromptPart.parse_special` is False for them in the result.
 """
 
@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 Value = TypeVar("Value")
 SECONDS, MAX_CHARS, MAX_BYTES = 2.0, 4 * 1024 * 1024, 512 * 1024 * 1024
 _CHECK_SECONDS = 0.02
-_LONGEST = 256  # characters of a control token
+_MAX_TOKEN_CHARS = 256  # of a control token
 _HINT = f"use {option('raw')}"
 
 
@@ -74,9 +74,9 @@ class ChatTemplate:
         return marks.parts(text)
 
     def continued(self, parts: Sequence[PromptPart], text: str) -> list[PromptPart]:
-        """The parts followed by the beginning of an answer, in which no control token is parsed.
+        """The parts followed by the start of an answer, in which no control token is parsed.
 
-        It joins the last part, and is tokenised with it, unless that would create a control text.
+        The start is added to the last part, and tokenised with it, unless that would create a control text.
         """
         if not text or not parts:
             return [*parts, PromptPart(text, False)] if text else list(parts)
@@ -120,8 +120,8 @@ class ChatTemplate:
 def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
     """Run `work` in this thread; another thread raises _LimitReached in it after SECONDS or MAX_BYTES.
 
-    Loops of templates run as Python code, where that works; sandbox.py refuses single operations that would
-    take long.
+    That interrupts loops of templates, which run as Python code; sandbox.py refuses single operations that
+    would take too long.
     """
     thread, lock, done, problem = threading.get_ident(), threading.Lock(), threading.Event(), ""
 
@@ -152,7 +152,7 @@ def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
 
 
 def _private_bytes() -> int:
-    """Private memory of this process; its peak where the system reports only that."""
+    """Bytes of private memory of this process; its peak if the system reports only that."""
     if sys.platform == "linux":
         with open("/proc/self/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -174,19 +174,19 @@ def encode(
     bos_text: str,
     adds_bos: bool,
 ) -> list[int]:
-    """The ids of rendered parts: control tokens parsed where the template wrote them, BOS added unless the
-    template has written it.
+    """The ids of rendered parts: control tokens are parsed only in text of the template, and BOS is added
+    unless the template has written it.
 
-    tokenize: from (text, add_special, parse_special) to ids. bos_text: "" for none. adds_bos: whether the
-    vocabulary says that BOS is added.
+    tokenize: from (text, add_special, parse_special) to ids. bos_text: "" for none. adds_bos: whether BOS is
+    to be added according to the vocabulary.
     """
     ids: list[int] = []
     begins = bool(parts) and bool(bos_text) and parts[0].parse_special and parts[0].text.startswith(bos_text)
     for i, part in enumerate(parts):
         text = part.text
         if i and parts[i - 1].parse_special and text[:1].isspace() and not part.parse_special:
-            # Some control tokens swallow the whitespace that follows them.
-            blanks, token = text[: -len(text.lstrip())] or text, parts[i - 1].text[-_LONGEST:]
+            # Some control tokens absorb the whitespace that follows them.
+            blanks, token = text[: -len(text.lstrip())] or text, parts[i - 1].text[-_MAX_TOKEN_CHARS:]
             if tokenize(token + blanks, False, True) == tokenize(token, False, True):
                 text = text[len(blanks) :]
         ids += tokenize(text, i == 0 and adds_bos and not begins, part.parse_special)

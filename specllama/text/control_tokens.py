@@ -1,6 +1,6 @@
-"""Tells text of messages from text of the chat template, by marks: private-use characters.
+"""Distinguishes the text of messages from that of the chat template, with marks: private-use characters.
 
-While the template runs, a mark stands for each text of a message that must not be parsed as a control token.
+While the template runs, a mark replaces each text of a message that must not be parsed as a control token.
 Knows nothing about Jinja.
 """
 
@@ -22,7 +22,7 @@ _ESCAPED = re.compile(r"\\U000f[0-9a-f]{4}|\\udb[89ab][0-9a-f]\\ud[c-f][0-9a-f]{
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A stretch of a rendered prompt. parse_special: whether control tokens are parsed in it."""
+    """A part of a rendered prompt. parse_special: whether control tokens are parsed in it."""
 
     text: str
     parse_special: bool
@@ -73,11 +73,11 @@ class Marks:
         self.loose = False  # whether an unmarked character could begin a control text
 
     def hide(self, value: Any) -> Any:
-        """A copy of plain data with marks. Raises UsageError where there are not enough marks."""
+        """A copy of plain data with marks. Raises UsageError if there are not enough marks."""
         if isinstance(value, str):
             return self._hidden(value)
         if isinstance(value, Mapping):
-            # Templates compare roles and keys with words, which may also be tokens of the vocabulary.
+            # Templates compare roles and keys with words that may also be tokens of the vocabulary.
             return {
                 k if _is_word(k) else self.hide(k): v if k == "role" and _is_word(v) else self.hide(v)
                 for k, v in value.items()
@@ -89,7 +89,7 @@ class Marks:
     def parts(self, rendered: str) -> list[PromptPart]:
         """The rendered text with each mark replaced by its text.
 
-        Text between two control tokens of the template stays one part, so that it is tokenised as a whole.
+        The text between two control tokens of the template remains one part, and is tokenised as a whole.
         """
         if self._escapes and self._texts:
             rendered = _ESCAPED.sub(self._unescaped, rendered)
@@ -121,7 +121,7 @@ class Marks:
         return self._marks[text]
 
     def _unescaped(self, found: re.Match[str]) -> str:
-        """The mark that the template wrote as an escape of Python or JSON."""
+        """The mark for an escape in Python's or JSON's syntax that the template has written."""
         mark = (
             str(json.loads(f'"{found.group()}"'))
             if found.group()[1] == "u"

@@ -1,31 +1,31 @@
-"""From the bytes of tokens to text: whole characters only, and stop strings never shown, not even in part."""
+"""Turns the bytes of tokens into text: complete characters only, and never a stop string or part of one."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
 
-Runs = Sequence[tuple[int, str]]  # (characters, source) of the stretches of a text, in order
+Runs = Sequence[tuple[int, str]]  # (number of characters, source) of consecutive runs of a text
 
 
 class TokenWriter:
     """Collects the text of one generation.
 
-    piece: from a token id to its bytes (empty for control tokens). The first bytes of a character wait for
-    the others; bytes that are not UTF-8 become U+FFFD; text that may begin a stop string waits until it is
-    decided. Of several stop strings the one that is complete first ends the text, the longest of those that
-    end at the same character. stopped_by: that stop string, else None.
+    piece: from a token id to its bytes (empty for control tokens). An incomplete character, and text that may
+    be the start of a stop string, are held back; bytes that are not UTF-8 become U+FFFD. Of several stop
+    strings the first to be complete ends the text, the longest if several end at the same character.
+    stopped_by: that stop string, else None.
     """
 
     def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
         self._piece, self._stops = piece, tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ready, self._held = "", ""
-        self._sources: list[tuple[int, str]] = []  # runs of the text that was not taken yet
+        self._sources: list[tuple[int, str]] = []  # runs of the text not yet taken
         self.stopped_by: str | None = None
 
     def push(self, token: int, source: str = "target") -> bool:
-        """Add a token; True if it completes a stop string, which is left out with all that follows.
+        """Add a token. Returns True if it completes a stop string, which is left out with all text after it.
 
         source: the token's source, for `take_runs`: "target" or a drafter's name.
         """
@@ -49,7 +49,7 @@ class TokenWriter:
         return False
 
     def take(self) -> str:
-        """The text that is certain and was not taken before."""
+        """The text since the last call, without the text that is held back."""
         return self.take_runs()[0]
 
     def take_runs(self) -> tuple[str, list[tuple[int, str]]]:
@@ -58,7 +58,7 @@ class TokenWriter:
         return text, self._runs(len(text))
 
     def _runs(self, n: int) -> list[tuple[int, str]]:
-        """The runs of the next n characters, neighbours of one source joined."""
+        """The runs of the next n characters; neighbours with the same source are joined."""
         runs: list[tuple[int, str]] = []
         while n > 0:
             size, source = self._sources.pop(0)
@@ -73,7 +73,7 @@ class TokenWriter:
         return runs
 
     def finish(self) -> str:
-        """The rest at the end of the generation, without an incomplete character."""
+        """The text held back until the end of the generation, without an incomplete character."""
         return self.finish_runs()[0]
 
     def finish_runs(self) -> tuple[str, list[tuple[int, str]]]:
@@ -83,7 +83,7 @@ class TokenWriter:
         return self.take_runs()
 
     def _open_stop(self, text: str) -> int:
-        """Length of the longest suffix of `text` that begins a stop string."""
+        """Length of the longest suffix of `text` that is the start of a stop string."""
         longest = max(map(len, self._stops)) - 1
         for n in range(min(longest, len(text)), 0, -1):
             if any(s.startswith(text[-n:]) for s in self._stops):

@@ -1,7 +1,7 @@
-"""Masks over a model's tokens from a JSON schema or a grammar, with llguidance.
+"""Masks over a model's tokens for a JSON schema or a grammar, with llguidance.
 
-Knows nothing of logits and sampling. A grammar that cannot be used is UsageError when it is compiled,
-MaskError when it proves too complex during generation.
+Knows nothing about logits and sampling. A grammar that cannot be used raises UsageError when it is compiled,
+MaskError if it turns out too complex during generation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of the text of a schema or grammar
 _KEPT = 16  # compiled grammars
-_MAX_ALTERNATIVES = 20_000  # at one position, such as the keys of a large object; by default 2,000
-# The style of JSON that models were trained to write; flexible whitespace could be endless and is never
-# forced. llguidance has no oneOf: it is treated as anyOf.
+_MAX_ALTERNATIVES = 20_000  # at one position, such as the keys of a large object; llguidance's default: 2,000
+# The style of JSON that models were trained to write. Flexible whitespace could be endless, and is never
+# forced. llguidance has no oneOf, which is treated as anyOf.
 _JSON_STYLE: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -35,7 +35,7 @@ _JSON_STYLE: Any = {
 
 
 class GrammarVocabulary(Protocol):
-    """The vocabulary of a model that llama.cpp has loaded; end_ids: the tokens that end a text."""
+    """The vocabulary of a model loaded by llama.cpp. end_ids: the tokens that end a generation."""
 
     @property
     def vocab(self) -> Any:
@@ -61,9 +61,9 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def mask(self, *, json_schema: str | None = None, grammar: str | None = None) -> GrammarMask | None:
-        """A mask at the start of the schema (JSON text) or grammar (GBNF or Lark); None if neither is given.
+        """A mask at the start of a schema (JSON text) or grammar (GBNF or Lark); None if neither is given.
 
-        Raises UsageError for one that cannot be used.
+        Raises UsageError if it cannot be used.
         """
         if json_schema is not None:
             what, source = "JSON schema", _from_schema(json_schema)
@@ -95,10 +95,10 @@ class Grammars:
                     self._model.vocab, self._model.n_vocab, eos_token=end_ids
                 )
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
-        probe = matcher.deep_copy()  # errors at the first tokens show before anything is decoded
+        probe = matcher.deep_copy()  # finds errors at the first tokens before anything is decoded
         for _ in range(2):
             if not probe.is_stopped() and not any(probe.compute_bitmask()) and not probe.is_accepting():
-                raise _refused(what, probe.get_error() or "no text fulfils it")
+                raise _refused(what, probe.get_error() or "no text satisfies it")
             probe.consume_tokens(probe.compute_ff_tokens())
             if probe.is_error():
                 raise _refused(what, probe.get_error())
@@ -106,11 +106,11 @@ class Grammars:
 
 
 class GrammarMask:
-    """One sequence's position in a grammar; implements core.interfaces.Mask. end_ids: legal where the text
-    may end.
+    """The position of one sequence in a grammar; implements core.interfaces.Mask. end_ids: legal if the text
+    may end here.
 
     Tokens `ahead` are tried on a copy of the matcher, the scout: a matcher that has failed cannot be rolled
-    back, and a failure on drafted tokens must not end a text that continues without them.
+    back, and a failure on drafted tokens must not end a text that can continue without them.
     """
 
     def __init__(self, matcher: LLMatcher, n_vocab: int, end_ids: Collection[int]) -> None:
@@ -118,8 +118,8 @@ class GrammarMask:
         self._end_ids = frozenset(end_ids)
         self._ends = np.array(sorted(self._end_ids), np.int64)
         self._scout: LLMatcher | None = None
-        self._lead: list[int] = []  # tokens that the scout has consumed after the accepted ones
-        self._lag: list[int] = []  # accepted tokens that the scout has not consumed
+        self._lead: list[int] = []  # tokens that the scout has consumed beyond the accepted ones
+        self._lag: list[int] = []  # accepted tokens that the scout has not consumed yet
 
     def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:
         matcher = self._after(ahead) if ahead else self._checked()
@@ -191,7 +191,7 @@ class GrammarMask:
         return self._scout if len(self._lead) == len(ahead) and not self._scout.is_error() else None
 
     def _roll_back(self, n: int) -> None:
-        """Keep the first n of the tokens that the scout is ahead."""
+        """Roll the scout back to n tokens beyond the accepted ones."""
         if self._scout is not None and n < len(self._lead):
             self._scout.rollback(len(self._lead) - n)
             del self._lead[n:]
@@ -204,7 +204,7 @@ def _from_schema(text: str) -> str:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the JSON schema is no JSON: {error}") from None
+        raise UsageError(f"the JSON schema is not JSON: {error}") from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -237,7 +237,7 @@ def _check_size(text: str, what: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise UsageError(f"the {what} is no valid UTF-8") from None
+        raise UsageError(f"the {what} is not valid UTF-8") from None
     if size > MAX_BYTES:
         raise UsageError(f"the {what} has {size} bytes, at most {MAX_BYTES} are allowed")
     if "\0" in text:
@@ -245,7 +245,7 @@ def _check_size(text: str, what: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Levels of nesting; without recursion, since the value may be nested deeply."""
+    """Levels of nesting, computed without recursion: the value may be nested deeply."""
     deepest, todo = 0, [(value, 1)]
     while todo:
         item, level = todo.pop()
@@ -260,5 +260,5 @@ def _refused(what: str, problem: str) -> UsageError:
 
 
 def _first_line(text: str) -> str:
-    """The message of llguidance without the parser state that follows it."""
+    """The message of llguidance without the parser state after it."""
     return " ".join(text.partition("<state>")[0].split())[:300]

@@ -1,6 +1,6 @@
-"""The reasoning that a model writes before its answer: the tags around it, and the splitter between the two.
+"""The reasoning that a model writes before its answer: its tags, and a splitter that separates the two.
 
-Works on text as it arrives, with the source of each stretch; knows nothing of tokens.
+Works on text as it arrives, with the source of each run; knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TAGS: Mapping[str, str] = {
 
 
 def closing_tag(prompt: str) -> str:
-    """The tag that will close the reasoning which the prompt's end has opened; "" where it opens none."""
+    """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
     end = prompt.rstrip()
     return next((closing for opening, closing in TAGS.items() if end.endswith(opening)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPiece:
-    """A stretch of text and its runs. reasoning: whether it belongs to the reasoning or to the answer."""
+    """A piece of text and its runs. reasoning: whether it is part of the reasoning or of the answer."""
 
     text: str
     runs: Runs
@@ -40,21 +40,21 @@ class ReasoningPiece:
 class ReasoningSplitter:
     """Splits one generation as it arrives.
 
-    closing: the tag that closes reasoning which the prompt has opened (see `closing_tag`); with "" the
-    generation may itself begin with an opening tag. off: everything is answer. keep_tags: tags and blanks
-    belong to the reasoning, so that the pieces join to the whole text; otherwise tags and the blanks around
-    them belong to neither. Reasoning that is never closed lasts to the end.
+    closing: the tag that closes the reasoning that the prompt has opened (see `closing_tag`); if it is "",
+    the generation may itself start with an opening tag. off: everything is answer. keep_tags: tags and white
+    space are part of the reasoning, so that the pieces add up to the whole text; otherwise tags and the white
+    space around them are dropped. Reasoning that is never closed lasts to the end.
     """
 
     def __init__(self, closing: str = "", off: bool = False, keep_tags: bool = False) -> None:
         self._closing = "" if off else closing
         self._undecided = not closing and not off
         self._keep_tags = keep_tags
-        self._at_start = bool(self._closing)  # of the reasoning or of the answer after it: blanks are dropped
-        self._text, self._runs = "", list[tuple[int, str]]()  # what was pushed and not returned
+        self._at_start = bool(self._closing)  # of reasoning or answer, where white space is dropped
+        self._text, self._runs = "", list[tuple[int, str]]()  # pushed and not yet returned
 
     def push(self, text: str, runs: Runs) -> list[ReasoningPiece]:
-        """More of the generation; the pieces that are certain by now. What may be part of a tag waits.
+        """Add text. Returns the pieces that are certain by now: text that may be part of a tag is held back.
 
         runs: (characters, source) of `text`, as `TokenWriter` gives them.
         """
@@ -63,7 +63,7 @@ class ReasoningSplitter:
         return self._certain(last=False)
 
     def finish(self) -> list[ReasoningPiece]:
-        """The pieces that had to wait, at the end of the generation."""
+        """The pieces held back until the end of the generation."""
         return self._certain(last=True)
 
     def _certain(self, last: bool) -> list[ReasoningPiece]:
@@ -76,7 +76,7 @@ class ReasoningSplitter:
         return pieces
 
     def _decide(self, last: bool) -> bool:
-        """Whether it is known by now if the text begins with an opening tag."""
+        """Look for an opening tag at the start; False if more text is needed to decide."""
         begun = self._text.lstrip()
         if not last and any(tag.startswith(begun) and tag != begun for tag in TAGS):
             return False
@@ -101,7 +101,7 @@ class ReasoningSplitter:
         return pieces
 
     def _stripped(self, n: int, n_tag: int = 0) -> list[ReasoningPiece]:
-        """The next n characters as reasoning, without blanks at their end, and a tag of n_tag after them."""
+        """The next n characters as reasoning, without trailing white space and the n_tag characters after."""
         if self._keep_tags:
             return self._piece(n + n_tag, reasoning=True)
         end = len(self._text[:n].rstrip())
@@ -111,7 +111,7 @@ class ReasoningSplitter:
         return pieces
 
     def _open_end(self) -> int:
-        """Characters at the end that may be the beginning of the closing tag."""
+        """Number of characters at the end that may be the start of the closing tag."""
         longest = min(len(self._closing) - 1, len(self._text))
         return next((n for n in range(longest, 0, -1) if self._closing.startswith(self._text[-n:])), 0)
 
@@ -126,7 +126,7 @@ class ReasoningSplitter:
         return [ReasoningPiece(text, runs, reasoning)] if text else []
 
     def _remove(self, n: int) -> list[tuple[int, str]]:
-        """Remove n characters from the front; their runs."""
+        """Remove n characters from the front. Returns their runs."""
         self._text, removed = self._text[n:], list[tuple[int, str]]()
         while n > 0 and self._runs:
             size, source = self._runs[0]

@@ -1,4 +1,4 @@
-"""The Jinja environment of chat templates: sandboxed, and without single operations that fill the memory.
+"""The Jinja environment of chat templates: sandboxed, and without single operations that fill memory.
 
 chat_template.py interrupts loops; the operations refused here run in C, where nothing can interrupt them.
 """
@@ -139,7 +139,7 @@ class Sandbox(sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}…{% endgeneration %}`, which some templates have for training."""
+    """`{% generation %}…{% endgeneration %}`, which some templates contain for training."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own annotation
 
@@ -227,18 +227,17 @@ def _check_join(values: Any, separator: Any = "", *_: Any) -> None:
 
 
 def _guarded(function: Callable[..., Any], check: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter after a check of its arguments. (Jinja passes its context to some filters first.)"""
-    mark = getattr(function, "jinja_pass_arg", None)
-
-    n_own = int(mark is not None)
+    """The filter, preceded by a check of its arguments. (Jinja passes its context to some filters first.)"""
+    pass_arg = getattr(function, "jinja_pass_arg", None)
+    n_context = int(pass_arg is not None)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        args = (*args[:n_own], *map(_listed, args[n_own:]))
-        check(*args[n_own:], *kwargs.values())
+        args = (*args[:n_context], *map(_listed, args[n_context:]))
+        check(*args[n_context:], *kwargs.values())
         return function(*args, **kwargs)
 
-    if mark is not None:
-        guarded.jinja_pass_arg = mark  # type: ignore[attr-defined]
+    if pass_arg is not None:
+        guarded.jinja_pass_arg = pass_arg  # type: ignore[attr-defined]
     return guarded
 
 

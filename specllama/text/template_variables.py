@@ -1,4 +1,4 @@
-"""Variables of a chat template besides the messages, from what a caller gives. Knows no template."""
+"""Checks the variables of a chat template besides the messages. Knows no template."""
 
 from __future__ import annotations
 

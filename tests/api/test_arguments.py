@@ -222,7 +222,7 @@ class TestOptions:
             ({"n_threads": 1.5}, "n_threads must be a whole number"),
             ({"n_threads": 10**6}, "n_threads must be 512 at most"),
             ({"flash_attn": True}, "flash_attn must be a text"),
-            ({"flash_attn": "off", "cache_type_v": "q8_0"}, "leave flash_attn='off' away"),
+            ({"flash_attn": "off", "cache_type_v": "q8_0"}, "omit flash_attn='off'"),
             ({"flash_attn": "maybe"}, "flash_attn must be one of on, off, auto"),
             ({"cache_type_k": "f8"}, "cache_type_k must be one of"),
             ({"rope_freq_base": "10000"}, "rope_freq_base must be a number"),

@@ -91,19 +91,19 @@ class TestDelivery:
         assert isinstance(done, m.Done)
         assert done.reason == "cancel"
         submission.cancel()
-        submission.leave()
+        submission.discard()
 
     def test_leave_tells_nothing_more(self, client: EngineClient) -> None:
         told = Told()
         submission = client.submit(ask(client, 30000), told.put)
         until_tokens(told)
-        submission.leave()
+        submission.discard()
         other = Told()
         client.submit(ask(client, 2), other.put)
         until_done(other)
         while not told.empty():  # what came before the leave
             assert not isinstance(told.get(), (m.Done, SpecllamaError))
-        submission.leave()
+        submission.discard()
 
     def test_errors_are_told_once(self, client: EngineClient) -> None:
         told = Told()
@@ -118,7 +118,7 @@ class TestDelivery:
         running = client.submit(ask(client, 30000), told.put)
         with pytest.raises(UsageError, match=f"there is a request {running.id} already"):
             client.submit(m.Generate(running.id, prompt="a"), Told().put)
-        running.leave()
+        running.discard()
         assert client.submit(ask(client, 1), told.put).id != running.id
 
 

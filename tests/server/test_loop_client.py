@@ -81,7 +81,7 @@ class TestChild:
         process = Process(tmp_path, monkeypatch, r"nonsense\n")
         self.run(process, watching, process.ended.is_set)
         assert process.notices == ["one", "two"]
-        assert "sent what is no message" in str(process.child.dead)
+        assert "sent an invalid message" in str(process.child.dead)
 
 
 class Heard:

@@ -56,7 +56,7 @@ class Hub:
 
     @property
     def web(self) -> Web:
-        """Connections for content. Raises NetworkError where HF_HUB_OFFLINE is set."""
+        """Connections for content. Raises NetworkError if HF_HUB_OFFLINE is set."""
         if self.offline:
             raise NetworkError("HF_HUB_OFFLINE is set", "unset it, or use models that are on disk")
         if self._web is None:
@@ -88,7 +88,9 @@ class Hub:
         from huggingface_hub import HfApi, constants
         from huggingface_hub import errors as theirs
 
-        constants.HF_HUB_DISABLE_TELEMETRY = True  # else huggingface-hub sends a request of its own first
+        constants.HF_HUB_DISABLE_TELEMETRY = (
+            True  # otherwise huggingface-hub first sends a request of its own
+        )
         timeout = float(constants.HF_HUB_ETAG_TIMEOUT)
         api = HfApi(endpoint=self.endpoint, library_name="specllama")
         session()
@@ -102,7 +104,7 @@ class Hub:
             )
             return _listing(name, info)
         except theirs.RevisionNotFoundError:
-            hint = "leave out the part after @ for the newest one"
+            hint = "omit the part after @ for the newest one"
             raise NotFoundError(f"{name.repo} has no revision {name.revision!r}", hint) from None
         except theirs.GatedRepoError:
             raise gated(self.endpoint, name) from None
@@ -173,7 +175,7 @@ def _token() -> str:
 
 
 def _within(seconds: float, work: Callable[[], Any], endpoint: str) -> Any:
-    """What `work` returns or raises. Raises NetworkError after so many seconds: resolving a name, or a proxy,
+    """Return or raise what `work` does. Raises NetworkError after `seconds`: resolving a name, or a proxy,
     can take any time.
     """
     done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()

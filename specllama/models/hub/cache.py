@@ -1,7 +1,7 @@
 """Hugging Face's cache on disk, in the layout that `hf` and llama.cpp use too.
 
-blobs/<etag> holds content, snapshots/<commit>/<path> links to it, refs/<revision> names a commit. While a
-download is unfinished: blobs/<etag>.incomplete, and its lock and validator in .locks.
+blobs/<etag> holds content, snapshots/<commit>/<path> links to it, refs/<revision> names a commit. An
+unfinished download is blobs/<etag>.incomplete, with its lock and validator in .locks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CACHE_TAG = (
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A complete file of a commit. link: where programs look for it; blob: its content."""
+    """A complete file of a commit. link: the path that programs use; blob: its content."""
 
     commit: str
     path: str
@@ -42,7 +42,7 @@ class Snapshot:
 
     @property
     def blob(self) -> Path:
-        """The target of the link, one step; the file itself where it is a copy."""
+        """The target of the link, one step; the file itself if it is a copy."""
         if not self.link.is_symlink():
             return self.link
         return Path(os.path.normpath(self.link.parent / os.readlink(self.link)))
@@ -61,18 +61,18 @@ class RepoCache:
         return self.folder / "blobs" / etag
 
     def has(self, etag: str, size: int) -> bool:
-        """Whether the complete content is there. size: in bytes."""
+        """Whether the complete content is on disk. size: in bytes."""
         try:
             return self.blob(etag).stat().st_size == size
         except OSError:
             return False
 
     def partial(self, etag: str) -> Path:
-        """Path for content that is arriving; older versions of huggingface-hub resume it too."""
+        """Path for the content of an unfinished download; older versions of huggingface-hub resume it too."""
         return self.folder / "blobs" / f"{etag}.incomplete"
 
     def validator(self, etag: str) -> str:
-        """The If-Range validator of the bytes in `partial`; "" where it is unknown."""
+        """The If-Range validator of the bytes in `partial`; "" if unknown."""
         try:
             found = json.loads(self._record(etag).read_bytes())["validator"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -121,7 +121,7 @@ class RepoCache:
                 lock.release()
 
     def complete(self, etag: str) -> None:
-        """Turn a complete partial file into the blob: with the usual mode, and safe against a power cut."""
+        """Turn the complete partial file into the blob: with the usual mode, and safe against power loss."""
         partial, blob = self.partial(etag), self.blob(etag)
         umask = os.umask(0)
         os.umask(umask)
@@ -131,7 +131,7 @@ class RepoCache:
         self.forget(etag)
 
     def link(self, commit: str, path: str, etag: str) -> Path:
-        """Link the file into a snapshot, or copy it where the file system has no links; its path there."""
+        """Link the file into a snapshot, or copy it if the file system has no links; its path there."""
         link, blob = self.snapshot(commit) / path, self.blob(etag)
         if link.exists() and os.path.samefile(link, blob):
             return link
@@ -156,7 +156,7 @@ class RepoCache:
             os.replace(new, ref)
 
     def commit_of(self, revision: str) -> str:
-        """The commit that a revision named when the hub was last asked; "" where it never was."""
+        """The commit that a revision named at the last request to the hub; "" without any."""
         if _COMMIT.fullmatch(revision):
             return revision
         try:

@@ -11,7 +11,7 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:
-    """Hugging Face's directory, which holds cache and token unless other variables say otherwise."""
+    """Hugging Face's directory, which holds cache and token unless other variables override it."""
     base = environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     return _path(environ.get("HF_HOME") or os.path.join(base, "huggingface"))
 

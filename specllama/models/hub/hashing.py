@@ -10,8 +10,8 @@ import time
 
 from specllama.models.hub.api import HubFile
 
-_AHEAD = 64  # chunks that may wait to be hashed; all of them are written already
-_PAUSE = 0.002  # seconds until the queue is looked at again
+_AHEAD = 64  # chunks that may wait to be hashed; they are written already
+_PAUSE = 0.002  # seconds between two checks of a full queue
 _STEP = 32 << 20  # bytes between flushes
 
 
@@ -29,7 +29,7 @@ class Hasher:
         self._thread.start()
 
     def update(self, data: bytes) -> None:
-        """Hash more of the file; waits while much of it is not hashed yet."""
+        """Hash more of the file; blocks while too many chunks are waiting."""
         while self._waiting.qsize() >= _AHEAD:
             time.sleep(_PAUSE)
         self._waiting.put(data)
@@ -67,7 +67,7 @@ class FsyncThread:
         return self
 
     def wrote(self, n_bytes: int) -> None:
-        """Count bytes that were written; starts a flush when enough have come together."""
+        """Count written bytes, and start a flush when there are enough."""
         self._pending += n_bytes
         if self._pending >= _STEP:
             self._pending = 0

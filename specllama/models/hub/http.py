@@ -1,6 +1,6 @@
-"""GET requests for the hub's files, over httpx2: ranges, redirects, and a token that no other host receives.
+"""GET requests for the hub's files with httpx2: ranges, redirects, and a token that no other host receives.
 
-The only place that opens connections for content; httpx2's errors become specllama's here. Knows no caches.
+The only place that opens connections for content; converts httpx2's errors to specllama's. Knows no caches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specllama.models.names import RepoName
 from specllama.models.progress import RetryableError
 
 _MOST_REDIRECTS = 10
-_LATER = frozenset((408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529))
+_TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
@@ -29,8 +29,10 @@ class RangeError(Exception):
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """A GET that succeeded. start: offset of its first byte in the file; total: bytes of the whole file, None
-    where the server does not say; validator: a strong one for If-Range, or "".
+    """The response to a successful GET.
+
+    start: offset of its first byte in the file. total: bytes of the whole file, None if unknown. validator: a
+    strong one for If-Range, or "".
     """
 
     start: int
@@ -39,7 +41,7 @@ class HttpResponse:
     _response: httpx2.Response
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes as they arrive. Raises RetryableError where the connection breaks."""
+        """The bytes as they arrive. Raises RetryableError if the connection breaks."""
         try:
             yield from self._response.iter_raw()
         except httpx2.HTTPError as error:
@@ -49,7 +51,10 @@ class HttpResponse:
 
 
 class Web:
-    """Connections to a hub and where it redirects to. token: "" for none. timeout: seconds without a byte."""
+    """Connections to a hub and to the hosts that it redirects to.
+
+    token: "" for none. timeout: seconds without a byte.
+    """
 
     def __init__(self, endpoint: str, token: str, agent: str, timeout: float = 10.0) -> None:
         self.endpoint, self._token, self._agent, self._timeout = endpoint, token, agent, timeout
@@ -63,10 +68,9 @@ class Web:
         self, url: str, start: int = 0, end: int | None = None, validator: str = ""
     ) -> Iterator[HttpResponse]:
         """Bytes from `start` up to `end` (exclusive; None: to the end of the file). The response starts at 0
-        where the server has no ranges, or `validator` no longer matches the file.
+        if the server does not support ranges, or `validator` no longer matches the file.
 
-        Raises RetryableError for a problem that may pass, RangeError, NotFoundError, AccessError,
-        NetworkError.
+        Raises RetryableError for a temporary problem, RangeError, NotFoundError, AccessError, NetworkError.
         """
         headers = {"User-Agent": self._agent, "Accept-Encoding": "identity"}
         if start or end is not None:
@@ -140,9 +144,9 @@ def _checked(response: httpx2.Response, start: int) -> HttpResponse:
 
 
 def refusal(status: int, headers: Mapping[str, str], url: str) -> RetryableError | SpecllamaError:
-    """The error for a status other than success; RetryableError for one that may pass."""
+    """The error for a status other than success; RetryableError for a temporary one."""
     host, code = urlsplit(url).netloc.rpartition("@")[2], headers.get("X-Error-Code", "")
-    if status in _LATER:
+    if status in _TEMPORARY:
         what = "limits the rate of requests" if status == 429 else "has a problem"
         return RetryableError(f"{host} {what} ({status})", _retry_after(headers))
     if status in (401, 403):
@@ -157,7 +161,7 @@ TOKEN_HINT = "set HF_TOKEN to a token with access, or log in with hf auth login"
 
 
 def unreachable(error: httpx2.HTTPError, url: str) -> RetryableError | NetworkError:
-    """The error for a request without a response: NetworkError where trying again cannot help."""
+    """The error for a request without a response; NetworkError if trying again cannot help."""
     host = urlsplit(url).netloc.rpartition("@")[2]
     if isinstance(error, httpx2.ProxyError):
         return NetworkError(
@@ -172,7 +176,7 @@ NETWORK_HINT = (
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """(scheme, host, port), which addresses of one server share."""
+    """(scheme, host, port) of an address, the same for all addresses of one server."""
     parts = urlsplit(url)
     return (
         parts.scheme,
@@ -182,7 +186,7 @@ def origin(url: str) -> tuple[str, str, int]:
 
 
 def without_query(url: str) -> str:
-    """An address without user, password and query, which may hold secrets."""
+    """An address without user, password and query, which may contain secrets."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 

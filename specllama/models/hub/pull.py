@@ -1,4 +1,4 @@
-"""Downloads of whole models: which files, how many bytes, whether the disk has room, progress."""
+"""Downloads whole models: plans files and bytes, checks the free disk space, reports progress."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PullPlan:
 
 
 def plan(library: Library, found: Sequence[ResolvedModel]) -> PullPlan:
-    """The files to download for models on the hub; content that two of them share counts once."""
+    """The files to download for models on the hub; content shared by several counts once."""
     items: dict[str, DownloadItem] = {}
     for model in found:
         if model.listing is not None:
@@ -84,10 +84,10 @@ def _have(cache: RepoCache, file: HubFile) -> int:
 
 
 def download(library: Library, found: Sequence[ResolvedModel]) -> list[str]:
-    """Download the missing files of models; the paths of their first parts, in order.
+    """Download the missing files of models. Returns the paths of their first parts, in order.
 
-    Raises ResourceError before anything is written if the disk is too small; else NetworkError, AccessError,
-    NotFoundError, IntegrityError, ResourceError, and keeps what has arrived.
+    Raises ResourceError before anything is written if there is too little disk space; otherwise NetworkError,
+    AccessError, NotFoundError, IntegrityError, ResourceError, after which a partial download is kept.
     """
     todo = plan(library, found)
     todo.check()
@@ -121,7 +121,7 @@ def _fetch(library: Library, item: DownloadItem, advance: Callable[[str, int], N
 
 
 def _linked(library: Library, model: ResolvedModel) -> str:
-    """Link a downloaded model into its snapshot; the path of its first part."""
+    """Link a downloaded model into its snapshot. Returns the path of its first part."""
     if model.listing is None:
         return model.path
     listing, cache = model.listing, RepoCache(library.root, model.listing.name.repo)

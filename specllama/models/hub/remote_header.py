@@ -14,7 +14,7 @@ from specllama.models.hub.http import RangeError, Web
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
 from specllama.models.quants import ModelFiles
 
-_MOST = 1 << 20  # bytes of one request, so at most this much is read in vain
+_MAX_REQUEST = 1 << 20  # bytes, which limits how much is read unnecessarily
 _WAITS = (1.0, 2.0, 4.0)
 
 
@@ -27,7 +27,7 @@ class RemoteSource:
 
     def read(self, offset: int, n: int) -> bytes:
         """At most `n` bytes from `offset`. Raises NetworkError, AccessError, NotFoundError."""
-        end = min(offset + min(n, _MOST), self.size)
+        end = min(offset + min(n, _MAX_REQUEST), self.size)
         while offset < end:
             try:
                 with self._web.get(self._url, offset, end) as response:

@@ -1,7 +1,7 @@
-"""Downloads one file into the cache: resumed, hashed as it arrives, and given its name only when complete.
+"""Downloads one file into the cache: resumes it, hashes it as it arrives, and renames it when it is complete.
 
-Bytes that have arrived survive kill -9; a file with a wrong hash never becomes a model. Knows nothing of
-names and quantisations.
+Bytes that were received survive kill -9; a file with a wrong hash never becomes a model. Knows nothing about
+model names and quantisations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specllama.models.hub.hashing import FsyncThread, Hasher
 from specllama.models.hub.http import RangeError, Web
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
 
-_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds, after successive attempts that brought no bytes
+_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds, after successive attempts that received no bytes
 _READ = 1 << 20
 Advance = Callable[[str, int], None]  # called with a phase and the bytes of this file on disk
 
@@ -34,7 +34,7 @@ class Download:
 
 
 def fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> Path:
-    """Download the content into the cache unless it is there; its path.
+    """Download the content into the cache unless it is there. Returns its path.
 
     Raises NetworkError, AccessError, NotFoundError, ResourceError, and IntegrityError after removing a file
     with a wrong hash.
@@ -59,7 +59,7 @@ def fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> Path
 
 
 def _fetch(job: Download, web: Web, listener: Listener, advance: Advance) -> None:
-    """Fill the partial file until its hash is right; again from the start if an earlier part was damaged."""
+    """Complete the partial file; from the start once more if the part of an earlier process was damaged."""
     resumed = _Attempt(job, advance).run(web, listener)
     if resumed is None:
         return
@@ -138,7 +138,7 @@ class _Attempt:
         self._kept = self._have
 
     def _receive(self, out: int, web: Web, flusher: FsyncThread) -> bool:
-        """Request the rest and write it; whether the file has reached its end."""
+        """Request the rest and write it. Returns whether the file has reached its end."""
         etag = self._file.etag
         try:
             with web.get(self._job.url, self._have, validator=self._cache.validator(etag)) as response:

@@ -1,6 +1,6 @@
-"""What this machine has left for a model: memory and cores that this process may use, GPUs that are present.
+"""The resources of this machine: memory and cores that this process may use, and the GPUs that are present.
 
-Knows nothing about models, and not whether the build of llama.cpp can use those GPUs.
+Knows nothing about models, nor whether the build of llama.cpp can use those GPUs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-UNKNOWN = 1 << 62  # bytes, so that nothing is refused where the memory cannot be determined
+UNKNOWN = 1 << 62  # bytes, so that nothing is refused if the memory cannot be determined
 NO_QUOTA = 1 << 16  # CPUs
-_FILE_PAGES = ("inactive_file", "active_file")  # the kernel drops them before it refuses memory
+_FILE_PAGES = ("inactive_file", "active_file")  # page cache, which the kernel drops if memory is short
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -40,7 +40,7 @@ def physical_cores(root: Path = Path("/")) -> int:
 
 
 def gpus_present(root: Path = Path("/")) -> list[str]:
-    """GPUs that the system shows, each named by the backend for it: "cuda", "metal", "vulkan"."""
+    """The GPUs of the system, each named by its llama.cpp backend: "cuda", "metal", "vulkan"."""
     found = []
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         found.append("metal")
@@ -59,7 +59,7 @@ def _mem_available(proc: Path) -> int:
 
 
 def _cgroup_rooms(proc: Path, cgroup: Path) -> Iterator[int]:
-    """Bytes left in every control group that holds this process, from its own up to the root."""
+    """Bytes left in every control group that contains this process, from its own up to the root."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

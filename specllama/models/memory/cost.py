@@ -24,8 +24,8 @@ N_CTX_PAD = 256  # llama.cpp rounds n_ctx up to a multiple of it
 
 _F32 = 4
 _COMPUTE_MARGIN = 1.15
-_FIXED = 32 << 20  # of a context: graph nodes, batches, threads
-_PER_TOKEN_TEXT = 512  # of the vocabulary in llama.cpp: strings, two maps, pieces, merges
+_FIXED = 32 << 20  # bytes per context: graph nodes, batches, threads
+_PER_TOKEN_TEXT = 512  # bytes per token of the vocabulary in llama.cpp: strings, two maps, pieces, merges
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 FlashAttn = Literal["auto", "on", "off"]

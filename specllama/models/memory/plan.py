@@ -1,4 +1,4 @@
-"""The memory plan: whether target and draft fit, with which context and layers, before anything is loaded.
+"""The memory plan: whether target and draft fit, and with which context and layers, before a load.
 
 Pure functions over headers and numbers: cost.py computes what a model needs, available.py what the machine
 has. A plan that does not fit is refused with settings that would fit.
@@ -16,7 +16,7 @@ from specllama.gguf.types import TYPE_BY_NAME
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
 
 N_CTX_DEFAULT = 8192  # unless the model was trained on fewer tokens, or fewer fit
-N_CTX_LEAST = 512
+MIN_N_CTX = 512
 _DEFAULT_SHARE = 0.9  # of the available memory that a default context may use
 _DEVICE_RESERVE = 256 << 20  # bytes of each device left to its driver and other programs
 
@@ -217,7 +217,7 @@ def _default_n_ctx(target: Header) -> int:
 
 
 def _least_n_ctx(target: Header) -> int:
-    return min(N_CTX_LEAST, target.n_ctx_train or N_CTX_LEAST)
+    return min(MIN_N_CTX, target.n_ctx_train or MIN_N_CTX)
 
 
 def _warnings(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
@@ -257,7 +257,7 @@ def _refusal(planner: _Planner, plan: MemoryPlan) -> ResourceError:
 
 
 def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
-    """Settings that fit, those that lose least first; a smaller quantisation only if no setting fits."""
+    """Settings that would fit, those with the least loss first; a smaller quantisation only if none fits."""
     s, target, draft = planner.settings, planner.target, planner.draft
     found = False
     if not plan.fits_devices:
@@ -281,7 +281,7 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
         if flags and variant.plan(plan.n_ctx).fits:
             found = True
             yield flags
-            if variant is alone:  # no need to shrink the caches too
+            if variant is alone:  # smaller caches are not needed
                 break
         elif n_ctx := _smaller_n_ctx(variant, plan):
             found = True
@@ -292,16 +292,16 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
 
 
 def _smaller_n_ctx(variant: _Planner, plan: MemoryPlan) -> int | None:
-    """The largest context below the refused one that fits; the draft's context shrinks with it."""
+    """The largest context below the refused one that fits; the draft's context is reduced with it."""
     shrunk = replace(variant.settings, n_ctx_draft=None)
-    if plan.n_ctx <= N_CTX_LEAST:
+    if plan.n_ctx <= MIN_N_CTX:
         return None
     below = (plan.n_ctx - 1) // N_CTX_PAD * N_CTX_PAD
     return _Planner(variant.target, variant.draft, shrunk).largest_fitting(below)
 
 
 def _quantised(planner: _Planner) -> _Planner | None:
-    """The same with Q8_0 caches; None if that would not help, or its blocks do not divide the head size."""
+    """One with Q8_0 caches; None if they would not help or their blocks do not divide the head size."""
     headers = [planner.target, *([planner.draft] if planner.draft else [])]
     wide = {"f32", "f16", "bf16"} & {planner.settings.cache_type_k, planner.settings.cache_type_v}
     sizes = [size for h in headers for pair in MemoryCosts(h, CostSettings()).head_sizes for size in pair]
@@ -317,7 +317,7 @@ def _cache_flags(draft: Header | None) -> str:
 
 
 def _smaller_quants(planner: _Planner, flags: str) -> Iterator[str]:
-    """The best quantisation of the target that would leave room for the smallest context."""
+    """The best quantisation of the target that would leave memory for the smallest context."""
     plan = planner.plan(_least_n_ctx(planner.target))
     room = plan.target.weights - max(plan.host - plan.available, plan.target.device - plan.device_room)
     n_params = max(planner.target.n_params, 1)
