@@ -40,7 +40,7 @@ class Store:
         return self.root / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def read(self, key: Mapping[str, Any]) -> dict[str, Any]:
-        """The values stored under the key; empty if there are none. A malformed file is renamed, as if absent."""
+        """The values stored under the key; empty if there are none. A malformed file is renamed."""
         path = self.path(key)
         try:
             if not path.is_file():
