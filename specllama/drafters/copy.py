@@ -80,7 +80,10 @@ class CopiedText:
 
     def propose(self, limit: int) -> list[Proposal]:
         """At most `limit` tokens that would go on as before."""
-        self.start()
+        if not self._started:
+            self.start()
+        if self._source is None and self._resumed is None:
+            return []
         if self._draft is None:
             self._drafted, self._draft = [], self._follow()
         while len(self._drafted) < limit:
@@ -101,10 +104,11 @@ class CopiedText:
         self.push(waiting)
 
     def _push(self, token: int) -> None:
-        expected = self._expected()
-        if expected is not None:
-            self.record += RECORD_RATE * ((expected == token) - self.record)
-        self._advance(token)
+        if self._source is not None or self._resumed is not None:
+            expected = self._expected()
+            if expected is not None:
+                self.record += RECORD_RATE * ((expected == token) - self.record)
+            self._advance(token)
         self.index.append(token)
         if self._source is None:
             self._find()

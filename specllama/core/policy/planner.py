@@ -39,6 +39,9 @@ class CatchUp(NamedTuple):
     restart: int | None = None
 
 
+NO_CATCH_UP = CatchUp(1)
+
+
 class SequencePlan:
     """One sequence: its draft gate and the round in progress. free: the model-free candidate, of which n_free
     tokens would be used without the model. modelled: the model's candidate, None where it was not asked.
@@ -54,7 +57,7 @@ class SequencePlan:
         """A round starts with this model-free candidate."""
         self.free, self.n_free = free, 0
         self.modelled: CandidateDraft | None = None
-        self.kind, self.catch_up = ALONE, CatchUp(1)
+        self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
 
 class Planner(PolicyBase):
@@ -120,7 +123,8 @@ class Planner(PolicyBase):
         plan = self._plans.get(seq_id)
         if plan is None:
             return
-        self.learnt.observe_model_free(plan.free, tokens)
+        if plan.free.tokens:
+            self.learnt.observe_model_free(plan.free, tokens)
         if plan.modelled is not None and self.model is not None:
             self.learnt.observe_model(plan.modelled, tokens, self.model.name)
         self._offers.setdefault(seq_id, OfferStats()).count(plan.free, plan.modelled, tokens)
@@ -135,16 +139,18 @@ class Planner(PolicyBase):
         budget, costs, active = self._round, self.costs, len(rooms)
         budget.spent, budget.seconds, budget.scale = 0.0, costs.table(), costs.scale
         budget.max_seconds = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
-        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
-        may_draft = may_draft and not self.budget.plain_due and not costs.scale_uncertain
+        candidates = {}
         for seq, room in rooms.items():
             plan = self._plans.get(seq)
             if plan is None:
                 plan = self._plans[seq] = SequencePlan()
-            plan.begin(self._model_free(seq, min(room, budget.max_rows - active), active))
-        if not may_draft:
+            candidates[seq] = self._model_free(seq, min(room, budget.max_rows - active), active)
+            plan.begin(candidates[seq])
+        if self.model is None and not any(candidate.tokens for candidate in candidates.values()):
             return {}
-        candidates = {seq: self._plans[seq].free for seq in rooms}
+        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
+        if not may_draft or self.budget.plain_due or costs.scale_uncertain:
+            return {}
         counts = select_drafts(candidates, budget, active)
         rows, tokens = rows_and_tokens(candidates, counts, list(rooms))
         self._free_rate = budget.rate(active + tokens, active + rows)
@@ -185,11 +191,11 @@ class Planner(PolicyBase):
 
     def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
         """Extend the candidate to `limit` tokens as far as the drafter has any."""
-        chances, edges = self.learnt.tables[drafter.name].chances, self.config.confidence_edges
         propose = self._spans.get(drafter.name)
         while (n := len(candidate.tokens)) < limit:
             run = propose(seq, limit)[n:] if propose else [*drafter.step({seq: candidate.tokens}).values()]
             if run:
+                chances, edges = self.learnt.tables[drafter.name].chances, self.config.confidence_edges
                 bins = [bisect(edges, proposal.confidence) for proposal in run]
                 tokens = [proposal.token for proposal in run]
                 candidate.extend(tokens, drafter.name, bins, [chances[bin_] for bin_ in bins])
@@ -255,7 +261,7 @@ class Planner(PolicyBase):
         and this round's budget cover; the whole of it once what drafting has gained pays for that.
         """
         if self._caching is None:
-            return CatchUp(1)
+            return NO_CATCH_UP
         state, step, c = self._caching.cache_state(seq), self.learnt.steps.predict, self.config
         one, credit, n = step(1, t1), self.budget.credit * t1, sum(state)
         if state.n_skipped and step(n, t1) < credit - c.allowance * t1:
@@ -272,24 +278,26 @@ class Planner(PolicyBase):
 
     def observe(self, done: Round) -> None:
         """Record the time of the round and what asking the model gained."""
-        costs, active, disturbed = self.costs, len(done.outcomes), self.config.disturbed
+        costs, active, n_rows = self.costs, len(done.outcomes), done.n_rows
         spent, self._round.spent = self._round.spent, 0.0
-        verify, n_emitted = done.verify_seconds, sum(o.n_emitted for o in done.outcomes)
-        if costs.is_reliable(done.n_rows):
-            verify = min(verify, disturbed * costs.predict(done.n_rows))
-        plain = done.n_rows == active and spent == 0
-        costs.observe(done.n_rows, done.verify_seconds, plain)
+        plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
+        if not plain and costs.is_reliable(n_rows):
+            verify = min(verify, disturbed * costs.predict(n_rows))
+        costs.observe(n_rows, done.verify_seconds, plain)
         t1 = costs.predict(1)
-        worth = n_emitted * costs.predict(active) / active / t1
+        worth = float(sum(o.n_emitted for o in done.outcomes))
+        if active > 1:
+            worth = worth * costs.predict(active) / active / t1
         if plain:
             self.budget.plain(worth)
         else:
             drafting = min(done.draft_seconds, disturbed * (spent + t1))
             self.budget.drafted(worth, (verify + drafting) / t1)
         plans = [(o, p) for o in done.outcomes if (p := self._plans.get(o.seq_id)) is not None]
-        asked = [(o, p) for o, p in plans if p.modelled is not None]
-        for outcome, plan in asked:
-            self._observe_gain(outcome, plan, spent / len(asked), done.n_rows, t1)
+        if self.model is not None:
+            asked = [(o, p) for o, p in plans if p.modelled is not None]
+            for outcome, plan in asked:
+                self._observe_gain(outcome, plan, spent / len(asked), n_rows, t1)
         for _, plan in plans:
             plan.begin(NO_DRAFT)
 
