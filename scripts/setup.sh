@@ -98,7 +98,8 @@ ensure_venv() { # $1: "" or "dev", which adds the packages of the tests
     echo "$made" >"$venv/.backend"
   fi
   say "installing Python packages"
-  install_log "${pip[@]}" -e "$root${kind:+[$kind]}"
+  # Compiled once here, wherever PYTHONDONTWRITEBYTECODE is set: else every start compiles them again.
+  install_log env -u PYTHONDONTWRITEBYTECODE "${pip[@]}" -e "$root${kind:+[$kind]}"
   touch "$plain" "$stamp"
   unlock
 }
