@@ -69,6 +69,9 @@ SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 
 
+SEVEN, EIGHT = m.CandidateLogprob(7, "a", [97], -0.5), m.CandidateLogprob(8, "\ufffd", [0xC3], None)
+
+
 def of(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a type, as its hints describe it."""
     origin, args = get_origin(hint), get_args(hint)
@@ -129,7 +132,7 @@ def test_unknown_and_missing_keys_are_refused(kind: type[m.Message]) -> None:
         m.Generate(3, prompt="line\nline \u2028 \x00 😀", params={"temperature": 0.5, "seed": 2**64 - 1}),
         m.Generate(4, messages=[{"role": "user", "content": "\n"}], speculate=False, variables={"tools": []}),
         m.Generate(5, ids=[1, 2, 3], forced=[4, 5]),
-        m.Tokens([m.SequenceDelta(4, "", [7], [], 0, 0, [{"logprob": -0.5}])]),
+        m.Tokens([m.SequenceDelta(4, "", [7], [], 0, 0, [m.PositionLogprobs(SEVEN, [SEVEN, EIGHT])])]),
         m.Done(3, "text", "stop", RunStats(n_predict=3, round_seconds={2: (1, 0.5)}), [(4, "target")]),
         m.Failed({"kind": "GGUFError", "message": "no", "hint": ""}),
     ],
