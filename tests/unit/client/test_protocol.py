@@ -1,4 +1,4 @@
-"""The lines between a front and its engine process."""
+"""The protocol between a front and its engine process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SEVEN, EIGHT = m.CandidateLogprob(7, "a", [97], -0.5), m.CandidateLogprob(8, "\u
 
 
 def of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type, as its hints describe it."""
+    """A strategy for values of a type, from its type hints."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in SPECIAL:
         return SPECIAL[hint]
@@ -101,20 +101,20 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
 def test_a_message_arrives_as_it_was_sent(kind: type[m.Message]) -> None:
     @settings(max_examples=25, deadline=None)
     @given(of(kind))
-    def arrives(message: m.Message) -> None:
+    def check(message: m.Message) -> None:
         line = encode(message)
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
         assert decode(line) == message
 
-    arrives()
+    check()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_unknown_and_missing_keys_are_refused(kind: type[m.Message]) -> None:
+def test_rejects_unknown_and_missing_keys(kind: type[m.Message]) -> None:
     @settings(max_examples=5, deadline=None)
     @given(of(kind))
-    def refuses(message: m.Message) -> None:
+    def check(message: m.Message) -> None:
         name, body = json.loads(encode(message))
         with pytest.raises(ValueError, match="unknown key 'more'"):
             decode(json.dumps([name, {**body, "more": 1}]).encode())
@@ -123,7 +123,7 @@ def test_unknown_and_missing_keys_are_refused(kind: type[m.Message]) -> None:
             with pytest.raises(ValueError, match=f"{key}.* is missing"):
                 decode(json.dumps([name, {k: v for k, v in body.items() if k != key}]).encode())
 
-    refuses()
+    check()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_unknown_and_missing_keys_are_refused(kind: type[m.Message]) -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_so_do_these(message: m.Message) -> None:
+def test_these_messages_arrive_as_sent_too(message: m.Message) -> None:
     assert decode(encode(message)) == message
 
 
@@ -150,8 +150,8 @@ def test_every_kind_is_plain_data() -> None:
 
 
 @pytest.mark.parametrize("text", ["hi \ud800 there", "\udfff"])
-def test_lone_surrogates_cross_the_pipe(text: str) -> None:
-    """A terminal can deliver them; the other end decides what to do."""
+def test_lone_surrogates_are_preserved(text: str) -> None:
+    """A terminal can deliver them; the receiver decides what to do."""
     assert decode(encode(m.Notice(text))).text == text
 
 
@@ -179,12 +179,12 @@ def test_lone_surrogates_cross_the_pipe(text: str) -> None:
         b"\xff\n",
     ],
 )
-def test_what_no_end_wrote_is_refused(line: bytes) -> None:
+def test_rejects_malformed_lines(line: bytes) -> None:
     with pytest.raises(ValueError):
         decode(line)
 
 
-def test_who_waits_for_a_refused_line() -> None:
+def test_the_request_id_is_found_in_a_rejected_line() -> None:
     assert m.request_id(b'["Generate",{"id":7,"prompt":3}]') == 7
     for line in (b"hello", b"[]", b'["Generate",{}]', b'["Generate",{"id":"7"}]', b'["Generate",null]'):
         assert m.request_id(line) is None
@@ -194,7 +194,7 @@ def test_messages_are_compact() -> None:
     assert encode(m.Cancel(3)) == json.dumps(["Cancel", {"id": 3}], separators=(",", ":")).encode() + b"\n"
 
 
-def test_what_programs_read_of_a_load() -> None:
+def test_keys_of_llm_info() -> None:
     """`LLM.info` has these keys."""
     model = m.ModelInfo("a.gguf", "A", 7, "Q4_0", 0)
     info = m.LoadInfo(

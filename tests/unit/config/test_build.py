@@ -1,4 +1,4 @@
-"""From option values to settings: what a value becomes, and how a wrong one is named by each front."""
+"""Settings built from option values, and the errors for invalid values in the spelling of each front."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def built(values: dict[str, Any]) -> tuple[LoadSettings, dict[str, Any]]:
     return build.load_settings(values), build.sampling(values)
 
 
-def test_nothing_set_is_the_default_pair_by_name() -> None:
+def test_without_values_the_default_pair_is_loaded() -> None:
     assert build.load_settings({}) == LoadSettings(
         target=ModelSettings(path=""), draft=ModelSettings(path="auto")
     )
     assert build.sampling({}) == {}
 
 
-def test_values_arrive() -> None:
+def test_values_become_settings() -> None:
     settings = build.load_settings(
         {
             "model": "8B",
@@ -78,21 +78,21 @@ def test_values_arrive() -> None:
     assert (settings.calibrate, settings.memory, settings.exact) == (False, False, True)
 
 
-def test_who_drafts() -> None:
+def test_drafters_and_draft_model() -> None:
     assert build.load_settings({}).drafters == DRAFTERS
     assert build.load_settings({"drafters": "none"}).drafters == ()
     assert build.load_settings({"drafters": "copy", "draft_model": "x.gguf"}).draft is None
     assert build.load_settings({"draft_model": "none"}).draft is None
 
 
-def test_sampling_steps_that_are_left_out_do_nothing() -> None:
+def test_omitted_sampling_steps_are_switched_off() -> None:
     params = SamplingParams(**build.sampling({"sampling_seq": "kt", "repeat_penalty": 1.3}))
     assert (params.top_p, params.min_p, params.penalised) == (1.0, 0.0, False)
     assert (params.top_k, params.temperature) == (SamplingParams().top_k, SamplingParams().temperature)
     assert build.sampling({"sampling_seq": build.STEPS}) == {}
 
 
-def test_a_seed_of_minus_one_is_none() -> None:
+def test_a_seed_of_minus_one_is_unset() -> None:
     assert build.sampling({"seed": -1}) == {}
     assert build.sampling({"seed": 7, "logit_bias": ["5+1", "7-inf"]}) == {
         "seed": 7,
@@ -132,14 +132,16 @@ def test_a_seed_of_minus_one_is_none() -> None:
     ],
     ids=str,
 )
-def test_each_front_spells_the_option_its_own_way(values: dict[str, Any], flag: str, argument: str) -> None:
+def test_errors_name_the_option_in_the_spelling_of_the_front(
+    values: dict[str, Any], flag: str, argument: str
+) -> None:
     with pytest.raises(SpecllamaError) as caught:
         built(values)
     assert caught.value.spelled(as_flag).message.startswith(flag)
     assert caught.value.spelled(as_argument).message.startswith(argument)
 
 
-def test_a_value_of_a_file_or_the_environment_is_refused_with_its_place() -> None:
+def test_an_error_names_the_file_or_variable_of_the_value() -> None:
     values = Values({"top_p": 3.0, "n_ctx_draft": -1, "file": "x"}, {"top_p": "a.toml, line 2: top-p"})
     with pytest.raises(UsageError) as caught:
         build.sampling(values)
@@ -155,7 +157,7 @@ def test_a_value_of_a_file_or_the_environment_is_refused_with_its_place() -> Non
     assert caught.value.spelled(as_flag).message.startswith("SPECLLAMA_N_CTX_DRAFT must be")
 
 
-def test_files_that_options_name(tmp_path: Path) -> None:
+def test_options_that_name_files(tmp_path: Path) -> None:
     (tmp_path / "a.gbnf").write_text('root ::= "a"', "utf-8")
     assert build.sampling({"grammar_file": str(tmp_path / "a.gbnf")}) == {"grammar": 'root ::= "a"'}
     with pytest.raises(NotFoundError) as caught:

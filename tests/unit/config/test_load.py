@@ -1,4 +1,4 @@
-"""What a load is made of: ranges, and the way through JSON."""
+"""Load settings: ranges, and their form in JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RICH = ModelSettings(
     ],
     ids=["plain", "pair", "fixed", "off"],
 )
-def test_the_way_through_json(settings):
+def test_settings_survive_json(settings):
     again = LoadSettings.from_dict(json.loads(json.dumps(settings.to_dict())))
     assert again == settings
     assert hash(again) == hash(settings)
@@ -63,7 +63,7 @@ def test_the_way_through_json(settings):
         ("rope_scaling", ["cubic"]),
     ],
 )
-def test_settings_of_a_model_out_of_range_are_refused_by_name(name, values):
+def test_rejects_model_settings_out_of_range(name, values):
     for value in values:
         with pytest.raises(UsageError, match=name):
             ModelSettings(path="m.gguf", **{name: value})
@@ -79,13 +79,13 @@ def test_settings_of_a_model_out_of_range_are_refused_by_name(name, values):
         ("draft_p_min", [-0.1, 1.1, float("nan")]),
     ],
 )
-def test_settings_of_a_load_out_of_range_are_refused_by_name(name, values):
+def test_rejects_load_settings_out_of_range(name, values):
     for value in values:
         with pytest.raises(UsageError, match=name):
             LoadSettings(target=TARGET, **{name: value})
 
 
-def test_settings_that_contradict_one_another():
+def test_rejects_contradictory_settings():
     with pytest.raises(UsageError, match="draft_min 5 is more than draft_max 4"):
         LoadSettings(target=TARGET, draft_max=4, draft_min=5)
     with pytest.raises(UsageError, match="cache_type_v q8_0 needs flash attention"):
@@ -94,8 +94,8 @@ def test_settings_that_contradict_one_another():
     assert LoadSettings(target=TARGET, draft_max=0, draft_min=5).draft_max == 0, "drafts off"
 
 
-def test_the_other_end_may_be_newer():
-    """A field of a model that this version does not know is left out."""
+def test_unknown_fields_are_ignored():
+    """The other end may be newer: fields of a model that this version does not know are ignored."""
     data = LoadSettings(target=TARGET).to_dict()
     data["target"]["from_the_future"] = 1
     assert LoadSettings.from_dict(data).target == TARGET

@@ -1,4 +1,4 @@
-"""The table of options: one entry each, from which all fronts take names, kinds and help."""
+"""The table of options, from which all fronts get names, kinds and help."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_every_sampling_parameter_is_an_option() -> None:
     assert not any("{" in o.help for o in options.RUN)
 
 
-def test_panels_of_run() -> None:
+def test_run_has_these_panels() -> None:
     panels = list(dict.fromkeys(o.panel for o in options.RUN))
     assert panels == ["Prompt", "Models", "Sampling", "Drafting", "Hardware", "Output"]
 
 
-def test_spellings() -> None:
+def test_options_are_spelled_for_each_front() -> None:
     text = f"{option('n_ctx', 512)} or {option('draft_model', 'none')} or {option('raw')}"
     assert spelled(text, as_flag) == "-c 512 or -md none or --raw"
     assert spelled(text, as_argument) == "max_model_len=512 or speculative_model=None or generate"
@@ -52,7 +52,7 @@ def test_spellings() -> None:
     assert spelled("no reference: \ue000, n_ctx", as_flag) == "no reference: \ue000, n_ctx"
 
 
-def test_an_error_keeps_its_option_on_the_way_through_the_pipe() -> None:
+def test_an_error_keeps_its_option_as_plain_data() -> None:
     error = UsageError("must be less", f"use {option('n_ctx', 5)}", {"n": 1}, option="n_ctx_draft")
     assert (error.message, error.hint) == ("n_ctx_draft must be less", "use n_ctx=5")
     again = SpecllamaError.from_dict(error.to_dict())

@@ -1,4 +1,4 @@
-"""Where values come from, and how a wrong one is named."""
+"""The sources of option values, and the errors for invalid ones."""
 
 # ruff: noqa: ARG005
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch) -> Path:
-    """A home of its own: no config of the developer's is read."""
+    """A temporary home, so that the developer's own config is not read."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setattr(
         platformdirs, "user_config_dir", lambda *args, **kwargs: str(tmp_path / ".config/specllama")
@@ -40,11 +40,11 @@ def write(path: Path, text: str) -> Path:
 # Precedence
 
 
-def test_nothing_set_is_nothing(home):
+def test_without_values_nothing_is_set(home):
     assert resolve({}, KINDS, {}, home) == {}
 
 
-def test_flag_before_environment_before_project_before_user(home):
+def test_precedence_is_flag_environment_project_user(home):
     write(
         home / ".config/specllama/config.toml", 'model = "user"\nn_ctx = 1\ntemperature = 1\nmlock = true\n'
     )
@@ -67,7 +67,7 @@ def test_a_flag_that_is_false_still_wins(home):
     }
 
 
-def test_project_file_is_found_from_below(home):
+def test_project_file_is_found_from_a_subdirectory(home):
     path = write(home / "work/specllama.toml", "")
     below = home / "work/src/deep"
     below.mkdir(parents=True)
@@ -76,14 +76,14 @@ def test_project_file_is_found_from_below(home):
     assert project_file(below) is None
 
 
-def test_project_file_above_the_home_directory_is_not_ours(home, monkeypatch):
+def test_project_file_above_the_home_directory_is_ignored(home, monkeypatch):
     write(home / "specllama.toml", "")
     (home / "me/work").mkdir(parents=True)
     monkeypatch.setattr(Path, "home", lambda: home / "me")
     assert project_file(home / "me/work") is None
 
 
-def test_user_file(home):
+def test_user_file_can_be_overridden(home):
     assert user_file({}) is None
     path = write(home / ".config/specllama/config.toml", "")
     assert user_file({}) == path
@@ -96,7 +96,7 @@ def test_user_file(home):
 # Files
 
 
-def test_a_file(home):
+def test_reads_a_file(home):
     path = write(
         home / "a.toml",
         'model = "8B"\nn-ctx = 4096\ntemperature = 1\nmlock = false\n'
@@ -136,7 +136,7 @@ def test_a_single_value_is_a_list_of_one(home):
         ("drafters = {a = 1}", 1, "drafters must be a text"),
     ],
 )
-def test_faults_name_file_line_and_key(home, text, line, names):
+def test_errors_name_file_line_and_key(home, text, line, names):
     path = write(home / "a.toml", text)
     with pytest.raises(ConfigError, match=names) as caught:
         read_file(path, KINDS)
@@ -154,14 +154,14 @@ def test_unknown_keys_come_with_a_suggestion(home):
 
 
 @pytest.mark.parametrize("text", ["model = ", "model = 'a'\nmodel = 'b'", "[[[", "= 1", "\x00"])
-def test_broken_toml_names_file_and_line(home, text):
+def test_invalid_toml_is_an_error_with_file_and_line(home, text):
     path = write(home / "a.toml", text)
     with pytest.raises(ConfigError, match=r"is not TOML: .*line \d+") as caught:
         read_file(path, KINDS)
     assert str(path) in caught.value.message
 
 
-def test_files_that_cannot_be_read(home):
+def test_an_unreadable_file_is_an_error(home):
     (home / "a.toml").write_bytes(b"model = '\xff'")
     with pytest.raises(ConfigError, match=r"a\.toml cannot be read"):
         read_file(home / "a.toml", KINDS)
@@ -182,7 +182,7 @@ def test_deeply_nested_toml_is_an_error(home):
 # Environment
 
 
-def test_environment():
+def test_reads_the_environment():
     environ = {
         "SPECLLAMA_MODEL": "8B",
         "SPECLLAMA_N_CTX": "4096",
@@ -205,7 +205,7 @@ def test_environment():
 @pytest.mark.parametrize(
     ("text", "value"), [("1", True), ("TRUE", True), ("on", True), ("no", False), ("0", False), ("", False)]
 )
-def test_switches_in_the_environment(text, value):
+def test_reads_booleans_from_the_environment(text, value):
     assert read_environment({"SPECLLAMA_MLOCK": text}, KINDS) == {"mlock": value}
 
 
@@ -221,6 +221,6 @@ def test_switches_in_the_environment(text, value):
         ("SPECLLAMA_TEMPRATURE", "1", "unknown environment variable SPECLLAMA_TEMPRATURE"),
     ],
 )
-def test_faults_name_the_variable(variable, text, names):
+def test_errors_name_the_variable(variable, text, names):
     with pytest.raises(ConfigError, match=names):
         read_environment({variable: text}, KINDS)

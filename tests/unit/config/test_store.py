@@ -1,4 +1,4 @@
-"""What is remembered between runs: a broken file is moved aside, a bad directory is no error."""
+"""The store: a malformed file is renamed, and a directory that cannot be used is not an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specllama.config.store import Store, cache_dir
 KEY = {"model": ["m", 7], "threads": 2}
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_written_values_are_read(tmp_path):
     store = Store(tmp_path / "deep" / "er")
     assert store.read(KEY) == {}
     store.write(KEY, {"t1": 0.5})
@@ -39,7 +39,7 @@ def test_what_was_written_is_read(tmp_path):
     ],
     ids=lambda c: repr(c[:10]),
 )
-def test_broken_file_is_moved_aside(tmp_path, content):
+def test_a_malformed_file_is_renamed(tmp_path, content):
     store = Store(tmp_path)
     store.path(KEY).write_bytes(content)
     assert store.read(KEY) == {}
@@ -49,14 +49,14 @@ def test_broken_file_is_moved_aside(tmp_path, content):
     assert store.read(KEY)["t1"] == 1
 
 
-def test_a_directory_in_the_way_is_no_error(tmp_path):
+def test_a_directory_in_place_of_the_file_is_not_an_error(tmp_path):
     store = Store(tmp_path)
     store.path(KEY).mkdir()
     assert store.read(KEY) == {}
     store.write(KEY, {"t1": 1})
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
+def test_a_cache_that_cannot_be_written_is_not_an_error(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     store = Store(tmp_path / "file" / "cache")
     store.write(KEY, {"t1": 1})
@@ -64,26 +64,26 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_cache_is_no_error(tmp_path):
+def test_a_read_only_cache_is_not_an_error(tmp_path):
     tmp_path.chmod(0o500)
     Store(tmp_path).write(KEY, {"t1": 1})
     assert Store(tmp_path).read(KEY) == {}
 
 
-def test_a_file_that_is_too_long_is_moved_aside(tmp_path):
+def test_a_file_that_is_too_large_is_renamed(tmp_path):
     store = Store(tmp_path)
     store.path(KEY).write_bytes(b" " * (5 << 20))
     assert store.read(KEY) == {}
     assert [p.suffix for p in tmp_path.iterdir()] == [".broken"]
 
 
-def test_a_pipe_in_the_way_is_not_waited_for(tmp_path):
+def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path):
     store = Store(tmp_path)
     os.mkfifo(store.path(KEY))
     assert store.read(KEY) == {}
 
 
-def test_what_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
     def full(self, target):  # noqa: ARG001
         raise OSError(28, "no space left on device")
 
@@ -92,19 +92,19 @@ def test_what_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_say_what_they_are_about(tmp_path):
+def test_files_contain_their_key(tmp_path):
     store = Store(tmp_path)
     store.write(KEY, {"t1": 1})
     assert json.loads(store.path(KEY).read_text())["key"] == KEY
 
 
-def test_values_that_are_not_json_do_not_leave_half_a_file(tmp_path):
+def test_values_without_json_form_are_stored_as_text(tmp_path):
     store = Store(tmp_path)
     store.write(KEY, {"path": tmp_path})
     assert store.read(KEY)["path"] == str(tmp_path)
 
 
-def test_cache_directory(monkeypatch, tmp_path):
+def test_cache_directory_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path))
     assert cache_dir() == tmp_path
     assert Store().root == tmp_path / "calibration"

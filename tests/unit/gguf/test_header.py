@@ -1,4 +1,4 @@
-"""GGUF headers: what is read, and that whatever is wrong is refused with file, field and offset."""
+"""GGUF headers: reads valid ones, and rejects all others with file, field and offset."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.support.ggufbytes import GGUF, Tensor, Typed, llama, string, u32, wor
 
 
 class BytesSource:
-    """A source in memory that counts what is asked of it."""
+    """A source in memory. n_requested: bytes requested so far."""
 
     name = "memory.gguf"
 
     def __init__(self, data: bytes, size: int | None = None) -> None:
         self.data = data
         self.size = len(data) if size is None else size
-        self.asked = 0
+        self.n_requested = 0
 
     def read(self, offset: int, n: int) -> bytes:
-        self.asked += n
+        self.n_requested += n
         return self.data[offset : offset + n]
 
 
@@ -40,7 +40,7 @@ def write(path: Path, gguf: GGUF | bytes) -> Path:
     return path
 
 
-def refusal(gguf: GGUF | bytes) -> str:
+def rejection(gguf: GGUF | bytes) -> str:
     data = gguf if isinstance(gguf, bytes) else gguf.build()
     with pytest.raises(GGUFError) as caught:
         read_source(BytesSource(data))
@@ -50,7 +50,7 @@ def refusal(gguf: GGUF | bytes) -> str:
     return caught.value.message
 
 
-def model_refusal(gguf: GGUF) -> str:
+def model_rejection(gguf: GGUF) -> str:
     with pytest.raises(GGUFError) as caught:
         check_model(read_source(BytesSource(gguf.build())))
     assert caught.value.hint
@@ -58,7 +58,7 @@ def model_refusal(gguf: GGUF) -> str:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_reads_what_a_model_says(tmp_path: Path, version: int) -> None:
+def test_reads_the_metadata_and_tensors_of_a_model(tmp_path: Path, version: int) -> None:
     gguf = llama(metadata={"tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.bos_token_id": 3})
     gguf.version = version
     path = write(tmp_path / "m.gguf", gguf)
@@ -90,7 +90,7 @@ def test_reads_what_a_model_says(tmp_path: Path, version: int) -> None:
     assert h.tensors[-1].offset + h.tensors[-1].n_bytes <= h.file_bytes
 
 
-def test_every_value_type() -> None:
+def test_reads_every_value_type() -> None:
     values = {
         "u8": 255,
         "i8": -1,
@@ -125,7 +125,7 @@ def test_agrees_with_the_gguf_package(tmp_path: Path) -> None:
     ]
 
 
-def test_quantisation_names() -> None:
+def test_quantisation_comes_from_the_file_type_or_the_tensors() -> None:
     assert read_source(BytesSource(GGUF({"general.file_type": 15}).build())).quant == "Q4_K_M"
     assert read_source(BytesSource(GGUF({"general.file_type": 1024 + 7}).build())).quant == "Q8_0"
     tensors = [Tensor("a", (256,), 0), Tensor("b", (256, 9), 12)]
@@ -133,7 +133,7 @@ def test_quantisation_names() -> None:
     assert read_source(BytesSource(GGUF({"general.file_type": 9999}).build())).quant == ""
 
 
-def test_bytes_per_token_counts_what_is_read() -> None:
+def test_bytes_per_token_counts_the_weights_read_per_token() -> None:
     dense, tied = (read_source(BytesSource(llama(tied=t).build())) for t in (False, True))
     embedding = 64 * 32 * 2
     assert dense.bytes_per_token == dense.weight_bytes - embedding
@@ -148,7 +148,7 @@ def test_per_layer_lists_and_their_length() -> None:
     lists = {"llama.attention.head_count_kv": Typed("arr[i32]", [2, 0])}
     assert read_source(BytesSource(llama(metadata=lists).build())).n_head_kv == (2, 0)
     wrong = {"llama.attention.head_count_kv": Typed("arr[i32]", [2, 0, 2])}
-    assert "3 values for 2 layers" in model_refusal(llama(metadata=wrong))
+    assert "3 values for 2 layers" in model_rejection(llama(metadata=wrong))
     absent = llama(metadata={"llama.attention.head_count_kv": None})
     assert read_source(BytesSource(absent.build())).n_head_kv == (4, 4)
 
@@ -171,14 +171,14 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize(("data", "says"), FOREIGN.values(), ids=FOREIGN.keys())
-def test_foreign_files_are_named(data: bytes, says: str) -> None:
-    message = refusal(data)
-    assert says in message
+@pytest.mark.parametrize(("data", "message_part"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_foreign_files_are_named(data: bytes, message_part: str) -> None:
+    message = rejection(data)
+    assert message_part in message
     assert "magic at byte 0" in message
 
 
-def test_only_regular_files(tmp_path: Path) -> None:
+def test_rejects_everything_but_regular_files(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="a directory"):
         read_header(tmp_path)
     os.mkfifo(tmp_path / "pipe.gguf")
@@ -197,7 +197,7 @@ def test_only_regular_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_file(tmp_path: Path) -> None:
+def test_rejects_an_unreadable_file(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", llama())
     path.chmod(0)
     with pytest.raises(UsageError, match="permission"):
@@ -205,12 +205,12 @@ def test_unreadable_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "says"),
+    ("version", "message_part"),
     [(0, "0 cannot be read"), (1, "1 cannot be read"), (99, "99"), (3 << 24, "big-endian")],
 )
-def test_versions(version: int, says: str) -> None:
-    message = refusal(GGUF(version=version))
-    assert says in message
+def test_rejects_other_versions(version: int, message_part: str) -> None:
+    message = rejection(GGUF(version=version))
+    assert message_part in message
     assert "version at byte 4" in message
 
 
@@ -278,23 +278,23 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("gguf", "says"), MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed(gguf: GGUF | bytes, says: str) -> None:
-    assert says in refusal(gguf)
+@pytest.mark.parametrize(("gguf", "message_part"), MALFORMED.values(), ids=MALFORMED.keys())
+def test_rejects_malformed_headers(gguf: GGUF | bytes, message_part: str) -> None:
+    assert message_part in rejection(gguf)
 
 
-def test_offsets_in_messages_are_where_the_field_is() -> None:
+def test_offsets_in_messages_point_to_the_field() -> None:
     data = GGUF([("a", 1), ("b", 2), ("a", 3)]).build()
-    message = refusal(data)
+    message = rejection(data)
     offset = int(message.split("at byte ")[1].split(":")[0])
     assert data[offset : offset + 9] == string("a")
     assert offset == data.rindex(string("a"))
 
 
-def test_truncated_data_says_how_much_is_missing() -> None:
+def test_truncated_data_is_an_error_with_the_missing_bytes() -> None:
     gguf = llama()
     gguf.truncate = 1000
-    message = refusal(gguf)
+    message = rejection(gguf)
     assert "1000 bytes are missing" in message
     assert "data at byte" in message
 
@@ -305,14 +305,14 @@ def test_padding_of_the_last_tensor_may_be_missing() -> None:
     assert read_source(BytesSource(gguf.build())).tensors[0].n_bytes == 4
 
 
-def test_truncated_anywhere_is_refused() -> None:
+def test_rejects_a_header_truncated_anywhere() -> None:
     data = llama().header()
     for end in range(0, len(data), 7):
         with pytest.raises(GGUFError):
             read_source(BytesSource(data[:end]))
 
 
-def test_claims_allocate_nothing() -> None:
+def test_a_false_length_allocates_no_memory() -> None:
     claim = struct.pack("<IQ", 8, 1 << 27) + bytes(64)
     source = BytesSource(GGUF([("a", raw_value(9, claim))]).build(), size=1 << 40)
     tracemalloc.start()
@@ -325,7 +325,7 @@ def test_claims_allocate_nothing() -> None:
     assert peak < 20 << 20
 
 
-def test_string_longer_than_any_header(tmp_path: Path) -> None:
+def test_rejects_a_string_longer_than_any_header(tmp_path: Path) -> None:
     path = write(tmp_path / "sparse.gguf", GGUF([("a", raw_value(8, struct.pack("<Q", 1 << 30)))]))
     os.truncate(path, 1 << 32)
     with pytest.raises(GGUFError, match="header of more than"):
@@ -366,22 +366,22 @@ NOT_RUNNABLE = {
 }
 
 
-@pytest.mark.parametrize(("metadata", "says"), NOT_RUNNABLE.values(), ids=NOT_RUNNABLE.keys())
-def test_not_runnable(metadata: dict[str, object], says: str) -> None:
-    assert says in model_refusal(llama(metadata=metadata))
+@pytest.mark.parametrize(("metadata", "message_part"), NOT_RUNNABLE.values(), ids=NOT_RUNNABLE.keys())
+def test_rejects_models_that_cannot_run(metadata: dict[str, object], message_part: str) -> None:
+    assert message_part in model_rejection(llama(metadata=metadata))
 
 
-def test_empty_token_texts_are_no_duplicates() -> None:
+def test_empty_token_texts_are_not_duplicates() -> None:
     tokens = ["", "", *words(30)]
     check_model(read_source(BytesSource(llama(tokens=tokens).build())))
 
 
-def test_vocabulary_only_and_embeddings_missing() -> None:
+def test_rejects_a_vocabulary_only_file_and_missing_embeddings() -> None:
     gguf = llama()
     gguf.tensors = ()
-    assert "vocabulary-only" in model_refusal(gguf)
+    assert "vocabulary-only" in model_rejection(gguf)
     gguf.tensors = (Tensor("output_norm.weight", (64,)),)
-    assert "token_embd.weight is not among them" in model_refusal(gguf)
+    assert "token_embd.weight is not among them" in model_rejection(gguf)
 
 
 def split(folder: Path, n_parts: int = 3, n_tensors: int | None = None) -> list[Path]:
@@ -407,42 +407,42 @@ def test_split_model_is_merged(tmp_path: Path) -> None:
     assert {t.part for t in h.tensors} == {0, 1, 2}
 
 
-def part_refusal(path: Path) -> str:
+def part_rejection(path: Path) -> str:
     with pytest.raises(IntegrityError) as caught:
         read_model(path)
     assert caught.value.hint
     return caught.value.message
 
 
-def test_split_parts_missing_foreign_or_damaged(tmp_path: Path) -> None:
+def test_rejects_missing_foreign_or_damaged_parts(tmp_path: Path) -> None:
     paths = split(tmp_path)
-    assert "part 2 of 3" in part_refusal(paths[1])
+    assert "part 2 of 3" in part_rejection(paths[1])
     second = paths[1].read_bytes()
     paths[1].unlink()
-    assert part_refusal(paths[0]).startswith(f"{paths[1]}: part 2 of 3 is missing")
+    assert part_rejection(paths[0]).startswith(f"{paths[1]}: part 2 of 3 is missing")
     paths[1].write_bytes(paths[2].read_bytes())
-    assert part_refusal(paths[0]).startswith(f"{paths[1]}: not part 2")
+    assert part_rejection(paths[0]).startswith(f"{paths[1]}: not part 2")
     write(paths[1], llama())
-    assert part_refusal(paths[0]).startswith(f"{paths[1]}: not part 2")
+    assert part_rejection(paths[0]).startswith(f"{paths[1]}: not part 2")
     paths[1].write_bytes(second[:-64])
-    assert str(paths[1]) in part_refusal(paths[0])
+    assert str(paths[1]) in part_rejection(paths[0])
     paths[1].write_bytes(second)
     paths[0].rename(tmp_path / "renamed.gguf")
-    assert "must be named" in part_refusal(tmp_path / "renamed.gguf")
+    assert "must be named" in part_rejection(tmp_path / "renamed.gguf")
 
 
-def test_split_with_a_part_of_another_model(tmp_path: Path) -> None:
+def test_rejects_a_part_of_another_model(tmp_path: Path) -> None:
     paths = split(tmp_path)
     meta = {"split.no": Typed("u16", 1), "split.count": Typed("u16", 3)}
     write(paths[1], GGUF(meta, [llama().tensors[0]]))
-    assert "is in another part too" in part_refusal(paths[0])
+    assert "is in another part too" in part_rejection(paths[0])
     write(paths[1], GGUF(meta, [Tensor("stranger", (4,))]))
-    assert "tensors in its 3 parts" in part_refusal(paths[0])
+    assert "tensors in its 3 parts" in part_rejection(paths[0])
     write(paths[1], GGUF({**meta, "general.architecture": "qwen2"}, [Tensor("stranger", (4,))]))
-    assert part_refusal(paths[0]).startswith(f"{paths[1]}: not part 2")
+    assert part_rejection(paths[0]).startswith(f"{paths[1]}: not part 2")
 
 
-def test_large_header_is_fast_and_read_in_few_pieces() -> None:
+def test_a_large_header_is_read_fast_and_in_few_pieces() -> None:
     merges = [f"a{i} b{i}" for i in range(280_000)]
     gguf = llama(tokens=words(128_256), metadata={"tokenizer.ggml.merges": Typed("arr[str]", merges)})
     data = gguf.header()
@@ -453,11 +453,11 @@ def test_large_header_is_fast_and_read_in_few_pieces() -> None:
     assert len(h.tokens) == 128_256
     assert h.tokens[128_255] == "t128255"
     assert seconds < 0.5
-    assert source.asked < 3 * len(data)
+    assert source.n_requested < 3 * len(data)
 
 
-def survives(data: bytes) -> bool:
-    """Whether it was read; anything but GGUFError is a failure of the test."""
+def is_readable(data: bytes) -> bool:
+    """Whether a header can be read; any error but GGUFError fails the test."""
     try:
         header = read_source(BytesSource(data))
         check_model(header)
@@ -504,7 +504,7 @@ def test_mutations_only_ever_raise_gguf_errors(seed: int) -> None:
                     data[at:at] = rng.randbytes(rng.randrange(1, 16))
             if rng.random() < 0.1:
                 del data[rng.randrange(len(data)) :]
-            n_read += survives(bytes(data))
+            n_read += is_readable(bytes(data))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""models.toml: entries, overriding files, mistakes."""
+"""models.toml: entries, overriding files, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specllama.models import manifest
 from specllama.models.names import RepoName
 
 
-def test_ours() -> None:
+def test_shipped_manifest_is_complete() -> None:
     known = manifest.load({}, Path("/"))
     for entry in known.entries.values():
         assert entry.licence
@@ -49,7 +49,7 @@ notes = ["a note"]
 """
 
 
-def test_the_users_and_the_projects_go_before_ours(tmp_path: Path) -> None:
+def test_user_and_project_files_override_the_shipped_one(tmp_path: Path) -> None:
     user, project = tmp_path / "user.toml", tmp_path / "project" / "deep"
     project.mkdir(parents=True)
     (tmp_path / "project" / ".git").mkdir()
@@ -72,7 +72,7 @@ def test_the_users_and_the_projects_go_before_ours(tmp_path: Path) -> None:
     assert known.find("small").where.repo == "me/mine-GGUF"  # type: ignore[union-attr]
 
 
-def test_somebody_elses_models_toml(tmp_path: Path) -> None:
+def test_a_models_toml_of_another_program_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text('[database]\nmodel = "x"\n')
     assert manifest.load({}, tmp_path).find("8B")
 

@@ -1,4 +1,4 @@
-"""What can be the name of a repository."""
+"""The syntax of repository names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ NAMES = {
     "user/repo:sub/x-00001-of-00002.gguf": RepoName("user/repo", "sub/x-00001-of-00002.gguf"),
     "hf:Org-1/Some.Model_v2-GGUF:UD-Q4_K_XL": RepoName("Org-1/Some.Model_v2-GGUF", "UD-Q4_K_XL"),
 }
-NO_REPOS = ["8B", "main.gguf", "models/main.gguf", "./user/repo", "/user/repo", "~/repo", "a/b/c", "../x", ""]
-EVIL = [
+NOT_REPOSITORIES = [
+    "8B",
+    "main.gguf",
+    "models/main.gguf",
+    "./user/repo",
+    "/user/repo",
+    "~/repo",
+    "a/b/c",
+    "../x",
+    "",
+]
+UNSAFE = [
     "hf:", "hf:../../etc/passwd", "hf:user/../x", "hf:/user/repo", "hf:user/re--po",
     "hf:user/repo:../../x.gguf",
     "user/repo:a/../../x.gguf", "user/repo:/abs.gguf", "user/repo@../../x", "hf:user/repo@a//b", "hf:user",
@@ -30,19 +40,19 @@ EVIL = [
 
 
 @pytest.mark.parametrize(("text", "meant"), NAMES.items())
-def test_repositories(text: str, meant: RepoName) -> None:
+def test_a_repository_name_is_parsed(text: str, meant: RepoName) -> None:
     assert parse_repo(text) == meant
     again = parse_repo(str(meant))
     assert again == meant
 
 
-@pytest.mark.parametrize("text", NO_REPOS)
-def test_what_is_no_repository(text: str) -> None:
+@pytest.mark.parametrize("text", NOT_REPOSITORIES)
+def test_other_names_are_not_repositories(text: str) -> None:
     assert parse_repo(text) is None
 
 
-@pytest.mark.parametrize("text", EVIL)
-def test_names_that_lead_elsewhere(text: str) -> None:
+@pytest.mark.parametrize("text", UNSAFE)
+def test_rejects_unsafe_names(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_repo(text)
     assert "\x1b" not in str(caught.value)

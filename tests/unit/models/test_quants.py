@@ -1,4 +1,4 @@
-"""Which of a repository's files a tag selects."""
+"""The file of a repository that a tag selects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = [
 ]  # fmt: skip
 
 
-def test_sidecars_are_no_models() -> None:
+def test_sidecars_are_not_models() -> None:
     found = find_models(FILES)
     assert not any(is_sidecar(m.parts[0]) for m in found)
     assert [m.quant for m in found] == ["IQ4_XS", "Q2_K", "Q4_K_M", "Q8_0", "BF16", "Q4_K_M"]
@@ -34,11 +34,11 @@ def test_sidecars_are_no_models() -> None:
         ("model-Q4_K_M-00002-of-00002.gguf", "model-Q4_K_M-00001-of-00002.gguf"),
     ],
 )
-def test_which_file_a_tag_means(tag: str, file: str) -> None:
+def test_a_tag_selects_a_file(tag: str, file: str) -> None:
     assert choose(find_models(FILES), tag, "user/repo").parts[0] == file
 
 
-def test_the_order_of_what_nobody_asked_for() -> None:
+def test_the_order_of_preference_without_a_tag() -> None:
     def chosen(*files: str, preferred: str = "") -> str:
         return choose(find_models(files), "", "user/repo", preferred).parts[0]
 
@@ -50,7 +50,7 @@ def test_the_order_of_what_nobody_asked_for() -> None:
     assert chosen("m-IQ4_K_M.gguf", "m.gguf") == "m-IQ4_K_M.gguf"  # no Q4_K_M
 
 
-def test_what_is_not_there() -> None:
+def test_rejects_a_tag_without_a_complete_model() -> None:
     with pytest.raises(NotFoundError, match="no quantisation 'Q4'") as caught:
         choose(find_models(FILES), "Q4", "user/repo")
     assert caught.value.hint == "there are: IQ4_XS, Q2_K, Q4_K_M, Q8_0, BF16"

@@ -1,4 +1,4 @@
-"""What a name refers to."""
+"""Model names resolve to files, aliases or repositories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     return Library(environ={"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"})
 
 
-def test_what_a_name_stands_for(library: Library, tmp_path: Path) -> None:
+def test_names_resolve_to_files_aliases_or_repositories(library: Library, tmp_path: Path) -> None:
     for name in ("here.gguf", "1B"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "user" / "repo").mkdir(parents=True)
@@ -27,7 +27,7 @@ def test_what_a_name_stands_for(library: Library, tmp_path: Path) -> None:
         return None if where is None else str(where)
 
     assert repo("here.gguf") is None
-    assert repo("1B") is None  # a file goes before an alias
+    assert repo("1B") is None  # a file takes precedence over an alias
     assert repo("8B") == "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"  # a directory does not
     assert repo("8b:q8_0") == "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:q8_0"
     assert repo("user/repo") is None  # a directory of that name

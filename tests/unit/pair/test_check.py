@@ -1,6 +1,6 @@
-"""The pair check: the rule by a table and by a property, the notes one by one.
+"""The pair check: its rule by a table and by a property, and each note.
 
-Against llama.cpp itself: tests/engine/test_pair_check.py.
+tests/engine/test_pair_check.py compares it with llama.cpp itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def header(tokens: Sequence[str | bytes], model: str = "gpt2", name: str = "m.gg
 
 
 @needs_vocabs
-def test_real_pairs() -> None:
+def test_verdicts_on_real_vocabularies() -> None:
     by_name = {p.stem.removeprefix("ggml-vocab-"): read_header(p) for p in VOCABS}
     assert check_pair(by_name["llama-bpe"], by_name["llama-bpe"]).verdict == "identical"
     other = check_pair(by_name["llama-bpe"], by_name["qwen2"])
@@ -135,7 +135,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("target", "draft", "is_", "n_differing", "first"), PAIRS.values(), ids=PAIRS.keys())
-def test_rule(
+def test_verdict_follows_the_rule(
     target: Header,
     draft: Header,
     is_: str,
@@ -168,7 +168,7 @@ def test_all_differences_of_a_compatible_pair_are_listed() -> None:
 
 
 @given(st.data())
-def test_texts_decide_as_a_plain_comparison_would(data: st.DataObject) -> None:
+def test_the_verdict_agrees_with_a_plain_comparison_of_texts(data: st.DataObject) -> None:
     target = data.draw(st.lists(st.text(max_size=3), min_size=1, max_size=12, unique=True))
     draft = list(target)
     for i in data.draw(st.lists(st.integers(0, len(target) - 1), max_size=2)):
@@ -188,7 +188,7 @@ def texts(answer: PairVerdict) -> list[str]:
 
 
 def notes(target: Header, draft: Header) -> list[str]:
-    """Of a pair of two files with weights or without; that they have none is left out."""
+    """The notes on a pair of two files, without those on missing weights and chat templates."""
     answer = verdict(replace(target, path="t.gguf"), replace(draft, path="d.gguf"))
     assert answer.ok, answer.reason
     return [n for n in texts(answer) if "without weights" not in n and "no chat template: messages" not in n]
@@ -197,8 +197,10 @@ def notes(target: Header, draft: Header) -> list[str]:
 def test_note_on_pre_tokenizers() -> None:
     (note,) = notes(header(W, pre="qwen2"), header(W, pre=None))
     assert note.startswith("pre-tokenizers differ: target qwen2, draft default;")
-    assert notes(header(W, pre="qwen2"), header(W, pre="deepseek-r1-qwen")) == []  # two names for one
-    assert notes(header(W, "llama", pre="a"), header(W, "llama", pre="b")) == []  # not used there
+    assert (
+        notes(header(W, pre="qwen2"), header(W, pre="deepseek-r1-qwen")) == []
+    )  # two names of one pre-tokenizer
+    assert notes(header(W, "llama", pre="a"), header(W, "llama", pre="b")) == []  # not used by this tokenizer
 
 
 def test_note_on_merges() -> None:
@@ -224,7 +226,7 @@ def test_note_on_end_tokens() -> None:
     assert "302 '</s>', 303 '<eos>', 1 more of the target only" in note
 
 
-def test_end_tokens_of_a_file_without_tokenizer() -> None:
+def test_a_file_without_tokenizer_has_no_end_tokens() -> None:
     h = header([], "none", eos_token_id=7)
     assert end_ids(h, read_vocab(h)) == frozenset()
 
@@ -233,12 +235,14 @@ def test_notes_on_chat_templates() -> None:
     def template(text: str | None) -> Header:
         return model("m.gguf", metadata={"tokenizer.chat_template": text})
 
-    said = {(a, b): texts(verdict(template(a), template(b))) for a in ("x", None) for b in ("x", "y", None)}
-    assert not any("template" in n for n in said["x", "x"])
-    assert any(n.startswith("chat templates differ: the target's is used") for n in said["x", "y"])
-    assert any(n.startswith("the draft has no chat template") for n in said["x", None])
+    by_templates = {
+        (a, b): texts(verdict(template(a), template(b))) for a in ("x", None) for b in ("x", "y", None)
+    }
+    assert not any("template" in n for n in by_templates["x", "x"])
+    assert any(n.startswith("chat templates differ: the target's is used") for n in by_templates["x", "y"])
+    assert any(n.startswith("the draft has no chat template") for n in by_templates["x", None])
     for b in ("x", "y", None):
-        assert [n.split(":")[0] for n in said[None, b] if "template" in n] == [
+        assert [n.split(":")[0] for n in by_templates[None, b] if "template" in n] == [
             "the target has no chat template"
         ]
 
@@ -253,7 +257,7 @@ def test_note_on_context() -> None:
     assert not any("trained on" in n for n in texts(verdict(long, long)))
 
 
-def test_texts_in_reasons_and_notes_are_fit_for_a_terminal() -> None:
+def test_texts_in_reasons_and_notes_are_escaped() -> None:
     evil = "\x1b]0;gone\x07\x9b2J\u202e" + "x" * 500
     answers = [
         verdict(header(W), header(changed(W, 9, evil))),
@@ -299,7 +303,7 @@ def test_note_on_missing_weights() -> None:
     assert cost(header(W), full) == "warning: the target is a vocabulary without weights: it cannot be run"
 
 
-def test_same_file_by_two_names(tmp_path: Path) -> None:
+def test_the_same_file_under_two_names_is_recognised(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(llama().build())
     link = tmp_path / "link.gguf"

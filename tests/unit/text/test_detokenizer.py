@@ -1,4 +1,4 @@
-"""From bytes of tokens to text: any split into pieces gives the same text, cut before the first stop."""
+"""Bytes of tokens become text: the same for any split into pieces, and cut before the first stop string."""
 
 # ruff: noqa: ARG005
 from __future__ import annotations
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from specllama.text.detokenizer import TokenWriter
 
 
-def cut_short(data: bytes) -> int:
-    """Length of the unfinished character at the end."""
+def n_incomplete(data: bytes) -> int:
+    """Bytes of the incomplete character at the end."""
     for n in (3, 2, 1):
         tail = data[-n:]
         if len(tail) == n and tail[0] & 0x80 and tail[0] & 0xC0 != 0x80:
@@ -27,8 +27,8 @@ def cut_short(data: bytes) -> int:
 
 
 def reference(data: bytes, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """The text up to the stop that is complete first, the longer one of two that end together."""
-    text = data[: len(data) - cut_short(data)].decode("utf-8", "replace")
+    """The text up to the stop string that is complete first, the longest if several end together."""
+    text = data[: len(data) - n_incomplete(data)].decode("utf-8", "replace")
     for end in range(1, len(text) + 1):
         complete = [s for s in stops if text[:end].endswith(s)]
         if complete:
@@ -75,15 +75,15 @@ stop_lists = st.lists(st.text(st.sampled_from("ab\n<|é�"), min_size=1, max_si
 @example(b"xabcx", [], ("abc", "b"))
 @example(b"aab", [1, 2], ("ab", "b"))
 @example("ab€".encode()[:-1], [3], ("b\ufffd",))
-def test_text_is_what_stands_before_the_first_complete_stop(data, cuts, stops):
+def test_the_text_ends_before_the_first_complete_stop_string(data, cuts, stops):
     text, stopped_by = write(split(data, cuts), stops)
     assert (text, stopped_by) == reference(data, stops)
 
 
 @settings(max_examples=200, deadline=None)
 @given(any_bytes, stop_lists)
-def test_nothing_is_taken_back(data, stops):
-    """What was shown after each byte begins the final text; stops are never shown, not even in part."""
+def test_text_once_shown_is_final(data, stops):
+    """The text shown after each byte is a prefix of the final text, without any part of a stop string."""
     expected, _ = reference(data, stops)
     writer = TokenWriter(lambda token: bytes([token]), stops)
     shown = ""
@@ -96,7 +96,7 @@ def test_nothing_is_taken_back(data, stops):
     assert shown + writer.finish() == expected
 
 
-def test_held_text_is_shown_once_it_cannot_become_a_stop():
+def test_held_text_is_released_when_it_cannot_become_a_stop_string():
     pieces = [b"he", b"llo <", b"|e", b"nd", b"ed"]
     writer = TokenWriter(lambda token: pieces[token], ["<|end|>"])
     shown = []
@@ -106,17 +106,17 @@ def test_held_text_is_shown_once_it_cannot_become_a_stop():
     assert shown == ["he", "llo ", "", "", "<|ended"]
 
 
-def test_text_without_stops_is_not_held():
+def test_without_stop_strings_no_text_is_held():
     writer = TokenWriter(lambda token: b"abc")
     assert not writer.push(0)
     assert writer.take() == "abc"
 
 
-def test_rest_of_a_half_stop_is_part_of_the_text():
+def test_an_incomplete_stop_string_at_the_end_is_part_of_the_text():
     assert write([b"one<|en"], ("<|end|>",))[0] == "one<|en"
 
 
-def test_unfinished_character_at_the_end_is_left_out():
+def test_an_incomplete_character_at_the_end_is_left_out():
     assert write(["ab😀".encode()[:-1]], ())[0] == "ab"
     assert write(["ab😀".encode()[:-1], b"c"], ())[0] == "ab\ufffdc"
 

@@ -1,7 +1,7 @@
-"""Chat templates of real models, as llama.cpp's source carries them: they say what they say elsewhere, what a
-user says stays text, and cutting a prompt into parts changes none of its ids.
+"""Chat templates of real models, from llama.cpp: they render as with plain Jinja, a user's text stays
+text, and splitting a prompt into parts does not change its ids.
 
-scripts/fetch_templates.py, which scripts/test calls, brings the templates; without them all is skipped.
+scripts/fetch_templates.py, called by scripts/test, downloads them; without them all tests are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.paths import SHARED
 FOLDER = Path(sys.prefix) / "share" / "llama.cpp-templates"
 SOURCES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
 VOCABS = [EMBEDDED_TARGET, *sorted((SHARED / "vocabs").glob("*.gguf"))]
-CATALOGUE = {  # product.md §5 to the template of the family; Gemma 3 and SmolLM2 have none there
+FAMILIES = {  # of models.toml, to a template of the family; llama.cpp has none of Gemma 3 and SmolLM2
     "Llama 3.1": "meta-llama-Llama-3.1-8B-Instruct",
     "Llama 3.2": "meta-llama-Llama-3.2-3B-Instruct",
     "Llama 3.3": "meta-llama-Llama-3.3-70B-Instruct",
@@ -45,11 +45,11 @@ pytestmark = pytest.mark.skipif(not SOURCES, reason=f"no templates in {FOLDER}: 
 every = pytest.mark.parametrize("name", sorted(SOURCES) or ["none"])
 
 BOS, EOS = "<s>", "</s>"
-SAID = "Is `a[0] < b` and <b>x</b> é🙂 [1, 2]\n\n  def f(x):\n\treturn {x!r}  "
+CODE = "Is `a[0] < b` and <b>x</b> é🙂 [1, 2]\n\n  def f(x):\n\treturn {x!r}  "
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hello, who are you?"}
 ANSWER = {"role": "assistant", "content": "A model."}
-MORE = {"role": "user", "content": SAID}
+MORE = {"role": "user", "content": CODE}
 TOOL = {
     "type": "function",
     "function": {
@@ -80,12 +80,12 @@ CASES: dict[str, dict[str, Any]] = {
     "thinking": {"messages": [USER], "enable_thinking": True},
     "no thinking": {"messages": [USER], "enable_thinking": False},
     "thought": {"messages": [USER, THOUGHT, MORE]},
-    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": SAID}]}]},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": CODE}]}]},
 }
 
 
 class Generation(ext.Extension):
-    """The tag that transformers knows."""
+    """The generation tag as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -106,7 +106,7 @@ def refuse(message: str) -> None:
 def plain_environment(name: str) -> jinja2.Environment:
     """An environment like that of transformers.
 
-    As llama.cpp's, it lets lists grow, has from_json, and writes generators as JSON.
+    As in llama.cpp, lists may grow, there is from_json, and generators are written as JSON.
     """
 
     def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
@@ -128,8 +128,8 @@ def plain_template(name: str) -> jinja2.Template:
     return plain_environment(name).from_string(SOURCES[name])
 
 
-def elsewhere(name: str, **values: Any) -> str | None:
-    """What is written elsewhere, None where the template refuses."""
+def reference(name: str, **values: Any) -> str | None:
+    """The prompt rendered with plain Jinja, None if the template refuses the messages."""
     values = {"add_generation_prompt": True, "bos_token": BOS, "eos_token": EOS, **own(name), **values}
     try:
         return plain_template(name).render(values)
@@ -138,7 +138,7 @@ def elsewhere(name: str, **values: Any) -> str | None:
 
 
 def own(name: str) -> dict[str, str]:
-    """Variables without which a template does nothing at all."""
+    """Variables that a template needs to render anything."""
     return {"functions": "[]", "datetime": "today"} if "firefunction" in name else {}
 
 
@@ -149,7 +149,7 @@ def compiled(name: str) -> ChatTemplate:
 
 @functools.cache
 def control_texts(name: str) -> tuple[str, ...]:
-    """Texts in a template that a vocabulary is likely to have as control tokens."""
+    """Texts in a template that are probably control tokens of a vocabulary."""
     patterns = r"<\|[^<>|\s{}'\"]+\|>", r"<｜[^<>｜\n]+｜>", r"</?\w+_of_turn>", r"\[/?[A-Z_]{3,}\]"
     return BOS, EOS, *sorted({t for p in patterns for t in re.findall(p, SOURCES[name])})
 
@@ -162,15 +162,15 @@ def text(parts: list[PromptPart]) -> str:
     return "".join(part.text for part in parts)
 
 
-def test_the_families_of_the_catalogue_are_there() -> None:
-    assert set(CATALOGUE.values()) <= set(SOURCES)
+def test_the_templates_of_all_families_are_present() -> None:
+    assert set(FAMILIES.values()) <= set(SOURCES)
     assert len(SOURCES) > 50
 
 
 @every
 @pytest.mark.parametrize("case", CASES)
-def test_it_writes_what_it_writes_elsewhere(name: str, case: str) -> None:
-    expected = elsewhere(name, **CASES[case])
+def test_the_prompt_is_the_same_as_with_plain_jinja(name: str, case: str) -> None:
+    expected = reference(name, **CASES[case])
     if expected is not None:
         assert text(rendered(name, **CASES[case])) == expected
         return
@@ -179,17 +179,17 @@ def test_it_writes_what_it_writes_elsewhere(name: str, case: str) -> None:
         rendered(name, **CASES[case])
 
 
-@pytest.mark.parametrize("family", CATALOGUE)
-def test_the_catalogue_takes_system_messages_and_tools(family: str) -> None:
-    name = CATALOGUE[family]
-    assert (elsewhere(name, **CASES["system"]) is None) is (family == "Gemma 2")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_that_accept_system_messages_and_tools(family: str) -> None:
+    name = FAMILIES[family]
+    assert (reference(name, **CASES["system"]) is None) is (family == "Gemma 2")
     knows_tools = "weather" in text(rendered(name, **CASES["tools"]))
     assert knows_tools is (family not in ("Gemma 2", "DeepSeek-R1-Distill-Qwen"))
 
 
 @every
-def test_thinking_is_switched(name: str) -> None:
-    """A template that asks for enable_thinking writes another prompt for it, of itself or as a default."""
+def test_enable_thinking_changes_the_prompt(name: str) -> None:
+    """A template that uses enable_thinking renders another prompt with it, others do not."""
     on, off = (text(rendered(name, [USER], enable_thinking=value)) for value in (True, False))
     if "enable_thinking" in meta.find_undeclared_variables(plain_environment(name).parse(SOURCES[name])):
         assert on != off
@@ -197,37 +197,40 @@ def test_thinking_is_switched(name: str) -> None:
         assert on == off
 
 
-def with_text(said: str) -> Iterator[dict[str, Any]]:
-    """Conversations in which somebody says this."""
-    user, tool = {"role": "user", "content": said}, json.loads(json.dumps(TOOL))
-    tool["function"]["description"] = said
+def cases_with(content: str) -> Iterator[dict[str, Any]]:
+    """Conversations that contain this text in different places."""
+    user, tool = {"role": "user", "content": content}, json.loads(json.dumps(TOOL))
+    tool["function"]["description"] = content
     yield {"messages": [user]}
-    yield {"messages": [{"role": "system", "content": said}, USER]}
-    yield {"messages": [user, ANSWER, {"role": "user", "content": f"a {said}{said} b"}]}
+    yield {"messages": [{"role": "system", "content": content}, USER]}
+    yield {"messages": [user, ANSWER, {"role": "user", "content": f"a {content}{content} b"}]}
     yield {"messages": [USER], "tools": [tool]}
-    yield {"messages": [USER, CALLING, {**RESULT, "content": said}], "tools": [TOOL]}
+    yield {"messages": [USER, CALLING, {**RESULT, "content": content}], "tools": [TOOL]}
 
 
-def meant(name: str, parts: list[PromptPart]) -> Counter[str]:
-    """The control tokens that would be parsed."""
+def parsed_controls(name: str, parts: list[PromptPart]) -> Counter[str]:
+    """The control tokens that are parsed in the parts."""
     found = re.compile("|".join(map(re.escape, sorted(control_texts(name), key=len, reverse=True))))
     return Counter(t for part in parts if part.parse_special for t in found.findall(part.text))
 
 
 @every
 def test_control_texts_in_a_message_stay_text(name: str) -> None:
-    for said in control_texts(name):
-        for case, plain in zip(with_text(said), with_text("nothing"), strict=True):
-            expected = elsewhere(name, **case)
-            if expected is None or elsewhere(name, **plain) is None:
+    for content in control_texts(name):
+        for case, plain in zip(cases_with(content), cases_with("nothing"), strict=True):
+            expected = reference(name, **case)
+            if expected is None or reference(name, **plain) is None:
                 continue
             parts = rendered(name, **case)
-            assert text(parts) == expected.replace(html.escape(said), said)  # one escapes tools as HTML
-            assert meant(name, parts) == meant(name, rendered(name, **plain)), (said, case)
+            assert text(parts) == expected.replace(html.escape(content), content)  # one escapes tools as HTML
+            assert parsed_controls(name, parts) == parsed_controls(name, rendered(name, **plain)), (
+                content,
+                case,
+            )
 
 
 class Vocab:
-    """A vocabulary, and every template with its control tokens."""
+    """A vocabulary, and every template compiled with its control tokens."""
 
     def __init__(self, path: Path) -> None:
         self.model = model = LlamaModel(ModelSettings(path=str(path)), vocab_only=True)
@@ -237,7 +240,7 @@ class Vocab:
         self.templates = {name: ChatTemplate(s, self.control, *names) for name, s in SOURCES.items()}
 
     def ids(self, name: str, messages: list[dict[str, Any]]) -> tuple[list[int], str]:
-        """What the engine process makes of messages, and the text."""
+        """(the ids of the prompt, as in the engine process; its text)."""
         parts = self.templates[name].render(messages, **own(name))
         return encode(parts, self.model.tokenize, self.bos, self.adds_bos), text(parts)
 
@@ -250,7 +253,7 @@ def vocab(request: pytest.FixtureRequest) -> Iterator[Vocab]:
 
 
 def test_ids_are_those_of_the_whole_text(vocab: Vocab) -> None:
-    """Whether or not a message has characters that control texts begin with."""
+    """Whether or not a message contains characters with which control texts start."""
     for name in SOURCES:
         for messages in ([USER], [MORE], [USER, ANSWER, MORE]):
             ids, whole = vocab.ids(name, messages)
@@ -258,7 +261,7 @@ def test_ids_are_those_of_the_whole_text(vocab: Vocab) -> None:
             assert ids == vocab.model.tokenize(whole, vocab.adds_bos and not begins, True), name
 
 
-def test_bos_comes_once(vocab: Vocab) -> None:
+def test_bos_is_added_once(vocab: Vocab) -> None:
     for name in SOURCES:
         ids, whole = vocab.ids(name, [USER])
         written = whole.startswith(vocab.bos)
@@ -267,15 +270,15 @@ def test_bos_comes_once(vocab: Vocab) -> None:
         assert ids.count(vocab.bos_id) == whole.count(vocab.bos) + (vocab.adds_bos and not written), name
 
 
-def test_no_user_writes_control_tokens(vocab: Vocab) -> None:
-    """Ids of control tokens are those that the template writes, and the text is there all the same."""
+def test_a_user_cannot_write_control_tokens(vocab: Vocab) -> None:
+    """The only ids of control tokens are those that the template writes, and the text is preserved."""
     texts = [t for t in vocab.control if "reserved" not in t and "placeholder" not in t]
     model = vocab.model
     special = {i for i in range(model.n_vocab) if model.token_text(i) in texts}
-    for name in CATALOGUE.values():
+    for name in FAMILIES.values():
         plain, _ = vocab.ids(name, [USER, ANSWER, {"role": "user", "content": "xyz x y z"}])
-        for said in texts:
-            message = {"role": "user", "content": f"xyz{said} x {said} y {said}{said}z"}
+        for content in texts:
+            message = {"role": "user", "content": f"xyz{content} x {content} y {content}{content}z"}
             ids, _ = vocab.ids(name, [USER, ANSWER, message])
-            assert [i for i in ids if i in special] == [i for i in plain if i in special], (name, said)
+            assert [i for i in ids if i in special] == [i for i in plain if i in special], (name, content)
             assert message["content"].encode() in b"".join(map(model.piece, ids))

@@ -1,4 +1,4 @@
-"""Reasoning and answer in a generation that arrives in pieces of any length."""
+"""Separating reasoning from answer in a generation that arrives in pieces of any length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = st.text(st.sampled_from("<>/thinkseed: []THINK\nab◁▷"), max_size=30)
 
 
 def split(pieces, closing="", off=False):
-    """(reasoning, text) of a text that comes in pieces, whose runs are one a piece."""
+    """(reasoning, answer) of a text that arrives in pieces, each of one run."""
     splitter, found = ReasoningSplitter(closing, off), ["", ""]
     taken = [p for i, piece in enumerate(pieces) for p in splitter.push(piece, [(len(piece), str(i))])]
     for piece in [*taken, *splitter.finish()]:
@@ -41,24 +41,24 @@ class TestWithoutTags:
             ("b <think>c</think>", "", ("", "b <think>c</think>")),
         ],
     )
-    def test_both_parts(self, text, closing, found) -> None:
+    def test_reasoning_and_answer_are_separated(self, text, closing, found) -> None:
         assert split([text], closing) == found
         assert split(list(text), closing) == found
 
     @given(st.text(alphabet="<>/think \nab", max_size=40), st.booleans(), st.data())
-    def test_however_it_is_cut(self, text, begun, data) -> None:
+    def test_the_result_does_not_depend_on_the_pieces(self, text, begun, data) -> None:
         cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
         pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
         closing = "</think>" if begun else ""
         assert split(pieces, closing) == split([text], closing)
 
-    def test_off(self) -> None:
+    def test_with_off_everything_is_answer(self) -> None:
         assert split(["<think>", "a</think>b"], off=True) == ("", "<think>a</think>b")
 
 
 class TestWithTags:
     @given(st.sampled_from(["", *TAGS]), TEXT, st.sampled_from(["", *TAGS.values()]), TEXT, st.data())
-    def test_reasoning_is_found_however_the_text_is_cut(
+    def test_the_result_does_not_depend_on_the_pieces(
         self, begin: str, inner: str, end: str, rest: str, data: st.DataObject
     ) -> None:
         text = begin + inner + end + rest
@@ -75,7 +75,7 @@ class TestWithTags:
 
         assert marked(pieces) == marked([text])
 
-    def test_reasoning_ends_behind_its_own_tag(self) -> None:
+    def test_reasoning_ends_after_its_own_tag(self) -> None:
         for begin, end in TAGS.items():
             text, first = f" \n{begin}a</x>{end}b{end}", len(f" \n{begin}a</x>{end}")
             parts = ReasoningSplitter(keep_tags=True).push(text, [(len(text), "copy")])
