@@ -1,3 +1,3 @@
-"""The algorithm: choosing, verifying, planning, rounds. Stdlib and numpy only; knows no files and no
-llama.cpp.
+"""The algorithm: sampling, drafting policies, verification, scheduling. Stdlib and numpy only; knows no files
+and no llama.cpp.
 """

@@ -1,7 +1,7 @@
-"""The round: draft → one decode of all sequences → verify and commit → cut the cache → observe.
+"""The round: draft → one decode of all sequences → verify and commit → truncate the cache → observe.
 
-Speculative decoding (Leviathan, Kalman, Matias, arXiv 2211.17192) with verification by equality. Who decodes,
-and what their caches hold, is in scheduler.py; what is drafted, in policy/; what is accepted, in verify.py.
+Speculative decoding (Leviathan, Kalman, Matias, arXiv 2211.17192) with verification by equality. Slots,
+caches and prefill are in scheduler.py, what to draft in policy/, what to accept in verify.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ NO_DRAFT = Draft()
 
 
 class Engine(Scheduler):
-    """Decodes many requests together over the slots of one target context. Parameters as of `Scheduler`."""
+    """Decodes many requests together in the slots of one target context. Parameters: see `Scheduler`."""
 
     def step(self) -> list[Generation]:
-        """Admit requests, prefill one chunk, decode one round; the generations that went on or ended.
+        """Admit requests, prefill one chunk, decode one round; returns the generations that may have changed.
 
         Raises DecodeError where llama.cpp failed: every generation is cancelled and all caches are emptied.
         """
@@ -62,7 +62,7 @@ class Engine(Scheduler):
             g.stats.add_round(done, outcome, sampled - decoded, forced, priced)
 
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
-        """A draft for each sequence by seq_id, within the limits of a decode and of its grammar."""
+        """A draft for each sequence by seq_id, limited by what fits into a decode and by its grammar."""
         limit = self._draft_limit(active)
         try:
             drafts = self.policy.draft({g.seq_id: max(0, min(g.room, limit)) for g in active})
@@ -88,7 +88,7 @@ class Engine(Scheduler):
     def _batch(
         self, active: list[Generation], drafts: dict[int, Draft]
     ) -> tuple[list[BatchRow], list[tuple[int, int]]]:
-        """The rows of the round, and the range of each generation's logits among the outputs."""
+        """The rows of the round, and the range (begin, end) of each generation's logits among the outputs."""
         batch: list[BatchRow] = []
         spans, n = [], 0
         for g in active:
@@ -101,7 +101,7 @@ class Engine(Scheduler):
         return batch, spans
 
     def _sync_cache(self, generation: Generation, n_draft: int, n_emitted: int) -> None:
-        """Bring the cache back to the invariant: it holds the history but for its last token."""
+        """Restore the invariant between rounds: the cache holds the history without its last token."""
         keep = len(generation.history) - 1
         cached = keep + 1 - n_emitted + n_draft
         generation.n_past = self.target.truncate(generation.seq_id, keep) if cached > keep else cached

@@ -127,12 +127,10 @@ class Proposal(NamedTuple):
     """One drafted token.
 
     confidence: the drafter's own, uncalibrated estimate that the target chooses it, in [0, 1].
-    evidence: features that an acceptance table could use; each drafter documents its own.
     """
 
     token: int
     confidence: float
-    evidence: tuple[float, ...] = ()
 
 
 class Drafter(Protocol):

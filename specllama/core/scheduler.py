@@ -1,4 +1,4 @@
-"""Who decodes next, and what the target's cache holds: slots, admission, prefill, prefix sharing, eviction.
+"""Scheduling: slots, admission, prefill in chunks, prefix sharing, eviction and offloading of idle caches.
 
 Knows contexts and policies by their interfaces; no files, no threads; the clock is passed in. The round
 itself is in engine.py.
@@ -25,20 +25,20 @@ from specllama.core.sequence import (
     with_forced_limit,
 )
 from specllama.core.verify import NO_CHOICE
-from specllama.errors import ContextLengthError, EngineError
+from specllama.errors import ContextLengthError, EngineError, option
 
-CHUNK = 64  # rows; kernels evaluate groups of so many alike, whatever the width of the decode
-UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk that no other sequence waits for
+CHUNK = 64  # rows; kernels round groups of this size the same way in a decode of any width
+UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk for which no other sequence has to wait
 UNUSED_SECONDS = 0.5  # after which an idle cache is moved out of the context
-MAX_PENDING = 16  # rows lost in a cut that a round evaluates again; more are prefilled in chunks
-MIN_SHARED = 32  # ids in common with a slot in use, from which they are shared; else idle caches are used
-QUEUE_STEP = 4  # newcomers that each further text of a request lets pass
+MAX_PENDING = 16  # rows lost by a truncation that a round evaluates again; more are prefilled in chunks
+MIN_SHARED = 32  # further ids in common with a slot in use from which its cells are shared
+QUEUE_STEP = 4  # later requests that each further text of a request lets pass
 
 
 @dataclass(slots=True)
 class Slot:
-    """A sequence of the target's cache. ids: what the cache holds while no generation uses it, or what
-    `saved` holds, the cache being empty then.
+    """A sequence of the target's cache. ids: the ids in the cache while no generation uses it, or in `saved`,
+    with an empty cache. last_used: time by the engine's clock. owner: the generation that uses it.
     """
 
     seq_id: int
@@ -49,15 +49,15 @@ class Slot:
 
 
 class FairQueue:
-    """The order in which generations get slots: first come, first served, but the second, third … text of a
-    request (`Request.turn`) lets some later ones pass. Ranks only grow, so none waits for ever.
+    """The order in which generations get slots: first come, first served, but further texts of a request
+    (`Request.turn` 1, 2, …) let some later requests pass. Ranks only grow, so none waits forever.
     """
 
     def __init__(self) -> None:
         self._arrived = 0
 
     def join(self, waiting: list[Generation], generation: Generation) -> None:
-        """Insert the generation where it belongs among the waiting ones."""
+        """Insert the generation into `waiting` by its rank."""
         turn = generation.request.turn
         self._arrived += turn == 0
         generation.queue_rank = self._arrived + turn * QUEUE_STEP
@@ -69,11 +69,11 @@ class Scheduler:
 
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: how much a logit
     of a batched row may differ from the same row decoded by itself (0: bit-equal; None: not measured,
-    near-ties are ignored). most_rows: of a decode with drafts, where wider ones are rounded differently;
-    None: no limit. exact: always decide near-ties on rows decoded by themselves. prefill_seconds: the time
-    that a chunk of prefill should take while other sequences wait. room: whether so many bytes may be used to
-    save an idle cache; None: idle caches stay in the context. draft_failed: the draft model raised
-    DecodeError, and the policy goes on without it; `notices` says so.
+    near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded
+    differently; None: no limit. exact: decide all near-ties on rows decoded by themselves. prefill_seconds:
+    target time of a prefill chunk while other sequences wait. room: from a number of bytes to whether they
+    may be used to save an idle cache; None: idle caches stay in the context. draft_failed: the draft model
+    raised DecodeError and was removed; `notices` has a message.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Scheduler:
         clock: Callable[[], float],
         suppressed: Sequence[int] = (),
         epsilon: float | None = None,
-        most_rows: int | None = None,
+        max_rows: int | None = None,
         exact: bool = False,
         prefill_seconds: float = 0.5,
         room: Callable[[int], bool] | None = None,
@@ -93,7 +93,7 @@ class Scheduler:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
-        self.most_rows = most_rows
+        self.max_rows = max_rows
         self.room, self._offloaded = room, 0.0
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.waiting: list[Generation] = []
@@ -105,15 +105,15 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether a generation waits or decodes."""
+        """Whether a generation is waiting or active."""
         return bool(self.waiting or self.active)
 
     # Requests
 
     def submit(self, request: Request) -> Generation:
         """Queue a request. Raises EngineError for an empty prompt, ContextLengthError where the context has
-        no room for the prompt and one token or for the given text, UsageError for a text that cannot be
-        written.
+        no room for the prompt and one token, or for the prompt and the forced ids, UsageError for invalid
+        forced ids.
         """
         n_prompt, n_ctx = len(request.prompt), self.target.n_ctx
         if n_prompt == 0:
@@ -121,7 +121,7 @@ class Scheduler:
         if n_prompt >= n_ctx:
             raise ContextLengthError(
                 f"the prompt has {n_prompt} tokens and the context {n_ctx}",
-                f"use -c {n_prompt + 256} or more",
+                f"use {option('n_ctx', n_prompt + 256)} or more",
                 {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
             )
         request = with_forced_limit(request, self.target.n_vocab, n_ctx)
@@ -137,17 +137,17 @@ class Scheduler:
         return generation
 
     def cancel(self, generation: Generation, reason: FinishReason = "cancel") -> None:
-        """End a generation now; its text so far stays. One that has ended already is left as it is."""
+        """End a generation now, keeping its output so far; without effect where it has ended already."""
         if generation.finish_reason is None:
             generation.finish_reason = reason
             self._retire()
 
     def _admit(self) -> list[Generation]:
-        """Give free slots to waiting generations and end those past their deadline; the active ones."""
-        for orphan in self.active:
-            if orphan.prefix_owner is not None and not any(g is orphan.prefix_owner for g in self.active):
-                orphan.prefix_owner = None
-                orphan.prefix_owner = self._find_prefix_owner(orphan)
+        """Give free slots to waiting generations; end those past their deadline. Returns the active ones."""
+        for g in self.active:
+            if g.prefix_owner is not None and not any(other is g.prefix_owner for other in self.active):
+                g.prefix_owner = None
+                g.prefix_owner = self._find_prefix_owner(g)
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
             if not self._fits(self.waiting[0]):
                 break
@@ -167,13 +167,13 @@ class Scheduler:
         return list(self.active)
 
     def _fits(self, generation: Generation) -> bool:
-        """Whether the pool has room for the generation and some growth; the only one may always try."""
+        """Whether the pool has room for the generation and some growth; True if no other is active."""
         used = sum(len(g.history) for g in self.active)
         needed = len(generation.history) + self.target.n_ctx // 16
         return not self.active or used + needed <= self.target.n_ctx
 
     def _retire(self) -> None:
-        """Free the slots of ended generations; their caches stay for the next request that starts alike."""
+        """Free the slots of ended generations; their caches are kept for requests with a common prefix."""
         for generation in [g for g in self.active if g.finish_reason is not None]:
             self._release(generation, keep=True)
             self.active.remove(generation)
@@ -199,10 +199,10 @@ class Scheduler:
     # Prefill
 
     def _prefill_next(self) -> list[Generation]:
-        """Evaluate one chunk of a prompt, if there is one; the generations that decode in this round."""
-        going = [g for g in self.active if g.finish_reason is None]
-        filling = next_to_fill([g for g in going if not g.prefilled and g.prefix_owner is None])
-        ready = [g for g in going if g.prefilled]
+        """Evaluate one chunk of a prompt, if any is left; returns the generations that decode now."""
+        running = [g for g in self.active if g.finish_reason is None]
+        filling = next_to_fill([g for g in running if not g.prefilled and g.prefix_owner is None])
+        ready = [g for g in running if g.prefilled]
         if filling is not None:
             self._prefill(filling, ready)
         decoding = [g for g in ready if g.prefilled and g.finish_reason is None]
@@ -211,8 +211,8 @@ class Scheduler:
         return decoding
 
     def _prefill(self, generation: Generation, decoding: Sequence[Generation]) -> None:
-        """Evaluate a chunk of the prompt; after the last one choose the first token. decoding: the
-        generations that wait meanwhile.
+        """Evaluate a chunk of the prompt; after the last chunk, choose the first token. decoding: the
+        generations that have to wait meanwhile.
         """
         started, history = self.clock(), generation.history
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
@@ -230,35 +230,35 @@ class Scheduler:
         if last:
             self._begin(generation, rows[0])
         took = self.clock() - started
-        if n >= CHUNK or self._row_seconds is None:  # a few rows cost more each than those of a chunk
+        if n >= CHUNK or self._row_seconds is None:  # in a small chunk a row costs more
             self._row_seconds = took / n
         generation.stats.encode_seconds += took
         if last:
             self._share_prefix(generation, rows[0])
 
     def _chunk(self, rest: int, seconds: float) -> int:
-        """Rows of the next prefill decode of `rest`: the multiple of CHUNK predicted to come closest to
-        `seconds`.
+        """Rows of the next prefill decode, with `rest` rows left: the multiple of CHUNK whose predicted time
+        is closest to `seconds`.
 
-        The last decode has CHUNK rows and the remainder (the remainder by itself where it is expensive among
-        them), however fast the machine is at the moment: a row is rounded by the decode that it is in, and
-        the same prompt must give the same logits.
+        The last decode has CHUNK rows plus the remainder (without the rows beyond a multiple of row_multiple,
+        which follow by themselves), however fast the machine is: rounding depends on the width of the decode,
+        and the same prompt must give the same logits.
         """
-        most = self.target.n_batch
-        if rest < 2 * CHUNK or most < 2 * CHUNK:
-            n, multiple = min(rest, most), self.target.row_multiple
+        n_batch = self.target.n_batch
+        if rest < 2 * CHUNK or n_batch < 2 * CHUNK:
+            n, multiple = min(rest, n_batch), self.target.row_multiple
             return n - n % multiple if n > multiple else n
-        whole = (rest // CHUNK - 1) * CHUNK
-        fits = CHUNK
+        before_last = (rest // CHUNK - 1) * CHUNK
+        timed = CHUNK
         if self._row_seconds is not None:
-            fits = max(1, round(seconds / (self._row_seconds * CHUNK))) * CHUNK
-        return min(whole, fits, most // CHUNK * CHUNK)
+            timed = max(1, round(seconds / (self._row_seconds * CHUNK))) * CHUNK
+        return min(before_last, timed, n_batch // CHUNK * CHUNK)
 
     def _begin(self, generation: Generation, row: Row) -> None:
-        """Choose the first token. row: logits after the last token of the prompt, shape (n_vocab,)."""
+        """Choose the first token and start drafting. row: logits after the prompt, shape (n_vocab,)."""
         generation.begin_round((), (), shared=False)
         token = generation.choose(row)
-        if token == NO_CHOICE:  # a grammar that has ended
+        if token == NO_CHOICE:  # the grammar allows no token
             return
         generation.commit(token)
         generation.prefilled = True
@@ -269,8 +269,8 @@ class Scheduler:
         self.policy.start(generation.seq_id, history, generation.sampler, request.mask, request.memory_scope)
 
     def _share_prefix(self, prefix_owner: Generation, row: Row) -> None:
-        """Give the generations of the same prompt its cells and its last row of logits. A memory that cannot
-        share leaves them to evaluate it themselves.
+        """Share the cells of the prompt, and `row`, with the generations that wait for the same prompt. Where
+        the memory cannot share cells, they evaluate the prompt themselves.
         """
         for generation in self.active:
             if generation.prefix_owner is not prefix_owner:
@@ -282,7 +282,7 @@ class Scheduler:
                 self._begin(generation, row)
 
     def _find_prefix_owner(self, generation: Generation) -> Generation | None:
-        """The generation that is evaluating the same prompt; its cells are shared when it is done."""
+        """The generation that is evaluating the same prompt; its cells are shared after that."""
         for other in self.active:
             fills = other is not generation and not other.prefilled and other.prefix_owner is None
             if fills and other.n_output == 0 and other.history == generation.history:
@@ -292,8 +292,8 @@ class Scheduler:
     # Decoding
 
     def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
-        """Logits of the batch's outputs, shape (n_outputs, n_vocab); idle caches are given up for room. None
-        where a generation had to be put back or ended instead.
+        """Logits of the batch's outputs, shape (n_outputs, n_vocab). Without room idle caches are evicted;
+        where that is not enough, a generation is returned to the queue or ended, and the result is None.
         """
         while True:
             try:
@@ -307,7 +307,7 @@ class Scheduler:
                 return None
 
     def _put_back(self) -> None:
-        """Return the youngest generation to the queue for lack of room; the only one is ended."""
+        """Return the youngest generation to the queue for lack of room; end it if it is the only one."""
         youngest = self.active[-1]
         if len(self.active) == 1:
             youngest.finish_reason = "context"
@@ -318,22 +318,22 @@ class Scheduler:
         self.waiting.insert(0, youngest)
 
     def _draft_limit(self, active: Sequence[Generation]) -> int:
-        """Draft tokens for each generation that fit into one decode and that the memory can take back."""
-        most = min(self.target.n_outputs_max, self.most_rows or self.target.n_outputs_max)
+        """Most draft tokens per generation that fit into one decode and that the memory can roll back."""
+        max_rows = min(self.target.n_outputs_max, self.max_rows or self.target.n_outputs_max)
         pending = max(len(g.history) - g.n_past for g in active)
         per_batch = self.target.n_batch // len(active) - pending
-        return min((most - len(active)) // len(active), per_batch, self.target.max_rollback)
+        return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
 
     def _remove_model(self, error: DecodeError) -> None:
-        """Go on without the drafters that decode, one of which failed."""
+        """Remove the drafters that decode, one of which failed."""
         for name in [d.name for d in self.policy.drafters if d.priced]:
             self.policy.remove_drafter(name)
         self.draft_failed = True
-        self.notices.append(f"the draft model failed ({error}); going on without it")
+        self.notices.append(f"the draft model failed ({error}); continuing without it")
 
     def _checkpoint(self, generation: Generation) -> None:
-        """Before a draft, where the memory cannot take back rows: evaluate all but the last token, then save
-        the state.
+        """Save the state before a draft, where the memory cannot roll back, after evaluating all but the last
+        token.
         """
         pending = generation.history[generation.n_past : -1]
         while pending:
@@ -344,11 +344,11 @@ class Scheduler:
         self.target.checkpoint(generation.seq_id)
 
     def _check_prefilled(self, generation: Generation) -> None:
-        """Prefill in chunks again where a cut has lost many rows."""
+        """Prefill in chunks again where a truncation has lost many rows."""
         generation.prefilled = len(generation.history) - 1 - generation.n_past < MAX_PENDING
 
     def _offload(self) -> None:
-        """From time to time, move the caches of unused slots out of the context."""
+        """Every UNUSED_SECONDS, move the caches of unused slots out of the context."""
         now = self.clock()
         if self.room is not None and now - self._offloaded > UNUSED_SECONDS:
             offload_idle(self.target, self.slots, now - UNUSED_SECONDS, self.room)
@@ -356,8 +356,8 @@ class Scheduler:
 
 
 def next_to_fill(filling: Sequence[Generation]) -> Generation | None:
-    """The generation whose prompt is evaluated next: one chunk each in turn, so that a short prompt does not
-    wait for a long one.
+    """The generation whose prompt is evaluated next, the one with the fewest chunks so far: a short prompt
+    does not wait for a long one. None without any.
     """
     return min(filling, key=lambda g: g.n_chunks, default=None)
 
@@ -371,14 +371,14 @@ def take_slot(
     """The idle slot for these ids, and how many of them its cache holds already. active: (seq_id, cached ids)
     of the slots in use.
 
-    A cache is taken over if at least half of it is reused; otherwise its common prefix is copied to the least
-    recently used slot, so that a long cache outlives a short request with the same start. A longer common
-    prefix with a slot in use is shared, where the memory can share a part of a sequence.
+    A slot's cache is reused in place if at least half of it is common; otherwise the common prefix is copied
+    to the least recently used slot, so that a long cache survives a short request with the same start. A
+    longer common prefix with a slot in use is shared, where the memory can share a part of a sequence.
     """
     best = max(idle, key=lambda s: (common_prefix(s.ids, ids), s.last_used))
     common = max(0, min(common_prefix(best.ids, ids), len(ids) - 1))
     oldest = min(idle, key=lambda s: s.last_used)
-    shared, seq_id = max(((common_prefix(held, ids), seq) for seq, held in active), default=(0, 0))
+    shared, seq_id = max(((common_prefix(cached, ids), seq) for seq, cached in active), default=(0, 0))
     shared = min(shared, len(ids) - 1)
     if shared >= common + MIN_SHARED:
         n = target.copy(seq_id, oldest.seq_id, shared)
@@ -397,7 +397,7 @@ def take_slot(
 
 
 def empty(target: Context, slot: Slot) -> None:
-    """Return the slot's cells to the pool."""
+    """Free the slot's cells and discard its saved cache."""
     target.truncate(slot.seq_id, 0)
     slot.ids, slot.saved = [], None
 
@@ -405,8 +405,9 @@ def empty(target: Context, slot: Slot) -> None:
 def offload_idle(
     target: Context, slots: Sequence[Slot], before: float, allowed: Callable[[int], bool]
 ) -> None:
-    """Save the caches of slots unused since `before` (seconds of the engine's clock) and free their cells: a
-    decode reads all cells of the context. allowed: whether so many bytes may be used.
+    """Save the caches of slots unused since `before` (seconds of the engine's clock) and free their cells,
+    because a decode reads all cells of the context. allowed: from a number of bytes to whether they may be
+    used.
     """
     for slot in slots:
         if slot.owner is None and slot.ids and slot.saved is None and slot.last_used < before:

@@ -1,4 +1,4 @@
-"""Seeds made of seeds, in plain integers: fronts need them too, and numpy is not for fronts."""
+"""Deriving seeds from seeds, in plain integers: fronts use this without importing numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def splitmix64(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): 64 bits in, 64 well mixed bits out."""
+    """The mixing function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), from 64 bits to 64 bits."""
     x = (x + GOLDEN) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -15,5 +15,5 @@ def splitmix64(x: int) -> int:
 
 
 def nth_seed(seed: int, n: int) -> int:
-    """The seed of choice `n` of a request: the seed itself for 0."""
+    """The seed of the n-th text of a request, counted from 0; `seed` itself for the first."""
     return seed if n == 0 else splitmix64(seed ^ splitmix64(n))

@@ -1,4 +1,4 @@
-"""One generation in progress: its ids so far, its limits, its statistics. Knows no caches and no drafters."""
+"""A request and its generation: ids so far, limits, statistics. Knows no caches and no drafters."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, UsageError, option
 
 FinishReason = Literal["stop", "length", "context", "cancel"]
-_GUARD_SHARE = 0.01  # near-ties are decided again only if they are rarer than this
+_MAX_REDECIDED = 0.01  # share of tokens; where near-ties are more frequent, they are not decided again
 
 
 class TokenSink(Protocol):
-    """Turns tokens into text and says when a stop string is complete."""
+    """Turns tokens into text and detects stop strings."""
 
     def push(self, token: int, source: str) -> bool:
-        """Add one token, drafted by `source` ("target": nobody); True where it completes a stop string."""
+        """Add one token. source: its drafter, "target" where it was not drafted. True where it completes a
+        stop string.
+        """
         ...
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural-log probability of an emitted token in the raw row's softmax, and of the most likely ids."""
+    """Natural-log probability of an emitted token in the softmax of the raw row, and (id, log probability) of
+    the most likely ones.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
@@ -34,12 +38,12 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to generate from. prompt: ids. params, seed: the rule by which tokens are chosen. writer: gets the
-    tokens. deadline: seconds of the engine's clock, None: none. speculate: whether to draft. mask: a grammar
-    at its start, not shared with another request. forced: ids to write whatever is chosen (teacher forcing);
-    the generation ends with the last of them, not before. draft_max: most draft tokens of a round, None: as
-    the policy decides. turn: see `scheduler.FairQueue`. memory_scope: whose earlier texts may be drafted
-    from; None: nobody's, and this text is not kept.
+    """A request to generate one text. prompt: ids. params, seed: the sampling rule. writer: receives the
+    tokens. deadline: seconds of the engine's clock; None: none. speculate: whether to draft. mask: a grammar
+    in its initial state, not shared with another request. forced: ids to write instead of the chosen ones
+    (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
+    None: the policy decides. turn: see `scheduler.FairQueue`. memory_scope: scope of the earlier texts that
+    may be drafted from; None: no texts, and this one is not kept.
     """
 
     prompt: Sequence[int]
@@ -57,8 +61,8 @@ class Request:
 
 @dataclass(slots=True)
 class Generation:
-    """A request in the engine. history: prompt and output ids; n_past: how many of them are in the target's
-    cache.
+    """A request in the engine. history: prompt and output ids. n_past: how many of them are in the target's
+    cache. epsilon, exact: see `scheduler.Scheduler`.
 
     Invariant between rounds: 0 <= n_past <= len(history) - 1, and n_past == len(history) - 1 where the
     target's memory can take tokens back one by one.
@@ -75,22 +79,22 @@ class Generation:
     n_past: int = 0
     prefilled: bool = False
     queue_rank: int = 0  # order among the waiting generations
-    n_chunks: int = 0  # of its prompt that were evaluated
-    single_row: bool = False  # the next token is to be chosen from a row decoded by itself
+    n_chunks: int = 0  # chunks of its prompt that were evaluated
+    single_row: bool = False  # the next token must be chosen from a row decoded by itself
     shared: bool = False  # the current row was decoded together with others
     finish_reason: FinishReason | None = None
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
     )  # evaluates the same prompt
-    problem: str = ""  # why it was ended, where its grammar could not go on
+    problem: str = ""  # the grammar error that ended it
     submitted: float = 0.0
-    admitted: float = 0.0  # to its first slot
+    admitted: float = 0.0  # time of its first slot
     first_token: float = 0.0
     stats: RunStats = field(default_factory=RunStats)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where they were asked for
-    drafted: Sequence[int] = ()  # of the round at hand, not yet verified, with the drafter of each
-    sources: Sequence[str] = ()
-    _logprobs: TokenLogprobs | None = None  # of the token chosen last
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where requested
+    drafted: Sequence[int] = ()  # draft tokens of this round that are not yet verified
+    sources: Sequence[str] = ()  # the drafter of each of them
+    _logprobs: TokenLogprobs | None = None  # of the last chosen token
 
     @property
     def n_prompt(self) -> int:
@@ -107,7 +111,7 @@ class Generation:
 
     @property
     def room(self) -> int:
-        """Draft tokens that could still be emitted together with one more."""
+        """Most draft tokens of the next round, which emits one token more than it accepts."""
         if not self.request.speculate:
             return 0
         room = self.n_ctx - len(self.history) - 1
@@ -118,13 +122,13 @@ class Generation:
         return max(0, room)
 
     def begin_round(self, drafted: Sequence[int], sources: Sequence[str], shared: bool) -> None:
-        """The next rows verify this draft. sources: the drafter of each token. shared: they were decoded
-        together with other rows.
+        """Set the draft that the next rows verify. sources: the drafter of each token. shared: whether the
+        rows were decoded together with others.
         """
         self.drafted, self.sources, self.shared = drafted, sources, shared
 
     def n_legal(self, draft: Sequence[int]) -> int:
-        """How many tokens of the draft the grammar allows in a row; all without one."""
+        """Length of the prefix of the draft that the grammar allows; all of it without a grammar."""
         if self.request.mask is None or not draft:
             return len(draft)
         try:
@@ -134,7 +138,7 @@ class Generation:
 
     def choose(self, row: Row) -> int:
         """The next token. row: logits, shape (n_vocab,). NO_CHOICE where it must be chosen again from a row
-        decoded by itself, or where nothing legal is left and the generation ends.
+        decoded by itself, or where the generation ends because the grammar allows no token.
         """
         forced, margin = self.request.forced, self.epsilon > 0
         try:
@@ -142,29 +146,30 @@ class Generation:
         except MaskError as error:
             self.finish_reason, self.problem = "cancel", str(error)
             return NO_CHOICE
-        if forced is not None:  # choosing is part of the time that is measured
-            return self._scored(row, forced[self.n_output])
+        if forced is not None:  # the token is sampled all the same, so that the measured time includes it
+            return self._with_logprobs(row, forced[self.n_output])
         if choice.token == NOTHING_LEGAL:
             self.finish_reason = "stop"
             return NO_CHOICE
         if choice.margin < 2 * self.epsilon:
-            if self.shared and self._guarded():
+            if self.shared and self._decides_again():
                 self.stats.redecided += 1
                 self.single_row = True
                 return NO_CHOICE
             self.stats.near_ties += 1
-        return self._scored(row, choice.token)
+        return self._with_logprobs(row, choice.token)
 
-    def _scored(self, row: Row, token: int) -> int:
+    def _with_logprobs(self, row: Row, token: int) -> int:
         """The token, after recording its log probability where that was requested."""
         n = self.request.params.logprobs
         if n is not None:
             self._logprobs = TokenLogprobs(*top_logprobs(row, token, n))
         return token
 
-    def _guarded(self) -> bool:
+    def _decides_again(self) -> bool:
+        """Whether near-ties are decided again: always if `exact`, else while they are rare."""
         ties = self.stats.redecided + self.stats.near_ties
-        return self.exact or ties <= _GUARD_SHARE * max(100, self.n_output)
+        return self.exact or ties <= _MAX_REDECIDED * max(100, self.n_output)
 
     def commit(self, token: int) -> bool:
         """Append the token; False where the generation ends with it (`finish_reason` says why)."""
@@ -184,7 +189,7 @@ class Generation:
         return self.finish_reason is None
 
     def _source(self, token: int) -> str:
-        """Who drafted the token that was just committed."""
+        """The drafter of the token that is being committed, "target" where it was not drafted."""
         if self.drafted and self.drafted[0] == token:
             source, self.drafted, self.sources = self.sources[0], self.drafted[1:], self.sources[1:]
             return source
@@ -207,7 +212,7 @@ def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
     if forced is None:
         return request
     if request.mask is not None:
-        raise UsageError("a given text and a grammar exclude each other")
+        raise UsageError("a given text cannot be combined with a grammar")
     if not forced:
         raise UsageError("the given text is empty")
     if not all(isinstance(i, int) and 0 <= i < n_vocab for i in forced):
@@ -223,7 +228,7 @@ def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix of `a` and `b`."""
+    """Length of the common prefix of two sequences of ids."""
     n = min(len(a), len(b))
     if list(a[:n]) == list(b[:n]):
         return n

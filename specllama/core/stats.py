@@ -1,4 +1,4 @@
-"""Counters of a generation and the figures made of them, which every front prints. Times are in seconds.
+"""Counters of a generation and the figures derived from them, which every front prints. Times in seconds.
 
 Knows no clock and no models; fronts import it, so it needs no numpy.
 """
@@ -15,7 +15,7 @@ from specllama.core.policy.candidates import CandidateDraft
 if TYPE_CHECKING:
     from specllama.core.policy.base import Round, VerifyResult
 
-MIN_PLAIN_ROUNDS = 8  # of the run; with fewer the stored t(1) stands in for the missing ones
+MIN_PLAIN_ROUNDS = 8  # of this run; the stored t(1) stands in for missing ones
 PlainSource = Literal["run", "stored", "none"]
 
 
@@ -23,13 +23,14 @@ PlainSource = Literal["run", "stored", "none"]
 class RunStats:
     """Counters of one sequence; times in seconds of the engine's clock.
 
-    n_drafted: guessed draft tokens that were verified, of which n_accept were emitted; n_discarded: drafted
-    and not verified. n_forced, n_forced_accept: the same for tokens that a grammar forces, which apart from
-    these are counted in drafted_by and forced_by only. n_modelled: verified tokens of a draft model.
-    reached[j], accepted_at[j]: rounds whose draft had more than j guessed tokens, and those in which number j
-    of them was emitted. decode_seconds: from the first token to the end, n_predict - 1 tokens; plain_seconds:
-    of the plain rounds in it. round_seconds: by the rows of a decode the number of such rounds and the
-    seconds of their decodes.
+    n_drafted: guessed draft tokens that were verified, of which n_accept were emitted. n_discarded: tokens
+    drafted but not verified. n_forced, n_forced_accept: as n_drafted and n_accept, for tokens that a grammar
+    forces; the other counters leave them out, except drafted_by and forced_by. n_modelled: verified tokens of
+    a draft model. reached[j]: rounds whose draft had more than j guessed tokens; accepted_at[j]: those of
+    them in which token j was emitted. decode_seconds: from the first token to the end, n_predict - 1 tokens.
+    plain_seconds: of the plain rounds, without drafting. near_ties: tokens chosen with a margin below the
+    rounding error of a batched row; redecided: those chosen again from a row decoded by itself.
+    round_seconds: by number of rows, the number of such decodes and their seconds.
     """
 
     n_prompt: int = 0
@@ -67,7 +68,7 @@ class RunStats:
         priced: Collection[str] = (),
     ) -> None:
         """Count one verified draft. sources: the drafter of each token. n_accept: how many were emitted.
-        forced: names of the drafters whose tokens are forced, not guessed; priced: of draft models.
+        forced: names of the drafters whose tokens are forced, not guessed. priced: names of draft models.
         """
         guessed = [j < n_accept for j, source in enumerate(sources) if source not in forced]
         self.n_drafted += len(guessed)
@@ -120,6 +121,7 @@ class RunStats:
 
     @property
     def accept_by_position(self) -> list[float]:
+        """Acceptance rate of the guessed tokens by position in the draft."""
         return [a / n for a, n in zip(self.accepted_at, self.reached, strict=True)]
 
     @property
@@ -136,12 +138,12 @@ class RunStats:
 
     @property
     def plain_tps(self) -> float | None:
-        """Tokens per second of the plain rounds of this run."""
+        """Tokens per second of the plain rounds."""
         return self.plain_rounds / self.plain_seconds if self.plain_seconds > 0 else None
 
     @property
     def time_shares(self) -> dict[str, float]:
-        """Seconds of decoding by what they were spent on; the sum is decode_seconds."""
+        """Seconds of decoding by activity; their sum is decode_seconds."""
         known = self.verify_seconds + self.draft_seconds + self.sampling_seconds
         return {
             "verify": self.verify_seconds,
@@ -165,34 +167,40 @@ class RunStats:
 
 @dataclass(slots=True)
 class OfferStats:
-    """What the drafters offered a request, verified or not. rounds: of the planner; offered: rounds with a
-    model-free token that was not forced; offered_right: rounds where the first such token was right; asked:
-    rounds that asked the draft model; named, named_right: those in which it drafted, and was right at first.
+    """Candidate drafts of a request, verified or not. rounds: of the planner. free_drafted: rounds with a
+    model-free candidate that is not forced; free_right: those whose first token was right. model_used: rounds
+    that used the draft model; model_drafted: those in which it proposed a token; model_right: those in which
+    its first token was right.
     """
 
     rounds: int = 0
-    offered: int = 0
-    offered_right: int = 0
-    asked: int = 0
-    named: int = 0
-    named_right: int = 0
+    free_drafted: int = 0
+    free_right: int = 0
+    model_used: int = 0
+    model_drafted: int = 0
+    model_right: int = 0
 
     def count(self, free: CandidateDraft, modelled: CandidateDraft | None, tokens: Sequence[int]) -> None:
-        """Count a round: the model-free candidate, the model's if it was asked, and the tokens that came."""
+        """Count a round. free: the model-free candidate. modelled: the draft model's, None where it was not
+        used. tokens: those committed.
+        """
         first = list(tokens[:1])
         self.rounds += 1
         if free.tokens and not free.forced:
-            self.offered += 1
-            self.offered_right += free.tokens[:1] == first
+            self.free_drafted += 1
+            self.free_right += free.tokens[:1] == first
         if modelled is not None:
-            self.asked += 1
-            self.named += bool(modelled.tokens)
-            self.named_right += bool(first) and modelled.tokens[:1] == first
+            self.model_used += 1
+            self.model_drafted += bool(modelled.tokens)
+            self.model_right += bool(first) and modelled.tokens[:1] == first
 
 
 @dataclass(frozen=True, slots=True)
 class PlainRate:
-    """Speed of plain decoding: tokens per second, where that is known from, and plain rounds of the run."""
+    """Speed of plain decoding. tps: tokens per second, None: unknown. source: whether it is from the plain
+    rounds of this run alone ("run"), also from a stored time ("stored"), or unknown ("none"). rounds: plain
+    rounds of this run.
+    """
 
     tps: float | None
     source: PlainSource
@@ -200,12 +208,14 @@ class PlainRate:
 
 
 def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
-    """From the plain rounds of the run; where they are few, `stored_t1` (seconds) stands in for the rest."""
+    """The speed of plain decoding, from the plain rounds of the run; where they are fewer than
+    MIN_PLAIN_ROUNDS, `stored_t1` (seconds of a plain decode) stands in for the missing ones.
+    """
     missing = MIN_PLAIN_ROUNDS - stats.plain_rounds
     if missing <= 0 or (stats.plain_rounds and not stored_t1):
         return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
     if stored_t1:
-        # A plain round is more than its decode: a row is sampled, and the round has other work.
+        # Besides its decode, a plain round samples a row and does other work.
         sampling = stats.sampling_seconds / max(1, stats.n_predict - 1)
         other = stats.time_shares["other"] / max(1, stats.rounds)
         seconds = stats.plain_seconds + missing * (stored_t1 + sampling + other)

@@ -1,8 +1,8 @@
 """The registry of drafters: one entry each. A drafter proposes tokens; it never decides.
 
-A new drafter is a file with a class derived from `RegisteredDrafter`, a function `make`, and an entry here.
-Everything else, from the planner to the read-outs, goes by the attributes of the entry, never by its name.
-Importing this package loads no drafter and no numpy: a file is loaded when its drafter is made.
+A new drafter needs a file with a class derived from `RegisteredDrafter` and a function `make`, and an entry
+here. All other code, from the planner to the statistics, uses the attributes of the entry, never its name.
+Importing this package loads no drafter and no numpy: a file is imported when its drafter is made.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrafterInputs:
-    """What drafters are made of. n_vocab, end_ids: of the target. draft_context: of a draft model, None
-    without one. confident: whether the policy uses confidences. history: texts of earlier requests, None: not
-    kept.
+    """What drafters are made from. n_vocab, end_ids: of the target. draft_context: of the draft model, None
+    without one. confident: whether the policy uses confidences. history: texts of earlier requests, None
+    where they are not kept.
     """
 
     n_vocab: int
@@ -33,10 +33,10 @@ class DrafterInputs:
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """name: the key of statistics and stored tables. make: the drafter, None where its inputs are missing.
-    label: what read-outs call the source of its tokens. option: the word of the option `drafters` that
-    enables it, its name where "". needs_draft_model: a draft model has to be loaded for it. priced,
-    continues, forces, prior: see `core.interfaces.Drafter`.
+    """A drafter as the rest of the program sees it. name: the key of statistics and stored tables. make:
+    returns the drafter, or None where its inputs are missing. label: how the output names the source of its
+    tokens. option: the value of the option `drafters` that enables it; "": its name. needs_draft_model: a
+    draft model has to be loaded for it. priced, continues, forces, prior: see `core.interfaces.Drafter`.
     """
 
     name: str
@@ -51,12 +51,12 @@ class DrafterEntry:
 
     @property
     def word(self) -> str:
-        """The word of the option `drafters` that enables it."""
+        """The value of the option `drafters` that enables it."""
         return self.option or self.name
 
 
 class RegisteredDrafter:
-    """Gives a drafter the attributes of its entry."""
+    """Base class that gives a drafter the attributes of its entry."""
 
     entry: DrafterEntry
 
@@ -81,8 +81,8 @@ class RegisteredDrafter:
         return self.entry.prior
 
 
-def _made_in(module: str) -> Callable[[DrafterInputs], Drafter | None]:
-    """What `make` of this file gives; the file is loaded when a drafter is made."""
+def _factory(module: str) -> Callable[[DrafterInputs], Drafter | None]:
+    """The function `make` of a file in this package, which is imported at the first call."""
 
     def make(inputs: DrafterInputs) -> Drafter | None:
         made: Drafter | None = import_module(f"specllama.drafters.{module}").make(inputs)
@@ -92,37 +92,40 @@ def _made_in(module: str) -> Callable[[DrafterInputs], Drafter | None]:
 
 
 GRAMMAR = DrafterEntry(
-    "grammar", _made_in("grammar"), "grammar", continues=True, forces=True,
+    "grammar", _factory("grammar"), "grammar", continues=True, forces=True,
     prior=(0.95,),  # the target may split the forced text into other tokens
 )  # fmt: skip
-COPY = DrafterEntry("copy", _made_in("copy"), "copy")
-MEMORY = DrafterEntry("memory", _made_in("request_history"), "memory", option="copy")
-MODEL = DrafterEntry("model", _made_in("model"), "model", needs_draft_model=True, priced=True, continues=True)
+COPY = DrafterEntry("copy", _factory("copy"), "copy")
+MEMORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
+MODEL = DrafterEntry("model", _factory("model"), "model", needs_draft_model=True, priced=True, continues=True)
 
-REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL)}  # in order of asking
+# In the order in which they are tried.
+REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL)}
 
 
 def words() -> tuple[str, ...]:
-    """The words of the option `drafters`."""
+    """The values of the option `drafters`, without duplicates."""
     return tuple(dict.fromkeys(entry.word for entry in REGISTRY.values()))
 
 
 def words_of(drafters: Iterable[Drafter]) -> list[str]:
-    """The words that enable these drafters, each once, in their order."""
+    """The values of the option `drafters` that enable these drafters, in their order, without duplicates."""
     return list(dict.fromkeys(REGISTRY[d.name].word for d in drafters))
 
 
 def wants_draft_model(enabled: Collection[str]) -> bool:
-    """Whether one of the enabled words needs a draft model."""
+    """Whether a drafter enabled by these values of the option `drafters` needs a draft model."""
     return any(entry.needs_draft_model and entry.word in enabled for entry in REGISTRY.values())
 
 
 def copies(enabled: Collection[str]) -> bool:
-    """Whether one of the enabled words drafts from texts, without a model and without a grammar."""
+    """Whether a drafter enabled by these values copies from texts, without a model or a grammar."""
     return any(not (e.priced or e.forces) and e.word in enabled for e in REGISTRY.values())
 
 
 def make_drafters(enabled: Collection[str], inputs: DrafterInputs) -> list[Drafter]:
-    """The drafters of the enabled words, as far as their inputs are there, in the order of asking."""
+    """The drafters enabled by these values, except those whose inputs are missing, in the order in which
+    they are tried.
+    """
     made = (entry.make(inputs) for entry in REGISTRY.values() if entry.word in enabled)
     return [drafter for drafter in made if drafter is not None]

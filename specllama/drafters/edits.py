@@ -1,4 +1,4 @@
-"""What a text changed of the source that it follows, to be changed again. Knows ids only."""
+"""Edits that a text makes to the source it copies, remembered so that they are repeated. Knows ids only."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Change(NamedTuple):
-    """The source says `old` where the text said `new`; each 1 to 5 tokens."""
+class Edit(NamedTuple):
+    """The source has `old` where the text has `new`; each 1 to 5 tokens."""
 
     old: tuple[int, ...]
     new: tuple[int, ...]
 
 
 class Edits:
-    """The changes that the text made to its source, to be made again."""
+    """The edits that a text has made to its source so far."""
 
     __slots__ = ("_by_first",)
 
     def __init__(self) -> None:
-        self._by_first: dict[int, list[Change]] = {}
+        self._by_first: dict[int, list[Edit]] = {}
 
-    def at(self, tokens: Sequence[int], position: int) -> Change | None:
-        """The change to make where the source goes on at `position`; of several the longest."""
+    def at(self, tokens: Sequence[int], position: int) -> Edit | None:
+        """The edit whose `old` is at `position` of the source `tokens`; the longest of several, None without
+        one.
+        """
         if position >= len(tokens):
             return None
-        for change in self._by_first.get(tokens[position], ()):
-            old = change.old
+        for edit in self._by_first.get(tokens[position], ()):
+            old = edit.old
             if all(position + i < len(tokens) and tokens[position + i] == old[i] for i in range(1, len(old))):
-                return change
+                return edit
         return None
 
-    def learn(self, change: Change) -> None:
-        """Remember; what else was made of the same `old` is forgotten."""
-        same = self._by_first.setdefault(change.old[0], [])
+    def learn(self, edit: Edit) -> None:
+        """Remember an edit; it replaces one with the same `old`."""
+        same = self._by_first.setdefault(edit.old[0], [])
         same[:] = sorted(
-            [change, *(c for c in same if c.old != change.old)], key=lambda c: len(c.old), reverse=True
+            [edit, *(c for c in same if c.old != edit.old)], key=lambda c: len(c.old), reverse=True
         )
 
-    def unlearn(self, change: Change) -> None:
-        """The text kept what the source says: the change was for one place only."""
-        self._by_first[change.old[0]].remove(change)
+    def unlearn(self, edit: Edit) -> None:
+        """Forget an edit, because the text has kept `old` elsewhere."""
+        self._by_first[edit.old[0]].remove(edit)

@@ -1,4 +1,4 @@
-"""Drafting what a grammar forces: brackets, keys, separators. No model; the target has the last word."""
+"""The drafter `grammar`: proposes the text that a grammar forces, such as brackets, keys, separators."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from specllama.drafters import GRAMMAR, DrafterInputs, RegisteredDrafter
 
 
 class GrammarDrafter(RegisteredDrafter):
-    """Proposes the tokens that spell what the sequence's grammar forces, after whatever was drafted before.
+    """Proposes the tokens of the text that the sequence's grammar forces after the draft so far.
 
-    The text is certain, its split into tokens is the usual one; where the target prefers another legal split
-    it says so when it verifies. Sequences without a grammar get nothing.
+    The text is certain and tokenized as usual; if the target prefers another legal tokenization, verification
+    rejects the draft. No proposals for sequences without a grammar.
     """
 
     entry = GRAMMAR
 
     def __init__(self) -> None:
         self.masks: dict[int, Mask] = {}
-        self._runs: dict[int, tuple[int, list[int]]] = {}  # a draft and what is forced after it; its length
+        self._runs: dict[int, tuple[int, list[int]]] = {}  # (length of a draft, draft and forced tokens)
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:  # noqa: ARG002
         self.forget(seq_id)
@@ -41,7 +41,7 @@ class GrammarDrafter(RegisteredDrafter):
         return found
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:  # noqa: ARG002
-        """The engine updates the mask; what is forced is computed again."""
+        """The sequence continued; the engine has updated the mask, so forced tokens are computed again."""
         self._runs.pop(seq_id, None)
 
     def forget(self, seq_id: int) -> None:
@@ -50,5 +50,5 @@ class GrammarDrafter(RegisteredDrafter):
 
 
 def make(inputs: DrafterInputs) -> GrammarDrafter:  # noqa: ARG001
-    """The drafter; it needs nothing."""
+    """The drafter, which needs no inputs."""
     return GrammarDrafter()

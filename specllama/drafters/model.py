@@ -1,9 +1,9 @@
-"""Drafting with a small model: one context for all sequences, its KV cache kept from round to round.
+"""The drafter `model`: a small model with one context for all sequences, its KV cache kept between rounds.
 
-After a round the cache is cut back to the common prefix of what was drafted and what was committed; missing
-tokens are caught up lazily, in one batch with the next draft's first token. The draft model chooses by the
-sequence's own rule and noise, so at a temperature it agrees with the target as often as the two distributions
-allow.
+At the next draft the cache is truncated to the common prefix of drafted and committed tokens, and missing
+tokens are evaluated in one batch with the draft's first token. The draft model samples by the sequence's own
+rule with the same noise, so that above temperature 0 it agrees with the target nearly as often as the two
+distributions allow (see core/sampling/sampler.py).
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from specllama.core.sampling.sampler import NOTHING_LEGAL, probability
 from specllama.core.sequence import common_prefix
 from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
 
-LEAST_SHARED = 32  # ids that two sequences begin with; fewer are evaluated for each
+MIN_SHARED = (
+    32  # ids of a common prefix from which it is shared; a shorter one is evaluated for each sequence
+)
 
 
 @dataclass(slots=True)
-class _State:
-    """A sequence being drafted for. good: ids of `history`, after the skipped ones, that the draft's
-    cache is known to hold.
+class _SequenceState:
+    """A sequence being drafted for. n_valid: ids of `history`, after the skipped ones, that the draft model's
+    cache holds for certain. usable: whether the draft model has all of its ids.
     """
 
     history: list[int]
     sampler: Sampler
     mask: Mask | None
-    good: int
+    n_valid: int
     usable: bool
 
 
@@ -48,11 +50,11 @@ class ModelDrafter(RegisteredDrafter):
     """Drafts with the model of `context`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
-    probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. end_ids: nothing is
-    drafted after one. A sequence that outgrows the draft's context, or holds an id that the draft lacks,
-    gets no more proposals until it is forgotten. Where only a sequence's end is covered, the cache counts its
-    positions from there. Raises DecodeError where the draft model fails; the target
-    is not touched by that.
+    probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. end_ids: no token is
+    drafted after one of these. A sequence that outgrows the draft model's context, or contains an id that
+    the draft model lacks, gets no more proposals until it is forgotten. After `restart_from_tail`, positions
+    in the cache count from the first id covered. `step` raises DecodeError where the draft model fails, which
+    leaves the target unaffected.
     """
 
     entry = MODEL
@@ -62,30 +64,30 @@ class ModelDrafter(RegisteredDrafter):
     ) -> None:
         self.context, self.confident, self.end_ids = context, confident, frozenset(end_ids)
         self.n_vocab = min(n_vocab, context.n_vocab)
-        self._knows_all = n_vocab <= context.n_vocab
-        self.states: dict[int, _State] = {}
+        self._has_all_ids = n_vocab <= context.n_vocab
+        self.states: dict[int, _SequenceState] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
-        self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one there
+        self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         if self.skipped[seq_id]:
-            self._begin_at(seq_id, 0)
-        good = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
-        state = _State(list(prompt), sampler.limited(self.n_vocab), mask, good, True)
-        state.usable = self._knows(prompt)
+            self._restart_at(seq_id, 0)
+        n_valid = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
+        state = _SequenceState(list(prompt), sampler.limited(self.n_vocab), mask, n_valid, True)
+        state.usable = self._has_ids(prompt)
         self.states[seq_id] = state
-        self._take_over(seq_id)
+        self._copy_prefix(seq_id)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        asked = {seq: draft for seq, draft in drafts.items() if self._fits(seq, draft)}
-        if fresh := [seq for seq, draft in asked.items() if not draft]:
-            self._share(fresh)
-        pending = {seq: self._pending(seq, draft) for seq, draft in asked.items()}
+        drafting = {seq: draft for seq, draft in drafts.items() if self._fits(seq, draft)}
+        if fresh := [seq for seq, draft in drafting.items() if not draft]:
+            self._evaluate_shared(fresh)
+        pending = {seq: self._pending(seq, draft) for seq, draft in drafting.items()}
         rows = self._evaluate(pending) if pending else None
         if rows is None:
             return {}
         proposals = {}
-        for row, (seq, draft) in zip(rows, asked.items(), strict=True):
+        for row, (seq, draft) in zip(rows, drafting.items(), strict=True):
             state = self.states[seq]
             token = state.sampler.choose(row, state.history, mask=state.mask, ahead=draft).token
             if token == NOTHING_LEGAL:
@@ -98,74 +100,76 @@ class ModelDrafter(RegisteredDrafter):
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         state = self.states[seq_id]
         n = len(state.history) - self.skipped[seq_id]
-        if state.good == n:
-            state.good += common_prefix(self.cells[seq_id][n:], tokens)
+        if state.n_valid == n:
+            state.n_valid += common_prefix(self.cells[seq_id][n:], tokens)
         state.history.extend(tokens)
-        state.usable = state.usable and self._knows(tokens)
+        state.usable = state.usable and self._has_ids(tokens)
 
     def forget(self, seq_id: int) -> None:
-        """The sequence's cache stays, for the next one that begins alike."""
+        """The sequence ended; its cache is kept for the next sequence with a common prefix."""
         self.states.pop(seq_id, None)
 
     def cache_state(self, seq_id: int) -> DraftCacheState:
         state, skipped = self.states[seq_id], self.skipped[seq_id]
-        held = min(state.good, len(state.history) - skipped - 1)
+        held = min(state.n_valid, len(state.history) - skipped - 1)
         return DraftCacheState(skipped, held, len(state.history) - skipped - held)
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
-        """As in `CachingDrafter`: any text may stand before a draft, the target verifies all the same."""
+        """As in `CachingDrafter`; a shortened context lowers acceptance only, since the target verifies."""
         state = self.states[seq_id]
-        self._begin_at(seq_id, max(0, len(state.history) - max(1, n_last)))
-        state.good = 0
+        self._restart_at(seq_id, max(0, len(state.history) - max(1, n_last)))
+        state.n_valid = 0
 
-    def _share(self, seqs: Sequence[int]) -> None:
-        """Have what several of the sequences begin with, and lack, evaluated once."""
+    def _evaluate_shared(self, seqs: Sequence[int]) -> None:
+        """Evaluate a prefix that several of the sequences have in common and lack only once."""
         for i, seq in enumerate(seqs):
-            self._take_over(seq)
-            alike = [n for other in seqs[i + 1 :] if (n := self._alike(seq, other))]
-            if alike:
-                self._fill(seq, min(alike))
+            self._copy_prefix(seq)
+            lengths = [n for other in seqs[i + 1 :] if (n := self._n_shared(seq, other))]
+            if lengths:
+                self._fill(seq, min(lengths))
 
-    def _lacks(self, seq: int) -> bool:
-        """Whether it lacks more than is worth the thought."""
+    def _lacks_prefix(self, seq: int) -> bool:
+        """Whether the sequence lacks enough ids in the cache for sharing to be worthwhile."""
         state = self.states[seq]
-        return not self.skipped[seq] and len(state.history) > LEAST_SHARED + state.good
+        return not self.skipped[seq] and len(state.history) > MIN_SHARED + state.n_valid
 
-    def _alike(self, seq: int, other: int) -> int:
-        """How many ids of the two are the same, where that is more than `seq` holds; else 0."""
-        if not self._lacks(seq) or not self._lacks(other):
+    def _n_shared(self, seq: int, other: int) -> int:
+        """Length of the common prefix of two sequences that both lack it; 0 where it is too short."""
+        if not self._lacks_prefix(seq) or not self._lacks_prefix(other):
             return 0
         state = self.states[seq]
         n = common_prefix(state.history[:-1], self.states[other].history[:-1])
-        return n if n >= LEAST_SHARED + state.good else 0
+        return n if n >= MIN_SHARED + state.n_valid else 0
 
-    def _take_over(self, seq: int) -> None:
-        """Share the cells of a sequence that holds more of what this one begins with."""
-        if not self._lacks(seq):
+    def _copy_prefix(self, seq: int) -> None:
+        """Share the cells of the sequence whose cache has the longest common prefix with this one, if that is
+        longer than what this one holds.
+        """
+        if not self._lacks_prefix(seq):
             return
         state = self.states[seq]
         held = {s: common_prefix(ids, state.history[:-1]) for s, ids in self.cells.items() if s != seq}
-        held = {s: n for s, n in held.items() if not self.skipped[s] and n >= LEAST_SHARED + state.good}
+        held = {s: n for s, n in held.items() if not self.skipped[s] and n >= MIN_SHARED + state.n_valid}
         if not held:
             return
         best = max(held, key=lambda s: held[s])
         n = self.context.copy(best, seq, held[best])
         if n or self.context.n_past(seq) < len(self.cells[seq]):
-            self.cells[seq], state.good = state.history[:n], n
+            self.cells[seq], state.n_valid = state.history[:n], n
 
     def _fill(self, seq: int, n: int) -> None:
-        """Evaluate the sequence up to its first n ids, as far as there is room."""
-        ids = self._pending(seq, ())[: n - self.states[seq].good]
+        """Evaluate the first n ids of the sequence, as far as there is room."""
+        ids = self._pending(seq, ())[: n - self.states[seq].n_valid]
         try:
             for at in range(0, len(ids), self.context.n_batch):
                 start = len(self.cells[seq])
                 part = ids[at : at + self.context.n_batch]
                 self._decode([BatchRow(t, start + j, seq, False) for j, t in enumerate(part)])
         except NoRoomError:
-            return  # `_evaluate` says what that means
+            return  # `_evaluate` handles it
 
-    def _begin_at(self, seq_id: int, n_skipped: int) -> None:
-        """Empty the sequence's cache; it is to hold the history from there on."""
+    def _restart_at(self, seq_id: int, n_skipped: int) -> None:
+        """Empty the sequence's cache; from now on it covers the history after the first `n_skipped` ids."""
         self.context.truncate(seq_id, 0)
         self.cells[seq_id].clear()
         self.skipped[seq_id] = n_skipped
@@ -175,32 +179,32 @@ class ModelDrafter(RegisteredDrafter):
         if not state.usable or (draft and draft[-1] in self.end_ids):
             return False
         room = len(state.history) - self.skipped[seq] + len(draft) <= self.context.n_ctx
-        return room and self._knows(draft)
+        return room and self._has_ids(draft)
 
-    def _knows(self, ids: Sequence[int]) -> bool:
-        """Whether the draft model has all ids; others draft for the target's vocabulary."""
-        return self._knows_all or all(t < self.context.n_vocab for t in ids)
+    def _has_ids(self, ids: Sequence[int]) -> bool:
+        """Whether all ids are in the draft model's vocabulary; other drafters may propose others."""
+        return self._has_all_ids or all(t < self.context.n_vocab for t in ids)
 
     def _pending(self, seq: int, draft: Sequence[int]) -> list[int]:
-        """Ids to evaluate for the next token: of history and draft, what the cache lacks, the last id at
-        least.
+        """Truncate the cache to its common prefix with history and draft; returns the ids after it, at least
+        the last one, which are needed for the next token.
         """
         state, cells = self.states[seq], self.cells[seq]
         n_skipped = self.skipped[seq]
         n = len(state.history) - n_skipped
-        if not draft or state.good < n:
-            keep = state.good = min(state.good, n - 1)
+        if not draft or state.n_valid < n:
+            keep = state.n_valid = min(state.n_valid, n - 1)
         else:
             keep = n + min(common_prefix(cells[n:], draft), len(draft) - 1)
         if len(cells) > keep:
             keep = self.context.truncate(seq, keep)
-            state.good = min(state.good, keep)
+            state.n_valid = min(state.n_valid, keep)
             del cells[keep:]
         return [*state.history[n_skipped + keep :], *draft[max(0, keep - n) :]]
 
     def _evaluate(self, pending: Mapping[int, list[int]]) -> NDArray[np.float32] | None:
-        """Logits after the last pending id of each sequence, shape (len(pending), n_vocab); None without
-        room.
+        """Logits after the last pending id of each sequence, shape (len(pending), n_vocab); None where there
+        is no room.
         """
         share = max(1, self.context.n_batch // len(pending))
         batch: list[BatchRow] = []
@@ -216,7 +220,9 @@ class ModelDrafter(RegisteredDrafter):
             return None
 
     def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32]:
-        """Decode and book; idle sequences' caches make room. Raises NoRoomError where that is not enough."""
+        """Decode and update the cells; caches of idle sequences are emptied for room. Raises NoRoomError
+        where that is not enough, DecodeError where the draft model fails.
+        """
         while True:
             try:
                 rows = self.context.decode(batch)
@@ -235,7 +241,7 @@ class ModelDrafter(RegisteredDrafter):
             self.cells[seq].append(token)
         for seq in {row.seq_id for row in batch} if len(batch) > 1 else (batch[0].seq_id,):
             state = self.states[seq]
-            state.good = min(len(self.cells[seq]), len(state.history) - self.skipped[seq])
+            state.n_valid = min(len(self.cells[seq]), len(state.history) - self.skipped[seq])
         return rows
 
 

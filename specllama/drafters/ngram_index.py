@@ -1,5 +1,5 @@
-"""Where the last tokens of a text stood before: an index over ids that grows with the text. About 70 bytes a
-token.
+"""An index of a text's 3-grams of token ids, which grows with the text: finds where its last tokens occurred
+before. About 70 bytes per token.
 """
 
 from __future__ import annotations
@@ -16,26 +16,40 @@ KEY_MASK = (1 << ID_BITS * N_GRAM) - 1
 
 
 class Index(Protocol):
-    """A text that grows, and where in `source` its end has stood. own: the source is the text itself. What
-    is no id there is no token.
+    """A text that grows, and the places in `source` where its last tokens occur. own: the source is the text
+    itself. Negative ids in the source are not tokens.
     """
 
     own: bool
     tokens: array[int]
 
     @property
-    def source(self) -> Sequence[int]: ...
-    def build(self, n_tokens: int) -> int: ...
-    def append(self, token: int) -> None: ...
-    def candidates(self) -> list[int]: ...
-    def longest(self) -> tuple[int, int]: ...
+    def source(self) -> Sequence[int]:
+        """The ids to copy from."""
+        ...
+
+    def build(self, n_tokens: int) -> int:
+        """Index up to `n_tokens` more tokens of the text; returns the number that is left."""
+        ...
+
+    def append(self, token: int) -> None:
+        """Append one token to the text and index it; the tokens before it must be indexed already."""
+        ...
+
+    def candidates(self) -> list[int]:
+        """The positions in `source` after the occurrences of the text's last three tokens, latest first."""
+        ...
+
+    def longest(self) -> tuple[int, int]:
+        """(position, length) of the candidate with the longest match; (0, 0) without one."""
+        ...
 
 
 class TokenIndex:
-    """A sequence of token ids and where in it each run of three has stood.
+    """A sequence of token ids and the positions of its 3-grams.
 
-    A dict from the packed run to its latest end, and for every token the end of the same run before it: the
-    hash chains of deflate (RFC 1951, section 4).
+    A dict from each packed 3-gram to the end of its latest occurrence, and for every position the end of the
+    previous occurrence of the same 3-gram: the hash chains of deflate (RFC 1951, section 4).
     """
 
     __slots__ = ("_earlier", "_key", "_latest", "tokens")
@@ -43,17 +57,17 @@ class TokenIndex:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = array("i", tokens)
-        self._earlier = array("i")  # by position of a run's last token; ends are exclusive, so 0 says none
+        self._earlier = array("i")  # by position of a 3-gram's last token; ends are exclusive, 0: none
         self._latest: dict[int, int] = {}
         self._key = 0
 
     @property
     def source(self) -> array[int]:
-        """What is copied from: the text itself."""
+        """The ids to copy from: the text itself."""
         return self.tokens
 
     def build(self, n_tokens: int) -> int:
-        """Index up to `n_tokens` more; the number still to be indexed."""
+        """Index up to `n_tokens` more tokens; returns the number that is left."""
         done = len(self._earlier)
         key, latest, earlier = self._key, self._latest, self._earlier
         for end, token in enumerate(self.tokens[done : done + n_tokens], done + 1):
@@ -67,12 +81,14 @@ class TokenIndex:
         return len(self.tokens) - len(earlier)
 
     def append(self, token: int) -> None:
-        """One more token, indexed; everything before must be indexed already."""
+        """Append and index one token; the tokens before it must be indexed already."""
         self.tokens.append(token)
         self.build(1)
 
     def candidates(self) -> list[int]:
-        """The positions after the earlier occurrences of the last three tokens, latest first."""
+        """The positions after the earlier occurrences of the last three tokens, latest first; at most
+        N_CANDIDATES.
+        """
         found: list[int] = []
         end = self._earlier[-1] if self._earlier else 0
         while end and len(found) < N_CANDIDATES:
@@ -81,7 +97,9 @@ class TokenIndex:
         return found
 
     def longest(self) -> tuple[int, int]:
-        """The position after the candidate that agrees longest with the end, and how long; (0, 0): none."""
+        """(position, length) of the candidate with the longest match before it; the latest of equal ones,
+        (0, 0) without any.
+        """
         tokens, n = self.tokens, len(self.tokens)
         best, length = 0, 0
         for end in self.candidates():

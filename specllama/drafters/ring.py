@@ -1,6 +1,7 @@
-"""The latest million ids of many texts, one after the other, and where in them a run of three has stood.
+"""A ring of the latest million token ids of many texts, with an index of their 3-grams.
 
-Knows ids only. 4 bytes a token for the ids, 4 for the chains, and 4 MiB for where they begin: 12 MiB at most.
+Knows ids only. 4 bytes per token for the ids, 4 for the hash chains, and 4 MiB for the heads of the chains:
+12 MiB per ring.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import numpy as np
 
 from specllama.drafters.ngram_index import MAX_COMPARED, N_CANDIDATES, N_GRAM
 
-MAX_SCOPES = 32  # whose rings are kept, the last ones used: 384 MiB at most
-LEAD = N_GRAM - 1  # ids before a text that are kept with it, so that its first token can be gone on from
+MAX_SCOPES = 32  # most recently used scopes whose rings are kept: 384 MiB at most
+N_CONTEXT = N_GRAM - 1  # ids before a text that are kept with it, so that a match can end at its first token
 RING_BITS = 20  # tokens kept: 2**20
-NOTHING = -1  # where no token is: between two texts, after the last one, and where one was overwritten
-MAX_LINKS = 32  # of a chain that are followed; runs of the same hash and other ids are among them
+NO_TOKEN = -1  # between two texts, after the last one, and at positions that were overwritten
+MAX_LINKS = 32  # links of a chain that are followed, other 3-grams with the same hash included
 HASH_BITS = 20
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio (Knuth, volume 3, section 6.4)
 _ALL64, _ALL32 = 2**64 - 1, 2**32 - 1
@@ -30,81 +31,82 @@ def _hash(a: int, b: int, c: int) -> int:
 
 
 class Ring(Sequence[int]):
-    """Texts by position, as one sequence of ids; what is older than its size is NOTHING.
+    """Texts one after the other, as one sequence of ids; ids older than the size of the ring are NO_TOKEN.
 
-    `add` only notes a text; `index_pending` indexes it, a piece at a time, with the hash chains of deflate
-    (RFC 1951, section 4): by hash the latest end of a run, by position the end before it with the same hash.
-    Positions are kept modulo 2**32; one that is further back than the ring is long has been forgotten, so
-    nothing need be taken out of the chains.
+    `add` only queues a text; `index_pending` indexes it, a piece at a time, with the hash chains of deflate
+    (RFC 1951, section 4): by hash the end of the latest 3-gram, by position the previous end with the same
+    hash. Positions are stored modulo 2**32; those further back than the size of the ring are treated as
+    absent, so entries never have to be removed from the chains.
     """
 
     def __init__(self, bits: int = RING_BITS) -> None:
         self.size, self.end = 1 << bits, 0
-        self._slots = self.size - 1
-        self._ids = np.full(self.size, NOTHING, np.int32)
+        self._index_mask = self.size - 1
+        self._ids = np.full(self.size, NO_TOKEN, np.int32)
         self._earlier = np.zeros(self.size, np.uint32)
         self._latest = np.zeros(1 << HASH_BITS, np.uint32)
-        # the same memory, read as Python's ints
+        # the same memory; reading a memoryview gives Python ints
         self._read_ids: memoryview[int] = self._ids.data
         self._read_earlier: memoryview[int] = self._earlier.data
         self._read_latest: memoryview[int] = self._latest.data
-        self._waiting: deque[array[int]] = deque()
-        self._n_waiting = 0
-        self._n_done = 0  # of the first one that waits
+        self._pending: deque[array[int]] = deque()
+        self._n_pending = 0
+        self._n_indexed = 0  # tokens of the first pending text
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory, waiting texts not included."""
+        """Bytes of memory, pending texts not included."""
         return self._ids.nbytes + self._earlier.nbytes + self._latest.nbytes
 
     def add(self, text: Sequence[int]) -> None:
-        """Note a text, as far as the ring takes it; `index_pending` indexes it."""
+        """Queue a text, or the end of it that fits into the ring; `index_pending` indexes it."""
         kept = array("i", text[-(self.size - 1) :])
         if not kept:
             return
-        self._waiting.append(kept)
-        self._n_waiting += len(kept)
-        while self._n_waiting - self._n_done > self.size:
-            self._drop()
+        self._pending.append(kept)
+        self._n_pending += len(kept)
+        while self._n_pending - self._n_indexed > self.size:
+            self._drop_first()
 
-    def _drop(self) -> None:
-        """The first text that waits is done, or will not be filed any further."""
-        self._n_waiting -= len(self._waiting.popleft())
-        self._n_done = 0
+    def _drop_first(self) -> None:
+        """Remove the first pending text, which is indexed or no longer worth indexing."""
+        self._n_pending -= len(self._pending.popleft())
+        self._n_indexed = 0
 
     def index_pending(self, n_tokens: int) -> int:
-        """File up to `n_tokens` more of what waits; how many still wait. About 0.2 µs a token."""
-        while n_tokens > 0 and self._waiting:
-            text, done = self._waiting[0], self._n_done
+        """Index up to `n_tokens` pending tokens, about 0.2 µs each; returns the number still pending."""
+        while n_tokens > 0 and self._pending:
+            text, done = self._pending[0], self._n_indexed
             if not done:
-                self._put(np.full(1, NOTHING, np.int32))
+                self._write(np.full(1, NO_TOKEN, np.int32))
             piece = text[done : done + n_tokens]
-            self._file(np.array(text[max(0, done - N_GRAM + 1) : done + len(piece)], np.int32), len(piece))
+            self._index(np.array(text[max(0, done - N_GRAM + 1) : done + len(piece)], np.int32), len(piece))
             n_tokens -= max(1, len(piece))
-            self._n_done += len(piece)
-            if self._n_done >= len(text):
-                self._drop()
-        return self._n_waiting - self._n_done
+            self._n_indexed += len(piece)
+            if self._n_indexed >= len(text):
+                self._drop_first()
+        return self._n_pending - self._n_indexed
 
-    def _put(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
-        self._ids[np.arange(self.end, self.end + len(ids)) & self._slots] = ids
+    def _write(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        """Append ids to the ring, over the oldest ones."""
+        self._ids[np.arange(self.end, self.end + len(ids)) & self._index_mask] = ids
         self.end += len(ids)
 
-    def _file(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> None:
-        """Put the last `n` of the ids, and chain the runs that end in them."""
-        self._put(ids[len(ids) - n :])
+    def _index(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> None:
+        """Append the last `n` of the ids, and add the 3-grams that end in them to the chains."""
+        self._write(ids[len(ids) - n :])
         if len(ids) < N_GRAM:
             return
         wide = ids.astype(np.uint64)
-        runs = wide[:-2] << np.uint64(42) ^ wide[1:-1] << np.uint64(21) ^ wide[2:]
-        hashes = runs * np.uint64(_MULTIPLIER) >> np.uint64(_SHIFT)
-        ends = np.arange(self.end - len(runs) + 1, self.end + 1)
+        grams = wide[:-2] << np.uint64(42) ^ wide[1:-1] << np.uint64(21) ^ wide[2:]
+        hashes = grams * np.uint64(_MULTIPLIER) >> np.uint64(_SHIFT)
+        ends = np.arange(self.end - len(grams) + 1, self.end + 1)
         order = np.argsort(hashes, kind="stable")
-        again = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-        before = self._latest[hashes]
-        before[order[again + 1]] = ends[order[again]].astype(np.uint32)
-        self._earlier[(ends - 1) & self._slots] = before
-        self._latest[hashes] = ends.astype(np.uint32)  # of the same hash the last one stays
+        repeated = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+        earlier = self._latest[hashes]
+        earlier[order[repeated + 1]] = ends[order[repeated]].astype(np.uint32)
+        self._earlier[(ends - 1) & self._index_mask] = earlier
+        self._latest[hashes] = ends.astype(np.uint32)  # the last one of the same hash wins
 
     def __len__(self) -> int:
         return self.end
@@ -115,38 +117,38 @@ class Ring(Sequence[int]):
     def __getitem__(self, at: slice) -> array[int]: ...
     def __getitem__(self, at: int | slice) -> int | array[int]:
         if isinstance(at, int):
-            return self._read_ids[at & self._slots] if 0 < self.end - at <= self.size else NOTHING
+            return self._read_ids[at & self._index_mask] if 0 < self.end - at <= self.size else NO_TOKEN
         return array("i", [self[i] for i in range(at.start, at.stop)])
 
     def ends(self, a: int, b: int, c: int) -> list[int]:
-        """The positions after the latest places where the ids stand so, latest first."""
+        """The positions after the occurrences of these three ids, latest first; at most N_CANDIDATES."""
         found: list[int] = []
-        last, slots, ids, earlier = self.end, self._slots, self._read_ids, self._read_earlier
-        farthest, before = self.size - N_GRAM, -1
+        last, mask, ids, earlier = self.end, self._index_mask, self._read_ids, self._read_earlier
+        max_distance, previous = self.size - N_GRAM, -1
         stored = self._read_latest[_hash(a, b, c)]
         for _ in range(MAX_LINKS):
-            back = last - stored & _ALL32
-            end = last - back
-            if not before < back <= farthest or end < N_GRAM:
-                break  # forgotten, or never there: chains lead back only
-            if ids[end - 1 & slots] == c and ids[end - 2 & slots] == b and ids[end - 3 & slots] == a:
+            distance = last - stored & _ALL32
+            end = last - distance
+            if not previous < distance <= max_distance or end < N_GRAM:
+                break  # overwritten or never written: distances along a chain only grow
+            if ids[end - 1 & mask] == c and ids[end - 2 & mask] == b and ids[end - 3 & mask] == a:
                 found.append(end)
                 if len(found) == N_CANDIDATES:
                     break
-            stored, before = earlier[end - 1 & slots], back
+            stored, previous = earlier[end - 1 & mask], distance
         return found
 
     def longest(self, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:
-        """Of these places, where the last three of `tokens` stand, the one that agrees with most of them, and
-        with how many; (0, 0) without any. Of equal ones the first.
+        """(position, length) of the longest match: before each position of `ends` are the last three of
+        `tokens`, and more of them may match. The first of equal ones; (0, 0) without any.
         """
-        slots, ids, n, best, length = self._slots, self._read_ids, len(tokens), 0, 0
+        mask, ids, n, best, length = self._index_mask, self._read_ids, len(tokens), 0, 0
         for end in ends:
             most = min(n, MAX_COMPARED, self.size - (self.end - end))
-            if best and (length >= most or ids[end - length - 1 & slots] != tokens[n - length - 1]):
+            if best and (length >= most or ids[end - length - 1 & mask] != tokens[n - length - 1]):
                 continue  # cannot be longer than the best
             k = N_GRAM
-            while k < most and ids[end - k - 1 & slots] == tokens[n - k - 1]:
+            while k < most and ids[end - k - 1 & mask] == tokens[n - k - 1]:
                 k += 1
             if k > length:
                 best, length = end, k
@@ -154,7 +156,7 @@ class Ring(Sequence[int]):
 
 
 class RingIndex:
-    """Where in a ring the end of a text has stood: what `TokenIndex` is for the text itself."""
+    """An `Index` whose source is a ring; `TokenIndex` is the one whose source is the text itself."""
 
     __slots__ = ("_found", "source", "tokens")
     own = False
@@ -164,7 +166,7 @@ class RingIndex:
         self._found: list[int] | None = None
 
     def build(self, n_tokens: int) -> int:  # noqa: ARG002
-        """Nothing of the text itself is indexed."""
+        """Nothing: the text itself is not indexed."""
         return 0
 
     def append(self, token: int) -> None:
@@ -182,28 +184,28 @@ class RingIndex:
 
 
 class RequestHistory:
-    """What was written, by scope. bits: a ring holds 2**bits tokens. most: scopes that are kept."""
+    """Outputs of earlier requests, by scope. bits: a ring holds 2**bits tokens. max_scopes: rings kept."""
 
-    def __init__(self, bits: int = RING_BITS, most: int = MAX_SCOPES) -> None:
-        self.bits, self.most = bits, most
-        self._rings: dict[str, Ring] = {}  # the one used last at the end
+    def __init__(self, bits: int = RING_BITS, max_scopes: int = MAX_SCOPES) -> None:
+        self.bits, self.max_scopes = bits, max_scopes
+        self._rings: dict[str, Ring] = {}  # the most recently used one last
 
-    def of(self, scope: str) -> Ring:
-        """The ring of this scope. A new one replaces the least recently used."""
+    def ring(self, scope: str) -> Ring:
+        """The ring of this scope; a new one replaces the least recently used."""
         ring = self._rings.pop(scope, None)
         if ring is None:
             ring = Ring(self.bits)
         self._rings[scope] = ring
-        if len(self._rings) > self.most:
+        if len(self._rings) > self.max_scopes:
             del self._rings[next(iter(self._rings))]
         return ring
 
     def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> None:
-        """Keep what was written after the prompt. It is indexed piece by piece, in later rounds."""
+        """Keep the ids after the first `n_prompt`. They are indexed piece by piece, in later rounds."""
         if len(history) > n_prompt:
-            self.of(scope).add(history[max(0, n_prompt - LEAD) :])
+            self.ring(scope).add(history[max(0, n_prompt - N_CONTEXT) :])
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory, texts that wait to be indexed not included."""
+        """Bytes of memory, pending texts not included."""
         return sum(ring.n_bytes for ring in self._rings.values())

@@ -63,11 +63,11 @@ class IdleMeasurer:
     def apply(self) -> None:
         """Set the engine's row limit and epsilon from the profile."""
         engine, slots = self._engine, len(self._engine.slots)
-        engine.most_rows, engine.epsilon = self._loaded.profile.row_limit(slots, engine.exact)
+        engine.max_rows, engine.epsilon = self._loaded.profile.row_limit(slots, engine.exact)
 
     def notes(self) -> list[Note]:
         """A note for the user if drafts are shorter than the requested length."""
-        max_rows, draft_max = self._engine.most_rows, self._loaded.settings.draft_max
+        max_rows, draft_max = self._engine.max_rows, self._loaded.settings.draft_max
         if max_rows is None or draft_max is None or draft_max < max_rows:
             return []
         return [

@@ -43,14 +43,14 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     """Why a policy that has drafters drafted almost nothing for a long answer."""
     model = any(d.priced for d in policy.drafters)
     stats = policy.offer_stats(g.seq_id) if isinstance(policy, Planner) else OfferStats()
-    copies = stats.offered > _FEW * stats.rounds
+    copies = stats.free_drafted > _FEW * stats.rounds
     if not model and not copies:
         return DraftingVerdict(
             "there is no draft model, and the text hardly repeats anything" if policy.drafters else ""
         )
     if not isinstance(policy, Planner):
         return DraftingVerdict()
-    if model and stats.asked and not stats.named:
+    if model and stats.model_used and not stats.model_drafted:
         return DraftingVerdict("the draft model had nothing to propose")
     return DraftingVerdict(_costs(policy, stats, model), by_costs=True)
 
@@ -73,7 +73,7 @@ def _costs(planner: Planner, stats: OfferStats, model: bool) -> str:
         return f"{text}, so that {'its drafts' if model else 'drafts'} cannot pay"
     who = "its drafts pay" if model else "a draft pays"
     text += f", {who} from an acceptance of {_percent(need.acceptance)}"
-    n, right = (stats.named, stats.named_right) if model else (stats.offered, stats.offered_right)
+    n, right = (stats.model_drafted, stats.model_right) if model else (stats.free_drafted, stats.free_right)
     seen = right / n if n >= _MIN_TOKENS else None
     if seen is None:
         names = [d.name for d in planner.drafters if d.priced == model and not d.forces]

@@ -16,11 +16,11 @@ from scripts.bench.measuring.json_schemas import SCHEMAS
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.core.interfaces import BatchRow, MaskError
-from specllama.core.sampling.sampler import log_softmax
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.grammar import GrammarMask, Grammars
 from tests.support.front import Front
+from tests.unit.core.test_sampling import log_softmax
 
 ASK = [{"role": "user", "content": "Describe shutil.copytree as JSON."}]
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"

@@ -88,7 +88,7 @@ def test_a_long_speculative_text_is_plain_text(
         drafters = [CopyDrafter(), ModelDrafter(context(draft, N_CTX), model.n_vocab)] if n_max else []
         main = context(model, N_CTX)
         policy = Fixed(drafters, n_max)
-        engine = Engine(main, policy, end_ids=(), clock=time.perf_counter, most_rows=most)
+        engine = Engine(main, policy, end_ids=(), clock=time.perf_counter, max_rows=most)
         generation = engine.submit(wanted)
         while engine.busy:
             engine.step()

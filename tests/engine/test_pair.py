@@ -71,7 +71,7 @@ def check(engine: Engine) -> None:
                 if state := drafter.states.get(g.seq_id):
                     assert state.history == g.history
                     skipped = drafter.skipped[g.seq_id]
-                    assert drafter.cells[g.seq_id][: state.good] == g.history[skipped:][: state.good]
+                    assert drafter.cells[g.seq_id][: state.n_valid] == g.history[skipped:][: state.n_valid]
 
 
 def request(model: LlamaModel, name: str, n: int = 60, temperature: float = 0.8, seed: int = 7) -> Request:

@@ -1,1 +1,1 @@
-"""Policies: what to draft in each round, by measured cost and learnt acceptance."""
+"""Policies: what to draft in each round, by measured costs and learnt acceptance."""

@@ -1,4 +1,4 @@
-"""What is learnt of a loaded pair over all requests: how often drafted tokens are right, what asking the
+"""What is learnt about a loaded pair over all requests: how often drafted tokens are right, what using the
 draft model costs and gains, what drafting may still lose.
 
 Knows drafters by their attributes only; no models, no clock and no files.
@@ -17,15 +17,15 @@ from specllama.core.policy.candidates import CandidateDraft
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 
-ALONE, UNLIKELY_COPY, LIKELY_COPY = 0, 1, 2  # what the draft model competes with: nothing, a copy
-_MAX_KEPT_BINS = 64  # of a stored table whose drafter is not loaded
+ALONE, UNLIKELY_COPY, LIKELY_COPY = 0, 1, 2  # what the draft model competes with: no draft, or a copy
+_MAX_KEPT_BINS = 64  # most bins of a stored table whose drafter is not loaded
 
 
 class AcceptanceTable:
-    """Chances by bin: Beta counts that slowly forget, shrunk towards a prior.
+    """The chance that a token is right, by bin: the mean of a Beta distribution with exponential forgetting.
 
-    priors: the chance of each bin before any observation. weight: how many observations the prior is worth.
-    forget: weight of an observation one observation later.
+    priors: the chance of each bin before any observation. weight: the number of observations that the prior
+    is worth. forget: weight of an observation one observation later. max_chance: upper limit of a chance.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class AcceptanceTable:
         self.chances = [min(max_chance, p) for p in self.priors]
 
     def observe(self, bin_: int, right: bool) -> None:
-        """Count one drafted token, all tokens before which were right."""
+        """Count one drafted token; all tokens before it were right."""
         self._right[bin_] = self._right[bin_] * self.forget + right
         self._seen[bin_] = self._seen[bin_] * self.forget + 1
         self._update(bin_)
 
     def observe_run(self, bins: Sequence[int], last: bool) -> None:
         """Count several tokens in a row, all of them right except, perhaps, the last."""
-        if before := bins[:-1]:  # what is forgotten meanwhile is a geometric series
+        if before := bins[:-1]:  # forgetting n observations sums up to a geometric series
             for bin_, n in Counter(before).items():
                 kept = self.forget**n
                 new = (1 - kept) / (1 - self.forget) if kept < 1 else n
@@ -63,12 +63,12 @@ class AcceptanceTable:
 
     @property
     def n_seen(self) -> float:
-        """Weight of the observations of all bins."""
+        """Total weight of the observations."""
         return sum(self._seen)
 
     @property
     def rate(self) -> float | None:
-        """The share of right tokens among them; None without any."""
+        """The share of right tokens, by weight; None without observations."""
         return sum(self._right) / self.n_seen if self.n_seen else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,8 +79,8 @@ class AcceptanceTable:
         """Continue from what `to_dict` wrote; False, and nothing changes, where `data` is something else."""
         if not isinstance(data, Mapping):
             return False
-        most = 1.01 / (1 - self.forget)
-        right, seen = (numbers(data.get(name), len(self.priors), 0, most) for name in ("right", "seen"))
+        limit = 1.01 / (1 - self.forget)
+        right, seen = (numbers(data.get(name), len(self.priors), 0, limit) for name in ("right", "seen"))
         if right is None or seen is None or any(r > s for r, s in zip(right, seen, strict=True)):
             return False
         self._right, self._seen = right, seen
@@ -91,8 +91,8 @@ class AcceptanceTable:
 
 @dataclass(slots=True)
 class PairGain:
-    """What asking the draft model gained on average over all requests, in t(1), by what it competed with
-    (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: it was never asked.
+    """The average gain from using the draft model over all requests, in t(1), by what it competed with
+    (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: not used yet. limits: range of stored gains.
     """
 
     limits: tuple[float, float] = DEFAULT.stored_gain
@@ -120,10 +120,10 @@ class LearntFrom(Protocol):
 
 
 class PairState:
-    """tables: acceptance by the drafter's name, in bins of its confidence. next_token: acceptance of the
-    draft model's token after an accepted one, by the bin of that one. steps: times of the draft model. gain:
-    what asking it gained. budget: what drafting may lose. Stored tables of drafters that are not loaded are
-    kept.
+    """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence. next_token:
+    acceptance of the draft model's token after an accepted one, by the bin of that one. steps: times of the
+    draft model. gain: the gain from using it. budget: what drafting may lose. Stored tables of drafters that
+    are not loaded are kept.
     """
 
     def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:
@@ -163,7 +163,9 @@ class PairState:
             self.tables[draft.sources[0]].observe_run(draft.bins[:n], right)
 
     def observe_model(self, draft: CandidateDraft, tokens: Sequence[int], model: str) -> None:
-        """Compare the draft of the model of this name, forced tokens among it, with the committed tokens."""
+        """Compare the draft of the drafter named `model`, which may contain forced tokens, with the committed
+        tokens.
+        """
         before = None
         for drafted, token, source, bin_ in zip(
             draft.tokens, tokens, draft.sources, draft.bins, strict=False
@@ -187,7 +189,7 @@ class PairState:
         }
 
     def restore(self, data: object) -> None:
-        """Continue from what `to_dict` wrote; parts that are something else are left unchanged."""
+        """Continue from what `to_dict` wrote; invalid parts are ignored."""
         if not isinstance(data, Mapping):
             return
         stored = data.get("tables")
@@ -204,7 +206,7 @@ class PairState:
 
 
 def _is_table(data: object) -> bool:
-    """Whether an acceptance table could have written this."""
+    """Whether this is a stored acceptance table."""
     right = data.get("right") if isinstance(data, Mapping) else None
     n = len(right) if isinstance(right, list) else 0
     return 0 < n <= _MAX_KEPT_BINS and AcceptanceTable([0.5] * n, forget=DEFAULT.free_forget).restore(data)

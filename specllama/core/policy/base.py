@@ -1,4 +1,4 @@
-"""What a policy is: it asks the drafters before each decode and learns from the outcome.
+"""The interface of policies, which call the drafters before each decode and learn from the outcome.
 
 Knows drafters by the interface of interfaces.py only. Policies: fixed.py, a fixed draft length, and
 planner.py, which decides by measured cost.
@@ -16,7 +16,7 @@ from specllama.core.interfaces import Drafter, Mask, RememberingDrafter, Sampler
 @dataclass(slots=True)
 class Draft:
     """Tokens to verify and the name of the drafter of each. n_discarded: tokens of a priced drafter that were
-    drafted and left out again.
+    drafted and are not among them.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The outcome of one sequence's draft: it emitted n_emitted tokens, n_accept of them drafted."""
+    """The outcome of a round for one sequence, which emitted n_emitted tokens, n_accept of them drafted."""
 
     seq_id: int
     draft: Draft
@@ -36,7 +36,7 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: rows decoded, and the seconds of the target's decode, of drafting, and of everything."""
+    """One round: rows decoded, and the seconds of the target's decode, of drafting, and in total."""
 
     n_rows: int
     verify_seconds: float
@@ -46,7 +46,7 @@ class Round:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing was drafted."""
+        """Whether no token was drafted."""
         return self.n_rows == len(self.outcomes) and self.draft_seconds_per_sequence == 0
 
     @property
@@ -57,7 +57,7 @@ class Round:
 
 
 class Policy(Protocol):
-    """Asks the drafters before each decode and learns from the outcome."""
+    """Calls the drafters before each decode and learns from the outcome."""
 
     drafters: list[Drafter]
 
@@ -79,8 +79,8 @@ class Policy(Protocol):
         mask: Mask | None = None,
         memory_scope: str | None = "",
     ) -> None:
-        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. memory_scope:
-        whose earlier texts may be drafted from; None: nobody's.
+        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. memory_scope: the
+        scope of the earlier texts that may be drafted from; None: no texts.
         """
         ...
 
@@ -93,13 +93,13 @@ class Policy(Protocol):
         ...
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        """A draft for each sequence, by seq_id; absent: none. rooms: by seq_id the most tokens that may be
-        drafted. Raises DecodeError where a drafter fails, MaskError where a grammar does.
+        """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft.
+        Raises DecodeError where a drafter fails, MaskError where a grammar does.
         """
         ...
 
     def observe(self, done: Round) -> None:
-        """The round that the last `draft` led to."""
+        """Learn from the round that verified the last `draft`."""
         ...
 
     def remove_drafter(self, name: str) -> None:
@@ -108,10 +108,10 @@ class Policy(Protocol):
 
 
 class PolicyBase:
-    """What all policies have in common: the drafters, in the order in which they are asked.
+    """The common part of all policies: the drafters, in the order in which they are tried.
 
-    forcing: the drafter of forced tokens. model: the drafter whose tokens cost decodes, the draft model. None
-    where there is no such drafter; the first counts.
+    forcing: the first drafter of forced tokens. model: the first drafter whose tokens cost decodes, the draft
+    model. None where there is no such drafter.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:

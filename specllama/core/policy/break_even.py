@@ -1,4 +1,4 @@
-"""The acceptance from which drafts pay: arithmetic over the costs of decodes and draft tokens.
+"""The acceptance rate from which drafts pay, computed from the costs of decodes and draft tokens.
 
 A round that drafts k tokens, each accepted with chance a where those before it are, gives 1 + a + ... + a^k
 tokens on average (Leviathan, Kalman, Matias, arXiv 2211.17192, equation 1). Knows no drafters and no clock.
@@ -17,8 +17,8 @@ _HALVINGS = 50
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """Drafts of k tokens pay from this acceptance on; 1: not even where all of them are accepted. decode,
-    step: costs of k + 1 rows and of a token of the draft model, in decodes of one row.
+    """Drafts of k tokens pay from this acceptance on; 1: not even if all tokens are accepted. decode, step:
+    costs of k + 1 rows and of a draft model token, in decodes of one row.
     """
 
     k: int
@@ -28,7 +28,7 @@ class BreakEven:
 
 
 def expected_tokens(acceptance: float, k: float) -> float:
-    """Tokens expected of a round that drafts k; k may be a mean, not a whole number."""
+    """Tokens expected from a round that drafts k tokens; k may be fractional, such as a mean."""
     if acceptance >= 1:
         return k + 1
     return float((1 - acceptance ** (k + 1)) / (1 - acceptance))
@@ -50,8 +50,8 @@ def acceptance_needed(k: float, cost: float) -> float:
 def break_evens(
     curve: CostCurve, step: float, lengths: Iterable[int] = range(1, DEFAULT.max_rows)
 ) -> list[BreakEven]:
-    """One for each draft length whose decode was measured. step: seconds of a token of the draft model, 0 for
-    model-free drafts.
+    """The break-even point of each draft length whose decode was measured. step: seconds of a draft model
+    token, 0 for model-free drafts.
     """
     t1 = curve.predict(1)
     if not t1:
@@ -63,5 +63,5 @@ def break_evens(
 
 
 def easiest(found: Iterable[BreakEven]) -> BreakEven | None:
-    """The one that needs the least acceptance, of equal ones the shortest; None if there is none."""
+    """The one that needs the least acceptance, the shortest of equal ones; None without any."""
     return min(found, key=lambda b: (b.acceptance, b.k), default=None)

@@ -1,7 +1,7 @@
-"""What drafting has gained and lost against plain decoding, and what it may still lose.
+"""The time that drafting has gained and lost relative to plain decoding, and what it may still lose.
 
-All amounts are in t(1), the time of a plain decode of one row, so that a change of the machine's speed does
-not change them. Knows no drafters, no models and no clock.
+All amounts are in t(1), the time of a plain decode of one row, so that they do not depend on the machine's
+current speed. Knows no drafters, no models and no clock.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 
 
 class SpeculationBudget:
-    """Keeps decoding within 1 % and four plain decodes of plain decoding.
+    """Limits the loss against plain decoding to four plain decodes plus 1 %.
 
-    credit: what may still be lost. Rounds that spent something on drafts change it; `config.overhead` refills
-    it up to the allowance and no further. It is stored, so that the allowance is granted once per pair and
-    not once per answer.
+    credit: what may still be lost. Rounds that spent time on drafts change it; `config.overhead` refills it
+    up to the allowance. It is stored, so that the allowance is granted once per pair, not once per answer.
+    since_plain: time since the last round without drafts.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
@@ -38,7 +38,9 @@ class SpeculationBudget:
         self._refill(worth)
 
     def drafted(self, worth: float, cost: float) -> None:
-        """Record a round that spent something on drafts. cost: the time of the round, in t(1)."""
+        """Record a round that spent time on drafts. worth: as for `plain`. cost: the time of the round, in
+        t(1).
+        """
         self.since_plain += cost
         limit = self.config.max_gain + self.config.allowance
         self.credit = min(limit, self.credit + worth - cost)

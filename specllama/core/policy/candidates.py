@@ -1,8 +1,8 @@
 """Tokens that could be drafted, the chances that they are accepted, and how many of them to verify.
 
 One rule for any number of sequences: sort all candidate tokens by the probability that they are accepted and
-verify as many as give the most tokens per second. Within a sequence that probability never grows, so what is
-chosen of it is a prefix. Knows no drafters and no clock.
+verify as many as give the most tokens per second. Within a sequence that probability never increases, so the
+tokens chosen from it are a prefix. Knows no drafters and no clock.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from heapq import heapify, heappop, heapreplace
 
 @dataclass(slots=True)
 class CandidateDraft:
-    """A draft for one sequence, token by token; the lists have the same length.
+    """A draft for one sequence, token by token; all lists have the same length.
 
-    sources: the drafter's name of each token. bins: its bin in the acceptance table. path_probs: probability
-    that this and all tokens before are accepted. expected: sum of `path_probs` so far, the number of accepted
-    tokens expected of a draft that ends here. forced: the first token is forced by a grammar.
+    sources: name of the drafter of each token. bins: its bin in the acceptance table. path_probs: probability
+    that it and all tokens before it are accepted. expected: sum of `path_probs` up to it, the number of
+    accepted tokens expected if the draft ends there. forced: the first token is forced by a grammar.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -29,38 +29,38 @@ class CandidateDraft:
     forced: bool = False
 
     def add(self, token: int, source: str, bin_: int, chance: float) -> None:
-        """Append one token. chance: that it is right where all before are."""
-        path, won = (self.path_probs[-1], self.expected[-1]) if self.tokens else (1.0, 0.0)
+        """Append one token. chance: that it is right if all tokens before it are."""
+        path, expected = (self.path_probs[-1], self.expected[-1]) if self.tokens else (1.0, 0.0)
         path *= chance
         self.tokens.append(token)
         self.sources.append(source)
         self.bins.append(bin_)
         self.path_probs.append(path)
-        self.expected.append(won + path)
+        self.expected.append(expected + path)
 
     def extend(
         self, tokens: Sequence[int], source: str, bins: Sequence[int], chances: Sequence[float]
     ) -> None:
-        """Append several tokens of one source."""
-        path, won = (self.path_probs[-1], self.expected[-1]) if self.tokens else (1.0, 0.0)
+        """Append several tokens of one drafter; see `add`."""
+        path, expected = (self.path_probs[-1], self.expected[-1]) if self.tokens else (1.0, 0.0)
         self.tokens += tokens
         self.sources += [source] * len(tokens)
         self.bins += bins
         for chance in chances:
             path *= chance
-            won += path
+            expected += path
             self.path_probs.append(path)
-            self.expected.append(won)
+            self.expected.append(expected)
 
     def expected_accepted(self, n: int) -> float:
-        """Accepted tokens expected of its first n."""
+        """Expected number of accepted tokens among the first n."""
         return self.expected[n - 1] if n else 0.0
 
 
 @dataclass(slots=True)
 class RoundBudget:
     """Time of a round. seconds[n] * scale: of a decode of n rows. upper_bound: cautious seconds of n rows.
-    max_seconds: the most that this round may take. spent: seconds of it that drafting has used.
+    max_seconds: the longest that this round may take. spent: seconds that drafting has used already.
     """
 
     seconds: Sequence[float]
@@ -71,22 +71,22 @@ class RoundBudget:
     spent: float = 0.0
 
     def allows(self, rows: int, more: float = 0.0) -> bool:
-        """Whether a round of so many rows, after `more` seconds of drafting, is affordable."""
+        """Whether a round of so many rows, after `more` further seconds of drafting, is affordable."""
         return rows <= self.max_rows and self.upper_bound(rows) + self.spent + more <= self.max_seconds
 
     def rate(self, tokens: float, rows: int, more: float = 0.0) -> float:
-        """Tokens per second of the round."""
+        """Tokens per second of a round with these tokens and rows, after `more` seconds of drafting."""
         return tokens / (self.seconds[rows] * self.scale + self.spent + more)
 
 
 def best_length(
     expected: Sequence[float], budget: RoundBudget, rows: int, tokens: float, first: int = 0
 ) -> tuple[int, float]:
-    """(length, rate) of the prefix with the best rate, affordable or not; ties go to the shortest.
+    """(length, rate) of the prefix with the best rate, affordable or not; the shortest of equal ones.
 
-    expected: `CandidateDraft.expected`. rows, tokens: rows of the round, and tokens expected of it, without
-    this draft. first: the best length when less was spent. Time spent costs the prefix with more tokens less,
-    so no shorter prefix can have become better since.
+    expected: `CandidateDraft.expected`. rows, tokens: rows of the round and tokens expected from it, without
+    this draft. first: the best length when `budget.spent` was smaller. Time spent lowers the rate of longer
+    prefixes less, so no shorter prefix can have become better since.
     """
     end = min(rows + len(expected), budget.max_rows) + 1
     spent, scale, seconds = budget.spent, budget.scale, budget.seconds[rows + first + 1 : end]
@@ -101,7 +101,7 @@ def best_length(
 def best_affordable_length(
     expected: Sequence[float], budget: RoundBudget, rows: int, tokens: float
 ) -> tuple[int, float]:
-    """As `best_length`, among the lengths that the budget allows."""
+    """As `best_length`, among the lengths that the budget allows, 0 always among them."""
     if not expected:
         return 0, budget.rate(tokens, rows)
     best, rate = best_length(expected, budget, rows, tokens)
@@ -147,7 +147,7 @@ def select_drafts(
 def rows_and_tokens(
     candidates: Mapping[int, CandidateDraft], counts: Mapping[int, int], seqs: Sequence[int]
 ) -> tuple[int, float]:
-    """(rows, expected tokens) of the drafts of the sequences `seqs`, without the row of each itself."""
+    """(rows, expected accepted tokens) of the drafts of the sequences `seqs`, without their own rows."""
     rows, tokens = 0, 0.0
     for seq in seqs:
         rows += counts[seq]

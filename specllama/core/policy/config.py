@@ -24,8 +24,8 @@ class PolicyConfig:
         (1, 1.0), (2, 1.5), (4, 2.0), (8, 3.0), (16, 4.5), (32, 8.0), (64, 15.0),
     )  # fmt: skip  # (rows, time) before any width is measured
     min_samples: int = 3  # measurements that make a width reliable; the shortest of the first ones counts
-    max_samples: int = 1000  # a count goes no further
-    stored_samples: int = 4  # a stored width counts as at most so many measurements
+    max_samples: int = 1000  # highest count of a width
+    stored_samples: int = 4  # most measurements that a stored width counts as
     decode_seconds: tuple[float, float] = (1e-9, 1e6)  # stored seconds of a decode outside are rejected
     scale_step: float = log(
         1.5
@@ -34,14 +34,16 @@ class PolicyConfig:
     scale_rate: float = 0.12  # share of a deviation that the common scale adopts, from rounds with drafts
     plain_rate: float = 0.12  # the same from plain rounds
     width_rate: float = 0.04  # least share of a deviation that the width itself adopts
-    max_drift: float = 0.15  # log ratio of the scale since the last plain round that asks for plain rounds
+    max_drift: float = (
+        0.15  # log ratio; a larger change of the scale since a plain round requires plain rounds
+    )
     settling_rounds: int = 4  # consecutive plain rounds after which the scale is certain again
     implausible: float = 1.2  # a width above this many times as many single rows is measured again
     disturbed: float = 3.0  # a time above this many times its prediction counts as predicted
     unmeasured: float = 1.5  # factor of the upper bound of a width that was never measured
     context_buckets: tuple[int, ...] = (0, 4096, 16384, 65536, 262144)  # ids; each has a cost curve
-    step_prior: float = 0.15  # a step of the draft model before any is measured
-    catch_up: float = 0.35  # of a step, per further id that it evaluates
+    step_prior: float = 0.15  # assumed time of a step of the draft model before any is measured
+    catch_up: float = 0.35  # assumed time of each further id of a step, in steps
 
     # Acceptance: the chance that a drafted token is right
     confidence_edges: tuple[float, ...] = (
@@ -59,38 +61,38 @@ class PolicyConfig:
     free_prior_weight: float = 8.0  # the same two for drafters that cost no decode
     free_forget: float = 0.995
 
-    # Draft gate: when to ask the draft model
+    # Draft gate: when to use the draft model
     likely_copy: float = 0.75  # chance of its first token from which a model-free draft counts as likely
-    request_rate: float = 0.1  # of the moving average of the gain within a request
-    pair_rate: float = 0.02  # of the one over all requests
+    request_rate: float = 0.1  # weight of a round in the average gain of a request
+    pair_rate: float = 0.02  # weight of a round in the average gain over all requests
     optimism: float = 0.1  # a request starts with the pair's average plus this
     first_wait: int = 32  # rounds without the model where it does not pay
     longest_wait: int = 64  # the wait doubles up to this
-    good_chance: float = 0.93  # acceptance, and
-    max_prior_gain: float = 1.7  # most gain, of a good draft in the prior
-    good_share: float = 0.2  # share of good drafts in the prior
-    wasted_steps: float = 0.7  # steps lost on each of the others
-    likely_copy_gain: float = 0.5  # gain of a likely copy that the model has to beat
-    forgone_share: float = 0.5  # of a forgone gain that counts towards catching up
-    gate_by_copy: bool = True  # keep gains apart by the copy that the model competes with
+    good_chance: float = 0.93  # prior: acceptance of a good draft
+    max_prior_gain: float = 1.7  # prior: most gain of a good draft
+    good_share: float = 0.2  # prior: share of good drafts
+    wasted_steps: float = 0.7  # prior: steps lost on each of the others
+    likely_copy_gain: float = 0.5  # prior: gain of a likely copy that the model has to exceed
+    forgone_share: float = 0.5  # share of a forgone gain that counts towards catching up
+    gate_by_copy: bool = True  # separate gains by the copy that the model competes with
     stored_gain: tuple[float, float] = (-0.5, 4.0)  # stored gains are limited to this range
 
     # Draft of the model
-    max_model_draft: int = 48  # tokens of the model in a round
+    max_model_draft: int = 48  # most tokens of the model in a round
     lookahead: int = 8  # further tokens that are considered before it stops
-    risk_share: float = 0.6  # of the risk of those that counts: it can still stop at each of them
-    min_tail: int = 16  # ids; with less of the sequence in its cache the model is not asked
+    risk_share: float = 0.6  # share of their risk that counts, since it can still stop at each of them
+    min_tail: int = 16  # ids; the model is not used with less of the sequence in its cache
 
     # Model-free drafts
-    free_chunk: int = 16  # tokens asked for at once
-    chunk_margin: int = 8  # a draft that ends so close to the end of its chunk is extended
+    free_chunk: int = 16  # tokens drafted at once
+    chunk_margin: int = 8  # a draft that ends this close to the end of its chunk is extended
     fixed_copy_floor: float = 0.5  # `Fixed`: a copy less likely than this leaves the round to the draft model
 
     # Speculation budget: what drafting may lose
-    allowance: float = 3.5  # once per loaded pair; 0.5 of the promised four is left to errors of the clock
-    overhead: float = 0.01  # share of plain decoding, on top
-    round_share: float = 0.65  # of the credit, the most that one round may lose
-    max_gain: float = 32.0  # credit above the allowance; gains of long ago may not be lost again
+    allowance: float = 3.5  # once per loaded pair; 0.5 of the promised four is reserved for timing errors
+    overhead: float = 0.01  # share of plain decoding, in addition
+    round_share: float = 0.65  # share of the credit that one round may lose
+    max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
     plain_every: float = 100.0  # time after which one plain round keeps t(1) known
 
@@ -104,7 +106,7 @@ def is_number(x: object, low: float = -_LARGEST, high: float = _LARGEST) -> Type
 
 
 def numbers(x: object, n: int, low: float = -_LARGEST, high: float = _LARGEST) -> list[float] | None:
-    """The list of `n` numbers from `low` to `high` that a stored value is; None where it is not one."""
+    """The stored value as floats if it is a list of `n` numbers from `low` to `high`, else None."""
     if not isinstance(x, list) or len(x) != n or not all(is_number(v, low, high) for v in x):
         return None
     return [float(v) for v in x]

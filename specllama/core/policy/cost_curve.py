@@ -1,9 +1,8 @@
-"""What a decode of n rows costs: one estimate per n, refined by every round, and one curve per context
-length.
+"""The time of a decode of n rows: one estimate per n, refined by every round, and one curve per range of
+context lengths.
 
-t(n) is a staircase that differs between machines, so no line is fitted: measured widths are known, those
-between two of them lie on a straight line, those beyond follow a cautious shape from the widest known. Knows
-no models and no clock.
+t(n) is a staircase that differs between machines, so no line is fitted: widths between two measured ones are
+interpolated, wider ones follow a cautious prior from the widest measured one. Knows no models and no clock.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ class CostCurve:
         self._counts: dict[int, int] = {}
         self._widths: list[int] = []
         self._moved: set[int] = set()  # widths measured since the last plain round
-        self._drift = 0.0  # of the logarithm of the scale, since then
+        self._drift = 0.0  # change of the logarithm of the scale since then
         self._n_plain = 0  # consecutive plain rounds
         self._table = [0.0] * (config.max_rows + 1)  # predictions at scale 1, by rows
-        self._stale = 0, config.max_rows + 1  # range of the table that is to be computed again
+        self._stale = 0, config.max_rows + 1  # range of the table that must be computed again
         self._stored: set[int] = set()  # widths that were measured in an earlier process only
-        self._plausible: set[int] = set()  # widths whose times are believed, however long
-        self._unscaled = 0  # plain rounds that still set the scale, however far off
+        self._plausible: set[int] = set()  # widths whose times are accepted, however long
+        self._unscaled = 0  # plain rounds that still set the scale, whatever their deviation
 
     @property
     def known(self) -> bool:
-        """Whether it has any time, perhaps of another context length."""
+        """Whether it has any times, of this or of another context length."""
         return bool(self._widths)
 
     @property
@@ -55,12 +54,12 @@ class CostCurve:
         return self._counts.get(n, 0)
 
     def is_reliable(self, n: int) -> bool:
-        """Whether n rows were measured often enough, in this process too."""
+        """Whether n rows were measured often enough, also in this process."""
         return self.count(n) >= self.config.min_samples and n not in self._stored
 
     @property
     def scale_uncertain(self) -> bool:
-        """Whether times have changed since the last plain round, so that the other widths are in doubt."""
+        """Whether times have changed since the last plain round, so that other widths' are uncertain."""
         c = self.config
         drifted = abs(self._drift) > c.max_drift and self._n_plain < c.settling_rounds
         return drifted or self._unscaled == c.min_samples
@@ -105,7 +104,7 @@ class CostCurve:
         return 0 if far or self.count(n) < self.config.min_samples else self.count(n)
 
     def _set_scale(self, n: int, seconds: float) -> None:
-        """Set the scale by one of the first plain rounds of a stored curve; the shortest of them counts."""
+        """Set the scale by one of the first plain rounds of a stored curve; the shortest of them wins."""
         scale = seconds / self._seconds[n]
         if self._unscaled == self.config.min_samples or scale < self.scale:
             self._rescale(log(scale / self.scale))
@@ -141,7 +140,7 @@ class CostCurve:
         self._stale = min(first, widths[i - 1] + 1 if i else 0), max(end, above)
 
     def predict(self, n: int) -> float:
-        """Seconds of a decode of n rows now; 0 where nothing is known at all."""
+        """Seconds of a decode of n rows now; 0 without any times."""
         first, end = self._stale
         return (
             self._predict(n) if first <= n < end or n >= len(self._table) else self._table[n]
@@ -156,7 +155,7 @@ class CostCurve:
         return self._table
 
     def upper_bound(self, n: int) -> float:
-        """A cautious `predict`: a width that was never measured may well cost more."""
+        """A cautious `predict`: more for a width that was never measured."""
         if self.count(n) or not self._widths:
             return self.predict(n)
         likely = self.config.unmeasured * self.predict(n)
@@ -185,20 +184,18 @@ class CostCurve:
         return n not in self._plausible and 0 < self.config.implausible * singles < self._seconds[n]
 
     def remeasure_if_stored(self, n: int) -> None:
-        """Have the width measured again where it was measured in an earlier process only."""
+        """Forget a width that was measured in an earlier process only."""
         if n in self._stored:
             self.forget(n)
 
     def forget(self, n: int) -> None:
-        """Have the width measured again; what is measured then is believed, in a later process too."""
+        """Forget a width, so that it is measured again; its new time is accepted, in later processes too."""
         self._counts.pop(n, None)
         self._stored.discard(n)
         self._plausible.add(n)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data to be stored; `from_dict` is the inverse, up to the scale, which is multiplied in, and
-        the counts.
-        """
+        """Plain data to be stored, with times multiplied by the scale; see `from_dict`."""
         return {
             "widths": [
                 [n, self._seconds[n] * self.scale, self._counts[n]] for n in self._widths if self.count(n)
@@ -245,19 +242,20 @@ class StepCosts:
         self.config, self.curve = config, CostCurve(config)
 
     def observe(self, n_ids: int, seconds: float) -> None:
+        """Record a step of `n_ids` ids."""
         wide = max(1.0, n_ids / self.config.max_rows)
         self.curve.observe(min(n_ids, self.config.max_rows), seconds / wide)
 
     def predict(self, n_ids: int, t1: float) -> float:
-        """Seconds of a step of `n_ids` ids. t1: seconds of a target decode of one row, for a first guess."""
+        """Seconds of a step of `n_ids` ids. t1: seconds of a target decode of one row, for the prior."""
         if self.curve.known:
             return self.curve.predict(n_ids)
         return self.config.step_prior * t1 * (1 + self.config.catch_up * (n_ids - 1))
 
 
 class CostCurves:
-    """One curve for each range of context lengths, made when first used: attention costs more per row the
-    longer the text is.
+    """One curve for each range of context lengths, made at the first use: the longer the text, the more
+    attention costs per row.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
@@ -266,8 +264,8 @@ class CostCurves:
         self._used: set[int] = set()
 
     def at(self, n_ids: int) -> CostCurve:
-        """The curve for so many ids in the decoded sequences. Where nothing was measured it starts as the
-        nearest measured one.
+        """The curve for `n_ids` ids in the decoded sequences. A new one starts with the times of the nearest
+        measured one.
         """
         bucket, buckets = bucket_of(n_ids, self.config), self.config.context_buckets
         self._used.add(bucket)
@@ -280,13 +278,13 @@ class CostCurves:
         return self._curves[bucket]
 
     def put(self, n_ids: int, curve: CostCurve) -> None:
-        """Replace the curve for so many ids."""
+        """Replace the curve for `n_ids` ids."""
         bucket = bucket_of(n_ids, self.config)
         self._used.add(bucket)
         self._curves[bucket] = curve
 
     def to_dict(self, used: bool = False) -> dict[str, Any]:
-        """Plain data to be stored. used: only the curves that were asked for."""
+        """Plain data to be stored. used: only the curves used in this process."""
         return {
             str(b): curve.to_dict()
             for b, curve in sorted(self._curves.items())
@@ -295,7 +293,7 @@ class CostCurves:
 
     @classmethod
     def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurves:
-        """The stored curves; what `to_dict` did not write is left out."""
+        """The stored curves; invalid ones are ignored."""
         found = cls(config)
         stored: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
         for bucket in config.context_buckets:
@@ -306,12 +304,12 @@ class CostCurves:
 
 
 def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:
-    """The least number of ids in the range of context lengths that `n_ids` is in."""
+    """The lower end of the range of context lengths that contains `n_ids`."""
     return max(b for b in config.context_buckets if b <= n_ids)
 
 
 def decode_prior(n: int, config: PolicyConfig = DEFAULT) -> float:
-    """What n rows are assumed to cost before any was measured, in t(1)."""
+    """The assumed time of a decode of n rows before any is measured, in t(1)."""
     widest, cost = config.decode_prior[-1]
     if n >= widest:
         return cost * n / widest

@@ -1,4 +1,4 @@
-"""A fixed draft length, whatever it gains, as llama.cpp's loop drafts. Learns nothing."""
+"""A fixed draft length, whatever it gains, as in llama.cpp's speculative example. Learns nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from specllama.core.interfaces import Drafter, Proposal
 from specllama.core.policy.base import Draft, PolicyBase, Round
 from specllama.core.policy.config import DEFAULT, PolicyConfig
-from specllama.errors import UsageError
+from specllama.errors import UsageError, option
 
 
 class DraftRun(NamedTuple):
-    """What was drafted for a sequence: proposals, the drafter of each, and how many more were discarded."""
+    """A sequence's draft: proposals, the drafter of each, and the number of further ones discarded."""
 
     proposals: list[Proposal]
     sources: list[str]
@@ -30,10 +30,11 @@ def run_drafter(
     n_min: int = 0,
     forced: Drafter | None = None,
 ) -> dict[int, DraftRun]:
-    """Step a drafter for all sequences together until each has its limit, runs out, or falls below p_min.
+    """Step a drafter for all sequences together until each draft reaches its limit, has no further proposal,
+    or falls below a confidence of p_min.
 
-    forced: asked first for every token (a forced token needs no guess); `drafter` must then be one that
-    continues. A run shorter than n_min becomes empty.
+    forced: the drafter of forced tokens, tried first for every token; `drafter` must then be one that
+    continues. Drafts shorter than n_min are discarded.
     """
     runs = {seq: DraftRun([], [], 0) for seq, limit in limits.items() if limit > 0}
     drafts: dict[int, list[int]] = {seq: [] for seq in runs}
@@ -59,10 +60,11 @@ def run_drafter(
 
 
 class Fixed(PolicyBase):
-    """Always n_max tokens (n_min at least), each with a confidence of p_min at least.
+    """Drafts up to n_max tokens, each with a confidence of at least p_min; none where there are fewer than
+    n_min.
 
-    The drafters are asked in turn and the first with a draft wins; a copy of little confidence leaves the
-    round to a draft model if there is one. Raises UsageError for impossible settings.
+    The drafters are tried in turn and the first with a draft is used; a copy with a low confidence is ignored
+    if there is a draft model. Raises UsageError for impossible settings.
     """
 
     def __init__(
@@ -75,11 +77,11 @@ class Fixed(PolicyBase):
     ) -> None:
         super().__init__(drafters)
         if n_max < 0 or n_min < 0:
-            raise UsageError("draft_max and draft_min must not be negative")
+            raise UsageError(f"{option('draft_max')} and {option('draft_min')} must not be negative")
         if n_min > n_max:
-            raise UsageError(f"draft_min {n_min} is more than draft_max {n_max}")
+            raise UsageError(f"{option('draft_min')} {n_min} is more than {option('draft_max')} {n_max}")
         if not 0 <= p_min <= 1:
-            raise UsageError(f"draft_p_min must be between 0 and 1, not {p_min:g}")
+            raise UsageError(f"must be between 0 and 1, not {p_min:g}", option="draft_p_min")
         self.n_max, self.n_min, self.p_min, self.config = n_max, n_min, p_min, config
 
     def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:

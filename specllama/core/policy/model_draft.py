@@ -1,8 +1,9 @@
-"""When to ask the draft model, and for how long: the draft gate, and the loop that asks token by token.
+"""When to use the draft model, and for how many tokens: the draft gate, and the loop that drafts token by
+token.
 
-Asking costs one token of the draft model, and the tokens that it must catch up with; its confidence says
-whether to go on. Whether asking pays is learnt from what earlier drafts of it gained. Proposes; the planner
-decides.
+A draft costs at least one step of the draft model, plus catching up with tokens missing from its cache; its
+confidence decides whether to continue. Whether a draft pays is learnt from the gains of earlier ones. The
+planner decides which of these tokens are verified.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from specllama.core.policy.config import DEFAULT, PolicyConfig
 
 
 def gate_kind(draft: CandidateDraft, n: int, config: PolicyConfig = DEFAULT) -> int:
-    """What the model competes with, where the first `n` tokens of a model-free draft would be used."""
+    """What the model competes with (ALONE, UNLIKELY_COPY, LIKELY_COPY), if without it the first `n` tokens of
+    the model-free draft would be verified.
+    """
     if not n or draft.forced or not config.gate_by_copy:  # the model continues after forced tokens
         return ALONE
     return LIKELY_COPY if draft.path_probs[0] > config.likely_copy else UNLIKELY_COPY
@@ -26,8 +29,8 @@ def gate_kind(draft: CandidateDraft, n: int, config: PolicyConfig = DEFAULT) -> 
 def prior_gains(
     seconds: Callable[[int], float], step: float, config: PolicyConfig = DEFAULT
 ) -> tuple[float, float, float]:
-    """The gain of asking, by `gate_kind`, in t(1), before it was ever asked. seconds: of a target decode of n
-    rows. step: seconds of one token of the draft model.
+    """The assumed gain from the draft model, by `gate_kind`, in t(1), before it is used for the first time.
+    seconds: of a target decode of n rows. step: seconds of one draft model token.
     """
     t1 = seconds(1)
     if t1 <= 0:
@@ -41,7 +44,9 @@ def prior_gains(
 
 
 class DraftGate:
-    """When to ask the draft model in one request. prior: gains assumed while the pair has none."""
+    """Decides in which rounds of one request the draft model is used. prior: gains assumed while the pair has
+    none.
+    """
 
     def __init__(
         self, pair: PairGain, prior: tuple[float, float, float], config: PolicyConfig = DEFAULT
@@ -54,10 +59,10 @@ class DraftGate:
         self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
 
     def should_draft(self, kind: int, catch_up: float) -> bool:
-        """Whether to ask in this round. catch_up: the cost of catching up, in t(1).
+        """Whether to use the draft model in this round. catch_up: the cost of catching up, in t(1).
 
         Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it
-        too. Where asking does not pay, it is tried again after a wait.
+        too. Where the model does not pay, it is tried again after a wait.
         """
         gain, share = self.gains[kind], self.config.forgone_share
         self._since[kind] += 1
@@ -66,12 +71,12 @@ class DraftGate:
         self._forgone += share * gain
         return self._forgone + (1 - share) * gain > catch_up
 
-    def asked(self, kind: int) -> None:
-        """Record that the model is asked in this round."""
+    def record_use(self, kind: int) -> None:
+        """Record that the model is used in this round."""
         self._since[kind], self._forgone = 0, 0.0
 
     def observe(self, kind: int, gain: float) -> None:
-        """Record what asking gained, in t(1), the cost of catching up left aside."""
+        """Record the gain from using the model, in t(1), without the cost of catching up."""
         c = self.config
         self.gains[kind] += c.request_rate * (gain - self.gains[kind])
         average = self.pair.gains[kind] or 0.0
@@ -80,7 +85,7 @@ class DraftGate:
 
 
 class ModelDraftLoop:
-    """Steps the draft model for all sequences that want it, and times it."""
+    """Steps the draft model for several sequences together, and measures its time."""
 
     def __init__(self, clock: Callable[[], float], pair: PairState, config: PolicyConfig = DEFAULT) -> None:
         self.clock, self.pair, self.config = clock, pair, config
@@ -96,14 +101,14 @@ class ModelDraftLoop:
         n_pending: int,
         t1: float,
     ) -> None:
-        """Extend the drafts, each while that may raise the round's rate, and at most to its limit.
+        """Extend each draft while that may increase the round's rate, at most to its limit.
 
-        forcing: the drafter of forced tokens, which are added without asking the model. rest: by sequence,
-        rows of the round and tokens expected of it without its own draft. n_pending: ids that the first step
-        evaluates. t1: seconds of a plain decode. Adds the time to `budget.spent`.
+        forcing: the drafter of forced tokens, which are added without a step of the model. rest: by sequence,
+        rows of the round and tokens expected from it without its own draft. n_pending: ids that the first
+        step evaluates. t1: seconds of a plain decode. Adds the time to `budget.spent`.
         """
         open_ = set(drafts)
-        best = dict.fromkeys(drafts, 0)  # the length of each with the best rate
+        best = dict.fromkeys(drafts, 0)  # the length with the best rate
         steps, edges = self.pair.steps, self.config.confidence_edges
         name, chances = model.name, self.pair.tables[model.name].chances
         while open_:
@@ -136,7 +141,7 @@ class ModelDraftLoop:
         limits: Mapping[int, int],
         open_: set[int],
     ) -> set[int]:
-        """Add the tokens that are forced next; the sequences that still have room."""
+        """Add the tokens that are forced next; returns the sequences that have not reached their limits."""
         forced, chance = set(open_), self.pair.tables[forcing.name].chances[0]
         while forced:
             found = forcing.step({seq: drafts[seq].tokens for seq in drafts if seq in forced})
@@ -155,8 +160,8 @@ class ModelDraftLoop:
         budget: RoundBudget,
         step: float,
     ) -> bool:
-        """Whether some of the next tokens could raise the round's rate above `top`, the best so far, perhaps
-        past a step of the cost curve. bin_: of the last token. step: seconds of one more token.
+        """Whether some of the next tokens could raise the round's rate above `top`, the best so far, if
+        need be beyond a step of the cost curve. bin_: of the last token. step: seconds of one more token.
         """
         n, spent, scale = rows + len(draft.tokens), budget.spent, budget.scale
         chance = 1 - self.config.risk_share * (1 - self.pair.next_token.chances[bin_])

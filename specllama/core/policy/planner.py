@@ -1,8 +1,8 @@
 """Deciding what to draft: by measured time, by learnt acceptance, and within the speculation budget.
 
-Knows drafters by their interface and time by the clock passed in. `Planner` is the policy. What a decode
-costs is in cost_curve.py, what is accepted in acceptance.py, how much of a candidate to verify in
-candidates.py, when to ask the draft model in model_draft.py, what may still be lost in budget.py.
+Knows drafters by their interface and time by the clock passed in. `Planner` is the policy. The cost of
+decodes is in cost_curve.py, acceptance in acceptance.py, how much of a candidate to verify in candidates.py,
+when to use the draft model in model_draft.py, what may still be lost in budget.py.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ NO_DRAFT = CandidateDraft()  # between two rounds; never extended
 
 
 class CatchUp(NamedTuple):
-    """What the draft model evaluates before its first token. n_pending: ids, 0 where it must not be asked.
-    seconds: of that, beyond one step. restart: ids of the sequence's end to start again with; None: as it is.
+    """What the draft model evaluates for its first token. n_pending: ids, 0 where it must not be used.
+    seconds: their cost beyond one step. restart: number of last ids to restart the cache with; None: no
+    restart.
     """
 
     n_pending: int
@@ -43,14 +44,15 @@ NO_CATCH_UP = CatchUp(1)
 
 
 class SequencePlan:
-    """One sequence: its draft gate and the round in progress. free: the model-free candidate, of which n_free
-    tokens would be used without the model. modelled: the model's candidate, None where it was not asked.
+    """One sequence: its draft gate and the round in progress. free: the model-free candidate. n_free:
+    tokens of it that would be verified without the model. modelled: the model's candidate, None where the
+    model was not used.
     """
 
     __slots__ = ("catch_up", "free", "gate", "kind", "modelled", "n_free")
 
     def __init__(self) -> None:
-        self.gate: DraftGate | None = None  # from the first round on in which the model could be asked
+        self.gate: DraftGate | None = None  # made in the first round in which the model could be used
         self.begin(CandidateDraft())
 
     def begin(self, free: CandidateDraft) -> None:
@@ -61,11 +63,11 @@ class SequencePlan:
 
 
 class Planner(PolicyBase):
-    """Drafts what is predicted to give the most tokens per second; nothing where plain decoding does.
+    """Drafts the tokens predicted to give the most tokens per second; none where plain decoding is fastest.
 
-    clock: seconds, the engine's. costs: what is known of the target's decodes, refined in place. learnt: what
-    `PairState.to_dict` gave in an earlier process with the same pair; anything else is ignored. Drafters that
-    neither cost a decode nor force tokens are asked in turn.
+    clock: the engine's, in seconds. costs: times of the target's decodes, refined in place. learnt: the
+    result of `PairState.to_dict` in an earlier process with the same pair; anything else is ignored. Drafters
+    that neither cost a decode nor force tokens are tried in turn.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Planner(PolicyBase):
         self._caching = self.model if isinstance(self.model, CachingDrafter) else None
 
     def use_costs(self, costs: CostCurve) -> None:
-        """Use another curve from the next round on: that of another context length."""
+        """Use another cost curve from the next round on, that of another context length."""
         self.costs = costs
         rows = self.config.max_rows
         self._round = RoundBudget(costs.table(), costs.scale, costs.upper_bound, 0.0, rows)
@@ -118,7 +120,7 @@ class Planner(PolicyBase):
         self._plans.pop(seq_id, None)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Compare the candidates, verified or not, with the tokens that came."""
+        """Compare the candidates, verified or not, with the committed tokens."""
         super().committed(seq_id, tokens)
         plan = self._plans.get(seq_id)
         if plan is None:
@@ -130,7 +132,7 @@ class Planner(PolicyBase):
         self._offers.setdefault(seq_id, OfferStats()).count(plan.free, plan.modelled, tokens)
 
     def offer_stats(self, seq_id: int) -> OfferStats:
-        """What the drafters offered the sequence's last request, which may have ended."""
+        """Statistics of the candidates of the sequence's last request, which may have ended."""
         return self._offers.get(seq_id, OfferStats())
 
     # Drafting
@@ -156,7 +158,7 @@ class Planner(PolicyBase):
         self._free_rate = budget.rate(active + tokens, active + rows)
         for seq, n in counts.items():
             self._plans[seq].n_free = n
-        if self._ask_model(rooms, candidates, counts):
+        if self._use_model(rooms, candidates, counts):
             counts = select_drafts(candidates, budget, active)
         drafts = ((seq, self._draft_of(seq, candidates[seq], counts[seq])) for seq in rooms)
         return {seq: draft for seq, draft in drafts if draft is not None}
@@ -171,7 +173,9 @@ class Planner(PolicyBase):
         return Draft(candidate.tokens[:n], sources, n_discarded) if n or n_discarded else None
 
     def _model_free(self, seq: int, room: int, active: int) -> CandidateDraft:
-        """What costs no decode: forced tokens, else the draft of the first free drafter that has one."""
+        """The candidate that costs no decode: forced tokens, else the draft of the first free drafter with
+        one.
+        """
         candidate, c = CandidateDraft(), self.config
         if (forcing := self.forcing) is not None:
             chance = self.learnt.tables[forcing.name].chances[0]
@@ -190,7 +194,7 @@ class Planner(PolicyBase):
         return candidate
 
     def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
-        """Extend the candidate to `limit` tokens as far as the drafter has any."""
+        """Extend the candidate to at most `limit` tokens, as far as the drafter has proposals."""
         propose = self._spans.get(drafter.name)
         while (n := len(candidate.tokens)) < limit:
             run = propose(seq, limit)[n:] if propose else [*drafter.step({seq: candidate.tokens}).values()]
@@ -204,11 +208,12 @@ class Planner(PolicyBase):
 
     # The draft model
 
-    def _ask_model(
+    def _use_model(
         self, rooms: Mapping[int, int], candidates: dict[int, CandidateDraft], counts: dict[int, int]
     ) -> bool:
-        """Ask the draft model where that should pay, and put its drafts into `candidates` where they are
-        better; whether it was asked. counts: tokens of each candidate that would be used without it.
+        """Use the draft model where that should pay, and replace `candidates` by its drafts where these are
+        better; returns whether it was used. counts: tokens of each candidate that would be verified without
+        it.
         """
         model, budget, active = self.model, self._round, len(rooms)
         if model is None:
@@ -223,17 +228,17 @@ class Planner(PolicyBase):
             if plan.gate is None:
                 prior = prior_gains(self.costs.predict, step(1, t1), self.config)
                 plan.gate = DraftGate(self.learnt.gain, prior, self.config)
-            plan.catch_up = late = self._catch_up(seq, t1, active)
-            if late.n_pending and plan.gate.should_draft(plan.kind, late.seconds / t1):
+            plan.catch_up = catch_up = self._catch_up(seq, t1, active)
+            if catch_up.n_pending and plan.gate.should_draft(plan.kind, catch_up.seconds / t1):
                 limits[seq] = min(room, self.config.max_model_draft, budget.max_rows - active)
-                n_pending += late.n_pending
+                n_pending += catch_up.n_pending
         if not limits or not budget.allows(active + 1, step(n_pending, t1)):
             return False
         drafts, rest = {}, {}
         for seq in limits:
             plan = self._plans[seq]
             assert plan.gate is not None
-            plan.gate.asked(plan.kind)
+            plan.gate.record_use(plan.kind)
             if plan.catch_up.restart is not None and self._caching is not None:
                 self._caching.restart_from_tail(seq, plan.catch_up.restart)
             rows, tokens = rows_and_tokens(candidates, counts, [other for other in rooms if other != seq])
@@ -241,15 +246,15 @@ class Planner(PolicyBase):
             drafts[seq] = CandidateDraft()
         self._loop.extend_drafts(model, self.forcing, drafts, limits, rest, budget, n_pending, t1)
         for seq, draft in drafts.items():
-            self._plans[seq].modelled = draft  # only now: after an error there is none
+            self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq])
             if best_affordable_length(draft.expected, budget, *rest[seq])[1] > without:
                 candidates[seq] = draft
         return True
 
     def _rate_of(self, candidate: CandidateDraft, n: int, rest: tuple[int, float]) -> float:
-        """The round's rate with the candidate's first n tokens; with none where the round cannot afford them
-        any more.
+        """The round's rate with the candidate's first n tokens, without them where the round can no longer
+        afford them.
         """
         rows, tokens = rest
         if n and not self._round.allows(rows + n):
@@ -257,8 +262,8 @@ class Planner(PolicyBase):
         return self._round.rate(tokens + candidate.expected_accepted(n), rows + n)
 
     def _catch_up(self, seq: int, t1: float, active: int) -> CatchUp:
-        """What the model evaluates first. Of a prompt that it lacks, as much of the end as half of the credit
-        and this round's budget cover; the whole of it once what drafting has gained pays for that.
+        """What the model evaluates first. Of a prompt that is missing from its cache, only as much of the end
+        as half of the credit and this round's budget can pay for; all of it once the gains of drafting do.
         """
         if self._caching is None:
             return NO_CATCH_UP
@@ -277,7 +282,7 @@ class Planner(PolicyBase):
     # Learning
 
     def observe(self, done: Round) -> None:
-        """Record the time of the round and what asking the model gained."""
+        """Record the time of the round and the gain from using the model."""
         costs, active, n_rows = self.costs, len(done.outcomes), done.n_rows
         spent, self._round.spent = self._round.spent, 0.0
         plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
@@ -295,16 +300,16 @@ class Planner(PolicyBase):
             self.budget.drafted(worth, (verify + drafting) / t1)
         plans = [(o, p) for o in done.outcomes if (p := self._plans.get(o.seq_id)) is not None]
         if self.model is not None:
-            asked = [(o, p) for o, p in plans if p.modelled is not None]
-            for outcome, plan in asked:
-                self._observe_gain(outcome, plan, spent / len(asked), n_rows, t1)
+            modelled = [(o, p) for o, p in plans if p.modelled is not None]
+            for outcome, plan in modelled:
+                self._observe_gain(outcome, plan, spent / len(modelled), n_rows, t1)
         for _, plan in plans:
             plan.begin(NO_DRAFT)
 
     def _observe_gain(
         self, outcome: VerifyResult, plan: SequencePlan, spent: float, n_rows: int, t1: float
     ) -> None:
-        """What asking the model gained over the best round without it, in t(1)."""
+        """Record the gain from using the model over the best round without it, in t(1)."""
         assert plan.gate is not None
         gain = plan.catch_up.seconds - spent
         if self.model is not None and self.model.name in outcome.draft.sources:

@@ -1,8 +1,8 @@
-"""What drafting is predicted to gain: recorded texts replayed by the planner, on costs that were measured.
+"""The speedup predicted for drafting: the planner replays recorded texts at measured costs.
 
-The planner is the real one, the machine is simulated: the same texts and costs give the same figures. What a
-round costs apart from its decode and the draft model is left out, which flatters targets of a few
-milliseconds.
+The planner is the real one, the machine is simulated: the same texts and costs give the same figures. The
+costs of a round other than its decode and the draft model are ignored, so speedups of targets that decode in
+a few milliseconds are overestimated.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from specllama.core.replay.simulator import Replay, Trace
 
 @dataclass(slots=True)
 class WorkloadForecast:
-    """A workload so far. model: whether there is a draft model. n_right: tokens that it would have chosen
-    too, the text before each given. plain, seconds: predicted for all its tokens, without drafts and with.
-    n_drafted, n_accept: of the replay, whoever drafted.
+    """The texts of a workload so far. model: whether there is a draft model. n_right: tokens that it would
+    have chosen as well, given the text before each. plain, seconds: predicted seconds for all tokens, without
+    and with drafts. n_drafted, n_accept: of the replay, by all drafters.
     """
 
     model: bool
@@ -35,30 +35,30 @@ class WorkloadForecast:
 
     @property
     def speedup(self) -> float:
-        """Times plain decoding's speed."""
+        """Predicted speed relative to plain decoding."""
         return self.plain / self.seconds
 
     @property
     def acceptance(self) -> float | None:
-        """The share of tokens that the draft model had right."""
+        """The share of tokens that the draft model would have chosen; None without one."""
         return self.n_right / self.tokens if self.model else None
 
 
 class Forecast:
-    """Of one draft, text by text; what is learnt in one serves the next, as in a process.
+    """The forecast for one draft, built text by text; the planner keeps what it learns, as in one process.
 
-    costs: of the target's decodes. steps: of the draft model's, None without one. free: makes the drafter
-    that copies, None without. The draft model has to read each prompt first.
+    costs: of the target's decodes. steps: of the draft model's, None without one. free: makes the copy
+    drafter; None: no copies. The draft model's prefill of each prompt is part of the cost.
     """
 
     def __init__(self, costs: CostCurve, steps: StepCosts | None, free: Callable[[], Drafter] | None) -> None:
         measured = costs.to_dict()
-        machine = CostCurve.from_dict(measured)
-        self._model, self._t1 = steps is not None, machine.predict(1)
+        simulated = CostCurve.from_dict(measured)
+        self._model, self._t1 = steps is not None, simulated.predict(1)
         learnt = {"steps": steps.curve.to_dict()} if steps is not None else None
-        self._session = Replay(
+        self._replay = Replay(
             lambda drafters, clock: Planner(drafters, clock, CostCurve.from_dict(measured), learnt),
-            machine.predict,
+            simulated.predict,
             (lambda n: steps.predict(n, self._t1)) if steps is not None else None,
             free,
             prefilled=False,
@@ -66,13 +66,11 @@ class Forecast:
         self.parts: dict[str, WorkloadForecast] = {}
 
     def add(self, workload: str, trace: Trace) -> None:
-        """Replay one more text of a workload; one without a token is left out."""
+        """Replay one more text of a workload; an empty text is ignored."""
         if not trace.text:
             return
-        done, part = (
-            self._session.replay([trace]),
-            self.parts.setdefault(workload, WorkloadForecast(self._model)),
-        )
+        done = self._replay.replay([trace])
+        part = self.parts.setdefault(workload, WorkloadForecast(self._model))
         part.tokens += done.tokens
         part.n_right += sum(d == t for d, t in zip(trace.draft, trace.text, strict=True))
         part.plain += done.tokens * self._t1
@@ -86,13 +84,13 @@ class Forecast:
 
     @property
     def speedup(self) -> float | None:
-        """The geometric mean of the workloads', so that none counts more for its length."""
+        """The geometric mean over the workloads, whatever their lengths; None without texts."""
         logs = [log(part.speedup) for part in self.parts.values()]
         return exp(sum(logs) / len(logs)) if logs else None
 
     @property
     def acceptance(self) -> float | None:
-        """Over all tokens; None without a draft model or texts."""
+        """The draft model's acceptance over all tokens; None without a draft model or texts."""
         if not self._model or not self.parts:
             return None
         return sum(part.n_right for part in self.parts.values()) / self.tokens

@@ -1,7 +1,7 @@
-"""Recording a trace: what the target wrote and what the draft model says at each of its positions.
+"""Recording a trace: the target's text, and the draft model's choice at each of its positions.
 
-Knows contexts by their interface only. Both choose by the rule of sampling.py with one seed; teacher-forced:
-the draft model sees the text as it is.
+Knows contexts by their interface only. Target and draft model sample by the same rule with the same seed
+(sampling/sampler.py). The draft model is teacher-forced: it reads the target's text, not its own choices.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from specllama.core.sampling.sampler import KeyedSampler, probability
 def write_text(
     target: Context,
     prompt: Sequence[int],
-    n_most: int,
+    n_max: int,
     end_ids: Collection[int],
     params: SamplingParams = GREEDY,
     seed: int = 0,
 ) -> list[int]:
-    """What the target writes after the prompt: at most `n_most` ids, an end id included."""
+    """The ids that the target writes after the prompt, at most `n_max`, an end id included."""
     target.truncate(0, 0)
     ids, sampler = list(prompt), KeyedSampler(params, seed, target.n_vocab)
     row = _evaluate(target, ids, 0)
-    n_most = min(n_most, target.n_ctx - len(prompt))
-    while len(ids) < len(prompt) + n_most:
+    n_max = min(n_max, target.n_ctx - len(prompt))
+    while len(ids) < len(prompt) + n_max:
         ids.append(sampler.choose(row, ids).token)
         if ids[-1] in end_ids or len(ids) >= target.n_ctx:
             break
@@ -44,9 +44,9 @@ def record(
     params: SamplingParams = GREEDY,
     seed: int = 0,
 ) -> Trace:
-    """The draft's choice and its full-softmax probability at every position of `text`; WRONG with 0 from
-    where it cannot read on: after an id that it lacks, or with its context full. params, seed: by which the
-    text was written.
+    """The trace of `text`: the draft model's choice and its full-softmax probability at every position; WRONG
+    with probability 0 after an id that is not in its vocabulary and where its context is full. params, seed:
+    those with which the text was written.
     """
     draft.truncate(0, 0)
     sampler = KeyedSampler(params, seed, draft.n_vocab)

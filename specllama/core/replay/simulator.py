@@ -1,8 +1,8 @@
-"""Replaying recorded texts: what a policy would have taken on a machine of given costs, in simulated time.
+"""Replaying recorded texts: the time that a policy would take on a machine of given costs, in simulated time.
 
-A trace holds a text and what the draft model says at each of its positions, the text before it given. What a
-draft says after its own first mistake is not recorded: it is taken to be wrong there, with the recorded
-confidence. That is the one inexactness; policies and the copy drafter are the real ones.
+A trace holds a text and the draft model's choice at each of its positions, given the text before it. Its
+choices after its own first mistake are not recorded; they are assumed to be wrong, with the recorded
+confidence. This is the only approximation: policies and the copy drafter are the real ones.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
 
-WRONG = -1  # drafted after a mistake where the recorded choice would be right
-CATCH_UP, MOST_CATCH_UP = 0.35, 60  # of a step, per id that the draft model must catch up with; ids counted
+WRONG = -1  # an id that is never right
+CATCH_UP = 0.35  # cost of each further id that a step of the draft model evaluates, in steps
+MAX_CATCH_UP = 60  # further ids beyond which the cost stays the same
 
 Seconds = Callable[[int], float]
 
 
 def undisturbed(now: float) -> float:  # noqa: ARG001
-    """The factor of a machine that is always as fast."""
+    """The slowdown of a machine of constant speed."""
     return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """prompt: ids. text: the ids that the target wrote after it. draft, conf: at each position of the text
-    the draft model's choice and its probability. Raises ValueError where they do not fit together.
+    """A recorded text. prompt: ids. text: the ids that the target wrote after it. draft, conf: the draft
+    model's choice and its probability at each position of the text. Raises ValueError where the lengths
+    differ, the prompt is empty or a probability is invalid.
     """
 
     prompt: list[int]
@@ -48,7 +50,7 @@ class Trace:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trace:
-        """From JSON. Raises ValueError for what is no trace."""
+        """From parsed JSON. Raises ValueError where it is not a trace."""
         try:
             return cls(*(list(data[f.name]) for f in fields(cls)))
         except (KeyError, TypeError) as error:
@@ -59,9 +61,9 @@ class Trace:
 
 
 class SimulatedClock:
-    """The simulated clock. disturb: factor on what is spent next, by the time so far.
+    """The simulated clock. disturb: from the time so far to the factor by which the machine is slower.
 
-    now: seconds as a policy sees them; quiet: the same without disturbance.
+    now: seconds as the policy measures them; quiet: seconds without disturbance.
     """
 
     def __init__(self, disturb: Callable[[float], float] = undisturbed) -> None:
@@ -77,9 +79,10 @@ class SimulatedClock:
 
 
 class TraceDrafter:
-    """Proposes what the traces say the draft model would, and spends its time.
+    """A simulated draft model: proposes the recorded choices and advances the clock by the time they cost.
 
-    step_seconds: of a step that evaluates so many ids. It keeps a cache as the real one does, and catches up.
+    step_seconds: from the number of ids that a step evaluates to its seconds. The cache and catching up are
+    simulated as well.
     """
 
     name, priced, continues, forces = "model", True, True, False
@@ -89,26 +92,24 @@ class TraceDrafter:
         self.machine, self.step_seconds = machine, step_seconds
         self.traces: dict[int, Trace] = {}
         self._at: dict[int, int] = {}  # ids of the text that are committed
-        self._held: dict[int, list[int]] = {}  # ids in the cache, or left out
+        self._held: dict[int, list[int]] = {}  # the skipped ids and those in the cache
         self._skipped: dict[int, int] = {}
 
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
-        """The sequence is this trace; prefilled: its prompt is in the cache."""
+        """Start a sequence with this trace. prefilled: its prompt is in the cache already."""
         self.traces[seq_id], self._at[seq_id] = trace, 0
         self._held[seq_id] = trace.prompt[:-1] if prefilled else []
         self._skipped[seq_id] = 0
 
-    def start(
-        self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None
-    ) -> None:  # `begin` said it all
-        pass
+    def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
+        """Nothing: `begin` has started the sequence."""
 
     def cache_state(self, seq_id: int) -> DraftCacheState:
         n, kept = len(self._history(seq_id)), self._kept(seq_id, ())
         return DraftCacheState(self._skipped[seq_id], kept - self._skipped[seq_id], n - kept)
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
-        """What a draft model says of a part of the text only is not recorded: the same, here."""
+        """As in `CachingDrafter`; the recorded choices stay, although a shorter context would change them."""
         self._skipped[seq_id] = max(0, len(self._history(seq_id)) - n_last)
         self._held[seq_id] = self._history(seq_id)[: self._skipped[seq_id]]
 
@@ -140,12 +141,12 @@ class TraceDrafter:
         self._at[seq_id] += len(tokens)
 
     def forget(self, seq_id: int) -> None:
-        """Nothing: the next `begin` resets the sequence."""
+        """Nothing: the next `begin` replaces the sequence."""
 
 
 @dataclass(slots=True)
 class Replayed:
-    """seconds: without disturbance; measured: with it."""
+    """Totals of a replay. seconds: without disturbance. measured: seconds with it."""
 
     seconds: float = 0.0
     measured: float = 0.0
@@ -160,12 +161,12 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class Replay:
-    """A loaded pair on a simulated machine: what is learnt in one `replay` serves the next.
+    """A loaded pair on a simulated machine; the policy keeps what it learns from one `replay` to the next.
 
-    seconds: of a target decode of n rows. step: seconds of the draft model's evaluation of n ids, or of one
-    id, further ones then CATCH_UP of it each; None: no draft model. free: makes the drafter that copies.
-    prefilled: the draft model has seen the prompts, at no cost. others: drafters that are asked after it.
-    ended: called with each text when it is complete.
+    seconds: of a target decode of n rows. step: seconds of a draft model step of n ids, or a number for one
+    id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
+    `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
+    drafters. ended: called with each trace when it is complete.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Replay:
         self.policy = make_policy(drafters, self.machine.clock)
 
     def replay(self, traces: Sequence[Trace], n_slots: int = 1) -> Replayed:
-        """Decode the texts, `n_slots` at a time, to their ends."""
+        """Decode the texts to their ends, `n_slots` at a time."""
         done, waiting = Replayed(), [t for t in traces if t.text]
         active: dict[int, tuple[Trace, int]] = {}
         quiet, now = self.machine.quiet, self.machine.now
@@ -235,15 +236,17 @@ class Replay:
 
 
 def steps_at(step: float) -> Seconds:
-    """Seconds of a step of the draft model by the ids that it evaluates, one taking `step`."""
-    return lambda n: step * (1 + CATCH_UP * min(n - 1, MOST_CATCH_UP))
+    """From the number of ids that a step of the draft model evaluates to its seconds; `step`: of one id."""
+    return lambda n: step * (1 + CATCH_UP * min(n - 1, MAX_CATCH_UP))
 
 
-def curve(points: Mapping[int, float], most: int = 66) -> Seconds:
-    """Seconds of a decode of n rows, straight between the given widths and as at the last ones beyond."""
+def curve(points: Mapping[int, float], max_rows: int = 66) -> Seconds:
+    """From 1 to `max_rows` rows to the seconds of a decode. points: seconds by rows; times between them are
+    interpolated, times outside are those of the nearest one.
+    """
     widths = sorted(points)
-    table = [0.0] * (most + 1)
-    for n in range(1, most + 1):
+    table = [0.0] * (max_rows + 1)
+    for n in range(1, max_rows + 1):
         high = next((i for i, w in enumerate(widths) if w >= n), len(widths) - 1)
         low = max(0, high - 1) if widths[high] != n else high
         a, b = widths[low], widths[high]

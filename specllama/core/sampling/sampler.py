@@ -262,11 +262,3 @@ def top_logprobs(row: Row, token: int, n: int) -> tuple[float, list[tuple[int, f
     log_sum = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
     ids = top_ids(row, min(n, len(row))) if n else ()
     return float(row[token]) - log_sum, [(int(i), float(row[i]) - log_sum) for i in ids]
-
-
-def log_softmax(row: Row) -> NDArray[np.float64]:
-    """Natural-log probabilities of the raw row, same shape."""
-    logprobs = row.astype(np.float64)
-    logprobs -= logprobs.max()
-    logprobs -= np.log(np.exp(logprobs).sum())
-    return logprobs

@@ -1,4 +1,4 @@
-"""Chances by bin: counted, forgotten slowly, shrunk to a prior, stored."""
+"""Acceptance tables: chances by bin with a prior and exponential forgetting, and their storage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specllama.core.policy.config import DEFAULT
 PRIORS = (0.2, 0.5, 0.9)
 
 
-def test_nothing_seen_is_the_prior():
+def test_an_empty_table_has_the_prior_chances():
     assert AcceptanceTable(PRIORS).chances == list(PRIORS)
 
 
-def test_what_was_seen_weighs_more_and_more():
+def test_observations_outweigh_the_prior_in_the_long_run():
     table = AcceptanceTable(PRIORS, weight=4)
     table.observe(0, True)
     assert table.chances[0] == pytest.approx((1 + 4 * 0.2) / 5)
@@ -28,14 +28,14 @@ def test_what_was_seen_weighs_more_and_more():
     assert table.chances[1:] == [0.5, 0.9]
 
 
-def test_what_is_long_ago_is_forgotten():
+def test_old_observations_are_forgotten():
     table = AcceptanceTable(PRIORS, forget=0.98)
     for right in [True] * 500 + [False] * 100:
         table.observe(1, right)
     assert table.chances[1] < 0.2
 
 
-def test_nothing_is_certain():
+def test_no_chance_exceeds_the_maximum():
     table = AcceptanceTable((1.0,))
     for _ in range(10_000):
         table.observe(0, True)
@@ -43,26 +43,26 @@ def test_nothing_is_certain():
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
-def test_it_is_stored(seen):
-    table, again = AcceptanceTable(PRIORS), AcceptanceTable(PRIORS)
+def test_a_table_is_stored_and_restored(seen):
+    table, restored = AcceptanceTable(PRIORS), AcceptanceTable(PRIORS)
     for bin_, right in seen:
         table.observe(bin_, right)
     assert all(0 < chance < 1 for chance in table.chances)
-    assert again.restore(table.to_dict())
-    assert again.chances == pytest.approx(table.chances, abs=0.001)
+    assert restored.restore(table.to_dict())
+    assert restored.chances == pytest.approx(table.chances, abs=0.001)
 
 
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=63), st.booleans(), st.sampled_from([0.98, 0.995, 1.0])
 )
-def test_a_run_counts_as_its_tokens_in_turn(bins, last, forget):
-    one, other = AcceptanceTable(PRIORS, forget=forget), AcceptanceTable(PRIORS, forget=forget)
-    one.observe_run(bins, last)
+def test_observe_run_equals_observing_each_token(bins, last, forget):
+    at_once, one_by_one = AcceptanceTable(PRIORS, forget=forget), AcceptanceTable(PRIORS, forget=forget)
+    at_once.observe_run(bins, last)
     for i, bin_ in enumerate(bins):
-        other.observe(bin_, last or i < len(bins) - 1)
-    assert one.chances == pytest.approx(other.chances, rel=1e-12)
-    assert one.n_seen == pytest.approx(other.n_seen)
-    assert one.rate == pytest.approx(other.rate)
+        one_by_one.observe(bin_, last or i < len(bins) - 1)
+    assert at_once.chances == pytest.approx(one_by_one.chances, rel=1e-12)
+    assert at_once.n_seen == pytest.approx(one_by_one.n_seen)
+    assert at_once.rate == pytest.approx(one_by_one.rate)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_run_counts_as_its_tokens_in_turn(bins, last, forget):
         {"right": [0, 0, 0], "seen": [1, 1, 1e9]},
     ],
 )
-def test_what_is_no_table_is_left_out(data):
+def test_invalid_stored_data_is_ignored(data):
     table = AcceptanceTable(PRIORS)
     table.observe(0, True)
     before = list(table.chances)

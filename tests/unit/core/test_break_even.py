@@ -1,4 +1,4 @@
-"""The acceptance from which drafts pay, where it can be reckoned by hand."""
+"""The acceptance from which drafts pay, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from specllama.core.policy.cost_curve import CostCurve
 
 
 def curve(points: dict[int, float], times: int = DEFAULT.min_samples) -> CostCurve:
-    found = CostCurve()
+    made = CostCurve()
     for n, seconds in points.items():
         for _ in range(times):
-            found.observe(n, seconds)
-    return found
+            made.observe(n, seconds)
+    return made
 
 
 @pytest.mark.parametrize(
     ("acceptance", "k", "tokens"),
     [(0, 3, 1), (1, 3, 4), (0.5, 1, 1.5), (0.5, 3, 1.875), (0.9, 2, 2.71), (1, 2.5, 3.5)],
 )
-def test_tokens_of_a_round(acceptance, k, tokens):
+def test_expected_tokens(acceptance, k, tokens):
     assert expected_tokens(acceptance, k) == pytest.approx(tokens)
 
 
-def test_tokens_of_a_round_are_those_of_a_simulated_one():
+def test_expected_tokens_agree_with_a_simulation():
     rng, n = random.Random(1), 40_000
     total = sum(1 + next((i for i in range(4) if rng.random() >= 0.7), 4) for _ in range(n))
     assert total / n == pytest.approx(expected_tokens(0.7, 4), rel=0.01)
@@ -49,13 +49,13 @@ def test_tokens_of_a_round_are_those_of_a_simulated_one():
         (7, 1.2, 1 / 6),  # nearly 1 / (1 - a)
     ],
 )
-def test_the_acceptance_that_a_draft_needs(k, cost, acceptance):
+def test_acceptance_needed(k, cost, acceptance):
     assert acceptance_needed(k, cost) == pytest.approx(acceptance, abs=1e-5)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 63), st.floats(1.001, 60))
-def test_what_is_needed_pays_for_what_it_costs(k, cost):
+def test_the_acceptance_needed_breaks_even(k, cost):
     found = acceptance_needed(k, cost)
     assert 0 <= found <= 1
     if cost < k + 1:
@@ -63,31 +63,31 @@ def test_what_is_needed_pays_for_what_it_costs(k, cost):
     assert acceptance_needed(k, cost * 1.01) >= found
 
 
-def test_each_length_whose_decode_was_measured():
+def test_break_evens_has_each_length_whose_decode_was_measured():
     found = break_evens(curve({1: 0.01, 2: 0.019, 3: 0.03, 4: 0.0158}), 0.0)
     assert [b.k for b in found] == [1, 2, 3]
     assert [b.decode for b in found] == pytest.approx([1.9, 3.0, 1.58])
     assert found[0].acceptance == pytest.approx(0.9)
     assert found[1].acceptance == 1
     assert found[2].acceptance < 0.45
-    assert easiest(found) == found[2]  # the third token goes down a stair
+    assert easiest(found) == found[2]  # a third draft token makes the decode faster
     assert break_evens(curve({1: 0.01, 2: 0.019, 4: 0.02}), 0.0, (1, 2)) == found[:1]
 
 
-def test_the_draft_model_has_its_price():
-    (one,) = break_evens(curve({1: 0.01, 2: 0.015}), 0.003)
-    assert (one.k, one.step) == (1, pytest.approx(0.3))
-    assert one.acceptance == pytest.approx(0.8)
+def test_steps_of_the_draft_model_raise_the_acceptance_needed():
+    (point,) = break_evens(curve({1: 0.01, 2: 0.015}), 0.003)
+    assert (point.k, point.step) == (1, pytest.approx(0.3))
+    assert point.acceptance == pytest.approx(0.8)
 
 
-def test_nothing_is_said_of_what_was_not_measured():
+def test_unmeasured_widths_have_no_break_even():
     assert break_evens(CostCurve(), 0.0) == []
     assert break_evens(curve({1: 0.01}), 0.0) == []
     assert break_evens(curve({1: 0.01, 2: 0.02}, DEFAULT.min_samples - 1), 0.0) == []
     assert easiest([]) is None
 
 
-def test_where_no_draft_can_pay_the_shortest_is_named():
+def test_where_no_draft_can_pay_the_shortest_is_returned():
     found = easiest(break_evens(curve({1: 0.01, 2: 0.025, 3: 0.04}), 0.0))
     assert found is not None
     assert (found.k, found.acceptance) == (1, 1.0)

@@ -1,4 +1,4 @@
-"""The choice against the same rule written without any shortcut: the row copied, all of it sorted."""
+"""The sampler compared with the same rule written without shortcuts: the whole row is copied and sorted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
 from specllama.core.sampling.top_k import best_first, top_ids
 from specllama.testing import TableMask
 
-SIZES = (1, 40, 700, 4159, 4160, 5190, 9001)  # below and above the size from which on blocks are looked at
+SIZES = (1, 40, 700, 4159, 4160, 5190, 9001)  # below and above the size from which top_ids uses blocks
 
 
 def made_row(n: int, seed: int, steps: int, n_possible: int | None) -> np.ndarray:
-    """Logits; steps: values a unit, for ties (0: none). n_possible: all but about so many are impossible."""
+    """Logits. steps: rounded to 1 / steps for ties (0: not). n_possible: about this many are finite."""
     rng = np.random.default_rng(seed)
     row = (rng.standard_normal(n) * 2.5).astype(np.float32)
     if steps:
@@ -69,7 +69,7 @@ def by_sorting(
 def sample(
     row: np.ndarray, params: SamplingParams, seed: int, position: int, legal: np.ndarray | None
 ) -> int:
-    """Top-k, top-p, min-p, then the noisy maximum of what is legal."""
+    """Top-k, top-p, min-p, then Gumbel-max over the legal tokens."""
     order = np.lexsort((np.arange(len(row)), -row))
     order = order[row[order] > -np.inf]
     if params.greedy:
@@ -114,12 +114,12 @@ n_legal = st.sampled_from([None, 0, 3, 300, 5000])
 
 @settings(max_examples=250, deadline=None)
 @given(rows, params_strategy, st.integers(0, 2**64 - 1), st.integers(0, 12), st.integers(0, 12), n_legal)
-def test_the_choice_is_the_rule_without_shortcuts(row, params, seed, n_history, n_ahead, n_legal):
+def test_the_choice_is_that_of_the_rule_without_shortcuts(row, params, seed, n_history, n_ahead, n_legal):
     rng = np.random.default_rng(seed)
     n = len(row)
     history = [int(t) for t in rng.integers(0, min(n, 9), n_history)]
     ahead = [int(t) for t in rng.integers(0, min(n, 9), n_ahead)]
-    forbidden = [] if row.max() == row[min(3, n - 1)] else [3]  # something is left
+    forbidden = [] if row.max() == row[min(3, n - 1)] else [3]  # at least one token is left
     legal, mask = None, None
     if n_legal is not None:
         legal = rng.random(n) < n_legal / n
@@ -145,10 +145,10 @@ def test_the_choice_is_the_rule_without_shortcuts(row, params, seed, n_history, 
     st.booleans(),
     st.booleans(),
 )
-def test_what_is_forbidden_is_as_if_it_could_not_be(row, params, places, margin, broken):
-    """Choice and margin, wherever among the best it stands. broken: it is no number."""
+def test_a_forbidden_token_is_like_an_impossible_one(row, params, ranks, margin, broken):
+    """Choice and margin, whatever the ranks of the forbidden tokens. broken: one of them has a NaN."""
     params = replace(params, logit_bias={}, repeat_penalty=1.0, presence_penalty=0, frequency_penalty=0)
-    forbidden = [int(i) for i in (-row).argsort(kind="stable")[[p % len(row) for p in sorted(places)]]]
+    forbidden = [int(i) for i in (-row).argsort(kind="stable")[[p % len(row) for p in sorted(ranks)]]]
     without = row.copy()
     without[forbidden] = -np.inf
     if not np.isfinite(without.max()):
@@ -177,23 +177,23 @@ def test_top_ids_are_the_first_of_a_full_sort(row, k):
 @given(
     st.sampled_from(SIZES), st.sets(st.integers(0, 9000), min_size=1, max_size=50), st.sampled_from([1, 40])
 )
-def test_what_is_no_number_is_found_wherever_it_stands(n, places, k):
+def test_nan_is_detected_at_any_position(n, ranks, k):
     row = made_row(n, 1, 0, None)
-    row[[p % n for p in places]] = np.nan
-    assert set(top_ids(row, min(k, n)).tolist()) == {p % n for p in places}
+    row[[p % n for p in ranks]] = np.nan
+    assert set(top_ids(row, min(k, n)).tolist()) == {p % n for p in ranks}
     for temperature in (0, 0.8):
         with pytest.raises(DecodeError, match="not finite"):
             KeyedSampler(SamplingParams(temperature=temperature, top_k=k), 1, n).choose(row, [])
 
 
-def test_a_row_of_one_value_is_chosen_from_by_id():
+def test_among_equal_logits_the_lowest_ids_come_first():
     row = np.zeros(128_256, np.float32)
     assert top_ids(row, 40).tolist() == list(range(40))
     assert KeyedSampler(SamplingParams(top_k=1), 1, len(row)).choose(row, []).token == 0
 
 
-def test_the_row_is_put_back_whatever_happens():
-    class Tired(TableMask):
+def test_the_row_is_restored_after_errors():
+    class Failing(TableMask):
         def allows(self, token: int, ahead: Sequence[int] = ()) -> bool:  # noqa: ARG002
             raise MaskError("too many items")
 
@@ -208,5 +208,5 @@ def test_the_row_is_put_back_whatever_happens():
     row[7] = 1.0
     before = row.tobytes()
     with pytest.raises(MaskError):
-        sampler.choose(row, [1, 3, 3, 7, 8], mask=Tired(100, lambda _: {1}))
+        sampler.choose(row, [1, 3, 3, 7, 8], mask=Failing(100, lambda _: {1}))
     assert row.tobytes() == before

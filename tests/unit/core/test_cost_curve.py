@@ -1,4 +1,4 @@
-"""The cost curve: one estimate per width, cautious where nothing was measured, robust against the clock."""
+"""The cost curve: one estimate per width, cautious for unmeasured widths, robust against disturbed times."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ STAIR = {1: 0.010, 2: 0.0175, 3: 0.024, 4: 0.0158, 5: 0.024, 8: 0.028, 16: 0.042
 
 
 def measured(points: dict[int, float], times: int = DEFAULT.min_samples) -> CostCurve:
-    found = CostCurve()
+    curve = CostCurve()
     for n, seconds in points.items():
         for _ in range(times):
-            found.observe(n, seconds)
-    return found
+            curve.observe(n, seconds)
+    return curve
 
 
-def test_nothing_measured_is_nothing_known():
+def test_an_empty_curve_knows_no_times():
     curve = CostCurve()
     assert not curve.known
     assert curve.predict(5) == 0
     assert curve.unmeasured([1, 2, 4]) == [1, 2, 4]
 
 
-def test_each_width_is_as_measured_stairs_too():
+def test_measured_widths_are_predicted_as_measured():
     curve = measured(STAIR)
     for n, seconds in STAIR.items():
         assert curve.predict(n) == pytest.approx(seconds)
     assert curve.unmeasured([1, 4, 6, 16]) == [6]
 
 
-def test_between_measured_widths_it_is_straight():
+def test_times_between_measured_widths_are_interpolated():
     curve = measured(STAIR)
     assert curve.predict(6) == pytest.approx(0.024 + (0.028 - 0.024) / 3)
     assert curve.predict(12) == pytest.approx(0.035)
 
 
-def test_beyond_the_measured_widths_it_follows_the_shape_from_the_nearest():
+def test_wider_decodes_follow_the_prior_from_the_widest_measured():
     curve = measured({1: 0.01})
     assert curve.predict(8) == pytest.approx(0.01 * decode_prior(8))
     curve = measured({1: 0.01, 8: 0.012})
@@ -51,18 +51,18 @@ def test_beyond_the_measured_widths_it_follows_the_shape_from_the_nearest():
     assert curve.predict(2 * DEFAULT.max_rows) == pytest.approx(2 * curve.predict(DEFAULT.max_rows))
 
 
-def test_more_rows_never_take_less_than_one():
+def test_several_rows_are_never_predicted_faster_than_one():
     assert measured({1: 0.01, 2: 0.005}).predict(2) == pytest.approx(0.01)
 
 
-def test_caution_concerns_widths_that_were_never_measured():
+def test_the_upper_bound_is_higher_for_unmeasured_widths():
     curve = measured({1: 0.01, 8: 0.02})
     assert curve.upper_bound(8) == curve.predict(8)
     assert curve.upper_bound(2) == pytest.approx(1.5 * curve.predict(2))
     assert curve.upper_bound(30) > curve.predict(30)
 
 
-def test_the_first_times_of_a_width_pay_for_what_is_prepared_once():
+def test_the_shortest_of_the_first_times_counts():
     curve = CostCurve()
     for seconds in (0.9, 0.011, 0.010):
         curve.observe(1, seconds)
@@ -70,7 +70,7 @@ def test_the_first_times_of_a_width_pay_for_what_is_prepared_once():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_tenth_of_the_times_twice_as_long_moves_it_little(seed):
+def test_one_time_in_ten_twice_as_long_has_little_effect(seed):
     rng, curve = random.Random(seed), measured(STAIR)
     for _ in range(400):
         n = rng.choice([1, 1, 4, 5])
@@ -80,17 +80,17 @@ def test_a_tenth_of_the_times_twice_as_long_moves_it_little(seed):
     assert curve.predict(4) / curve.predict(1) == pytest.approx(1.58, rel=0.2)
 
 
-def test_a_machine_that_slows_down_slows_all_widths():
+def test_a_slower_machine_raises_the_times_of_all_widths():
     curve = measured(STAIR)
     for i in range(60):
         n = (1, 4)[i % 2]
         curve.observe(n, 2 * STAIR[n], plain=n == 1)
-    for n in STAIR:  # those that were not measured again too
+    for n in STAIR:  # also those not measured restored
         assert curve.predict(n) == pytest.approx(2 * STAIR[n], rel=0.1)
     assert curve.scale == pytest.approx(2, rel=0.1)
 
 
-def test_a_changed_scale_wants_plain_rounds_and_not_for_ever():
+def test_a_changed_scale_requires_some_plain_rounds():
     curve = measured(STAIR)
     assert not curve.scale_uncertain
     for _ in range(4):
@@ -102,24 +102,24 @@ def test_a_changed_scale_wants_plain_rounds_and_not_for_ever():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_times_that_scatter_are_no_change_of_the_machine(seed):
-    """Rounds that scatter by 4 %, widths whose times were others by 6 %: hardly ever is a plain round wanted
-    for that; for a machine that takes half as long again it is, within six rounds.
+def test_scattered_times_rarely_require_plain_rounds(seed):
+    """Times that scatter by 4 %, of widths that have changed by 6 %, hardly ever require a plain round;
+    a machine that becomes 1.5 times slower does, within six rounds.
     """
     rng, curve = random.Random(seed), measured(STAIR)
     true = {n: seconds * math.exp(rng.gauss(0, 0.06)) for n, seconds in STAIR.items()} | {1: STAIR[1]}
-    wanted = 0
+    n_plain = 0
     for _ in range(300):
         n = 1 if curve.scale_uncertain else rng.choice([n for n in STAIR if n > 1])
-        wanted += n == 1
+        n_plain += n == 1
         curve.observe(n, true[n] * math.exp(rng.gauss(0, 0.04)), plain=n == 1)
-    assert wanted < 6
+    assert n_plain < 6
     for _ in range(6):
         curve.observe(4, 1.5 * true[4])
     assert curve.scale_uncertain
 
 
-def test_a_hung_round_is_an_outlier():
+def test_a_very_long_round_is_an_outlier():
     curve = measured(STAIR)
     curve.observe(4, 60.0)
     assert curve.predict(4) < 1.1 * STAIR[4]
@@ -139,38 +139,38 @@ def test_impossible_widths_are_ignored(n):
     assert not curve.known
 
 
-def test_it_is_stored_with_its_scale():
+def test_stored_times_include_the_scale():
     curve = measured(STAIR)
     for _ in range(40):
         curve.observe(1, 0.02, plain=True)
-    again = CostCurve.from_dict(curve.to_dict())
-    assert again.scale == 1
+    restored = CostCurve.from_dict(curve.to_dict())
+    assert restored.scale == 1
     for n in range(1, 20):
-        assert again.predict(n) == pytest.approx(curve.predict(n))
-    assert again.unmeasured(STAIR) == []
+        assert restored.predict(n) == pytest.approx(curve.predict(n))
+    assert restored.unmeasured(STAIR) == []
 
 
-# What was measured at another time
+# Stored curves and curves of another context length
 
 
 def stored(points: dict[int, float], times: int = DEFAULT.min_samples) -> CostCurve:
     return CostCurve.from_dict(measured(points, times).to_dict())
 
 
-def test_the_first_plain_round_says_how_fast_the_machine_is_now():
+def test_the_first_plain_rounds_set_the_scale_of_a_stored_curve():
     curve = stored(STAIR)
     assert curve.scale_uncertain
     curve.observe(1, 3 * STAIR[1], plain=True)
     assert not curve.scale_uncertain
     for n in STAIR:
         assert curve.predict(n) == pytest.approx(3 * STAIR[n])
-    curve.observe(4, STAIR[4])  # the plain round was disturbed, as the next one shows
+    curve.observe(4, STAIR[4])  # so the plain round was disturbed
     curve.observe(1, STAIR[1], plain=True)
     for n in STAIR:
         assert curve.predict(n) == pytest.approx(STAIR[n], rel=0.01)
 
 
-def test_a_stored_width_that_is_far_off_is_learnt_anew():
+def test_a_stored_width_that_is_far_off_is_measured_again():
     curve = stored(STAIR)
     curve.observe(1, STAIR[1], plain=True)
     assert not curve.is_reliable(4)
@@ -180,10 +180,10 @@ def test_a_stored_width_that_is_far_off_is_learnt_anew():
     for _ in range(DEFAULT.min_samples):
         curve.observe(4, 5 * STAIR[4])
     assert curve.is_reliable(4)
-    assert curve.predict(16) == pytest.approx(STAIR[16])  # the others stay
+    assert curve.predict(16) == pytest.approx(STAIR[16])  # other widths keep their times
 
 
-def test_a_stored_width_that_is_about_right_is_believed_and_adapts():
+def test_a_stored_width_that_is_about_right_is_kept_and_adapted():
     curve = stored(STAIR, 500)
     curve.observe(1, STAIR[1], plain=True)
     for _ in range(30):
@@ -194,7 +194,7 @@ def test_a_stored_width_that_is_about_right_is_believed_and_adapts():
     assert curve.predict(4) == pytest.approx(1.2 * STAIR[4], rel=0.05)
 
 
-def test_a_width_that_was_stored_half_measured_is_measured_anew():
+def test_a_stored_width_with_too_few_samples_is_measured_again():
     curve = stored({1: 0.01, 4: 0.001}, 1)
     curve.observe(1, 0.01, plain=True)
     for _ in range(DEFAULT.min_samples):
@@ -202,7 +202,7 @@ def test_a_width_that_was_stored_half_measured_is_measured_anew():
     assert curve.predict(4) == pytest.approx(0.02)
 
 
-def test_another_context_length_begins_with_what_is_known_and_measures_all():
+def test_a_prior_from_another_context_length_is_replaced_by_measurements():
     near = measured(STAIR)
     for _ in range(60):
         near.observe(1, 2 * STAIR[1], plain=True)
@@ -217,13 +217,13 @@ def test_another_context_length_begins_with_what_is_known_and_measures_all():
     curve.observe(1, 0.03, plain=True)
     assert curve.predict(4) == pytest.approx(3 * STAIR[4], rel=0.01)
     curve.observe(4, 0.08)
-    assert curve.predict(4) == pytest.approx(0.08)  # the first time of its own counts
+    assert curve.predict(4) == pytest.approx(0.08)  # its own first time counts
     assert [n for n, _, _ in curve.to_dict()["widths"]] == [1, 4]
     assert near.predict(4) == pytest.approx(2 * STAIR[4], rel=0.01)
 
 
-def test_what_was_measured_anew_is_not_dubious_in_a_later_run():
-    """Two rows can take longer than two single ones: kernels with tiles compute whole ones."""
+def test_a_confirmed_implausible_time_is_accepted_in_later_processes():
+    """Two rows can take longer than two single ones: tiled kernels always compute whole tiles."""
     curve = stored({1: 0.01, 2: 0.027, 4: 0.03})
     curve = CostCurve.from_dict(curve.to_dict())
     assert curve.unmeasured([1, 2, 4]) == [2]
@@ -233,18 +233,18 @@ def test_what_was_measured_anew_is_not_dubious_in_a_later_run():
         assert curve.unmeasured([1, 2, 4]) == [2]
         curve.observe(2, 0.026)
     assert curve.unmeasured([1, 2, 4]) == []
-    again = CostCurve.from_dict(curve.to_dict())
-    assert again.unmeasured([1, 2, 4]) == []
-    assert again.predict(2) == pytest.approx(0.026)
+    restored = CostCurve.from_dict(curve.to_dict())
+    assert restored.unmeasured([1, 2, 4]) == []
+    assert restored.predict(2) == pytest.approx(0.026)
 
 
 @pytest.mark.parametrize("anew", [None, 3, "2", [True], [0], [1e9], [[2]], {"2": 1}])
-def test_nonsense_about_what_was_measured_anew(anew):
+def test_invalid_stored_confirmations_are_ignored(anew):
     data = {"widths": [[1, 0.01, 4], [2, 0.027, 4]], "anew": anew}
     assert CostCurve.from_dict(data).unmeasured([1, 2]) == [2]
 
 
-def test_what_is_doubted_is_measured_anew_where_it_is_of_another_time():
+def test_remeasure_if_stored_forgets_only_stored_widths():
     curve = stored({1: 0.01, 2: 0.025, 4: 0.03})
     curve.observe(1, 0.01, plain=True)
     for n in (1, 2):
@@ -261,13 +261,13 @@ def test_what_is_doubted_is_measured_anew_where_it_is_of_another_time():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 16]), st.floats(1e-4, 1.0)), max_size=30))
-def test_a_curve_from_another_time_stays_sound(times):
+def test_a_stored_curve_stays_valid_whatever_is_observed(times):
     for curve in (stored(STAIR), measured(STAIR).as_prior()):
         for n, seconds in times:
             curve.observe(n, seconds, plain=n == 1)
         assert all(0 < curve.predict(n) < 1e4 for n in (1, 2, 3, 4, 16, 64))
-        again = CostCurve.from_dict(curve.to_dict())
-        assert again.measured == curve.measured
+        restored = CostCurve.from_dict(curve.to_dict())
+        assert restored.measured == curve.measured
 
 
 json = st.recursive(
@@ -281,22 +281,22 @@ ROUNDS = st.tuples(st.sampled_from([1, 2, 3, 5, 8, 16, 64]), st.floats(0.5, 3.0)
 
 
 @given(st.lists(ROUNDS, min_size=1, max_size=40), st.booleans())
-def test_what_was_asked_before_changes_no_prediction(rounds, stored):
-    """Predictions are kept from round to round, and are those of a curve that is asked for the first time."""
-    asked, silent = CostCurve(), CostCurve()
+def test_predictions_do_not_depend_on_earlier_predictions(rounds, stored):
+    """Cached predictions are those of a curve that predicts for the first time."""
+    used, unused = CostCurve(), CostCurve()
     if stored:
         data = {"widths": [[1, 0.01, 4], [4, 0.02, 4], [16, 0.05, 4]], "anew": []}
-        asked, silent = CostCurve.from_dict(data), CostCurve.from_dict(data)
+        used, unused = CostCurve.from_dict(data), CostCurve.from_dict(data)
     for n, factor, plain in rounds:
-        for curve in (asked, silent):
+        for curve in (used, unused):
             curve.observe(n, factor * 0.01 * decode_prior(n), plain and n == 1)
-        found = [asked.predict(m) for m in range(1, DEFAULT.max_rows + 3)]
-        assert [asked.scale * seconds for seconds in asked.table()][1:] == found[: DEFAULT.max_rows]
-    assert found == [silent.predict(m) for m in range(1, DEFAULT.max_rows + 3)]
+        predicted = [used.predict(m) for m in range(1, DEFAULT.max_rows + 3)]
+        assert [used.scale * seconds for seconds in used.table()][1:] == predicted[: DEFAULT.max_rows]
+    assert predicted == [unused.predict(m) for m in range(1, DEFAULT.max_rows + 3)]
 
 
 @given(json)
-def test_garbage_gives_an_empty_or_a_sound_curve(data):
+def test_invalid_stored_data_gives_an_empty_or_valid_curve(data):
     curve = CostCurve.from_dict(data)
     assert all(math.isfinite(curve.predict(n)) and curve.predict(n) >= 0 for n in (1, 2, 64))
 
@@ -304,11 +304,11 @@ def test_garbage_gives_an_empty_or_a_sound_curve(data):
 @pytest.mark.parametrize(
     "item", [[0, 1.0, 3], [1, -1.0, 3], [1, 1.0, 0], [1.5, 1.0, 3], [1, "1", 3], [65, 1.0, 3], [1, 1.0], True]
 )
-def test_one_impossible_width_spoils_the_store(item):
+def test_one_invalid_width_invalidates_the_stored_curve(item):
     assert not CostCurve.from_dict({"widths": [[1, 0.01, 3], item]}).known
 
 
-def test_steps_of_the_draft_model_count_the_ids_that_they_evaluate():
+def test_step_costs_depend_on_the_number_of_ids():
     steps = StepCosts()
     assert 0 < steps.predict(1, 1.0) < steps.predict(4, 1.0) < 1
     steps.observe(1, 0.01)

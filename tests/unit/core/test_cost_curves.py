@@ -1,4 +1,4 @@
-"""Cost curves by context length: each range has its own, a new one begins as the nearest known."""
+"""Cost curves by context length: each range has its own, a new one starts as the nearest measured one."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def fill(curves: CostCurves, n_ids: int, points: dict[int, float]) -> None:
             curves.at(n_ids).observe(n, seconds, plain=n == 1)
 
 
-def test_a_curve_holds_for_a_range_of_lengths():
+def test_a_curve_applies_to_a_range_of_lengths():
     curves = CostCurves()
     assert curves.at(0) is curves.at(4095)
     assert curves.at(4096) is curves.at(16383)
     assert len({id(curves.at(n)) for n in (0, 4096, 16384, 65536, 10**7)}) == len(DEFAULT.context_buckets)
 
 
-def test_a_new_range_begins_as_the_nearest_measured_one():
+def test_a_new_range_starts_as_the_nearest_measured_one():
     curves = CostCurves()
     fill(curves, 10, {1: 0.01, 4: 0.02})
     fill(curves, 70_000, {1: 0.1, 4: 0.3})
     curves.at(20_000)
-    assert curves.at(20_000).predict(4) == pytest.approx(0.3)  # next to the one from 65536 on
-    assert curves.at(5_000).predict(4) == pytest.approx(0.02)  # next to the first; one without times is none
+    assert curves.at(20_000).predict(4) == pytest.approx(0.3)  # the nearest is the one from 65536
+    assert curves.at(5_000).predict(4) == pytest.approx(0.02)  # the nearest measured is the first
     assert not curves.at(20_000).measured
 
 
 def test_a_new_range_adapts_at_once():
-    """Attention makes wide decodes dearer: the plain round sets the scale, the first wide one its width."""
+    """Attention raises the cost of wide decodes: a plain round sets the scale, a wide one its width."""
     curves = CostCurves()
     fill(curves, 0, {1: 0.01, 4: 0.015})
     long = curves.at(5000)
@@ -53,28 +53,28 @@ def test_a_new_range_adapts_at_once():
     assert curves.at(0).predict(4) == pytest.approx(0.015)
 
 
-def test_they_are_stored_apart():
+def test_curves_are_stored_by_range():
     curves = CostCurves()
     fill(curves, 0, {1: 0.01, 4: 0.02})
     fill(curves, 5000, {1: 0.02})
     curves.at(20_000)
     data = json.loads(json.dumps(curves.to_dict()))
     assert list(data) == ["0", "4096"]
-    again = CostCurves.from_dict(data)
-    assert again.at(0).predict(4) == pytest.approx(0.02)
-    assert again.at(5000).predict(1) == pytest.approx(0.02)
-    assert again.at(20_000).predict(1) == pytest.approx(0.02)  # a prior
+    restored = CostCurves.from_dict(data)
+    assert restored.at(0).predict(4) == pytest.approx(0.02)
+    assert restored.at(5000).predict(1) == pytest.approx(0.02)
+    assert restored.at(20_000).predict(1) == pytest.approx(0.02)  # a prior
 
 
-def test_only_what_was_used_is_told_apart():
+def test_used_curves_can_be_selected():
     curves = CostCurves()
     fill(curves, 0, {1: 0.01})
     fill(curves, 5000, {1: 0.02})
-    again = CostCurves.from_dict(curves.to_dict())
-    assert again.to_dict(used=True) == {}
-    again.at(4096)
-    assert list(again.to_dict(used=True)) == ["4096"]
-    assert list(again.to_dict()) == ["0", "4096"]
+    restored = CostCurves.from_dict(curves.to_dict())
+    assert restored.to_dict(used=True) == {}
+    restored.at(4096)
+    assert list(restored.to_dict(used=True)) == ["4096"]
+    assert list(restored.to_dict()) == ["0", "4096"]
 
 
 anything = st.recursive(
@@ -89,15 +89,15 @@ anything = st.recursive(
 
 @settings(deadline=None)
 @given(anything)
-def test_garbage_gives_sound_curves(data):
+def test_invalid_stored_data_gives_valid_curves(data):
     curves = CostCurves.from_dict(data)
     for n_ids in (0, 5000, 10**6):
         assert all(math.isfinite(curves.at(n_ids).predict(n)) for n in (1, 2, 64))
     json.dumps(curves.to_dict(), allow_nan=False)
 
 
-def test_a_planner_goes_over_to_the_curve_of_a_longer_context():
-    """Rows cost nothing in a short context and what tokens cost in a long one; drafts are always right."""
+def test_a_planner_switches_to_the_curve_of_a_longer_context():
+    """Rows are nearly free in a short context and cost as much as decodes in a long one; drafts are right."""
     curves, now = CostCurves(), [0.0]
     fill(curves, 0, {n: 0.01 * (1 + 0.02 * n) for n in (1, 2, 4, 8, 16)})
     copies = ScriptedDrafter(lambda history, draft: 5, "copy", 0.97)  # noqa: ARG005

@@ -1,4 +1,4 @@
-"""A draft model that fails while it is used: the text is the plain one, and nothing asks it again."""
+"""A draft model that fails while it is used: the output is that of plain decoding, and it is removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.core.test_engine_table import END, N_VOCAB, check_invariant, pla
 
 
 class Clock:
-    """Seconds as they are spent."""
+    """Seconds that pass in decodes."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,15 +50,15 @@ class Timed(TableContext):
 
 
 class Failing(Timed):
-    """Fails from the n-th decode on; where `lost` says so the failing ones have written to the cache."""
+    """Fails after n decodes. lost: the failing decode has written to the cache."""
 
     def __init__(self, clock: Clock, n: int, lost: bool = False, **how: object) -> None:
         super().__init__(clock, 0.01, 0.001, **how)
-        self.n_good, self.lost, self.n_asked, self.n_failed = n, lost, 0, 0
+        self.n_working, self.lost, self.n_decodes, self.n_failed = n, lost, 0, 0
 
     def decode(self, batch: Sequence[BatchRow]) -> np.ndarray:
-        self.n_asked += 1
-        if self.n_asked <= self.n_good:
+        self.n_decodes += 1
+        if self.n_decodes <= self.n_working:
             return super().decode(batch)
         self.n_failed += 1
         if self.lost:
@@ -74,8 +74,8 @@ def known(seconds: Callable[[int], float]) -> CostCurve:
     return found
 
 
-class World:
-    """An engine with a draft model that agrees mostly, and fails."""
+class Setup:
+    """An engine with a draft model that mostly agrees with the target, and fails."""
 
     def __init__(
         self, kind: str, n: int, n_slots: int, lost: bool = False, exact_draft: bool = False
@@ -98,50 +98,50 @@ class World:
         self.engine = Engine(self.target, self.policy, end_ids={END}, clock=clock)
 
 
-KINDS = ["fixed", "model", "planner", "planner, nothing known"]
+KINDS = ["fixed", "model", "planner", "planner, unmeasured"]
 prompts = st.lists(st.integers(4, N_VOCAB - 1), min_size=1, max_size=90)
 work = st.lists(st.tuples(prompts, st.sampled_from([0, 0.8]), st.integers(0, 99)), min_size=1, max_size=5)
 
 
 @settings(max_examples=120, deadline=None)
 @given(work, st.sampled_from(KINDS), st.integers(0, 60), st.sampled_from([1, 3]), st.booleans())
-def test_the_text_is_plain_and_the_failed_model_is_left_alone(work, kind, n, n_slots, lost):
-    world = World(kind, n, n_slots, lost)
+def test_the_output_is_plain_and_the_failed_model_is_not_used_again(work, kind, n, n_slots, lost):
+    setup = Setup(kind, n, n_slots, lost)
     requests = [
         Request(prompt, SamplingParams(temperature=t, max_tokens=40, ignore_eos=True), seed)
         for prompt, t, seed in work
     ]
-    got = run(world.engine, *requests)
+    got = run(setup.engine, *requests)
     for request, g in zip(requests, got, strict=True):
         assert g.output == plain(request, 4096).output
         assert g.stats.n_accept <= g.stats.n_drafted == sum(g.stats.drafted_by.values())
         assert g.stats.n_discarded >= 0
-    failed = world.draft.n_failed > 0
-    assert world.draft.n_failed == failed
-    assert world.engine.draft_failed == failed
-    said = ["the draft model failed (llama_decode answered -3: device lost); going on without it"]
-    assert world.engine.notices == (said if failed else [])
-    assert any(d.name == "model" for d in world.policy.drafters) != failed
-    check_planner(world.policy)
-    # The next requests too: one that begins alike, and one that repeats itself.
-    asked = world.draft.n_asked
+    failed = setup.draft.n_failed > 0
+    assert setup.draft.n_failed == failed
+    assert setup.engine.draft_failed == failed
+    notices = ["the draft model failed (llama_decode answered -3: device lost); continuing without it"]
+    assert setup.engine.notices == (notices if failed else [])
+    assert any(d.name == "model" for d in setup.policy.drafters) != failed
+    check_planner(setup.policy)
+    # Later requests too: one with the same prompt, and one that repeats itself.
+    n_before = setup.draft.n_decodes
     for prompt in (requests[0].prompt, [5, 6, 7, 8, 9] * 6):
         again = Request(prompt, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), 1)
-        (g,) = run(world.engine, again)
+        (g,) = run(setup.engine, again)
         assert g.output == plain(again, 4096).output
     if failed:
-        assert world.draft.n_asked == asked
-        assert len(world.engine.notices) == 1
-    check_planner(world.policy)
+        assert setup.draft.n_decodes == n_before
+        assert len(setup.engine.notices) == 1
+    check_planner(setup.policy)
 
 
 def silent(name: str) -> ScriptedDrafter:
-    """A drafter of this name that has nothing to propose."""
+    """A drafter of this name without any proposals."""
     return ScriptedDrafter(lambda history, draft: None, name)  # noqa: ARG005
 
 
 def check_planner(policy: Policy) -> None:
-    """Its books are in order, and can be stored."""
+    """The planner's state is valid and can be stored."""
     if not isinstance(policy, Planner):
         return
     assert isfinite(policy.budget.credit)
@@ -154,66 +154,66 @@ def check_planner(policy: Policy) -> None:
     widths, kept = steps["widths"], restored.pop("steps")["widths"]
     low, high = DEFAULT.stored_credit
     assert restored == data | {"credit": max(low, min(high, policy.budget.credit))}
-    assert [width[:2] for width in kept] == [width[:2] for width in widths]  # the counts are cut
+    assert [width[:2] for width in kept] == [width[:2] for width in widths]  # counts are limited
 
 
 @pytest.mark.parametrize("kind", ["fixed", "planner"])
 @pytest.mark.parametrize("n_slots", [1, 3])
-def test_it_fails_in_the_middle_of_a_draft(kind, n_slots):
-    """Tokens were drafted in that round, and were accepted in the rounds before."""
+def test_a_failure_in_the_middle_of_a_draft(kind, n_slots):
+    """Tokens were drafted in that round, and accepted in earlier rounds."""
     params = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
     requests = [Request([5 + i, 6, 7], params, 1) for i in range(n_slots)]
     for n in range(8, 20):
-        world = World(kind, n, n_slots, exact_draft=True)
-        got = run(world.engine, *requests)
-        assert world.draft.n_failed == 1
-        assert world.draft.n_asked == n + 1
+        setup = Setup(kind, n, n_slots, exact_draft=True)
+        got = run(setup.engine, *requests)
+        assert setup.draft.n_failed == 1
+        assert setup.draft.n_decodes == n + 1
         for request, g in zip(requests, got, strict=True):
             assert g.output == plain(request, 4096).output
         assert sum(g.stats.drafted_by["model"] for g in got) > 0
 
 
-def test_without_the_model_copies_go_on():
-    """The text repeats itself: each of 4 ids again and again."""
+def test_copies_continue_without_the_model():
+    """The text repeats the same 4 ids."""
 
     def rows(ids: Sequence[int]) -> np.ndarray:
         return np.eye(N_VOCAB, dtype=np.float32)[8 + len(ids) % 4] * 9
 
     for kind in ("fixed", "planner"):
-        world = World(kind, 0, 1)
-        world.target.rows = rows
+        setup = Setup(kind, 0, 1)
+        setup.target.rows = rows
         params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
-        (g,) = run(world.engine, Request([5, 6, 7], params, 1))
-        assert world.draft.n_failed == 1, kind
+        (g,) = run(setup.engine, Request([5, 6, 7], params, 1))
+        assert setup.draft.n_failed == 1, kind
         assert g.output == [8 + (3 + i) % 4 for i in range(120)]
         assert g.stats.drafted_by["copy"] > 80
         assert g.stats.rounds < 60
 
 
-def test_what_the_failed_look_cost_is_booked_and_not_taken_for_a_look():
-    """The gains of looks outlast the model: the next one of this pair is no worse for it."""
-    world = World("planner", 4, 1, exact_draft=True)
-    policy = world.policy
+def test_a_failed_draft_costs_credit_but_does_not_change_the_gains():
+    """The stored gains of the pair are not affected by a failure."""
+    setup = Setup("planner", 4, 1, exact_draft=True)
+    policy = setup.policy
     assert isinstance(policy, Planner)
-    engine = world.engine
+    engine = setup.engine
     engine.submit(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), 1))
     gains: list[float | None] = []
     while not engine.draft_failed:
         gains, credit = list(policy.learnt.gain.gains), policy.budget.credit
         engine.step()
         check_invariant(engine)
-    assert world.draft.n_asked == 5
+    assert setup.draft.n_decodes == 5
     assert policy.learnt.gain.gains == gains
     assert policy.budget.credit < credit
 
 
-def test_logits_that_are_no_numbers_are_a_failure_too():
+def test_logits_that_are_not_finite_are_a_failure():
     for kind in ("fixed", "planner"):
-        world = World(kind, 10**9, 1)
-        world.draft.rows = lambda _ids: np.full(N_VOCAB, np.nan, np.float32)
+        setup = Setup(kind, 10**9, 1)
+        setup.draft.rows = lambda _ids: np.full(N_VOCAB, np.nan, np.float32)
         request = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 1)
-        (g,) = run(world.engine, request)
+        (g,) = run(setup.engine, request)
         assert g.output == plain(request, 4096).output
-        assert len(world.engine.notices) == 1
-        assert "not finite" in world.engine.notices[0]
-        assert world.draft.n_asked == 1
+        assert len(setup.engine.notices) == 1
+        assert "not finite" in setup.engine.notices[0]
+        assert setup.draft.n_decodes == 1

@@ -1,4 +1,4 @@
-"""Property tests of the engine over table models: whatever is drafted, the output is the plain one."""
+"""Property tests of the engine over table models: with any drafts, the output is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter
-from specllama.drafters.ring import RequestHistory as Remembered
+from specllama.drafters.ring import RequestHistory
 from specllama.errors import ContextLengthError
 from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
 
@@ -48,7 +48,7 @@ def check_invariant(engine: Engine) -> None:
             for seq, state in drafter.states.items():
                 assert drafter.context.cells[seq] == drafter.cells[seq]
                 skipped = drafter.skipped[seq]
-                assert drafter.cells[seq][: state.good] == state.history[skipped:][: state.good]
+                assert drafter.cells[seq][: state.n_valid] == state.history[skipped:][: state.n_valid]
 
 
 def run(engine: Engine, *requests: Request) -> list[Generation]:
@@ -67,7 +67,7 @@ def plain(request: Request, n_ctx: int = 256) -> Generation:
 
 
 def noisy_draft(seed: int):
-    """A draft model that agrees with the target often, not always."""
+    """A draft model that agrees with the target often, but not always."""
     return lambda ids: table_row(ids, N_VOCAB) + table_row(ids, N_VOCAB, seed) * 0.5
 
 
@@ -93,9 +93,11 @@ prompt_strategy = st.lists(st.integers(4, N_VOCAB - 1), min_size=1, max_size=20)
     st.integers(1, 16),
     st.sampled_from(MEMORIES),
     st.sampled_from(["full", "checkpoint"]),
-    st.sampled_from(["model", "copy", "both", "adaptive", "liar"]),
+    st.sampled_from(["model", "copy", "both", "adaptive", "wrong"]),
 )
-def test_output_with_any_drafter_is_output_without(prompt, params, seed, n_max, memory, draft_memory, kind):
+def test_output_with_any_drafter_is_that_of_plain_decoding(
+    prompt, params, seed, n_max, memory, draft_memory, kind
+):
     request = Request(prompt, params, seed)
     expected = plain(request, 96)
     model = ModelDrafter(
@@ -106,7 +108,7 @@ def test_output_with_any_drafter_is_output_without(prompt, params, seed, n_max, 
         "copy": [CopyDrafter()],
         "both": [CopyDrafter(), model],
         "adaptive": [CopyDrafter(), model],
-        "liar": [ScriptedDrafter(lambda h, d: (len(h) * 7 + len(d)) % N_VOCAB)],
+        "wrong": [ScriptedDrafter(lambda h, d: (len(h) * 7 + len(d)) % N_VOCAB)],
     }[kind]
     policy = Planner(drafters, clock()) if kind == "adaptive" else Fixed(drafters, n_max)
     got = run(engine_over(TableContext(N_VOCAB, 96, memory=memory), policy), request)[0]
@@ -123,8 +125,8 @@ def test_output_with_any_drafter_is_output_without(prompt, params, seed, n_max, 
     st.integers(0, 8),
     st.sampled_from([48, 400]),
 )
-def test_together_as_alone(work, n_slots, n_max, n_ctx):
-    """Several sequences over few slots, also where the shared cache is too small for all at once."""
+def test_several_sequences_give_the_same_outputs_as_each_alone(work, n_slots, n_max, n_ctx):
+    """With fewer slots than sequences, and where the shared cache is too small for all at once."""
     requests = [Request(p, q, s) for p, q, s in work]
     expected = [plain(r, n_ctx).output for r in requests]
     draft = TableContext(N_VOCAB, n_ctx, n_slots, rows=noisy_draft(1))
@@ -133,12 +135,12 @@ def test_together_as_alone(work, n_slots, n_max, n_ctx):
     )
     got = run(engine, *requests)
     for g, output in zip(got, expected, strict=True):
-        # Where the pool ran out for good, a generation may end early, but never differ.
+        # Where the context is full, a generation may end early, but never differ.
         assert g.output == output or (g.finish_reason == "context" and output[: len(g.output)] == g.output)
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_target_as_its_own_draft_is_accepted_whole(temperature):
+def test_the_target_as_its_own_draft_model_is_always_accepted(temperature):
     request = Request([5, 6, 7], SamplingParams(temperature=temperature, max_tokens=60, ignore_eos=True), 11)
     drafter = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)
     got = run(engine_over(TableContext(N_VOCAB), Fixed([drafter], 5)), request)[0]
@@ -146,8 +148,8 @@ def test_target_as_its_own_draft_is_accepted_whole(temperature):
     assert got.stats.accept_by_position == [1.0] * 5
 
 
-def test_draft_cache_is_kept_not_evaluated_again():
-    """All draft tokens accepted: two rows to catch up a round, the last drafted and the target's own."""
+def test_the_draft_cache_is_kept_between_rounds():
+    """With all draft tokens accepted, a round evaluates two rows first: the last drafted and the target's."""
     context = TableContext(N_VOCAB)
     request = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=41, ignore_eos=True), 1)
     run(engine_over(TableContext(N_VOCAB), Fixed([ModelDrafter(context, N_VOCAB)], 3)), request)
@@ -155,7 +157,7 @@ def test_draft_cache_is_kept_not_evaluated_again():
     assert context.widths.count(2) <= context.widths.count(1)
 
 
-def test_draft_is_not_asked_before_the_first_token():
+def test_the_draft_model_is_not_used_before_the_first_token():
     context = TableContext(N_VOCAB)
     engine = engine_over(TableContext(N_VOCAB), Fixed([ModelDrafter(context, N_VOCAB)], 3))
     g = engine.submit(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=9), 1))
@@ -164,7 +166,7 @@ def test_draft_is_not_asked_before_the_first_token():
     assert context.widths == []
 
 
-def test_end_token_inside_a_draft_ends_there():
+def test_an_end_token_within_a_draft_ends_the_generation():
     rows = lambda ids: np.eye(N_VOCAB, dtype=np.float32)[END if len(ids) == 6 else 9] * 9  # noqa: E731
     drafter = ScriptedDrafter(lambda h, d: END if len(h) + len(d) == 6 else 9)
     engine = engine_over(TableContext(N_VOCAB, rows=rows), Fixed([drafter], 8))
@@ -173,7 +175,7 @@ def test_end_token_inside_a_draft_ends_there():
     assert (got.finish_reason, got.stats.n_accept) == ("stop", 4)
 
 
-def test_limit_is_exact_and_no_draft_reaches_beyond_it():
+def test_max_tokens_is_exact_and_limits_drafts():
     drafter = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)
     engine = engine_over(TableContext(N_VOCAB), Fixed([drafter], 16))
     got = run(engine, Request([5, 6], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), 1))[0]
@@ -181,14 +183,14 @@ def test_limit_is_exact_and_no_draft_reaches_beyond_it():
     assert got.stats.n_drafted == 4
 
 
-def test_context_full_is_said_and_never_shifted():
+def test_a_full_context_ends_the_generation():
     engine = engine_over(TableContext(N_VOCAB, 20), Fixed([ScriptedDrafter(lambda _h, _d: 9)], 4))
     got = run(engine, Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=-2), 1))[0]
     assert (got.finish_reason, len(got.history)) == ("context", 20)
     assert END not in got.output
 
 
-def test_prompt_that_fills_the_context_is_refused():
+def test_a_prompt_that_fills_the_context_is_rejected():
     with pytest.raises(ContextLengthError, match="20 tokens and the context 20"):
         engine_over(TableContext(N_VOCAB, 20), Fixed([], 0)).submit(Request([5] * 20, SamplingParams(), 1))
 
@@ -222,13 +224,13 @@ def test_prefix_is_reused_from_an_idle_slot():
     assert second.seq_id == first.seq_id
     assert second.stats.n_reused == len(first.history) - 1
     assert target.widths[0] == 4
-    # A short common beginning is shared with the least recently used slot instead; the long cache survives.
+    # A short common prefix is copied to the least recently used slot instead; the long cache survives.
     third = run(engine, Request([*prompt[:20], 9], SamplingParams(temperature=0, max_tokens=2), 1))[0]
     assert third.seq_id != second.seq_id
     assert third.stats.n_reused == 20
 
 
-def test_failed_decode_cancels_and_the_engine_goes_on():
+def test_a_failed_decode_cancels_all_and_the_engine_continues():
     target = TableContext(N_VOCAB)
     engine = engine_over(target, Fixed([], 0))
     g = engine.submit(Request([5, 6], SamplingParams(max_tokens=-2), 1))
@@ -241,8 +243,8 @@ def test_failed_decode_cancels_and_the_engine_goes_on():
     assert run(engine, Request([5, 6], SamplingParams(max_tokens=3), 1))[0].output
 
 
-def test_near_ties_are_decided_alone():
-    """Rows of a batch differ from single ones by less than epsilon: the guard keeps the text."""
+def test_near_ties_are_decided_on_rows_decoded_by_themselves():
+    """Rows of a batch differ from single ones by less than epsilon; the output stays the same."""
 
     class Rounding(TableContext):
         def decode(self, batch):
@@ -251,7 +253,7 @@ def test_near_ties_are_decided_alone():
                 out = out + np.float32(0.01) * np.where(np.arange(N_VOCAB) % 2, 1, -1).astype(np.float32)
             return out
 
-    def rows(ids):  # the two best are 0.001 apart, the even one in front
+    def rows(ids):  # the two best logits are 0.001 apart
         row = table_row(ids, N_VOCAB)
         best = int(row.argmax())
         row[best] += 2
@@ -262,8 +264,8 @@ def test_near_ties_are_decided_alone():
     request = Request([5, 6, 7], params, 3)
     expected = run(engine_over(TableContext(N_VOCAB, rows=rows), Fixed([], 0)), request)[0].output
     drafter = lambda: ModelDrafter(TableContext(N_VOCAB, rows=rows), N_VOCAB)  # noqa: E731
-    loose = run(engine_over(Rounding(N_VOCAB, rows=rows), Fixed([drafter()], 4)), request)[0]
-    assert loose.output != expected
+    unguarded = run(engine_over(Rounding(N_VOCAB, rows=rows), Fixed([drafter()], 4)), request)[0]
+    assert unguarded.output != expected
     engine = Engine(
         Rounding(N_VOCAB, rows=rows),
         Fixed([drafter()], 4),
@@ -277,21 +279,21 @@ def test_near_ties_are_decided_alone():
     assert exact.stats.redecided > 0
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 16, None])
-def test_decodes_with_drafts_are_no_wider_than_rows_are_alike(most):
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 16, None])
+def test_decodes_with_drafts_are_limited_to_max_rows(max_rows):
     target, n_slots = TableContext(N_VOCAB, n_seq_max=2), 2
     drafter = ModelDrafter(TableContext(N_VOCAB, n_seq_max=2), N_VOCAB)
-    engine = Engine(target, Fixed([drafter], 12), end_ids={END}, clock=clock(), most_rows=most)
+    engine = Engine(target, Fixed([drafter], 12), end_ids={END}, clock=clock(), max_rows=max_rows)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     got = run(engine, *(Request([5, 6, 7 + i], params, 3) for i in range(n_slots)))
     assert all(g.stats.n_predict == 40 for g in got)
-    decodes = target.widths[n_slots:]  # behind the two prompts
-    assert max(decodes) <= (2 * 13 if most is None else max(most, n_slots))
-    assert (max(decodes) > n_slots) is (most is None or most >= 2 * n_slots)
+    decodes = target.widths[n_slots:]  # after the two prompts
+    assert max(decodes) <= (2 * 13 if max_rows is None else max(max_rows, n_slots))
+    assert (max(decodes) > n_slots) is (max_rows is None or max_rows >= 2 * n_slots)
 
 
-class TestChoicesOfOnePrompt:
-    """They evaluate it once, and each is what it is alone."""
+class TestSharedPrompts:
+    """A prompt of several requests is evaluated once, and each output is as without the others."""
 
     PROMPT = tuple(4 + i * 7 % 25 for i in range(70))  # more than one chunk
 
@@ -317,19 +319,19 @@ class TestChoicesOfOnePrompt:
         if drafts and memory == "full":
             assert sum(w for w in small.widths if w > 8) < len(self.PROMPT) + 8
 
-    def test_what_begins_alike_shares_what_is_there(self):
-        """A request beside one that is being written takes over the common beginning."""
+    def test_a_common_prefix_with_an_active_request_is_shared(self):
+        """A request shares the cells of its common prefix with a request that is still decoding."""
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         first, second = Request(self.PROMPT, params, 1), Request([*self.PROMPT[:60], 4, 5], params, 1)
         expected = [plain(r).output for r in (first, second)]
         for memory, n_reused in (("full", 60), ("checkpoint", 0)):
             engine = engine_over(TableContext(N_VOCAB, 900, 3, memory), Fixed([], 0))
-            one = engine.submit(first)
-            while not one.output:
+            active = engine.submit(first)
+            while not active.output:
                 engine.step()
-            two = run(engine, second)[0]
-            assert [one.output, two.output] == expected
-            assert two.stats.n_reused == n_reused
+            later = run(engine, second)[0]
+            assert [active.output, later.output] == expected
+            assert later.stats.n_reused == n_reused
 
     @settings(max_examples=30, deadline=None)
     @given(
@@ -339,8 +341,8 @@ class TestChoicesOfOnePrompt:
         st.sampled_from([120, 900]),
         st.dictionaries(st.integers(0, 12), st.integers(0, 7), max_size=3),
     )
-    def test_whoever_leaves_the_others_stay_what_they_are(self, work, n_slots, memory, n_ctx, cancels):
-        """Requests of three prompts, some of which are cancelled after so many steps."""
+    def test_cancelling_requests_does_not_affect_the_others(self, work, n_slots, memory, n_ctx, cancels):
+        """Requests with three prompts; `cancels` has, by step, the request that is cancelled then."""
         params = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True)
         requests = [Request([5 + which, *self.PROMPT], params, seed) for which, seed in work]
         expected = [plain(r).output for r in requests]
@@ -371,26 +373,26 @@ class TestChoicesOfOnePrompt:
     st.booleans(),
     st.integers(1, 3),
 )
-def test_a_memory_changes_no_text(work, adaptive, n_slots):
-    """Requests one after the other, each with what the earlier ones of its owner wrote behind it."""
-    memory = Remembered()
+def test_the_memory_drafter_does_not_change_the_output(work, adaptive, n_slots):
+    """Requests one after the other, with the texts of earlier ones in the same scope."""
+    memory = RequestHistory()
     drafters = [CopyDrafter(), MemoryDrafter(memory)]
     policy = Planner(drafters, clock()) if adaptive else Fixed(drafters, 5)
     engine = engine_over(TableContext(N_VOCAB, 400, n_slots), policy)
-    for prompt, params, seed, owner in work:
-        request = Request(prompt, params, seed, memory_scope=owner)
+    for prompt, params, seed, scope in work:
+        request = Request(prompt, params, seed, memory_scope=scope)
         got = run(engine, request)[0]
-        memory.keep(owner, got.history, got.n_prompt)
+        memory.keep(scope, got.history, got.n_prompt)
         assert got.output == plain(request, 400).output
 
 
-def test_the_same_request_again_is_drafted_from_memory():
+def test_a_repeated_request_is_drafted_from_memory():
     request = Request(
         [5, 6, 7], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True), 3, memory_scope="a"
     )
-    memory = Remembered()
+    memory = RequestHistory()
     engine = engine_over(TableContext(N_VOCAB), Fixed([CopyDrafter(), MemoryDrafter(memory)], 8))
-    for owner, n_least, n_most in (("a", 0, 0), ("b", 0, 0), ("a", 30, 40)):
-        got = run(engine, dataclasses.replace(request, memory_scope=owner))[0]
-        memory.keep(owner, got.history, got.n_prompt)
-        assert n_least <= got.stats.drafted_by["memory"] <= n_most, owner
+    for scope, low, high in (("a", 0, 0), ("b", 0, 0), ("a", 30, 40)):
+        got = run(engine, dataclasses.replace(request, memory_scope=scope))[0]
+        memory.keep(scope, got.history, got.n_prompt)
+        assert low <= got.stats.drafted_by["memory"] <= high, scope

@@ -1,4 +1,4 @@
-"""What is drafted: the classical policy to the letter, and what all policies use."""
+"""The policy with a fixed draft length, and the helpers that all policies share."""
 
 # ruff: noqa: ARG005
 from __future__ import annotations
@@ -12,15 +12,15 @@ from specllama.errors import UsageError
 from specllama.testing import ScriptedDrafter
 
 
-class Confident(ScriptedDrafter):
+class Counting(ScriptedDrafter):
     """Proposes 1, 2, 3 … with the given confidences, then nothing."""
 
     def __init__(self, confidences: list[float], name: str = "model") -> None:
         super().__init__(lambda history, draft: None, name)
-        self.confidences, self.asked = confidences, 0
+        self.confidences, self.n_steps = confidences, 0
 
     def step(self, drafts):
-        self.asked += 1
+        self.n_steps += 1
         return {
             seq: Proposal(len(draft) + 1, self.confidences[len(draft)])
             for seq, draft in drafts.items()
@@ -32,81 +32,81 @@ def drafted(policy: Policy, room: int = 99) -> Draft:
     return policy.draft({0: room}).get(0, Draft())
 
 
-# The classical policy
+# Fixed
 
 
 @pytest.mark.parametrize(
     ("n_max", "room", "expected"), [(4, 99, 4), (4, 2, 2), (16, 99, 6), (0, 99, 0), (4, 0, 0), (4, -1, 0)]
 )
-def test_fixed_drafts_as_many_as_there_is_room_for(n_max, room, expected):
-    drafter = Confident([0.9] * 6)
+def test_fixed_drafts_up_to_its_limit_and_the_room(n_max, room, expected):
+    drafter = Counting([0.9] * 6)
     draft = drafted(Fixed([drafter], n_max), room)
     assert draft.tokens == list(range(1, expected + 1))
     assert draft.sources == ["model"] * expected
     assert draft.n_discarded == 0
-    assert (drafter.asked > 0) == (expected > 0)
+    assert (drafter.n_steps > 0) == (expected > 0)
 
 
-def test_fixed_stops_below_p_min_and_counts_what_it_looked_at():
-    draft = drafted(Fixed([Confident([0.9, 0.8, 0.5, 0.9])], 8, p_min=0.6))
+def test_fixed_stops_below_p_min_and_counts_the_discarded_token():
+    draft = drafted(Fixed([Counting([0.9, 0.8, 0.5, 0.9])], 8, p_min=0.6))
     assert (draft.tokens, draft.n_discarded) == ([1, 2], 1)
-    assert drafted(Fixed([Confident([0.6])], 8, p_min=0.6)).tokens == [1]
+    assert drafted(Fixed([Counting([0.6])], 8, p_min=0.6)).tokens == [1]
 
 
 def test_fixed_discards_drafts_shorter_than_n_min():
-    draft = drafted(Fixed([Confident([0.9, 0.8, 0.1])], 8, n_min=3, p_min=0.6))
+    draft = drafted(Fixed([Counting([0.9, 0.8, 0.1])], 8, n_min=3, p_min=0.6))
     assert (draft.tokens, draft.sources, draft.n_discarded) == ([], [], 3)
-    assert drafted(Fixed([Confident([0.9] * 3)], 8, n_min=3)).tokens == [1, 2, 3]
-    # No room for n_min tokens: what fits is fewer, so it is left out too.
-    assert drafted(Fixed([Confident([0.9] * 3)], 8, n_min=3), room=2).tokens == []
+    assert drafted(Fixed([Counting([0.9] * 3)], 8, n_min=3)).tokens == [1, 2, 3]
+    # The room is less than n_min, so the shorter draft is discarded too.
+    assert drafted(Fixed([Counting([0.9] * 3)], 8, n_min=3), room=2).tokens == []
 
 
-def test_fixed_takes_the_first_drafter_that_has_something():
-    copy, model = Confident([0.9, 0.9], "copy"), Confident([0.9] * 4)
+def test_fixed_uses_the_first_drafter_with_a_draft():
+    copy, model = Counting([0.9, 0.9], "copy"), Counting([0.9] * 4)
     assert drafted(Fixed([copy, model], 8)).sources == ["copy"] * 2
-    assert model.asked == 0
+    assert model.n_steps == 0
     assert drafted(Fixed([model, copy], 8)).sources == ["model"] * 4
     copy.confidences = []
     assert drafted(Fixed([copy, model], 8)).sources == ["model"] * 4
 
 
-def test_doubtful_copies_leave_the_word_to_a_model_if_there_is_one():
-    copy, model = Confident([0.3, 0.3], "copy"), Confident([0.2] * 4)
+def test_unlikely_copies_are_ignored_if_there_is_a_model():
+    copy, model = Counting([0.3, 0.3], "copy"), Counting([0.2] * 4)
     assert drafted(Fixed([copy, model], 8)).sources == ["model"] * 4
     assert drafted(Fixed([copy], 8)).sources == ["copy"] * 2
     model.confidences = []
     assert drafted(Fixed([copy, model], 8)).tokens == []
 
 
-def test_a_memory_does_not_silence_what_the_text_itself_says():
-    doubtful, memory = Confident([0.3, 0.3], "copy"), Confident([0.9], "memory")
-    assert drafted(Fixed([doubtful, memory], 4)).sources == ["copy"] * 2
-    assert drafted(Fixed([Confident([], "copy"), memory], 4)).sources == ["memory"]
-    assert drafted(Fixed([doubtful, Confident([0.3], "memory"), Confident([0.9])], 4)).sources == ["model"]
+def test_memory_drafts_only_where_copy_has_no_draft():
+    unlikely, memory = Counting([0.3, 0.3], "copy"), Counting([0.9], "memory")
+    assert drafted(Fixed([unlikely, memory], 4)).sources == ["copy"] * 2
+    assert drafted(Fixed([Counting([], "copy"), memory], 4)).sources == ["memory"]
+    assert drafted(Fixed([unlikely, Counting([0.3], "memory"), Counting([0.9])], 4)).sources == ["model"]
 
 
-def test_discarded_copies_cost_nothing_and_are_not_counted():
-    assert drafted(Fixed([Confident([0.9, 0.1], "copy")], 8, p_min=0.5)).n_discarded == 0
+def test_discarded_copies_are_not_counted():
+    assert drafted(Fixed([Counting([0.9, 0.1], "copy")], 8, p_min=0.5)).n_discarded == 0
 
 
-def test_sequences_are_drafted_together_each_with_its_own_limit():
-    drafter = Confident([0.9] * 8)
+def test_sequences_are_stepped_together_each_with_its_own_limit():
+    drafter = Counting([0.9] * 8)
     drafts = Fixed([drafter], 5).draft({0: 9, 3: 2, 7: 0})
     assert {seq: len(d.tokens) for seq, d in drafts.items()} == {0: 5, 3: 2}
-    assert drafter.asked == 5
+    assert drafter.n_steps == 5
 
 
-def test_each_sequence_has_the_drafter_that_knows_something_for_it():
+def test_each_sequence_uses_the_first_drafter_with_a_draft_for_it():
     copy = ScriptedDrafter(lambda history, draft: 5 if history == [1] else None, "copy")
     copy.histories = {0: [1], 1: [2]}
-    model = Confident([0.9] * 3)
+    model = Counting([0.9] * 3)
     drafts = Fixed([copy, model], 3).draft({0: 9, 1: 9})
     assert drafts[0].sources == ["copy"] * 3
     assert drafts[1].sources == ["model"] * 3
 
 
-def test_a_failed_drafter_is_dropped():
-    policy = Fixed([Confident([0.9], "copy"), Confident([0.9, 0.9])], 8)
+def test_a_failed_drafter_is_removed():
+    policy = Fixed([Counting([0.9], "copy"), Counting([0.9, 0.9])], 8)
     policy.remove_drafter("copy")
     assert drafted(policy).sources == ["model"] * 2
     policy.remove_drafter("model")
@@ -124,12 +124,12 @@ def test_a_failed_drafter_is_dropped():
         ({"n_max": 4, "p_min": float("nan")}, "draft_p_min"),
     ],
 )
-def test_impossible_settings_are_refused_by_name(settings, names):
+def test_impossible_settings_are_rejected_by_name(settings, names):
     with pytest.raises(UsageError, match=names):
         Fixed([], **settings)
 
 
-def test_run_drafter_gives_each_step_what_was_drafted_so_far():
+def test_run_drafter_passes_the_draft_so_far_to_each_step():
     seen = []
     drafter = ScriptedDrafter(lambda history, draft: seen.append(list(draft)) or len(draft) + 10)
     drafter.histories = {4: [1, 2]}
@@ -137,10 +137,10 @@ def test_run_drafter_gives_each_step_what_was_drafted_so_far():
     assert seen == [[], [10], [10, 11]]
 
 
-def test_rounds_that_spent_nothing_on_drafts_are_plain():
-    def made(draft, rows=1):
+def test_rounds_without_drafted_tokens_are_plain():
+    def round_of(draft, rows=1):
         return Round(rows, 0.01, 0.001, 0.011, [VerifyResult(0, draft, 0, 1)])
 
-    assert made(Draft()).plain
-    assert not made(Draft([5], ["model"]), 2).plain
-    assert not made(Draft([], [], n_discarded=2)).plain
+    assert round_of(Draft()).plain
+    assert not round_of(Draft([5], ["model"]), 2).plain
+    assert not round_of(Draft([], [], n_discarded=2)).plain

@@ -1,4 +1,4 @@
-"""Teacher-forced decoding over table models: what is given comes out, whatever is drafted."""
+"""Teacher forcing over table models: the output is the given ids, whatever is drafted."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ GREEDY = SamplingParams(temperature=0)
 forced_strategy = st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=40)
 
 
-class Refilled(TableContext):
-    """Knows how often it lost more than a round makes good, and was decoded again."""
+class CountingRefills(TableContext):
+    """Counts truncations that lost too many rows for a round, so that the prompt was prefilled again."""
 
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
@@ -58,10 +58,10 @@ class Refilled(TableContext):
     params_strategy,
     st.integers(1, 16),
     st.sampled_from(MEMORIES),
-    st.sampled_from(["none", "model", "copy", "both", "adaptive", "liar", "knows it"]),
+    st.sampled_from(["none", "model", "copy", "both", "adaptive", "wrong", "perfect"]),
 )
-@example([4], [0] * 25, GREEDY, 9, "window", "liar")
-def test_what_is_given_comes_out(prompt, forced, params, n_max, memory, kind):
+@example([4], [0] * 25, GREEDY, 9, "window", "wrong")
+def test_the_output_is_the_forced_ids(prompt, forced, params, n_max, memory, kind):
     model = ModelDrafter(TableContext(N_VOCAB, 96, rows=noisy_draft(3)), N_VOCAB)
     drafters = {
         "none": [],
@@ -69,25 +69,25 @@ def test_what_is_given_comes_out(prompt, forced, params, n_max, memory, kind):
         "copy": [CopyDrafter()],
         "both": [CopyDrafter(), model],
         "adaptive": [CopyDrafter(), model],
-        "liar": [ScriptedDrafter(lambda h, d: (len(h) * 7 + len(d)) % N_VOCAB)],
-        "knows it": [ScriptedDrafter(lambda h, d: [*forced, 5][min(len(h) - len(prompt), 99) + len(d)])],
+        "wrong": [ScriptedDrafter(lambda h, d: (len(h) * 7 + len(d)) % N_VOCAB)],
+        "perfect": [ScriptedDrafter(lambda h, d: [*forced, 5][min(len(h) - len(prompt), 99) + len(d)])],
     }[kind]
     policy = Planner(drafters, clock()) if kind == "adaptive" else Fixed(drafters, n_max)
-    target = Refilled(N_VOCAB, 96, memory=memory)
+    target = CountingRefills(N_VOCAB, 96, memory=memory)
     got = run(engine_over(target, policy), Request(prompt, params, 1, forced=forced))[0]
     n = min(len(forced), params.max_tokens) if params.max_tokens > 0 else len(forced)
     assert (got.output, got.finish_reason) == (forced[:n], "length")
     stats = got.stats
     assert (stats.n_predict, stats.near_ties, stats.redecided) == (n, 0, 0)
-    # No round gave the first, nor the one behind a cache that is filled anew.
+    # The first token, and those after a cache was filled again, come from no round.
     assert stats.n_accept + stats.rounds + target.n_refilled == n - 1
     assert stats.n_accept <= stats.n_drafted == sum(stats.drafted_by.values())
-    if kind == "knows it":
-        most = min(n_max, target.max_rollback)
-        assert stats.n_accept == stats.n_drafted == n - 1 - -(-(n - 1) // (most + 1))
+    if kind == "perfect":
+        limit = min(n_max, target.max_rollback)
+        assert stats.n_accept == stats.n_drafted == n - 1 - -(-(n - 1) // (limit + 1))
 
 
-def test_the_real_choice_is_made_and_scored_as_in_plain_decoding(monkeypatch):
+def test_choices_and_logprobs_are_those_of_plain_decoding(monkeypatch):
     chosen = []
     choose = KeyedSampler.choose
 
@@ -112,7 +112,7 @@ def test_the_real_choice_is_made_and_scored_as_in_plain_decoding(monkeypatch):
     assert found[0][1][0][1] == free.output[0]
 
 
-def test_end_tokens_among_what_is_given_end_nothing():
+def test_forced_end_tokens_do_not_end_the_generation():
     forced = [END, 7, END, END, 8, END]
     for drafters in ([], [ScriptedDrafter(lambda h, d: [*forced, 5][len(h) - 2 + len(d)])]):
         engine = engine_over(TableContext(N_VOCAB), Fixed(drafters, 3))
@@ -120,7 +120,7 @@ def test_end_tokens_among_what_is_given_end_nothing():
         assert (got.output, got.finish_reason) == (forced, "length")
 
 
-def test_near_ties_are_not_looked_for():
+def test_near_ties_are_not_decided_again():
     engine = Engine(
         TableContext(N_VOCAB),
         Fixed([ScriptedDrafter(lambda _h, _d: 9)], 3),
@@ -133,8 +133,8 @@ def test_near_ties_are_not_looked_for():
     assert (got.stats.redecided, got.stats.near_ties, got.stats.n_accept) == (0, 0, 3)
 
 
-def test_given_texts_and_free_ones_side_by_side():
-    """Each as alone, also where the shared cache is too small for all at once."""
+def test_forced_and_free_generations_share_a_context():
+    """Each output is as without the others, also where the shared cache is too small for all at once."""
     forced = [4 + i * 5 % 28 for i in range(40)]
     requests = [
         Request([5, 6, 7], GREEDY, 1, forced=forced),
@@ -151,7 +151,7 @@ def test_given_texts_and_free_ones_side_by_side():
         assert (one.output, two.output, three.output) == (forced, alone.output, forced[::-1])
 
 
-def test_it_fills_the_context_to_its_end_and_not_beyond():
+def test_forced_ids_may_fill_the_context_exactly():
     engine = engine_over(TableContext(N_VOCAB, 20), Fixed([ScriptedDrafter(lambda _h, _d: 9)], 4))
     (got,) = run(engine, Request([5] * 8, GREEDY, 1, forced=[9] * 12))
     assert (got.output, got.finish_reason) == ([9] * 12, "length")
@@ -162,14 +162,14 @@ def test_it_fills_the_context_to_its_end_and_not_beyond():
 
 
 @pytest.mark.parametrize("forced", [[], [N_VOCAB], [5, -1], [5, 6.5], ["a"], [None]])
-def test_what_cannot_be_written_is_refused(forced):
+def test_invalid_forced_ids_are_rejected(forced):
     engine = engine_over(TableContext(N_VOCAB), Fixed([], 0))
     with pytest.raises(UsageError):
         engine.submit(Request([5], GREEDY, 1, forced=forced))
     assert not engine.busy
 
 
-def test_a_grammar_and_a_given_text_exclude_each_other():
+def test_rejects_forced_ids_with_a_grammar():
     mask = TableMask(N_VOCAB, lambda _: {5})
     with pytest.raises(UsageError, match="grammar"):
         engine_over(TableContext(N_VOCAB), Fixed([], 0)).submit(

@@ -1,4 +1,4 @@
-"""What a draft is predicted to gain: recorded texts on made-up costs, the same each time."""
+"""The speedup predicted for a draft, from recorded texts and invented costs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def known(machine: str) -> CostCurve:
 
 
 def steps(share: float) -> StepCosts:
-    """A step of an id takes this share of t(1), further ones a third of that each."""
+    """A step of one id takes this share of t(1), each further id a third of that."""
     found = StepCosts()
     points = [[n, T1 * share * (1 + (n - 1) / 3), DEFAULT.min_samples] for n in (1, 2, 4, 8, 16, 32, 64)]
     found.curve = CostCurve.from_dict({"widths": points})
     return found
 
 
-def foretold(
+def forecast_of(
     texts: dict[str, list[Trace]], machine: str = "A f16", share: float | None = 0.05, copies: bool = True
 ) -> Forecast:
     forecast = Forecast(
@@ -47,18 +47,18 @@ def foretold(
 
 
 def worse(texts: dict[str, list[Trace]], share: float) -> dict[str, list[Trace]]:
-    """The same with a draft that is wrong at a share of its positions, and as sure of itself."""
+    """The same with a draft that is wrong at a share of the positions, with the same confidences."""
     rng = random.Random(1)
     spoilt = lambda t: replace(t, draft=[WRONG if rng.random() < share else d for d in t.draft])  # noqa: E731
     return {name: [spoilt(t) for t in traces] for name, traces in texts.items()}
 
 
-def test_it_is_determined_by_texts_and_costs():
-    assert foretold(OWN).to_dict() == foretold(OWN).to_dict()
+def test_the_forecast_is_deterministic():
+    assert forecast_of(OWN).to_dict() == forecast_of(OWN).to_dict()
 
 
-def test_the_figures_are_those_of_the_texts():
-    found = foretold(OWN)
+def test_the_figures_add_up_over_the_texts():
+    found = forecast_of(OWN)
     for name, traces in OWN.items():
         part, n = found.parts[name], sum(len(t.text) for t in traces)
         assert part.tokens == n
@@ -76,42 +76,42 @@ def test_the_figures_are_those_of_the_texts():
 
 
 def test_a_better_draft_is_predicted_to_be_better():
-    speedups = [foretold(worse(OWN, share)).speedup for share in (0.0, 0.2, 0.5, 1.0)]
+    speedups = [forecast_of(worse(OWN, share)).speedup for share in (0.0, 0.2, 0.5, 1.0)]
     assert speedups == sorted(speedups, reverse=True)
     assert speedups[0] > 1.1 * speedups[-1]
 
 
 def test_a_cheaper_draft_is_predicted_to_be_better():
-    found = [foretold(OWN, share=share).speedup for share in (0.02, 0.1, 0.5)]
+    found = [forecast_of(OWN, share=share).speedup for share in (0.02, 0.1, 0.5)]
     assert found == sorted(found, reverse=True)
 
 
-def test_copying_alone():
-    found = foretold(OWN, share=None)
+def test_without_a_draft_model_only_copies_gain():
+    found = forecast_of(OWN, share=None)
     assert found.acceptance is None
     assert found.parts["edit"].acceptance is None
     assert found.parts["edit"].speedup > 1.2
-    nobody = foretold(OWN, share=None, copies=False)
-    assert nobody.speedup == pytest.approx(1.0)
+    plain = forecast_of(OWN, share=None, copies=False)
+    assert plain.speedup == pytest.approx(1.0)
 
 
-def test_a_draft_that_knows_nothing_costs_next_to_nothing():
-    """Beside copying, it is looked at now and then."""
+def test_a_draft_model_that_is_always_wrong_costs_almost_nothing():
+    """It is still tried now and then."""
     for machine in ("A Q8_0", "B Q4_K_M"):
-        nothing = foretold(worse(OWN, 1.0), machine, 0.15).speedup
-        assert nothing >= 0.97 * foretold(OWN, machine, None).speedup
+        nothing = forecast_of(worse(OWN, 1.0), machine, 0.15).speedup
+        assert nothing >= 0.97 * forecast_of(OWN, machine, None).speedup
 
 
-def test_the_prompt_has_to_be_read():
-    """A draft whose steps are dear for many ids gains less on a short text behind a long prompt."""
+def test_the_draft_models_prefill_is_part_of_the_cost():
+    """A draft model that is slow for many ids gains less on a short text after a long prompt."""
     text = list(range(10, 40))
     short, long = ({"x": [Trace([5] * n, text, text, [0.99] * 30)]} for n in (4, 1500))
-    assert foretold(short, copies=False).speedup > 1.5
-    assert foretold(long, copies=False).speedup < foretold(short, copies=False).speedup
+    assert forecast_of(short, copies=False).speedup > 1.5
+    assert forecast_of(long, copies=False).speedup < forecast_of(short, copies=False).speedup
 
 
-def test_where_there_is_nothing_to_replay():
-    found = foretold({"x": [], "y": [Trace([1], [], [], [])]})
+def test_empty_texts_give_no_figures():
+    found = forecast_of({"x": [], "y": [Trace([1], [], [], [])]})
     assert (found.speedup, found.acceptance, found.parts) == (None, None, {})
     assert found.to_dict()["workloads"] == {}
-    assert foretold({"x": [Trace([1, 2], [3], [3], [0.9])]}).speedup == pytest.approx(1.0)
+    assert forecast_of({"x": [Trace([1, 2], [3], [3], [0.9])]}).speedup == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Grammars: what is chosen under a mask, and that drafts change nothing of it."""
+"""Grammars: the choice under a mask, and that drafts do not change it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.unit.core.test_engine_table import END, N_VOCAB, engine_over, run
 from tests.unit.core.test_sampling import adjusted, random_row, truncated_softmax
 
 
-def legal_after(seed: int, order: int = 2, most: int = 6):
-    """A random grammar: behind the last ids one to `most` ids are legal, in places the end too."""
+def legal_after(seed: int, order: int = 2, max_legal: int = 6):
+    """A random grammar: after the last `order` ids 1 to `max_legal` ids are legal, sometimes the end too."""
 
     def legal(output) -> set[int]:
         rng = random.Random(f"{seed}:{list(output[-order:])}")
-        found = set(rng.sample(range(4, N_VOCAB), rng.choice([1, 1, most])))
+        found = set(rng.sample(range(4, N_VOCAB), rng.choice([1, 1, max_legal])))
         return found | {END} if rng.random() < 0.1 else found
 
     return legal
@@ -50,7 +50,7 @@ params_strategy = st.builds(
 
 
 def reference(row, params: SamplingParams, seed: int, history, legal) -> int:
-    """Truncate, then the noisy maximum of what is legal; where that is nothing, the other way round."""
+    """Truncate, then Gumbel-max over the legal tokens; if none is left, truncate the legal tokens alone."""
     values = adjusted(row, params, history)
     if params.greedy:
         return max((t for t in values if t in legal), key=lambda t: (values[t], -t))
@@ -71,7 +71,7 @@ def reference(row, params: SamplingParams, seed: int, history, legal) -> int:
     st.lists(st.integers(0, 9), max_size=8),
 )
 @settings(max_examples=300)
-def test_the_shortcut_is_the_rule(params, n_vocab, row_seed, seed, legal, history):
+def test_the_choice_under_a_mask_is_that_of_the_reference(params, n_vocab, row_seed, seed, legal, history):
     legal = {t for t in legal if t < n_vocab} or {0}
     row, mask = random_row(n_vocab, row_seed), TableMask(n_vocab, lambda _: legal)
     sampler = KeyedSampler(params, seed, n_vocab)
@@ -87,25 +87,25 @@ def test_the_shortcut_is_the_rule(params, n_vocab, row_seed, seed, legal, histor
     st.sets(st.integers(0, 39), min_size=1, max_size=12),
 )
 @settings(max_examples=200)
-def test_margins_hold_under_a_mask(params, row_seed, seed, legal):
-    """A change of less than half of the margin never changes a legal choice made among the truncated."""
+def test_margins_are_valid_under_a_mask(params, row_seed, seed, legal):
+    """A change of less than half of the margin never changes a choice among the tokens kept by truncation."""
     row, mask = random_row(40, row_seed, 1.0), TableMask(40, lambda _: legal)
     sampler = KeyedSampler(params, seed, 40)
     plain = sampler.choose(row, [])
     token, margin = sampler.choose(row, [], margin=True, mask=mask)
     if plain.token not in legal and not params.greedy and not set(truncated_softmax(row, params)) & legal:
-        return  # what truncation lets in may then matter as well
-    most = min(margin, 4.0) / 2 * 0.999 - 1e-5
-    if most <= 0:
+        return  # here a token that enters the truncation would matter as well
+    limit = min(margin, 4.0) / 2 * 0.999 - 1e-5
+    if limit <= 0:
         return
     rng = np.random.default_rng(seed)
     for _ in range(8):
-        other = row + rng.choice([-most, most], 40).astype(np.float32)
+        other = row + rng.choice([-limit, limit], 40).astype(np.float32)
         assert sampler.choose(other, [], mask=mask).token == token
 
 
-def test_what_is_forbidden_stays_forbidden():
-    """A grammar that leaves only such tokens leaves nothing."""
+def test_forbidden_tokens_stay_forbidden_under_a_mask():
+    """Where the grammar allows only forbidden tokens, none is legal."""
     mask = TableMask(8, lambda _: {3})
     for temperature in (0, 1):
         params = SamplingParams(temperature=temperature)
@@ -116,7 +116,7 @@ def test_what_is_forbidden_stays_forbidden():
         assert KeyedSampler(params, 1, 8).choose(random_row(8, 1), [], mask=mask).token == 3
 
 
-def test_a_draft_model_with_another_vocabulary():
+def test_a_mask_applies_to_a_draft_model_with_another_vocabulary():
     mask = TableMask(40, lambda _: {5, 35})
     sampler = KeyedSampler(SamplingParams(temperature=0.7), 1, 40)
     assert sampler.limited(30).choose(random_row(30, 1), [], mask=mask).token == 5
@@ -148,7 +148,7 @@ def drafters(kind: str):
     st.sampled_from(["full", "checkpoint"]),
 )
 @settings(max_examples=60)
-def test_output_with_any_drafter_is_output_without(kind, params, seed, rule, n_max, adaptive, memory):
+def test_output_with_any_drafter_is_that_of_plain_decoding(kind, params, seed, rule, n_max, adaptive, memory):
     legal = legal_after(rule)
 
     def generate(policy: Policy):
@@ -164,8 +164,8 @@ def test_output_with_any_drafter_is_output_without(kind, params, seed, rule, n_m
     assert (got.output, got.finish_reason) == (expected.output, expected.finish_reason)
 
 
-def test_what_is_forced_comes_free():
-    """A text with one legal token in three of four places takes a fourth of the decodes."""
+def test_forced_tokens_need_no_decodes():
+    """With one legal token at three of four positions, a quarter of the decodes is enough."""
     legal = lambda out: {8, 9} if len(out) % 4 == 0 else {10 + len(out) % 4}  # noqa: E731
     target = TableContext(N_VOCAB)
     request = Request([5, 6], SamplingParams(max_tokens=41), 1, mask=TableMask(N_VOCAB, legal))
@@ -176,7 +176,7 @@ def test_what_is_forced_comes_free():
 
 
 def test_forced_tokens_and_guesses_make_one_draft():
-    """The model drafts where there is a choice, behind what is forced and before what is forced next."""
+    """The model drafts at positions with a choice, between forced tokens."""
     legal = lambda out: {8, 9} if len(out) % 3 == 0 else {10 + len(out) % 3}  # noqa: E731
     model = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)  # the target itself
     request = Request([5, 6], SamplingParams(max_tokens=37), 1, mask=TableMask(N_VOCAB, legal))
@@ -198,17 +198,17 @@ def test_a_grammar_that_has_ended_ends_the_generation():
     assert (got.output, got.finish_reason, got.problem) == ([], "stop", "")
 
 
-def test_a_grammar_that_gives_up_ends_its_generation_alone():
-    class Tired(TableMask):
+def test_a_grammar_error_ends_only_its_own_generation():
+    class Failing(TableMask):
         def allows(self, token, ahead=()):
             if len(self.output) == 4:
                 raise MaskError("too many items")
             return super().allows(token, ahead)
 
-    tired = Request([5], SamplingParams(max_tokens=9), 1, mask=Tired(N_VOCAB, lambda _: {7, 8}))
+    failing = Request([5], SamplingParams(max_tokens=9), 1, mask=Failing(N_VOCAB, lambda _: {7, 8}))
     other = Request([5], SamplingParams(max_tokens=9, ignore_eos=True), 1)
     first, second = run(
-        engine_over(TableContext(N_VOCAB, n_seq_max=2), Fixed([GrammarDrafter()], 4)), tired, other
+        engine_over(TableContext(N_VOCAB, n_seq_max=2), Fixed([GrammarDrafter()], 4)), failing, other
     )
     assert (first.finish_reason, first.problem, first.n_output) == ("cancel", "too many items", 4)
     assert (second.finish_reason, second.n_output) == ("length", 9)
@@ -242,7 +242,7 @@ def test_logprobs_of_extreme_rows():
     assert top[0][1] == pytest.approx(math.log(0.5))
 
 
-def test_nobody_asked_for_logprobs():
+def test_logprobs_are_recorded_only_on_request():
     got = run(
         engine_over(TableContext(N_VOCAB), Fixed([], 0)), Request([5], SamplingParams(max_tokens=5), 1)
     )[0]

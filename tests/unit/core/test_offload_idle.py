@@ -1,4 +1,4 @@
-"""Caches that nobody uses leave the pool while others are decoded, and come back when they are wanted."""
+"""Idle caches are moved out of the context while others are decoded, and restored for their next use."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LONG = [4 + i * 7 % 25 for i in range(90)]
 OTHER = [5 + i * 11 % 25 for i in range(60)]
 
 
-class Engines:
-    """An engine whose clock goes a second for every look at it. asked: sizes that it wanted room for."""
+class Harness:
+    """An engine whose clock advances by a second per reading. requested: sizes passed to `room`."""
 
     def __init__(self, n_ctx: int = 600, n_slots: int = 3, memory="full", room: bool = True) -> None:
         ticks = itertools.count()
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.target = TableContext(N_VOCAB, n_ctx, n_slots, memory)
         self.has_room = room
         self.engine = Engine(
@@ -31,7 +31,7 @@ class Engines:
         )
 
     def _room(self, size: int) -> bool:
-        self.asked.append(size)
+        self.requested.append(size)
         return self.has_room
 
     def run(self, *prompts: list[int], n: int = 8) -> list[Generation]:
@@ -45,18 +45,18 @@ class Engines:
 
 
 def alone(prompt: list[int], n: int = 8) -> list[int]:
-    return Engines(n_slots=1).run(prompt, n=n)[0].output
+    return Harness(n_slots=1).run(prompt, n=n)[0].output
 
 
-def test_a_cache_leaves_and_comes_back():
-    one = Engines()
-    (first,) = one.run(LONG)
-    (other,) = one.run(OTHER)
-    slots = one.engine.slots
+def test_an_idle_cache_is_saved_and_restored():
+    harness = Harness()
+    (first,) = harness.run(LONG)
+    (other,) = harness.run(OTHER)
+    slots = harness.engine.slots
     assert slots[first.seq_id].saved is not None
     assert slots[first.seq_id].ids == first.history[:-1]
     longer = [*first.history, 9, 8]
-    (again,) = one.run(longer)
+    (again,) = harness.run(longer)
     assert again.seq_id == first.seq_id
     assert again.stats.n_reused == len(first.history) - 1
     assert again.output == alone(longer)
@@ -64,65 +64,65 @@ def test_a_cache_leaves_and_comes_back():
     assert slots[again.seq_id].saved is None
 
 
-def test_a_common_beginning_is_taken_from_what_was_saved():
-    one = Engines()
-    (first,) = one.run(LONG)
-    one.run(OTHER)
-    begun = [*LONG[:20], 9, 9]
-    (third,) = one.run(begun)
+def test_a_common_prefix_is_restored_from_a_saved_cache():
+    harness = Harness()
+    (first,) = harness.run(LONG)
+    harness.run(OTHER)
+    prompt = [*LONG[:20], 9, 9]
+    (third,) = harness.run(prompt)
     assert third.stats.n_reused == 20
-    assert third.output == alone(begun)
+    assert third.output == alone(prompt)
     assert third.seq_id != first.seq_id
-    (again,) = one.run([*first.history, 9])  # the long one is still there
+    (again,) = harness.run([*first.history, 9])  # the long cache is still there
     assert again.stats.n_reused == len(first.history) - 1
 
 
-def test_what_does_not_fit_any_more_is_evaluated_again():
-    one = Engines(n_ctx=170, n_slots=2)
-    (first,) = one.run(LONG)
-    one.run(OTHER, n=40)  # beside the first one's cells this would just fit
-    assert one.engine.slots[first.seq_id].saved is not None
-    wanted = [*first.history, 9]
-    # a request that fills the pool runs while the saved one is wanted
-    found = one.run([8, *OTHER, *OTHER[:20]], wanted, n=30)
+def test_a_saved_cache_that_no_longer_fits_is_evaluated_again():
+    harness = Harness(n_ctx=170, n_slots=2)
+    (first,) = harness.run(LONG)
+    harness.run(OTHER, n=40)  # with the first cache in the pool this would just fit
+    assert harness.engine.slots[first.seq_id].saved is not None
+    longer = [*first.history, 9]
+    # a request that fills the pool runs while the saved cache is needed
+    found = harness.run([8, *OTHER, *OTHER[:20]], longer, n=30)
     assert [g.output for g in found] == [alone(list(g.request.prompt), n=30) for g in found]
 
 
-def test_nothing_moves_without_room():
-    one = Engines(room=False)
-    one.run(LONG)
-    one.run(OTHER, n=40)
-    assert one.asked
-    assert all(slot.saved is None for slot in one.engine.slots)
-    (again,) = one.run([*LONG, 9])
+def test_without_room_caches_stay_in_the_context():
+    harness = Harness(room=False)
+    harness.run(LONG)
+    harness.run(OTHER, n=40)
+    assert harness.requested
+    assert all(slot.saved is None for slot in harness.engine.slots)
+    (again,) = harness.run([*LONG, 9])
     assert again.stats.n_reused == len(LONG)
 
 
-def test_room_is_not_asked_for_in_every_round():
-    one = Engines(room=False)
-    one.run(LONG)
+def test_room_is_not_queried_in_every_round():
+    harness = Harness(room=False)
+    harness.run(LONG)
     ticks = itertools.count()
-    one.engine.clock = lambda: 1000 + next(ticks) * UNUSED_SECONDS / 100
-    one.asked.clear()
-    rounds = len(one.target.widths)
-    one.run(OTHER, n=60)
-    assert len(one.target.widths) - rounds > 50
-    assert len(one.asked) < 10
+    harness.engine.clock = lambda: 1000 + next(ticks) * UNUSED_SECONDS / 100
+    harness.requested.clear()
+    rounds = len(harness.target.widths)
+    harness.run(OTHER, n=60)
+    assert len(harness.target.widths) - rounds > 50
+    assert len(harness.requested) < 10
 
 
 @pytest.mark.parametrize("memory", ["window", "rollback", "checkpoint"])
-def test_windows_and_states_stay_where_they_are(memory):
-    one = Engines(memory=memory)
-    one.run(LONG)
-    one.run(OTHER)
-    assert not one.asked
-    (again,) = one.run([*LONG, 9])
+def test_windows_and_recurrent_states_are_not_offloaded(memory):
+    harness = Harness(memory=memory)
+    harness.run(LONG)
+    harness.run(OTHER)
+    assert not harness.requested
+    (again,) = harness.run([*LONG, 9])
     assert again.output == alone([*LONG, 9])
 
 
-def test_without_a_word_about_room_caches_stay():
-    one = Engines()
-    one.engine.room = None
-    one.run(LONG)
-    one.run(OTHER)
-    assert all(slot.saved is None for slot in one.engine.slots)
+def test_without_a_room_callback_caches_stay():
+    harness = Harness()
+    harness.engine.room = None
+    harness.run(LONG)
+    harness.run(OTHER)
+    assert all(slot.saved is None for slot in harness.engine.slots)

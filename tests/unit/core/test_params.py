@@ -1,4 +1,4 @@
-"""Sampling parameters: every refusal names the field; layers of defaults."""
+"""Sampling parameters: errors name the field; layers of defaults."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BAD = [
 @pytest.mark.parametrize(
     ("name", "value"), [(n, v) for n, values in BAD for v in values], ids=lambda v: str(v)[:30]
 )
-def test_values_out_of_range_are_refused_by_name(name, value):
+def test_values_out_of_range_are_rejected_by_name(name, value):
     with pytest.raises(UsageError, match=name):
         SamplingParams(**{name: value})
 
@@ -72,11 +72,11 @@ def test_the_ends_of_the_ranges_are_allowed(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
-def test_biases_of_json_and_of_python():
+def test_logit_bias_accepts_strings_and_integers_as_ids():
     assert SamplingParams(logit_bias={"5": 1, 7: -math.inf}).logit_bias == {5: 1.0, 7: -math.inf}
 
 
-def test_one_stop_string_is_a_list_of_one():
+def test_one_stop_string_becomes_a_tuple():
     assert SamplingParams(stop="\n\n").stop == ("\n\n",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
 
@@ -88,7 +88,7 @@ def test_the_callers_mapping_is_not_kept():
     assert params.logit_bias == {1: 2.0}
 
 
-def test_merge_takes_the_first_that_says_something():
+def test_merge_uses_the_first_value_that_is_not_none():
     got = SamplingParams.merge(
         {"temperature": 0.1, "top_k": None}, {"temperature": 0.5, "top_k": 7}, {"top_k": 9, "min_p": 0.3}
     )
@@ -97,7 +97,7 @@ def test_merge_takes_the_first_that_says_something():
     assert SamplingParams.merge() == SamplingParams() == SamplingParams.merge({}, {"seed": None})
 
 
-def test_merge_refuses_what_it_does_not_know():
+def test_merge_rejects_unknown_names_and_invalid_values():
     with pytest.raises(UsageError, match="unknown sampling parameter 'temprature'") as caught:
         SamplingParams.merge({"temprature": 1})
     assert "temperature" in caught.value.hint
@@ -115,10 +115,10 @@ def test_merge_refuses_what_it_does_not_know():
         ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
     ],
 )
-def test_whether_the_history_counts(params, expected):
+def test_penalised_is_whether_the_history_matters(params, expected):
     assert SamplingParams(**params).penalised is expected
 
 
-def test_greedy():
+def test_temperature_zero_is_greedy():
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams(temperature=1e-9).greedy

@@ -1,4 +1,4 @@
-"""The planner's decisions, one by one; what it wins is in test_replay.py."""
+"""The planner's decisions, one by one; what it gains is in test_replay.py."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def cheap_rows(n: int) -> float:
     return 0.01 * (1 + 0.03 * (n - 1))
 
 
-def dear_rows(n: int) -> float:
+def costly_rows(n: int) -> float:
     return 0.01 * n
 
 
-class World:
-    """Sequences on a machine of t(n) and `step` seconds a drafted token; `right` says what is accepted.
+class Machine:
+    """A planner on a simulated machine with decodes of `seconds(n)` and draft model steps of `step` seconds.
 
-    Its drafters always propose 5; the text goes on with 5 where `right` says so and else with 6.
+    Its drafters always propose 5; the text continues with 5 where `right()` is true, else with 6.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class World:
         return 5
 
     def round(self, room: int = 99) -> dict[int, Draft]:
-        began = self.now
+        start = self.now
         drafts = self.policy.draft(dict.fromkeys(self.sequences, room))
         drafted, outcomes = self.now, []
         rows = len(self.sequences) + sum(len(d.tokens) for d in drafts.values())
@@ -98,63 +98,63 @@ class World:
             self.policy.committed(seq, [5] * n + [6 if n < len(draft.tokens) or not self.right() else 5])
             outcomes.append(VerifyResult(seq, draft, n, n + 1))
         self.now += self.seconds(rows)
-        done = Round(rows, self.now - drafted, drafted - began, self.now - began, outcomes)
+        done = Round(rows, self.now - drafted, drafted - start, self.now - start, outcomes)
         self.policy.observe(done)
         self.rounds.append(done)
         return drafts
 
     def run(self, n_rounds: int, room: int = 99) -> float:
         """Tokens per second over the rounds."""
-        began = self.now
+        start = self.now
         for _ in range(n_rounds):
             self.round(room)
-        return sum(o.n_emitted for r in self.rounds[-n_rounds:] for o in r.outcomes) / (self.now - began)
+        return sum(o.n_emitted for r in self.rounds[-n_rounds:] for o in r.outcomes) / (self.now - start)
 
     def widths(self) -> list[int]:
         return [r.n_rows for r in self.rounds]
 
 
-# How much to take
+# How much of a candidate to verify
 
 
-def offer(*chances: float) -> CandidateDraft:
-    found = CandidateDraft()
+def candidate(*chances: float) -> CandidateDraft:
+    draft = CandidateDraft()
     for chance in chances:
-        found.add(5, "copy", 0, chance)
-    return found
+        draft.add(5, "copy", 0, chance)
+    return draft
 
 
-def prices(
+def round_budget(
     seconds: Callable[[int], float],
-    budget: float = 1e9,
+    max_seconds: float = 1e9,
     spent: float = 0.0,
-    most_rows: int = DEFAULT.max_rows,
+    max_rows: int = DEFAULT.max_rows,
 ) -> RoundBudget:
     table = [seconds(n) / 2 for n in range(DEFAULT.max_rows + 1)]
-    return RoundBudget(table, 2.0, seconds, budget, most_rows, spent)
+    return RoundBudget(table, 2.0, seconds, max_seconds, max_rows, spent)
 
 
-def best(found: CandidateDraft, price: RoundBudget) -> tuple[int, float]:
-    return best_affordable_length(found.expected, price, 1, 1)
+def best(draft: CandidateDraft, limits: RoundBudget) -> tuple[int, float]:
+    return best_affordable_length(draft.expected, limits, 1, 1)
 
 
-def test_an_offer_sums_what_it_may_win():
-    assert offer(0.5, 0.5, 1.0).path_probs == [0.5, 0.25, 0.25]
-    assert offer(0.5, 0.5, 1.0).expected == [0.5, 0.75, 1.0]
+def test_a_candidate_sums_the_expected_accepted_tokens():
+    assert candidate(0.5, 0.5, 1.0).path_probs == [0.5, 0.25, 0.25]
+    assert candidate(0.5, 0.5, 1.0).expected == [0.5, 0.75, 1.0]
 
 
-def test_ties_go_to_no_draft():
-    assert best(offer(1.0, 1.0), prices(dear_rows)) == (0, 1 / dear_rows(1))
+def test_no_draft_wins_ties():
+    assert best(candidate(1.0, 1.0), round_budget(costly_rows)) == (0, 1 / costly_rows(1))
 
 
-def test_a_wider_cheaper_stair_is_reached():
-    stair = {1: 1.0, 2: 2.0, 3: 2.5, 4: 1.3}
-    assert best(offer(0.6, 0.6, 0.6), prices(lambda n: stair.get(n, 9.0)))[0] == 3
+def test_a_wider_and_cheaper_decode_is_found():
+    times = {1: 1.0, 2: 2.0, 3: 2.5, 4: 1.3}
+    assert best(candidate(0.6, 0.6, 0.6), round_budget(lambda n: times.get(n, 9.0)))[0] == 3
 
 
-def test_what_is_not_affordable_is_not_taken():
-    assert best(offer(*[0.99] * 9), prices(cheap_rows, cheap_rows(4) + 1e-9))[0] == 3
-    assert best(offer(*[0.99] * 9), prices(cheap_rows, 0.001))[0] == 0
+def test_an_unaffordable_length_is_not_chosen():
+    assert best(candidate(*[0.99] * 9), round_budget(cheap_rows, cheap_rows(4) + 1e-9))[0] == 3
+    assert best(candidate(*[0.99] * 9), round_budget(cheap_rows, 0.001))[0] == 0
 
 
 chances = st.lists(st.floats(0.01, 1.0), max_size=6)
@@ -162,23 +162,23 @@ chances = st.lists(st.floats(0.01, 1.0), max_size=6)
 
 @settings(max_examples=60)
 @given(st.lists(chances, min_size=2, max_size=3), st.integers(0, 3))
-def test_the_sorted_rule_is_the_best_of_all_prefixes(offered, spread):
-    """Of all ways to take prefixes none has a better rate, whatever the staircase."""
+def test_select_drafts_finds_the_best_of_all_prefixes(chances_by_seq, spread):
+    """No other choice of prefixes has a better rate, whatever the staircase."""
     rng = random.Random(spread)
     steps = [0.01]
     for _ in range(20):
         steps.append(max(0.01, steps[-1] * rng.uniform(0.9, 1.4)))
-    offers = {seq: offer(*found) for seq, found in enumerate(offered)}
-    price, active = prices(lambda n: steps[min(n, len(steps)) - 1]), len(offers)
+    candidates = {seq: candidate(*chances) for seq, chances in enumerate(chances_by_seq)}
+    limits, active = round_budget(lambda n: steps[min(n, len(steps)) - 1]), len(candidates)
 
     def rate(counts: Mapping[int, int]) -> float:
-        wins = sum(offers[seq].expected_accepted(n) for seq, n in counts.items())
-        return price.rate(active + wins, active + sum(counts.values()))
+        accepted = sum(candidates[seq].expected_accepted(n) for seq, n in counts.items())
+        return limits.rate(active + accepted, active + sum(counts.values()))
 
     every: list[dict[int, int]] = [{}]
-    for seq, found in offers.items():
-        every = [{**counts, seq: n} for counts in every for n in range(len(found.tokens) + 1)]
-    assert rate(select_drafts(offers, price, active)) == pytest.approx(max(map(rate, every)))
+    for seq, draft in candidates.items():
+        every = [{**counts, seq: n} for counts in every for n in range(len(draft.tokens) + 1)]
+    assert rate(select_drafts(candidates, limits, active)) == pytest.approx(max(map(rate, every)))
 
 
 @settings(max_examples=100)
@@ -189,268 +189,269 @@ def test_the_sorted_rule_is_the_best_of_all_prefixes(offered, spread):
     st.integers(1, 12),
     st.floats(0.005, 0.05),
 )
-def test_of_several_sequences_the_likeliest_tokens_are_taken(offered, most_rows, budget):
-    """The tokens of all sequences sorted by their chances; ties go to the earlier token, then the larger
-    sequence.
-    """
-    offers, active = {seq: offer(*found) for seq, found in offered.items()}, len(offered)
-    price = prices(cheap_rows, budget, most_rows=most_rows)
-    every = [(-s, j, -seq) for seq, found in offers.items() for j, s in enumerate(found.path_probs)]
-    best, n_best, tokens = price.rate(active, active), 0, float(active)
+def test_the_most_likely_tokens_of_all_sequences_are_selected(chances_by_seq, max_rows, max_seconds):
+    """All tokens sorted by their probability; of equal ones the earlier token, then the larger sequence."""
+    candidates, active = (
+        {seq: candidate(*chances) for seq, chances in chances_by_seq.items()},
+        len(chances_by_seq),
+    )
+    limits = round_budget(cheap_rows, max_seconds, max_rows=max_rows)
+    every = [(-s, j, -seq) for seq, draft in candidates.items() for j, s in enumerate(draft.path_probs)]
+    best, n_best, tokens = limits.rate(active, active), 0, float(active)
     for n, (chance, _, _) in enumerate(sorted(every), 1):
         tokens -= chance
-        if price.allows(active + n) and price.rate(tokens, active + n) > best:
-            best, n_best = price.rate(tokens, active + n), n
-    taken = [-seq for _, _, seq in sorted(every)[:n_best]]
-    assert select_drafts(offers, price, active) == {seq: taken.count(seq) for seq in offers}
+        if limits.allows(active + n) and limits.rate(tokens, active + n) > best:
+            best, n_best = limits.rate(tokens, active + n), n
+    selected = [-seq for _, _, seq in sorted(every)[:n_best]]
+    assert select_drafts(candidates, limits, active) == {seq: selected.count(seq) for seq in candidates}
 
 
-STAIRS = st.lists(st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0]), min_size=12, max_size=12)
+STEPS = st.lists(st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0]), min_size=12, max_size=12)
 
 
 @settings(max_examples=100)
-@given(
-    st.lists(st.floats(0.1, 1.0), max_size=9), STAIRS, st.floats(0, 1), st.floats(0, 3), st.integers(1, 14)
-)
-def test_of_the_prefixes_that_may_be_taken_it_is_the_best(chances, steps, spent, budget, most_rows):
-    found, took = offer(*chances), list(accumulate(steps, mul))
-    price = prices(lambda n: took[min(n, 11)], budget, spent, most_rows)
-    allowed = [k for k in range(1, len(chances) + 1) if price.allows(1 + k)]
-    rates = {k: price.rate(1 + found.expected_accepted(k), 1 + k) for k in (0, *allowed)}
-    length, rate = best(found, price)
+@given(st.lists(st.floats(0.1, 1.0), max_size=9), STEPS, st.floats(0, 1), st.floats(0, 3), st.integers(1, 14))
+def test_the_best_affordable_length_has_the_best_rate_of_all_allowed(
+    chances, steps, spent, max_seconds, max_rows
+):
+    draft, times = candidate(*chances), list(accumulate(steps, mul))
+    limits = round_budget(lambda n: times[min(n, 11)], max_seconds, spent, max_rows)
+    allowed = [k for k in range(1, len(chances) + 1) if limits.allows(1 + k)]
+    rates = {k: limits.rate(1 + draft.expected_accepted(k), 1 + k) for k in (0, *allowed)}
+    length, rate = best(draft, limits)
     assert rate == pytest.approx(max(rates.values())) == pytest.approx(rates[length])
 
 
 @settings(max_examples=100)
-@given(st.lists(st.floats(0.1, 1.0), max_size=9), STAIRS, st.floats(0, 1), st.floats(0, 2))
-def test_what_is_spent_makes_no_shorter_draft_better(chances, steps, spent, more):
-    """Whatever a decode takes by its rows, wider ones less than narrower ones too."""
-    found, took = offer(*chances), list(accumulate(steps, mul))
-    first, _ = best_length(found.expected, prices(lambda n: took[min(n, 11)], spent=spent), 1, 1)
-    later = prices(lambda n: took[min(n, 11)], spent=spent + more)
-    assert best_length(found.expected, later, 1, 1)[1] == pytest.approx(
-        best_length(found.expected, later, 1, 1, first)[1]
+@given(st.lists(st.floats(0.1, 1.0), max_size=9), STEPS, st.floats(0, 1), st.floats(0, 2))
+def test_time_spent_never_makes_a_shorter_draft_better(chances, steps, spent, more):
+    """For any times by rows, even where wider decodes are faster."""
+    draft, times = candidate(*chances), list(accumulate(steps, mul))
+    first, _ = best_length(draft.expected, round_budget(lambda n: times[min(n, 11)], spent=spent), 1, 1)
+    later = round_budget(lambda n: times[min(n, 11)], spent=spent + more)
+    assert best_length(draft.expected, later, 1, 1)[1] == pytest.approx(
+        best_length(draft.expected, later, 1, 1, first)[1]
     )
 
 
 # The policy
 
 
-def test_a_machine_that_nobody_knows_is_measured_plainly_first():
-    world = World(cheap_rows, cold=True)
-    world.run(20)
-    assert world.widths()[0] == 1
-    assert max(world.widths()) > 4
+def test_an_unmeasured_machine_starts_with_plain_rounds():
+    machine = Machine(cheap_rows, cold=True)
+    machine.run(20)
+    assert machine.widths()[0] == 1
+    assert max(machine.widths()) > 4
 
 
-def test_good_drafts_grow_long_where_rows_are_cheap():
-    world = World(cheap_rows, 0.0005)
-    world.run(100)
-    assert world.run(200) > 4 * 100
-    assert max(world.widths()) > 10
+def test_good_drafts_become_long_where_rows_are_cheap():
+    machine = Machine(cheap_rows, 0.0005)
+    machine.run(100)
+    assert machine.run(200) > 4 * 100
+    assert max(machine.widths()) > 10
 
 
-def test_nothing_is_drafted_where_rows_cost_what_tokens_cost():
-    world = World(dear_rows)
-    world.run(300)
-    assert world.widths().count(1) > 290
+def test_nothing_is_drafted_where_rows_cost_as_much_as_decodes():
+    machine = Machine(costly_rows)
+    machine.run(300)
+    assert machine.widths().count(1) > 290
 
 
-def test_a_draft_that_is_always_wrong_is_given_up():
-    world = World(cheap_rows, 0.001, lambda: False, confidence=0.99)
-    rate = world.run(1000)
+def test_a_drafter_that_is_always_wrong_is_not_used_for_long():
+    machine = Machine(cheap_rows, 0.001, lambda: False, confidence=0.99)
+    rate = machine.run(1000)
     assert rate > 0.98 * 100
-    assert world.widths()[-300:].count(1) > 290
+    assert machine.widths()[-300:].count(1) > 290
 
 
-def test_it_finds_back_when_the_draft_becomes_good():
+def test_drafting_resumes_when_the_drafter_becomes_good():
     good = [False]
-    world = World(cheap_rows, 0.0005, lambda: good[0])
-    world.run(600)
+    machine = Machine(cheap_rows, 0.0005, lambda: good[0])
+    machine.run(600)
     good[0] = True
-    world.run(600)
-    assert world.run(200) > 3 * 100
+    machine.run(600)
+    assert machine.run(200) > 3 * 100
 
 
-def test_acceptance_is_learnt_against_the_drafters_own_opinion():
+def test_learnt_acceptance_overrides_the_drafters_confidence():
     rng = random.Random(1)
-    humble = World(cheap_rows, 0.0005, lambda: rng.random() < 0.97, confidence=0.3)
-    humble.run(500)
-    assert humble.policy.learnt.tables["model"].chances[2] > 0.9
-    assert humble.run(200) > 2.5 * 100
+    modest = Machine(cheap_rows, 0.0005, lambda: rng.random() < 0.97, confidence=0.3)
+    modest.run(500)
+    assert modest.policy.learnt.tables["model"].chances[2] > 0.9
+    assert modest.run(200) > 2.5 * 100
 
 
-def test_copies_are_drafted_without_a_model_and_scored_unused():
-    world = World(dear_rows, names=("copy",))
-    world.run(300)
-    assert set(world.widths()) == {1}
-    assert max(world.policy.learnt.tables["copy"].chances) > 0.99  # it was right all the time
-    assert World(cheap_rows, names=("copy",)).run(100) > 4 * 100
+def test_copies_are_drafted_without_a_model_and_observed_unused():
+    machine = Machine(costly_rows, names=("copy",))
+    machine.run(300)
+    assert set(machine.widths()) == {1}
+    assert max(machine.policy.learnt.tables["copy"].chances) > 0.99  # it was always right
+    assert Machine(cheap_rows, names=("copy",)).run(100) > 4 * 100
 
 
-def test_what_a_grammar_forces_is_drafted_and_the_model_goes_on_behind():
-    world = World(cheap_rows, 0.0005, names=("grammar", "model"))
-    grammar = world.policy.drafters[0]
+def test_the_model_continues_after_forced_tokens():
+    machine = Machine(cheap_rows, 0.0005, names=("grammar", "model"))
+    grammar = machine.policy.drafters[0]
     grammar.guess = lambda history, draft: 5 if len(draft) < 3 else None  # noqa: ARG005
-    world.run(100)
+    machine.run(100)
     assert any(
         o.draft.sources[:3] == ["grammar"] * 3 and "model" in o.draft.sources
-        for r in world.rounds
+        for r in machine.rounds
         for o in r.outcomes
     )
 
 
-def test_drafts_keep_to_the_room():
-    world = World(cheap_rows, 0.0005)
-    world.run(100, room=3)
-    assert max(world.widths()) == 4
-    world.run(50, room=0)
-    assert set(world.widths()[-50:]) == {1}
+def test_drafts_do_not_exceed_the_room():
+    machine = Machine(cheap_rows, 0.0005)
+    machine.run(100, room=3)
+    assert max(machine.widths()) == 4
+    machine.run(50, room=0)
+    assert set(machine.widths()[-50:]) == {1}
 
 
-def test_without_drafters_or_after_they_failed_it_is_plain():
-    world = World(cheap_rows, names=())
-    world.run(50)
-    assert set(world.widths()) == {1}
-    world = World(cheap_rows, 0.0005)
-    world.run(100)
-    world.policy.remove_drafter("model")
-    world.run(50)
-    assert set(world.widths()[-50:]) == {1}
+def test_rounds_are_plain_without_drafters_or_after_their_removal():
+    machine = Machine(cheap_rows, names=())
+    machine.run(50)
+    assert set(machine.widths()) == {1}
+    machine = Machine(cheap_rows, 0.0005)
+    machine.run(100)
+    machine.policy.remove_drafter("model")
+    machine.run(50)
+    assert set(machine.widths()[-50:]) == {1}
 
 
-def test_one_plain_round_in_a_while_keeps_the_clock_right():
-    world = World(cheap_rows, 0.0005)
-    world.run(600)
+def test_regular_plain_rounds_keep_t1_known():
+    machine = Machine(cheap_rows, 0.0005)
+    machine.run(600)
     since = longest = 0.0
-    for done in world.rounds:
+    for done in machine.rounds:
         since = 0.0 if done.plain else since + done.seconds
         longest = max(longest, since)
     assert longest < 1.1
-    assert 0.005 < sum(r.plain for r in world.rounds[50:]) / 550 < 0.1
+    assert 0.005 < sum(r.plain for r in machine.rounds[50:]) / 550 < 0.1
 
 
-def test_a_round_that_never_came_is_no_round():
-    world = World(cheap_rows, 0.0005)
+def test_drafts_that_are_never_verified_have_no_effect():
+    machine = Machine(cheap_rows, 0.0005)
     for _ in range(30):
-        world.policy.draft({0: 9})
-    world.run(100)
-    assert max(world.widths()) > 5
+        machine.policy.draft({0: 9})
+    machine.run(100)
+    assert max(machine.widths()) > 5
 
 
 def test_several_sequences_share_a_round():
-    world = World(cheap_rows, 0.0005, n_sequences=4)
-    world.run(100)
-    for done in world.rounds[-50:]:
+    machine = Machine(cheap_rows, 0.0005, n_sequences=4)
+    machine.run(100)
+    for done in machine.rounds[-50:]:
         assert done.n_rows <= DEFAULT.max_rows
-    assert max(world.widths()) > 12
-    assert world.run(50) > 4 * 4 / cheap_rows(4) / 4
+    assert max(machine.widths()) > 12
+    assert machine.run(50) > 4 * 4 / cheap_rows(4) / 4
 
 
-def test_speculation_fades_where_many_sequences_fill_the_machine():
-    """Beyond 16 rows each further one costs what the 16 do."""
-    world = World(lambda n: 0.01 * max(1.0, n / 16), 0.001, n_sequences=16)
-    world.run(200)
-    assert world.widths()[50:].count(16) > 145
+def test_drafting_stops_where_many_sequences_fill_the_machine():
+    """Beyond 16 rows, time grows in proportion to the rows."""
+    machine = Machine(lambda n: 0.01 * max(1.0, n / 16), 0.001, n_sequences=16)
+    machine.run(200)
+    assert machine.widths()[50:].count(16) > 145
 
 
-def test_a_sequence_that_may_not_be_drafted_for_shares_the_round():
-    world = World(cheap_rows, 0.0, names=("copy",), n_sequences=2)
+def test_a_sequence_without_room_shares_the_round():
+    machine = Machine(cheap_rows, 0.0, names=("copy",), n_sequences=2)
     for _ in range(10):
-        drafts = world.policy.draft({0: 9, 1: 0})
+        drafts = machine.policy.draft({0: 9, 1: 0})
         assert 1 not in drafts
         for seq in (0, 1):
-            world.policy.committed(seq, [5])
+            machine.policy.committed(seq, [5])
         rows = 2 + sum(len(d.tokens) for d in drafts.values())
         outcomes = [VerifyResult(seq, drafts.get(seq, Draft()), 0, 1) for seq in (0, 1)]
-        world.policy.observe(Round(rows, cheap_rows(rows), 0.0, cheap_rows(rows), outcomes))
+        machine.policy.observe(Round(rows, cheap_rows(rows), 0.0, cheap_rows(rows), outcomes))
 
 
-def test_another_context_length_is_another_curve():
-    world = World(cheap_rows, 0.0005)
-    world.run(50)
-    world.seconds = dear_rows
-    world.policy.use_costs(measured(dear_rows))
-    world.run(600)
-    assert world.widths()[-100:].count(1) > 90
+def test_use_costs_switches_the_cost_curve():
+    machine = Machine(cheap_rows, 0.0005)
+    machine.run(50)
+    machine.seconds = costly_rows
+    machine.policy.use_costs(measured(costly_rows))
+    machine.run(600)
+    assert machine.widths()[-100:].count(1) > 90
 
 
-def test_what_was_learnt_is_stored_and_restored():
+def test_the_learnt_state_is_stored_and_restored():
     rng = random.Random(1)
-    world = World(cheap_rows, 0.0005, lambda: rng.random() < 0.8)
-    world.run(400)
-    data = json.loads(json.dumps(world.policy.learnt.to_dict()))
-    again = World(cheap_rows, 0.0005, learnt=data).policy.learnt
-    stored = again.to_dict()
+    machine = Machine(cheap_rows, 0.0005, lambda: rng.random() < 0.8)
+    machine.run(400)
+    data = json.loads(json.dumps(machine.policy.learnt.to_dict()))
+    restored = Machine(cheap_rows, 0.0005, learnt=data).policy.learnt
+    stored = restored.to_dict()
     assert {name: stored[name] for name in ("tables", "after", "gains")} == {
         name: data[name] for name in ("tables", "after", "gains")
     }
     assert [width[:2] for width in stored["steps"]["widths"]] == [w[:2] for w in data["steps"]["widths"]]
-    assert again.steps.predict(1, 1.0) == pytest.approx(0.0005)
+    assert restored.steps.predict(1, 1.0) == pytest.approx(0.0005)
 
 
-def test_a_stored_curve_serves_from_the_second_round_on():
-    world = World(cheap_rows, 0.0005, costs=CostCurve.from_dict(measured(cheap_rows).to_dict()))
-    world.run(12)
-    assert world.widths()[0] == 1  # the plain round that says how fast the machine is now
-    assert max(world.widths()[1:]) > 4
+def test_a_stored_curve_is_used_from_the_second_round_on():
+    machine = Machine(cheap_rows, 0.0005, costs=CostCurve.from_dict(measured(cheap_rows).to_dict()))
+    machine.run(12)
+    assert machine.widths()[0] == 1  # this plain round sets the scale
+    assert max(machine.widths()[1:]) > 4
 
 
-def nonsense(seconds: float) -> CostCurve:
-    """As a broken store could have it: well formed, and every width costs the same."""
+def wrong_curve(seconds: float) -> CostCurve:
+    """A stored curve that is well formed, but has the same time for every width."""
     return CostCurve.from_dict({"widths": [[n, seconds, 1000] for n in range(1, DEFAULT.max_rows + 1)]})
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 1e-4, 1e6])
-def test_a_stored_curve_that_is_all_wrong_does_no_harm_for_long(seconds):
-    """Where rows cost what tokens cost, and the draft is never right: the worst that can be believed."""
-    world = World(dear_rows, 0.001, lambda: False, confidence=0.99, costs=nonsense(seconds))
-    rate = world.run(600)
+def test_a_wrong_stored_curve_is_corrected_quickly(seconds):
+    """The worst case: rows cost as much as decodes, and the drafter is never right."""
+    machine = Machine(costly_rows, 0.001, lambda: False, confidence=0.99, costs=wrong_curve(seconds))
+    rate = machine.run(600)
     assert rate > 0.95 * 100
-    assert world.widths()[-400:].count(1) > 390
-    cheap = World(cheap_rows, 0.0005, costs=nonsense(seconds))
+    assert machine.widths()[-400:].count(1) > 390
+    cheap = Machine(cheap_rows, 0.0005, costs=wrong_curve(seconds))
     cheap.run(200)
     assert cheap.run(100) > 4 * 100
 
 
 @pytest.mark.parametrize("gain", [-1e9, -100.0, 100.0, 1e9])
-def test_stored_gains_that_are_all_wrong_are_unlearnt(gain):
-    good = World(cheap_rows, 0.0005, learnt={"gains": [gain] * 3})
+def test_wrong_stored_gains_are_unlearnt(gain):
+    good = Machine(cheap_rows, 0.0005, learnt={"gains": [gain] * 3})
     good.run(400)
     assert good.run(100) > 4 * 100
-    bad = World(cheap_rows, 0.001, lambda: False, confidence=0.99, learnt={"gains": [gain] * 3})
+    bad = Machine(cheap_rows, 0.001, lambda: False, confidence=0.99, learnt={"gains": [gain] * 3})
     bad.run(400)
     assert bad.run(600) > 0.97 * 100
 
 
-def test_what_a_request_was_offered_is_counted_used_or_not():
+def test_candidates_are_counted_whether_used_or_not():
     rng = random.Random(1)
-    world = World(dear_rows, names=("copy",), right=lambda: rng.random() < 0.5)
-    world.run(200)
-    tally = world.policy.offer_stats(0)
-    assert tally.offered == 200
-    assert 70 < tally.offered_right < 130
-    assert (tally.asked, tally.named) == (0, 0)
-    world.policy.forget(0)
-    assert world.policy.offer_stats(0) == tally
-    world.policy.start(0, [1], GREEDY)
-    assert world.policy.offer_stats(0).offered == 0
-    asked = World(cheap_rows, 0.0005)
-    asked.run(50)
-    tally = asked.policy.offer_stats(0)
-    assert 40 < tally.asked == tally.named == tally.named_right
-    assert tally.offered == 0
+    machine = Machine(costly_rows, names=("copy",), right=lambda: rng.random() < 0.5)
+    machine.run(200)
+    stats = machine.policy.offer_stats(0)
+    assert stats.free_drafted == 200
+    assert 70 < stats.free_right < 130
+    assert (stats.model_used, stats.model_drafted) == (0, 0)
+    machine.policy.forget(0)
+    assert machine.policy.offer_stats(0) == stats
+    machine.policy.start(0, [1], GREEDY)
+    assert machine.policy.offer_stats(0).free_drafted == 0
+    machine = Machine(cheap_rows, 0.0005)
+    machine.run(50)
+    stats = machine.policy.offer_stats(0)
+    assert 40 < stats.model_used == stats.model_drafted == stats.model_right
+    assert stats.free_drafted == 0
 
 
 @pytest.mark.parametrize(
     "data", [None, 5, "x", [], {}, {"tables": 3, "after": [], "gains": [1], "steps": 7}, {"gains": ["a"] * 3}]
 )
-def test_what_was_stored_by_somebody_else_is_left_out(data):
-    fresh = World(cheap_rows).policy.learnt.to_dict()
-    assert World(cheap_rows, learnt=data).policy.learnt.to_dict() == fresh
+def test_invalid_stored_data_is_ignored(data):
+    fresh = Machine(cheap_rows).policy.learnt.to_dict()
+    assert Machine(cheap_rows, learnt=data).policy.learnt.to_dict() == fresh
 
 
-# The draft model's view
+# The draft model's cache
 
 
 def drafter_for(n_prompt: int) -> tuple[ModelDrafter, list[int]]:
@@ -460,7 +461,7 @@ def drafter_for(n_prompt: int) -> tuple[ModelDrafter, list[int]]:
     return model, prompt
 
 
-def test_the_models_view_can_be_narrowed_to_the_end():
+def test_the_models_cache_can_restart_from_the_tail():
     model, prompt = drafter_for(300)
     assert model.cache_state(0) == (0, 0, 300)
     model.restart_from_tail(0, 40)
@@ -475,7 +476,7 @@ def test_the_models_view_can_be_narrowed_to_the_end():
     assert model.cells[0] == []
 
 
-def test_a_narrow_view_ends_with_its_sequence():
+def test_a_new_sequence_starts_with_a_full_cache():
     model, prompt = drafter_for(300)
     model.restart_from_tail(0, 40)
     model.step({0: []})
@@ -484,7 +485,7 @@ def test_a_narrow_view_ends_with_its_sequence():
     assert model.cache_state(0) == (0, 0, 300)
 
 
-def test_a_long_prompt_is_covered_from_its_end_and_whole_when_that_is_paid_for():
+def test_a_long_prompt_is_read_from_its_tail_and_fully_once_gains_pay_for_it():
     n_prompt, now = 2000, [0.0]
 
     class Timed(ModelDrafter):
@@ -499,13 +500,13 @@ def test_a_long_prompt_is_covered_from_its_end_and_whole_when_that_is_paid_for()
     policy.start(0, prompt, GREEDY)
     skipped, held = [], []
     for _ in range(400):
-        began = now[0]
+        start = now[0]
         draft = policy.draft({0: 99}).get(0, Draft())
-        spent = now[0] - began
+        spent = now[0] - start
         skipped.append(model.cache_state(0).n_skipped)
         held.append(model.cache_state(0).n_held)
-        assert spent / 0.01 <= max(DEFAULT.allowance, policy.budget.credit)  # never more than there is
-        policy.committed(0, [*draft.tokens, 7])  # all right, always
+        assert spent / 0.01 <= max(DEFAULT.allowance, policy.budget.credit)  # never more than the credit
+        policy.committed(0, [*draft.tokens, 7])  # every draft token is right
         n = len(draft.tokens) + 1
         policy.observe(
             Round(n, cheap_rows(n), spent, cheap_rows(n) + spent, [VerifyResult(0, draft, n - 1, n)])

@@ -1,4 +1,4 @@
-"""How much of a prompt is evaluated at once: by time, more where nobody waits."""
+"""Prefill chunks: sized by time, longer where no other sequence waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOREVER = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
 
 class Slow(TableContext):
-    """Its time passes in decodes: `fixed` seconds each, and so many a row."""
+    """A context whose decodes take `fixed` seconds plus `per_row` seconds per row."""
 
     def __init__(self, per_row: float, fixed: float = 0.0) -> None:
         super().__init__(32, 3000, 2)
@@ -42,7 +42,7 @@ def fill(engine: Engine, ids: list[int]) -> None:
         engine.step()
 
 
-def test_a_chunk_takes_half_a_second_beside_others_and_longer_alone():
+def test_a_chunk_takes_half_a_second_and_longer_where_no_other_waits():
     target = Slow(per_row=0.0025)
     engine = engine_of(target)
     fill(engine, prompt(1000))
@@ -53,8 +53,8 @@ def test_a_chunk_takes_half_a_second_beside_others_and_longer_alone():
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 127, 128, 129, 500, 1000])
-def test_a_row_is_rounded_alike_however_quick_the_machine_is(n):
-    """Every decode but the last has a multiple of 64 rows, the last one what is left over and 64."""
+def test_the_widths_that_affect_rounding_do_not_depend_on_speed(n):
+    """Every decode but the last has a multiple of 64 rows, the last one 64 and the remainder."""
     for per_row in (1e-6, 0.001, 0.004, 1.0):
         target = Slow(per_row)
         engine = engine_of(target)
@@ -73,7 +73,7 @@ def test_a_row_is_rounded_alike_however_quick_the_machine_is(n):
     ("n", "widths"),
     [(6, [6]), (32, [32]), (40, [32, 8]), (100, [96, 4]), (134, [64, 64, 6]), (192, [64, 64, 64])],
 )
-def test_rows_that_are_dear_beside_others_are_decoded_alone(n, widths):
+def test_rows_beyond_a_row_multiple_are_decoded_by_themselves(n, widths):
     target = Slow(per_row=1.0)
     target.row_multiple = 32
     fill(engine_of(target), prompt(n))
@@ -82,23 +82,23 @@ def test_rows_that_are_dear_beside_others_are_decoded_alone(n, widths):
 
 
 @pytest.mark.parametrize("n", [5, 63])
-def test_few_rows_say_nothing_about_a_chunk(n):
+def test_small_chunks_do_not_change_the_measured_row_time(n):
     target = Slow(per_row=0.005, fixed=0.1)
     engine = engine_of(target)
     fill(engine, prompt(200))
-    price = engine._row_seconds
+    row_seconds = engine._row_seconds
     fill(engine, prompt(n, first=5))
-    assert engine._row_seconds == price
+    assert engine._row_seconds == row_seconds
 
 
-def test_a_slow_machine_still_evaluates_enough_at_once():
+def test_a_slow_machine_still_evaluates_whole_chunks():
     target = Slow(per_row=1.0)
     engine = engine_of(target)
     fill(engine, prompt(200))
     assert target.chunks() == [64, 64, 72]
 
 
-def test_a_small_batch_size_bounds_every_decode():
+def test_n_batch_limits_every_decode():
     target = Slow(per_row=0.001)
     target.n_batch = 100
     engine = engine_of(target)

@@ -1,4 +1,4 @@
-"""Recording what a draft model says of a text, over table models."""
+"""Recording the choices of a draft model along a text, over table models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specllama.testing import TableContext
 PROMPT = [5, 6, 7, 8, 9] * 4
 
 
-def test_where_the_draft_lacks_an_id_it_says_nothing_any_more():
+def test_after_an_id_outside_its_vocabulary_the_draft_is_wrong():
     text = [1, 2, 3, 30, 4, 5]
     draft = TableContext(30, 128, n_batch=4)  # its last id is 29
     trace = record(PROMPT, text, draft)
@@ -25,7 +25,7 @@ def test_where_the_draft_lacks_an_id_it_says_nothing_any_more():
 
 
 @pytest.mark.parametrize("n_ctx", [10, 20, 24])
-def test_where_its_context_is_full_too(n_ctx):
+def test_beyond_its_context_the_draft_is_wrong(n_ctx):
     text = write_text(TableContext(32, 128), PROMPT, 12, ())
     trace = record(PROMPT, text, TableContext(32, n_ctx, n_batch=8))
     n_read = max(0, n_ctx - len(PROMPT) + 1)
@@ -33,12 +33,12 @@ def test_where_its_context_is_full_too(n_ctx):
     assert all(conf > 0 for conf in trace.conf[:n_read])
 
 
-def test_a_text_without_a_token():
+def test_an_empty_text_gives_an_empty_trace():
     assert record(PROMPT, [], TableContext(32, 128)).draft == []
     assert record([3], [4, 5], TableContext(32, 128)).conf[0] > 0
 
 
-def test_sampled_texts_are_written_and_read_with_one_noise():
+def test_sampled_texts_are_written_and_recorded_with_the_same_noise():
     params = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0)
     texts = [write_text(TableContext(32, 128), PROMPT, 30, (), params, seed) for seed in (1, 2)]
     assert texts[0] != texts[1]
@@ -49,7 +49,7 @@ def test_sampled_texts_are_written_and_read_with_one_noise():
         for i, token in enumerate(text):
             history = [*PROMPT, *text[:i]]
             assert sampler.choose(table.rows(history).copy(), history).token == token
-        # the draft is the same table: with another noise, or greedily, it would say something else
+        # the draft is the same table; with other noise, or greedily, it would choose other tokens
         assert record(PROMPT, text, TableContext(32, 128, n_batch=8), params, seed).draft == text
         assert record(PROMPT, text, TableContext(32, 128), params, seed + 5).draft != text
         assert record(PROMPT, text, TableContext(32, 128)).draft != text

@@ -1,4 +1,4 @@
-"""Replay: deterministic, and exact where it can be reckoned; the planner keeps its promises there."""
+"""Replay: deterministic, exact where it can be computed by hand; the planner keeps its bounds there."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def ids(n: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(5, 4000), k=n)
 
 
-def lying(prompt: list[int], text: list[int], seed: int = 1, right=lambda i: False) -> Trace:  # noqa: ARG005
-    """A draft that is sure of itself, and right where `right` says so."""
+def mostly_wrong(prompt: list[int], text: list[int], seed: int = 1, right=lambda i: False) -> Trace:  # noqa: ARG005
+    """A confident draft that is right only where `right(i)` is true."""
     rng = random.Random(seed)
     draft = [x if right(i) else x + 1 for i, x in enumerate(text)]
     return Trace(prompt, text, draft, rng.choices(CONFIDENCES, k=len(text)))
@@ -68,7 +68,7 @@ def lying(prompt: list[int], text: list[int], seed: int = 1, right=lambda i: Fal
 # Replaying
 
 
-def test_plain_decoding_takes_a_row_a_token():
+def test_plain_decoding_takes_one_row_per_token():
     points = hindsight.MACHINES["B f16"]
     replayed = Replay(lambda d, clock: Fixed(d, 0), curve(points), 0.1, None).replay(OWN["json"])  # noqa: ARG005
     n = sum(len(t.text) for t in OWN["json"])
@@ -76,38 +76,38 @@ def test_plain_decoding_takes_a_row_a_token():
     assert replayed.seconds == pytest.approx(n) == pytest.approx(replayed.measured)
 
 
-def test_a_fixed_length_takes_what_can_be_reckoned():
-    """Two tokens each round, the second of them wrong, the room for both but at the end."""
+def test_a_fixed_length_takes_the_time_computed_by_hand():
+    """Each round drafts two tokens, the second of which is wrong."""
     text = list(range(10, 19))
     trace = Trace([1, 2, 3], text, [t if i % 2 == 0 else 0 for i, t in enumerate(text)], [0.9] * 9)
     points = {1: 1.0, 2: 1.25, 3: 1.5}
     replayed = Replay(lambda d, clock: Fixed(d, 2), curve(points), 0.1, None).replay([trace])  # noqa: ARG005
-    rounds = 4 * (1.5 + 0.2) + 1.0  # two tokens each, then one alone
+    rounds = 4 * (1.5 + 0.2) + 1.0  # two tokens per round, then a single one
     assert replayed.rounds == 5
     assert (replayed.n_drafted, replayed.n_accept) == (8, 4)
     assert replayed.seconds == pytest.approx(rounds)
 
 
-def test_the_draft_model_catches_up_with_what_was_copied():
+def test_the_draft_model_catches_up_with_copied_tokens():
     period = ids(6, 1)
     trace = Trace(period * 3, period * 4, period * 4, [0.9] * 24)
     points = {1: 1.0, 2: 1.0}
-    made = Replay(lambda d, clock: Fixed(d, 5), curve(points), 0.1, CopyDrafter)  # noqa: ARG005
-    made.replay([trace])
-    assert made.model is not None
+    replay = Replay(lambda d, clock: Fixed(d, 5), curve(points), 0.1, CopyDrafter)  # noqa: ARG005
+    replay.replay([trace])
+    assert replay.model is not None
     assert (
-        made.model.cache_state(0).n_pending == 1 + 24 - 0
+        replay.model.cache_state(0).n_pending == 1 + 24 - 0
     )  # all was copied; it has the prompt but its last id
-    assert made.model.step({0: []}) == {}
-    assert made.machine.quiet == pytest.approx(4 + 0.1 * (1 + CATCH_UP * 24))
+    assert replay.model.step({0: []}) == {}
+    assert replay.machine.quiet == pytest.approx(4 + 0.1 * (1 + CATCH_UP * 24))
 
 
-def test_the_same_replay_twice_is_the_same():
+def test_a_replay_is_deterministic():
     first, second = (session("A Q4_0", 0.07, cold=True).replay(OWN["edit"]) for _ in range(2))
     assert first == second
 
 
-def test_disturbance_is_seen_by_the_policy_and_not_billed():
+def test_disturbance_is_measured_but_not_counted():
     replayed = session("GPU", 0.07, disturb=lambda now: 3.0).replay(OWN["json"])  # noqa: ARG005
     assert replayed.measured == pytest.approx(3 * replayed.seconds)
 
@@ -115,16 +115,16 @@ def test_disturbance_is_seen_by_the_policy_and_not_billed():
 @pytest.mark.parametrize(
     "change", [{"prompt": []}, {"text": [1]}, {"conf": [2.0] * 3}, {"conf": [math.nan] * 3}, {"draft": 5}]
 )
-def test_what_is_no_trace_is_refused(change):
-    sound = {"prompt": [1], "text": [1, 2, 3], "draft": [1, 2, 3], "conf": [0.5] * 3}
-    assert Trace.from_dict(sound).to_dict() == sound
+def test_rejects_invalid_traces(change):
+    valid = {"prompt": [1], "text": [1, 2, 3], "draft": [1, 2, 3], "conf": [0.5] * 3}
+    assert Trace.from_dict(valid).to_dict() == valid
     with pytest.raises(ValueError, match="trace"):
-        Trace.from_dict(sound | change)
+        Trace.from_dict(valid | change)
     with pytest.raises(ValueError, match="not a trace"):
         Trace.from_dict({"prompt": [1]})
 
 
-def test_recording_asks_the_draft_at_every_position():
+def test_recording_evaluates_the_draft_at_every_position():
     target, draft = TableContext(32, 128), TableContext(32, 128, n_batch=8)
     prompt = [5, 6, 7, 8, 9] * 4
     text = write_text(target, prompt, 40, {0})
@@ -137,7 +137,7 @@ def test_recording_asks_the_draft_at_every_position():
     assert trace.draft == text  # the same table: the draft is the target
 
 
-def test_nobody_is_faster_than_the_perfect_stop():
+def test_no_draft_length_beats_the_oracle_stop():
     for machine in ("A Q4_0", "GPU"):
         seconds = curve(hindsight.MACHINES[machine])
         for trace in OWN["source"]:
@@ -147,67 +147,69 @@ def test_nobody_is_faster_than_the_perfect_stop():
                 assert bound <= hindsight.llama_cpp_loop(trace, seconds, 0.07, n)
 
 
-# The planner's promises
+# The planner's bounds
 
 
 MACHINES = ("A f16", "A Q8_0", "A Q4_0", "B Q4_K_M", "GPU")
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_on_own_traces_it_beats_what_others_could_at_best(cold):
+def test_on_own_traces_the_planner_beats_the_best_settings_of_other_engines(cold):
     against_grid, against_plain = [], []
     for machine in MACHINES:
         seconds = curve(hindsight.MACHINES[machine])
         for step in (0.02, 0.15):
-            made = session(machine, step, cold)
+            replay = session(machine, step, cold)
             for texts in OWN.values():
-                took = made.replay(texts).seconds
+                took = replay.replay(texts).seconds
                 against_grid.append(hindsight.best_of_grid(texts, seconds, step) / took)
-                if sum(len(t.text) for t in texts) > 100:  # in less, one wrong draft is many per cent
+                if (
+                    sum(len(t.text) for t in texts) > 100
+                ):  # in shorter ones a single wrong draft costs several per cent
                     against_plain.append(hindsight.plain(texts, seconds) / took)
     assert mean(against_grid) > 1.05
     assert min(against_plain) > (0.97 if cold else 0.98)
 
 
-def test_on_own_traces_it_beats_its_own_best_fixed_length():
+def test_on_own_traces_the_planner_beats_the_best_fixed_length():
     found = []
     for machine in ("A f16", "B Q4_K_M", "GPU"):
         seconds = curve(hindsight.MACHINES[machine])
-        made = session(machine, 0.07)
+        replay = session(machine, 0.07)
         for texts in OWN.values():
-            took = made.replay(texts).seconds
+            took = replay.replay(texts).seconds
             found.append(
                 hindsight.best_fixed(texts, seconds, 0.07, CopyDrafter, (0, 1, 2, 3, 5, 9, 15))[1] / took
             )
     assert mean(found) > 1.03
 
 
-def test_it_is_determined_by_what_it_sees():
-    lengths = []
+def test_the_planner_is_deterministic():
+    states = []
     for _ in range(2):
-        made = session("B Q8_0", 0.07)
-        made.replay(OWN["edit"])
-        lengths.append(made.policy.learnt.to_dict())
-    assert lengths[0] == lengths[1]
+        replay = session("B Q8_0", 0.07)
+        replay.replay(OWN["edit"])
+        states.append(replay.policy.learnt.to_dict())
+    assert states[0] == states[1]
 
 
 def adversaries() -> dict[str, list[Trace]]:
     source, copied = ids(600, 1), []
     for block in range(8):
         copied += source[block * 70 : block * 70 + 50] if block % 2 == 0 else ids(50, block + 100)
-    rng, said, misleading = random.Random(3), ids(12, 5), []
+    rng, repeated, misleading = random.Random(3), ids(12, 5), []
     for _ in range(60):
         i = rng.randrange(6)
-        misleading += [*said[i : i + 4], rng.randrange(5, 4000)]
+        misleading += [*repeated[i : i + 4], rng.randrange(5, 4000)]
     return {
-        "random draft": [lying(ids(50, k), ids(300, k + 9), k) for k in range(3)],
+        "random draft": [mostly_wrong(ids(50, k), ids(300, k + 9), k) for k in range(3)],
         "switching every 50 tokens": [
-            lying(source, copied),
-            lying(source, copied, 2, lambda i: i // 50 % 2 == 1),
+            mostly_wrong(source, copied),
+            mostly_wrong(source, copied, 2, lambda i: i // 50 % 2 == 1),
         ],
-        "acceptance drops": [lying(ids(50, k), ids(400, k), k, lambda i: i < 150) for k in range(2)],
-        "misleading copies": [lying(said * 3, misleading)],
-        "short texts": [lying(ids(50, k), ids(20, k), k) for k in range(15)],
+        "acceptance drops": [mostly_wrong(ids(50, k), ids(400, k), k, lambda i: i < 150) for k in range(2)],
+        "misleading copies": [mostly_wrong(repeated * 3, misleading)],
+        "short texts": [mostly_wrong(ids(50, k), ids(20, k), k) for k in range(15)],
     }
 
 
@@ -223,7 +225,7 @@ def throttling(now: float) -> float:
 @pytest.mark.parametrize("disturb", ["nothing", "one round in ten twice as slow", "throttling"])
 @pytest.mark.parametrize("name", adversaries())
 def test_never_slower(name, disturb, cold):
-    """Always within 1 % and four plain decodes of plain decoding, whatever draft and clock say."""
+    """Never more than 1 % plus four plain decodes slower than plain decoding, with any draft and clock."""
     for machine in ("A f16", "A Q4_K_M", "B Q8_0", "GPU"):
         for step in (0.02, 0.15):
             rng = random.Random(7)
@@ -232,29 +234,29 @@ def test_never_slower(name, disturb, cold):
                 "one round in ten twice as slow": lambda now, rng=rng: noisy(now, rng),
                 "throttling": throttling,
             }[disturb]
-            made, took, n = session(machine, step, cold, factor), 0.0, 0
+            replay, took, n = session(machine, step, cold, factor), 0.0, 0
             for trace in adversaries()[name]:
-                took += made.replay([trace]).seconds
+                took += replay.replay([trace]).seconds
                 n += len(trace.text)
                 assert took <= 1.01 * n + 4, (machine, step)
 
 
 @pytest.mark.parametrize("name", adversaries())
-def test_never_slower_where_every_text_has_a_process_of_its_own(name):
-    """The allowance is there once, not once a process; what was won is not lost as a whole in one of them."""
+def test_never_slower_with_one_process_per_text(name):
+    """The allowance is granted once, not once per process; one process cannot lose all earlier gains."""
     for machine in ("A f16", "A Q4_K_M", "B Q8_0", "GPU"):
         for step in (0.02, 0.15):
             learnt, took, n = None, 0.0, 0
             for trace in adversaries()[name] * 2:
-                made = session(machine, step, learnt=learnt)
-                once = made.replay([trace]).seconds
+                replay = session(machine, step, learnt=learnt)
+                once = replay.replay([trace]).seconds
                 assert once <= 1.01 * len(trace.text) + DEFAULT.stored_credit[1] + 0.5, (machine, step)
-                took, n, learnt = took + once, n + len(trace.text), made.policy.learnt.to_dict()
+                took, n, learnt = took + once, n + len(trace.text), replay.policy.learnt.to_dict()
                 assert took <= 1.01 * n + 4, (machine, step)
 
 
 @pytest.mark.parametrize("machine", ["A f16", "B Q4_K_M", "GPU"])
-def test_several_sequences_are_no_slower_than_plain_ones_together(machine):
+def test_several_sequences_are_faster_than_plain_decoding(machine):
     seconds, texts = curve(hindsight.MACHINES[machine]), [t for ts in OWN.values() for t in ts]
     for n_slots in (2, 4, 8):
         plain = Replay(lambda d, clock: Fixed(d, 0), seconds, None, None).replay(texts, n_slots)  # noqa: ARG005
@@ -265,25 +267,25 @@ def test_several_sequences_are_no_slower_than_plain_ones_together(machine):
 
 @pytest.mark.skipif(not PROTOTYPE.is_dir(), reason="the prototype's traces are not here")
 @pytest.mark.parametrize(("name", "grid", "worst"), [("workloads", 1.14, 0.98), ("renames", 1.45, 1.5)])
-def test_on_the_prototypes_traces_it_beats_the_sketch(name, grid, worst):
+def test_on_the_prototypes_traces_the_planner_beats_the_prototype(name, grid, worst):
     against_grid, against_plain = [], []
     for machine, points in hindsight.MACHINES.items():
         seconds = curve(points)
         for step in hindsight.STEPS:
-            made = session(machine, step)
+            replay = session(machine, step)
             for texts in load(PROTOTYPE / f"{name}.json").values():
-                took = made.replay(texts).seconds
+                took = replay.replay(texts).seconds
                 against_grid.append(hindsight.best_of_grid(texts, seconds, step) / took)
                 against_plain.append(hindsight.plain(texts, seconds) / took)
     assert mean(against_grid) >= grid
     assert min(against_plain) >= worst
 
 
-# With what was written before
+# With a request history
 
 
 def forms(n: int) -> list[Trace]:
-    """Texts of one form: values that nobody has seen stand between what is always the same."""
+    """Texts with the same form: new values between parts that are always the same."""
     rng, form, found = random.Random(1), ids(60, 2), []
     for _ in range(n):
         values = [rng.choices(range(5000, 9000), k=rng.randint(1, 3)) for _ in range(6)]
@@ -292,45 +294,46 @@ def forms(n: int) -> list[Trace]:
     return found
 
 
-def strangers(n: int) -> list[Trace]:
-    """Texts of the same few hundred ids that have nothing else in common."""
+def unrelated(n: int) -> list[Trace]:
+    """Texts of the same few hundred ids without anything else in common."""
     rng = random.Random(3)
     return [Trace([1, 2], rng.choices(range(5, 300), k=90), [0] * 90, [0.0] * 90) for _ in range(n)]
 
 
-def remembering(machine: str, traces: list[Trace], n_slots: int = 1) -> tuple[float, float]:
-    """Seconds of copying from the text itself alone, and with a memory."""
+def with_and_without_history(machine: str, traces: list[Trace], n_slots: int = 1) -> tuple[float, float]:
+    """Seconds with copies from the text itself alone, and with a request history."""
     took, points = [], hindsight.MACHINES[machine]
-    for remembers in (False, True):
+    for enabled in (False, True):
         memory = RequestHistory()
-        made = Replay(
+        replay = Replay(
             lambda drafters, clock: Planner(drafters, clock, known(points)),
             curve(points), None, CopyDrafter,
-            others=[MemoryDrafter(memory)] if remembers else [],
+            others=[MemoryDrafter(memory)] if enabled else [],
             ended=lambda t, memory=memory: memory.keep("", [*t.prompt, *t.text], len(t.prompt)),
         )  # fmt: skip
-        took.append(made.replay(traces, n_slots).seconds)
+        took.append(replay.replay(traces, n_slots).seconds)
     return took[0], took[1]
 
 
 @pytest.mark.parametrize("n_slots", [1, 4])
-def test_a_memory_pays_where_requests_are_alike(n_slots):
+def test_the_history_pays_where_requests_are_similar(n_slots):
     gains = [
-        alone / both for alone, both in (remembering(name, forms(30), n_slots) for name in hindsight.MACHINES)
+        alone / both
+        for alone, both in (with_and_without_history(name, forms(30), n_slots) for name in hindsight.MACHINES)
     ]
     assert mean(gains) > (1.25 if n_slots == 1 else 1.05)
     assert min(gains) > 0.99
 
 
 @pytest.mark.parametrize("machine", hindsight.MACHINES)
-def test_a_memory_costs_nothing_where_nothing_comes_again(machine):
-    alone, both = remembering(machine, strangers(30))
+def test_the_history_costs_almost_nothing_where_texts_are_unrelated(machine):
+    alone, both = with_and_without_history(machine, unrelated(30))
     assert both < 1.01 * alone
 
 
 @pytest.mark.parametrize("n_prompt", [20, 25, 30, 35, 134])
-def test_a_prompt_is_not_too_dear_to_begin_with_where_a_second_row_costs_as_much_as_the_first(n_prompt):
-    """AMX: with the whole prompt to catch up with, no round would have room for a draft beside it."""
+def test_the_draft_model_is_used_although_a_second_row_costs_as_much_as_the_first(n_prompt):
+    """As with AMX: with the whole prompt to catch up with, no round could afford a draft."""
     points = {1: 1, 2: 1.95, 3: 2.19, 4: 2.24, 5: 2.58, 6: 2.65, 8: 3.3, 12: 4.65, 16: 5.94}
     text = ids(64, 1)
     trace = Trace(ids(n_prompt, 2), text, text, [0.97] * 64)
@@ -338,5 +341,5 @@ def test_a_prompt_is_not_too_dear_to_begin_with_where_a_second_row_costs_as_much
     def make(drafters, clock):
         return Planner(drafters, clock, known(points))
 
-    made = Replay(make, curve(points), 0.15, CopyDrafter, prefilled=False)
-    assert made.replay([trace]).seconds < 64 / 1.3
+    replay = Replay(make, curve(points), 0.15, CopyDrafter, prefilled=False)
+    assert replay.replay([trace]).seconds < 64 / 1.3

@@ -1,4 +1,4 @@
-"""The choice rule: exact samples of the truncated softmax, pure, with margins that can be trusted."""
+"""The sampling rule: exact samples of the truncated softmax, pure, with valid margins."""
 
 # ruff: noqa: ARG005
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specllama.core.interfaces import DecodeError
 from specllama.core.sampling import gumbel as noise
 from specllama.core.sampling.gumbel import gumbel, nth_seed, splitmix64
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import KeyedSampler, log_softmax, probability
+from specllama.core.sampling.sampler import KeyedSampler, probability
 from specllama.core.sampling.top_k import best_first, top_ids
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -24,8 +24,16 @@ def random_row(n_vocab: int, seed: int, spread: float = 2.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(n_vocab) * spread).astype(np.float32)
 
 
+def log_softmax(row: np.ndarray) -> np.ndarray:
+    """Natural-log probabilities of the raw row, same shape."""
+    logprobs = row.astype(np.float64)
+    logprobs -= logprobs.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
+    return logprobs
+
+
 def adjusted(row, params: SamplingParams, history, forbidden=()) -> dict[int, float]:
-    """What bias and penalties make of the row, token by token, as llama.cpp's samplers do."""
+    """The logits by token after bias and penalties, computed as llama.cpp's samplers do."""
     out = {}
     window = list(history)[-params.repeat_last_n :] if params.repeat_last_n > 0 else list(history)
     if params.repeat_last_n == 0:
@@ -44,7 +52,7 @@ def adjusted(row, params: SamplingParams, history, forbidden=()) -> dict[int, fl
 
 
 def truncated_softmax(row, params: SamplingParams, history=(), forbidden=()) -> dict[int, float]:
-    """Token to probability: penalties, top-k, top-p, min-p, and only then the temperature."""
+    """Probabilities by token: penalties, top-k, top-p, min-p, then the temperature."""
     kept = sorted(adjusted(row, params, history, forbidden).items(), key=lambda item: (-item[1], item[0]))
     if params.top_k:
         kept = kept[: params.top_k]
@@ -65,19 +73,19 @@ def truncated_softmax(row, params: SamplingParams, history=(), forbidden=()) -> 
 
 
 def chi_square(observed: dict[int, int], expected: dict[int, float]) -> tuple[float, float]:
-    """The statistic over bins of at least 5 expected, and what it exceeds once in 10,000 times."""
+    """The statistic over bins with an expectation of at least 5, and its 99.99th percentile."""
     n = sum(observed.values())
-    bins, rest_seen, rest_due = [], 0, 0.0
+    bins, rest_seen, rest_expected = [], 0, 0.0
     for token, share in expected.items():
         if share * n >= 5:
             bins.append((observed.get(token, 0), share * n))
         else:
-            rest_seen, rest_due = rest_seen + observed.get(token, 0), rest_due + share * n
-    if rest_due >= 5:
-        bins.append((rest_seen, rest_due))
+            rest_seen, rest_expected = rest_seen + observed.get(token, 0), rest_expected + share * n
+    if rest_expected >= 5:
+        bins.append((rest_seen, rest_expected))
     free = max(1, len(bins) - 1)
     limit = free * (1 - 2 / (9 * free) + 3.72 * math.sqrt(2 / (9 * free))) ** 3  # Wilson-Hilferty
-    return sum((seen - due) ** 2 / due for seen, due in bins), limit
+    return sum((n_seen - n_expected) ** 2 / n_expected for n_seen, n_expected in bins), limit
 
 
 @pytest.mark.parametrize(
@@ -101,10 +109,10 @@ def chi_square(observed: dict[int, int], expected: dict[int, float]) -> tuple[fl
 def test_choices_are_samples_of_the_truncated_softmax(changes):
     params = SamplingParams(**{**PLAIN, **changes})
     row, n = random_row(50, 5), 4000
-    recent = [1, 2, 3, 3, 11, 40] * 11  # 66 ids; penalties look at the last 64
+    recent = [1, 2, 3, 3, 11, 40] * 11  # 66 ids, of which the last 64 are penalised
     observed: dict[int, int] = {}
     for i in range(n):
-        # Another position each time, or, where the history counts, another seed.
+        # A different position each time or, where the history matters, a different seed.
         seed, history = (i, recent) if params.penalised else (99, range(i))
         token = KeyedSampler(params, seed, 50).choose(row, history).token
         observed[token] = observed.get(token, 0) + 1
@@ -114,8 +122,8 @@ def test_choices_are_samples_of_the_truncated_softmax(changes):
     assert statistic < limit
 
 
-def test_chi_square_sees_a_wrong_distribution():
-    """The temperature applied before truncation, as another order would do it, does not pass."""
+def test_chi_square_detects_a_wrong_distribution():
+    """A temperature applied before truncation does not pass."""
     params = SamplingParams(**{**PLAIN, "top_p": 0.7, "temperature": 2.0})
     row = random_row(50, 5)
     sampler = KeyedSampler(params, 1, 50)
@@ -145,8 +153,8 @@ histories = st.lists(st.integers(0, 60), max_size=12)
 
 @settings(max_examples=300, deadline=None)
 @given(param_sets, st.integers(4, 60), st.integers(0, 2**32), st.integers(0, 2**64 - 1), histories)
-def test_choice_is_the_noisy_maximum_of_the_reference(params, n_vocab, row_seed, seed, history):
-    """Exactly, token by token: argmax over the reference's survivors of value / T + noise."""
+def test_the_choice_is_the_gumbel_max_of_the_reference(params, n_vocab, row_seed, seed, history):
+    """argmax of logit / T + noise over the tokens that the reference keeps."""
     row = random_row(n_vocab, row_seed)
     sampler = KeyedSampler(params, seed, n_vocab, forbidden=[3])
     got = sampler.choose(row, history)
@@ -157,13 +165,13 @@ def test_choice_is_the_noisy_maximum_of_the_reference(params, n_vocab, row_seed,
         noise = gumbel(seed, len(history), np.arange(n_vocab))
         scores = {t: values[t] / params.temperature + noise[t] for t in kept}
         assert scores[got.token] == pytest.approx(max(scores.values()), abs=1e-4)
-    # The margin costs time, never another choice; the same key gives the same token.
+    # Measuring the margin does not change the choice; the same key gives the same token.
     assert sampler.choose(row, history, margin=True).token == got.token
     assert KeyedSampler(params, seed, n_vocab, forbidden=[3]).choose(row.copy(), list(history)) == got
 
 
 @pytest.mark.parametrize("margin", [False, True])
-def test_ties_go_to_the_lowest_id(margin):
+def test_the_lowest_id_wins_ties(margin):
     row = np.array([1, 5, 2, 5, 5, 0], np.float32)
     assert KeyedSampler(SamplingParams(temperature=0), 1, 6).choose(row, [], margin).token == 1
     one = KeyedSampler(SamplingParams(top_k=1), 1, 6)
@@ -174,7 +182,7 @@ def test_ties_go_to_the_lowest_id(margin):
     assert {two.choose(row, range(i), margin).token for i in range(50)} == {1, 3}
 
 
-def test_other_keys_give_other_noise():
+def test_different_keys_give_different_noise():
     row = np.zeros(1000, np.float32)
     params = SamplingParams(**PLAIN)
     choose = lambda seed, n: KeyedSampler(params, seed, 1000).choose(row, range(n)).token  # noqa: E731
@@ -183,9 +191,9 @@ def test_other_keys_give_other_noise():
     assert choose(7, 7) == choose(7, 7)
 
 
-def test_noise_depends_on_the_token_not_on_the_company():
-    whole = gumbel(5, 9, np.arange(1000))
-    assert (gumbel(5, 9, np.array([900, 3])) == whole[[900, 3]]).all()
+def test_the_noise_of_a_token_does_not_depend_on_the_other_tokens():
+    all_noise = gumbel(5, 9, np.arange(1000))
+    assert (gumbel(5, 9, np.array([900, 3])) == all_noise[[900, 3]]).all()
     assert np.isfinite(gumbel(2**64 - 1, 2**31, np.array([0, 2**31 - 1]))).all()
     many = np.concatenate([gumbel(1, p, np.arange(2000)) for p in range(100)])
     assert many.mean() == pytest.approx(0.5772, abs=0.01)
@@ -202,14 +210,14 @@ def test_noise_is_finite_for_the_extreme_bits(monkeypatch):
     assert u[0] < 1
 
 
-def test_splitmix64_is_the_published_one():
+def test_splitmix64_gives_the_published_values():
     """First outputs of the reference implementation from state 0 and from 1234567."""
     assert splitmix64(0) == 0xE220A8397B1DCDAF
     assert splitmix64(0x9E3779B97F4A7C15) == 0x6E789E6AA1B965F4
     assert splitmix64(1234567) == 6457827717110365317
 
 
-def test_seeds_of_the_choices_of_a_request():
+def test_nth_seed_gives_distinct_seeds():
     seeds = [nth_seed(42, n) for n in range(100)]
     assert seeds[0] == 42
     assert len(set(seeds)) == 100
@@ -254,18 +262,18 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
 ):
     n_vocab, row_seed, spread, steps = shape
     row = random_row(n_vocab, row_seed, spread)
-    if steps:  # coarse values put tokens onto the edges of the truncation
+    if steps:  # coarse values put tokens exactly onto the limits of truncation
         row = np.round(row * steps) / np.float32(steps)
     sampler = KeyedSampler(params, seed, n_vocab)
     token, margin = sampler.choose(row, history, margin=True)
     assert margin >= 0
-    most = min(margin, 6.0) / 2 * 0.999 - 1e-5  # float32 rounds
-    assume(most > 0)
+    limit = min(margin, 6.0) / 2 * 0.999 - 1e-5  # minus the rounding of float32
+    assume(limit > 0)
     rng = np.random.default_rng(noise_seed)
-    changes = [rng.uniform(-most, most, n_vocab)]
-    changes += [np.where(rng.random(n_vocab) < share, most, -most) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    changes = [rng.uniform(-limit, limit, n_vocab)]
+    changes += [np.where(rng.random(n_vocab) < share, limit, -limit) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
     for change in list(changes[2:4]):
-        change[token] = -most
+        change[token] = -limit
     for change in changes:
         assert sampler.choose((row + change).astype(np.float32), history).token == token
 
@@ -275,41 +283,41 @@ def margin_of(values: list[float], seed: int = 3, **changes) -> tuple[int, float
     return KeyedSampler(params, seed, len(values)).choose(np.array(values, np.float32), [], margin=True)
 
 
-def seed_that_prefers(token: int, n_vocab: int) -> int:
-    """A seed whose noise at position 0 makes a hot sampler choose the token among equals."""
+def seed_preferring(token: int, n_vocab: int) -> int:
+    """A seed whose noise at position 0 is largest for the token, so that a high temperature chooses it."""
     return next(s for s in range(999) if gumbel(s, 0, np.arange(n_vocab)).argmax() == token)
 
 
-def test_margin_of_the_argmax_is_the_distance_to_the_second():
+def test_the_margin_of_the_argmax_is_the_distance_to_the_second():
     assert margin_of([5, 4.5, 0], temperature=0) == (0, pytest.approx(0.5))
     assert margin_of([0, 0, 0], temperature=0) == (0, 0)
     assert margin_of([7], temperature=0) == (0, math.inf)
 
 
-def test_margin_at_each_edge_of_the_truncation():
-    """Noise that likes another token: the margin is how far that is from being let in."""
-    hot, likes_1 = {"temperature": 50.0}, seed_that_prefers(1, 2)
-    assert margin_of([5, 4.2], likes_1, **hot).token == 1
-    assert margin_of([5, 4.2], likes_1, **hot, top_k=1) == (0, pytest.approx(0.8))
-    assert margin_of([5, 4.2], likes_1, **hot, min_p=0.5) == (0, pytest.approx(0.8 - math.log(2), abs=1e-5))
-    odds = math.log(0.6 / 0.4)  # of the first of the two against top_p
-    assert margin_of([5, 4.2], likes_1, **hot, top_p=0.6) == (0, pytest.approx(0.8 - odds, abs=1e-5))
+def test_the_margin_includes_tokens_just_outside_each_truncation():
+    """The noise prefers another token; the margin is its distance from being kept."""
+    hot, prefers_1 = {"temperature": 50.0}, seed_preferring(1, 2)
+    assert margin_of([5, 4.2], prefers_1, **hot).token == 1
+    assert margin_of([5, 4.2], prefers_1, **hot, top_k=1) == (0, pytest.approx(0.8))
+    assert margin_of([5, 4.2], prefers_1, **hot, min_p=0.5) == (0, pytest.approx(0.8 - math.log(2), abs=1e-5))
+    odds = math.log(0.6 / 0.4)  # log odds of top_p
+    assert margin_of([5, 4.2], prefers_1, **hot, top_p=0.6) == (0, pytest.approx(0.8 - odds, abs=1e-5))
 
 
-def test_margin_of_a_token_that_is_just_inside():
-    """The same edges from the other side: how far the chosen one is from being put out."""
-    hot, likes_1 = {"temperature": 50.0}, seed_that_prefers(1, 3)
-    assert margin_of([5, 4.2, 4.1], likes_1, **hot, top_k=2) == (1, pytest.approx(0.1, abs=1e-5))
-    assert margin_of([5, 4.2, -99], likes_1, **hot, min_p=0.4) == (
+def test_the_margin_of_a_token_just_inside_each_truncation():
+    """The margin is the distance of the chosen token from being cut off."""
+    hot, prefers_1 = {"temperature": 50.0}, seed_preferring(1, 3)
+    assert margin_of([5, 4.2, 4.1], prefers_1, **hot, top_k=2) == (1, pytest.approx(0.1, abs=1e-5))
+    assert margin_of([5, 4.2, -99], prefers_1, **hot, min_p=0.4) == (
         1,
         pytest.approx(math.log(1 / 0.4) - 0.8, abs=1e-5),
     )
     odds = math.log(0.8 / 0.2)
-    assert margin_of([5, 4.2, -99], likes_1, **hot, top_p=0.8) == (1, pytest.approx(odds - 0.8, abs=1e-5))
+    assert margin_of([5, 4.2, -99], prefers_1, **hot, top_p=0.8) == (1, pytest.approx(odds - 0.8, abs=1e-5))
 
 
 def test_margins_are_not_needlessly_small():
-    """On rows like a language model's, near-ties of sampling are about as rare as those of the argmax."""
+    """On rows like a language model's, small margins are about as rare in sampling as for the argmax."""
     rng = np.random.default_rng(3)
     samplers = [KeyedSampler(SamplingParams(temperature=0), 1, 2000), KeyedSampler(SamplingParams(), 1, 2000)]
     small = np.zeros(2)
@@ -321,15 +329,15 @@ def test_margins_are_not_needlessly_small():
     assert small[1] < 2 * small[0] + 6
 
 
-def test_repeat_penalty_counts_in_the_margin():
-    """A penalty of 0.5 doubles differences between positive logits: half the change turns the choice."""
+def test_a_repeat_penalty_reduces_the_margin():
+    """A penalty of 0.5 doubles differences between positive logits, so half the change is enough."""
     params = SamplingParams(temperature=0, repeat_penalty=0.5)
     choice = KeyedSampler(params, 1, 2).choose(np.array([3.0, 2.0], np.float32), [0, 1], margin=True)
     assert choice == (0, pytest.approx(1.0))
 
 
-def test_coupled_choices_of_close_distributions_mostly_agree():
-    """The draft model's choice with the same noise: far above independent sampling, near the optimum."""
+def test_choices_with_the_same_noise_mostly_agree_for_similar_distributions():
+    """Target and draft model with the same noise: far above independent sampling, near the optimum."""
     params, n_vocab, n = SamplingParams(**PLAIN), 200, 600
     rng = np.random.default_rng(0)
     same, independent, optimum = 0, 0.0, 0.0
@@ -347,14 +355,14 @@ def test_coupled_choices_of_close_distributions_mostly_agree():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_rows_that_are_not_finite_are_refused(bad, temperature):
+def test_rows_that_are_not_finite_are_rejected(bad, temperature):
     row = random_row(300, 1)
     row[17] = bad
     with pytest.raises(DecodeError, match="position 2 are not finite"):
         KeyedSampler(SamplingParams(temperature=temperature), 1, 300).choose(row, [4, 5])
 
 
-def test_a_row_without_any_possible_token_is_refused():
+def test_a_row_without_any_possible_token_is_rejected():
     with pytest.raises(DecodeError):
         KeyedSampler(SamplingParams(), 1, 5).choose(np.full(5, -np.inf, np.float32), [])
     with pytest.raises(DecodeError):
@@ -378,14 +386,14 @@ values = st.sampled_from([-math.inf, -2.0, 0.0, -0.0, 1.0, 3.0, math.nan])
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(values, min_size=1, max_size=9), st.sets(st.integers(0, 8)), st.integers(1, 9))
-def test_what_is_forbidden_is_skipped_without_changing_the_row(row, forbidden, n_vocab):
-    """The largest of the rest at once, or by way of a changed row, which a margin asks for: the same."""
+def test_greedy_choices_skip_forbidden_tokens_with_and_without_margin(row, forbidden, n_vocab):
+    """The shortcut, and the adjusted row that a margin needs, give the same token."""
     params, row = SamplingParams(temperature=0), np.array(row, np.float32)
-    choose = KeyedSampler(params, 1, min(n_vocab, len(row)), sorted(forbidden))
+    sampler = KeyedSampler(params, 1, min(n_vocab, len(row)), sorted(forbidden))
     found = []
     for margin in (False, True):
         try:
-            found.append(choose.choose(row, [1], margin=margin).token)
+            found.append(sampler.choose(row, [1], margin=margin).token)
         except DecodeError:
             found.append(None)
     assert found[0] == found[1]
@@ -405,14 +413,14 @@ def test_ids_of_a_larger_draft_vocabulary_are_never_chosen():
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5, 1e4])
 @pytest.mark.parametrize("top_k", [0, 40])
-def test_extreme_temperatures(temperature, top_k):
+def test_extreme_temperatures_are_argmax_or_nearly_uniform(temperature, top_k):
     row = random_row(500, 2)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=1, min_p=0)
     got = {KeyedSampler(params, 1, 500).choose(row, range(i), margin=i % 2 > 0).token for i in range(100)}
     assert got == {int(row.argmax())} if temperature < 1 else len(got) > 20
 
 
-def test_the_row_is_left_as_it_was():
+def test_the_row_is_restored():
     row = random_row(100, 1)
     before = row.copy()
     KeyedSampler(SamplingParams(repeat_penalty=1.5, logit_bias={3: 2.0}), 1, 100, [5]).choose(
@@ -431,7 +439,7 @@ def test_probabilities_are_those_of_the_raw_row(n_vocab, seed):
         assert probability(row, token) == pytest.approx(math.exp(logs[token]), rel=1e-4)
 
 
-def test_probability_of_the_impossible_is_nothing():
+def test_an_impossible_token_has_probability_zero():
     row = np.array([-np.inf, 3, 3], np.float32)
     assert probability(row, 0) == 0
     assert log_softmax(row)[0] == -math.inf

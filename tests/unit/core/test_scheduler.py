@@ -1,4 +1,4 @@
-"""The order in which requests come to a slot and prompts are read."""
+"""The order in which requests get slots and prompts are evaluated."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ def generation(turn: int = 0) -> Generation:
 
 
 class TestFairQueue:
-    def test_one_after_the_other(self) -> None:
-        line, waiting = FairQueue(), list[Generation]()
-        made = [generation() for _ in range(5)]
-        for one in made:
-            line.join(waiting, one)
-        assert [waiting.index(one) for one in made] == list(range(5))
+    def test_first_come_first_served(self) -> None:
+        queue, waiting = FairQueue(), list[Generation]()
+        arrived = [generation() for _ in range(5)]
+        for one in arrived:
+            queue.join(waiting, one)
+        assert [waiting.index(one) for one in arrived] == list(range(5))
 
-    def test_a_request_of_many_does_not_keep_the_others_waiting(self) -> None:
-        line, waiting = FairQueue(), list[Generation]()
+    def test_a_request_of_many_texts_lets_later_requests_pass(self) -> None:
+        queue, waiting = FairQueue(), list[Generation]()
         many = [generation(i) for i in range(8)]
         for one in many:
-            line.join(waiting, one)
+            queue.join(waiting, one)
         late = generation()
-        line.join(waiting, late)
+        queue.join(waiting, late)
         assert waiting.index(late) == 1
         assert [one for one in waiting if one is not late] == many
 
-    def test_nobody_waits_for_ever(self) -> None:
-        """However many newcomers there are, the last text of a request gets its turn."""
-        line, waiting = FairQueue(), list[Generation]()
+    def test_no_generation_waits_forever(self) -> None:
+        """However many requests arrive later, the last text of a request gets its turn."""
+        queue, waiting = FairQueue(), list[Generation]()
         last = generation(7)
-        line.join(waiting, generation())
-        line.join(waiting, last)
+        queue.join(waiting, generation())
+        queue.join(waiting, last)
         passed = []
         while last in waiting:
-            line.join(waiting, generation())
+            queue.join(waiting, generation())
             passed.append(waiting.pop(0))
             assert len(passed) < 60
         assert len(passed) > 7
 
-    def test_prompts_are_read_in_turn(self) -> None:
+    def test_prompts_are_evaluated_in_turn(self) -> None:
         long, short = generation(), generation()
         long.n_chunks = 3
         assert next_to_fill([long, short]) is short

@@ -1,4 +1,4 @@
-"""The figures of a generation."""
+"""Counters of a generation and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specllama.core.stats import RunStats
 
 
-def test_nothing_is_claimed_that_was_not_measured():
+def test_unmeasured_figures_are_none():
     stats = RunStats()
     assert stats.acceptance_rate is None
     assert stats.accept_by_position == []
@@ -20,7 +20,7 @@ def test_nothing_is_claimed_that_was_not_measured():
     assert RunStats(n_predict=1, decode_seconds=1.0).decode_tps is None
 
 
-def test_rates():
+def test_rates_are_tokens_per_second():
     stats = RunStats(n_prompt=90, n_reused=30, encode_seconds=2.0, n_predict=101, decode_seconds=4.0)
     assert stats.encode_tps == 30
     assert stats.decode_tps == 25
@@ -28,7 +28,7 @@ def test_rates():
     assert stats.plain_tps == 5
 
 
-def test_acceptance_by_position_counts_rounds_that_came_so_far():
+def test_acceptance_by_position_counts_rounds_with_such_a_position():
     stats = RunStats()
     stats.drafted(["copy", "copy", "copy"], 2, 0)
     stats.drafted(["model"], 1, 3)
@@ -45,7 +45,7 @@ drafts = st.lists(
 
 
 @given(drafts)
-def test_counters_agree_with_one_another(rounds):
+def test_counters_are_consistent(rounds):
     stats = RunStats()
     for sources, n_accept, n_discarded in rounds:
         stats.drafted(sources, min(n_accept, len(sources)), n_discarded)
@@ -55,7 +55,7 @@ def test_counters_agree_with_one_another(rounds):
     assert RunStats.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats
 
 
-def test_shares_of_time_add_up():
+def test_time_shares_add_up():
     stats = RunStats(decode_seconds=10.0, verify_seconds=6.0, draft_seconds=2.0, sampling_seconds=0.5)
     assert stats.time_shares == {"verify": 6.0, "draft": 2.0, "sampling": 0.5, "other": 1.5}
     assert RunStats(decode_seconds=1.0, verify_seconds=1.1).time_shares["other"] == 0

@@ -1,4 +1,4 @@
-"""What every drafter must do: answer what it is asked, leave the rest alone, survive any accept pattern."""
+"""The contract of `Drafter`, for every drafter: valid proposals, unchanged inputs, any accept pattern."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from specllama.testing import TableContext, TableMask
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
-CHOOSER = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+SAMPLER = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
 
 
-class Repeating(GrammarDrafter):
-    """Behind an id below 4 the next one up is forced, whatever the contract says the sequence is."""
+class CountingGrammar(GrammarDrafter):
+    """After an id below 4 the next higher one is forced, whatever the sequence."""
 
     def start(self, seq_id, prompt, sampler, mask=None) -> None:
         last = [prompt[-1]]
@@ -33,31 +33,31 @@ class Repeating(GrammarDrafter):
         super().start(seq_id, prompt, sampler, mask)
 
     def committed(self, seq_id, tokens) -> None:
-        self.masks[seq_id].output.extend(tokens)  # the engine's part
+        self.masks[seq_id].output.extend(tokens)  # as the engine does
         super().committed(seq_id, tokens)
 
 
-def remembering() -> MemoryDrafter:
-    """One that has read every run of three that the contract is likely to write."""
-    memory, rng = RequestHistory(), random.Random(1)
+def with_history() -> MemoryDrafter:
+    """A drafter whose history has most of the 3-grams that these tests use."""
+    history, rng = RequestHistory(), random.Random(1)
     for _ in range(20):
-        memory.keep("", rng.choices(range(7), k=30), 5)
-    return MemoryDrafter(memory)
+        history.keep("", rng.choices(range(7), k=30), 5)
+    return MemoryDrafter(history)
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
-    "memory": remembering,
-    "memory of nothing": lambda: MemoryDrafter(RequestHistory()),
-    "grammar": Repeating,
-    "grammar without one": GrammarDrafter,
+    "memory": with_history,
+    "empty memory": lambda: MemoryDrafter(RequestHistory()),
+    "grammar": CountingGrammar,
+    "no grammar": GrammarDrafter,
     "model": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2), N_VOCAB),
     "model, recurrent": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2, "checkpoint"), N_VOCAB),
 }
 
 tokens = st.integers(0, 6)
 prompts = st.lists(tokens, min_size=1, max_size=24)
-rounds = st.lists(  # per round: tokens asked for, of them accepted, the target's own next token
+rounds = st.lists(  # per round: tokens drafted at most, of them accepted at most, the target's next token
     st.tuples(st.integers(0, 4), st.integers(0, 4), tokens), max_size=8
 )
 
@@ -67,7 +67,7 @@ pytestmark = pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
 def started(make: Callable[[], Drafter], *histories: list[int]) -> Drafter:
     drafter = make()
     for seq_id, history in enumerate(histories):
-        drafter.start(seq_id, history, CHOOSER)
+        drafter.start(seq_id, history, SAMPLER)
     return drafter
 
 
@@ -76,18 +76,18 @@ def draft(drafter: Drafter, limits: dict[int, int]) -> dict[int, list[Proposal]]
     runs: dict[int, list[Proposal]] = {seq_id: [] for seq_id in limits}
     open_ = {seq_id for seq_id, limit in limits.items() if limit}
     while open_:
-        answer = drafter.step({seq_id: [p.token for p in runs[seq_id]] for seq_id in open_})
-        assert answer.keys() <= open_, "an answer nobody asked for"
-        for seq_id, proposal in answer.items():
+        proposals = drafter.step({seq_id: [p.token for p in runs[seq_id]] for seq_id in open_})
+        assert proposals.keys() <= open_, "a proposal for another sequence"
+        for seq_id, proposal in proposals.items():
             runs[seq_id].append(proposal)
-        open_ = {seq_id for seq_id in answer if len(runs[seq_id]) < limits[seq_id]}
+        open_ = {seq_id for seq_id in proposals if len(runs[seq_id]) < limits[seq_id]}
     return runs
 
 
 def play(
     drafter: Drafter, histories: list[list[int]], played: list[tuple[int, int, int]]
 ) -> list[dict[int, list[Proposal]]]:
-    """Rounds of drafting and accepting on all sequences; each accepts one token less than the one before."""
+    """Rounds of drafting and accepting; sequence n accepts n tokens less than sequence 0."""
     drafts = []
     for n_draft, n_accept, token in played:
         runs = draft(drafter, dict.fromkeys(SEQUENCES, n_draft))
@@ -100,7 +100,7 @@ def play(
 
 
 @given(prompts, prompts, rounds)
-def test_proposals_are_ids_with_probabilities(make, first, second, played) -> None:
+def test_proposals_are_valid_ids_and_probabilities(make, first, second, played) -> None:
     for runs in play(started(make, first, second), [first[:], second[:]], played):
         for proposal in (p for run in runs.values() for p in run):
             assert 0 <= proposal.token < N_VOCAB
@@ -114,7 +114,7 @@ def test_the_same_rounds_give_the_same_drafts(make, first, second, played) -> No
 
 
 @given(prompts, prompts, rounds)
-def test_any_accept_pattern_leaves_it_where_a_fresh_one_would_be(make, first, second, played) -> None:
+def test_any_accept_pattern_leaves_the_state_of_a_fresh_drafter(make, first, second, played) -> None:
     drafter, histories = started(make, first, second), [first[:], second[:]]
     play(drafter, histories, played)
     fresh = started(make, first, second)
@@ -125,19 +125,18 @@ def test_any_accept_pattern_leaves_it_where_a_fresh_one_would_be(make, first, se
 
 
 @given(prompts, rounds)
-def test_what_it_is_given_is_left_alone(make, prompt, played) -> None:
+def test_prompt_and_commits_are_not_changed(make, prompt, played) -> None:
     given_prompt, drafter = prompt[:], make()
-    drafter.start(0, given_prompt, CHOOSER)
+    drafter.start(0, given_prompt, SAMPLER)
     for n_draft, _, token in played:
-        wanted = {0: [p.token for p in draft(drafter, {0: n_draft})[0]]}
-        emitted = [*wanted[0], token]
+        emitted = [*(p.token for p in draft(drafter, {0: n_draft})[0]), token]
         drafter.committed(0, emitted)
         assert emitted[-1] == token
         assert given_prompt == prompt
 
 
 @given(prompts, rounds)
-def test_a_draft_thrown_away_changes_nothing(make, prompt, played) -> None:
+def test_a_discarded_draft_has_no_effect(make, prompt, played) -> None:
     drafter = started(make, prompt)
     for n_draft, _, token in played:
         before = draft(drafter, {0: n_draft})
@@ -146,33 +145,33 @@ def test_a_draft_thrown_away_changes_nothing(make, prompt, played) -> None:
 
 
 @given(prompts, prompts, rounds)
-def test_a_forgotten_sequence_leaves_nothing(make, first, second, played) -> None:
+def test_a_forgotten_sequence_leaves_no_state(make, first, second, played) -> None:
     drafter = started(make, first, first)
     play(drafter, [first[:], first[:]], played)
     drafter.forget(0)
     assert draft(drafter, {1: 2}).keys() == {1}
-    drafter.start(0, second, CHOOSER)
+    drafter.start(0, second, SAMPLER)
     fresh = started(make, second)
     assert tokens_of([draft(drafter, {0: 4})]) == tokens_of([draft(fresh, {0: 4})])
 
 
-foreign_drafts = st.lists(tokens, max_size=5)
+other_drafts = st.lists(tokens, max_size=5)
 
 
 @given(
     prompts,
     rounds,
-    st.lists(st.tuples(foreign_drafts, foreign_drafts, st.integers(0, 3)), max_size=4),
+    st.lists(st.tuples(other_drafts, other_drafts, st.integers(0, 3)), max_size=4),
 )
-def test_what_others_drafted_is_gone_on_from(make, prompt, played, foreign) -> None:
-    """Behind a draft of somebody else's the proposal is that of a fresh drafter asked the same."""
+def test_continues_after_the_draft_of_another_drafter(make, prompt, played, others) -> None:
+    """The proposals are those of a fresh drafter with the same history and draft."""
     drafter = started(make, prompt, prompt)
     if not drafter.continues:
         return
     histories = [prompt[:], prompt[:]]
     play(drafter, histories, played)
-    for thrown_away, draft_, more in foreign:
-        drafter.step({0: thrown_away})
+    for discarded, draft_, more in others:
+        drafter.step({0: discarded})
         fresh = started(make, prompt)
         fresh.committed(0, histories[0][len(prompt) :])
         for _ in range(more + 1):
@@ -185,11 +184,11 @@ def test_what_others_drafted_is_gone_on_from(make, prompt, played, foreign) -> N
         histories[0] += draft_
 
 
-def test_nothing_wanted_is_nothing_proposed(make) -> None:
+def test_without_sequences_nothing_is_proposed(make) -> None:
     assert started(make, [1, 2, 3]).step({}) == {}
 
 
-def test_a_sequence_may_end_before_it_was_drafted_for(make) -> None:
+def test_a_sequence_may_end_before_its_first_draft(make) -> None:
     drafter = started(make, [1, 2, 3], [1, 2, 3])
     drafter.committed(0, [4])
     drafter.forget(0)

@@ -1,4 +1,4 @@
-"""The draft model evaluates once what several sequences begin with."""
+"""The draft model evaluates a common prefix of several sequences only once."""
 
 from __future__ import annotations
 
@@ -6,68 +6,69 @@ import pytest
 
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.drafters.model import LEAST_SHARED, ModelDrafter
+from specllama.drafters.model import MIN_SHARED, ModelDrafter
 from specllama.testing import TableContext
 
 N_VOCAB = 32
 PROMPT = [4 + i * 7 % 25 for i in range(100)]
-CHOOSER = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+SAMPLER = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
 
 
-def made(memory: str = "full", n_ctx: int = 600) -> ModelDrafter:
+def make_drafter(memory: str = "full", n_ctx: int = 600) -> ModelDrafter:
     return ModelDrafter(TableContext(N_VOCAB, n_ctx, 4, memory), N_VOCAB)
 
 
 def alone(history: list[int]) -> int:
-    drafter = made()
-    drafter.start(0, history, CHOOSER)
+    """The token proposed after this history where no other sequence exists."""
+    drafter = make_drafter()
+    drafter.start(0, history, SAMPLER)
     return drafter.step({0: ()})[0].token
 
 
 @pytest.mark.parametrize("memory", ["full", "window", "rollback", "checkpoint"])
 @pytest.mark.parametrize("ends", [(9, 10, 11), (9, 9, 11), (9, 9, 9)])
-def test_what_they_begin_with_is_evaluated_once(memory: str, ends: tuple[int, ...]) -> None:
-    drafter = made(memory)
+def test_a_common_prefix_is_evaluated_once(memory: str, ends: tuple[int, ...]) -> None:
+    drafter = make_drafter(memory)
     for seq, end in enumerate(ends):
-        drafter.start(seq, [*PROMPT, end], CHOOSER)
-    found = drafter.step(dict.fromkeys(range(3), ()))
-    assert [found[seq].token for seq in range(3)] == [alone([*PROMPT, end]) for end in ends]
+        drafter.start(seq, [*PROMPT, end], SAMPLER)
+    proposals = drafter.step(dict.fromkeys(range(3), ()))
+    assert [proposals[seq].token for seq in range(3)] == [alone([*PROMPT, end]) for end in ends]
     assert sum(drafter.context.widths) == len(PROMPT) + len(ends)
     assert all(drafter.cells[seq] == drafter.context.cells[seq] == [*PROMPT, ends[seq]] for seq in range(3))
 
 
-def test_one_that_comes_later_takes_over_what_is_there() -> None:
-    drafter = made()
-    drafter.start(0, [*PROMPT, 9], CHOOSER)
+def test_a_later_sequence_shares_the_cells_of_an_earlier_one() -> None:
+    drafter = make_drafter()
+    drafter.start(0, [*PROMPT, 9], SAMPLER)
     drafter.step({0: ()})
     drafter.context.widths.clear()
-    drafter.start(1, [*PROMPT[:80], 5, 6], CHOOSER)
+    drafter.start(1, [*PROMPT[:80], 5, 6], SAMPLER)
     assert drafter.cache_state(1) == (0, 80, 2)
     assert drafter.step({1: ()})[1].token == alone([*PROMPT[:80], 5, 6])
     assert drafter.context.widths == [2]
     assert drafter.cells[0] == drafter.context.cells[0] == [*PROMPT, 9]
 
 
-def test_what_is_short_or_left_out_is_not_shared() -> None:
-    drafter = made()
-    short = PROMPT[: LEAST_SHARED - 1]
+def test_a_short_or_skipped_prefix_is_not_shared() -> None:
+    drafter = make_drafter()
+    short = PROMPT[: MIN_SHARED - 1]
     for seq in (0, 1):
-        drafter.start(seq, [*short, 9 + seq], CHOOSER)
+        drafter.start(seq, [*short, 9 + seq], SAMPLER)
     drafter.step({0: (), 1: ()})
     assert sum(drafter.context.widths) == 2 * (len(short) + 1)
-    drafter = made()
+    drafter = make_drafter()
     for seq in (0, 1):
-        drafter.start(seq, [*PROMPT, 9], CHOOSER)
+        drafter.start(seq, [*PROMPT, 9], SAMPLER)
     drafter.restart_from_tail(0, 40)
-    found = drafter.step({0: (), 1: ()})
+    proposals = drafter.step({0: (), 1: ()})
     assert sum(drafter.context.widths) == 40 + len(PROMPT) + 1
-    assert found[1].token == alone([*PROMPT, 9])
+    assert proposals[1].token == alone([*PROMPT, 9])
 
 
-def test_without_room_nothing_is_proposed_and_nothing_breaks() -> None:
-    drafter = made(n_ctx=110)
+def test_without_room_nothing_is_proposed_until_there_is_room() -> None:
+    drafter = make_drafter(n_ctx=110)
     for seq in (0, 1):
-        drafter.start(seq, [*PROMPT, 9 + seq], CHOOSER)
+        drafter.start(seq, [*PROMPT, 9 + seq], SAMPLER)
     assert drafter.step({0: (), 1: ()}) == {}
     assert all(drafter.cells[seq] == drafter.context.cells[seq] for seq in (0, 1))
     drafter.forget(1)

@@ -1,4 +1,4 @@
-"""The registry: adding a drafter is its file and one entry, and no other code knows its name."""
+"""The registry: a drafter is one file and one entry, and no other code compares its name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REQUEST = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=60, ignore
 
 
 class Oracle(RegisteredDrafter):
-    """Knows the table that the target answers from."""
+    """Proposes from the table of the target."""
 
     entry = DrafterEntry("oracle", lambda inputs: Oracle(), "an oracle", priced=False, continues=True)  # noqa: ARG005
 
@@ -76,7 +76,7 @@ def measured() -> CostCurve:
 @pytest.mark.parametrize("kind", ["planner", "fixed"])
 @pytest.mark.parametrize("priced", [False, True])
 def test_a_new_entry_drafts_and_is_counted(monkeypatch, kind: str, priced: bool) -> None:
-    """Free or priced, by either policy; the text is the plain one."""
+    """Free or priced, with either policy; the output is that of plain decoding."""
     entry = DrafterEntry("oracle", lambda inputs: Oracle(), "an oracle", priced=priced, continues=True)  # noqa: ARG005
     monkeypatch.setitem(REGISTRY, "oracle", entry)
     monkeypatch.setattr(Oracle, "entry", entry)
@@ -93,7 +93,7 @@ def test_a_new_entry_drafts_and_is_counted(monkeypatch, kind: str, priced: bool)
         assert policy.learnt.to_dict()["tables"]["oracle"]["seen"]
 
 
-def test_forced_tokens_are_no_guesses(monkeypatch) -> None:
+def test_forced_tokens_do_not_count_as_guesses(monkeypatch) -> None:
     entry = replace(Oracle.entry, forces=True, prior=(0.95,))
     monkeypatch.setattr(Oracle, "entry", entry)
     stats = run(engine_over(TableContext(N_VOCAB, 256), Fixed([Oracle()], 4)), REQUEST)[0].stats
@@ -115,7 +115,7 @@ def test_every_entry_makes_its_drafter() -> None:
         assert entry.label
 
 
-def test_only_what_is_enabled_and_possible_is_made() -> None:
+def test_drafters_not_enabled_or_without_inputs_are_not_made() -> None:
     assert [d.name for d in make_drafters(["copy"], DrafterInputs(N_VOCAB))] == ["copy"]
     assert make_drafters(["model"], DrafterInputs(N_VOCAB)) == []
     assert make_drafters([], DrafterInputs(N_VOCAB)) == []
@@ -133,7 +133,7 @@ COMPARED = re.compile(
 
 
 def test_no_code_compares_a_drafters_name() -> None:
-    """Outside of drafters/ capabilities count. `config/options_measuring.py` means the option `model`."""
+    """Code outside drafters/ uses capabilities. `config/options_measuring.py` compares the option `model`."""
     root = Path(specllama.__file__).parent
     found = [
         f"{file.relative_to(root)}: {line.strip()}"

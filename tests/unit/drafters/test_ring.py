@@ -1,4 +1,4 @@
-"""The ring of earlier texts: what it finds, what it has forgotten, and what it takes."""
+"""The ring of earlier texts: which occurrences it finds, when they are overwritten, and its memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specllama.drafters.ngram_index import N_CANDIDATES, N_GRAM
-from specllama.drafters.ring import NOTHING, Ring
+from specllama.drafters.ring import NO_TOKEN, Ring
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8)
 
 
-def filed(ring: Ring, *given_texts: list[int]) -> Ring:
-    for text in given_texts:
+def indexed(ring: Ring, *added: list[int]) -> Ring:
+    for text in added:
         ring.add(text)
     while ring.index_pending(1000):
         pass
@@ -23,58 +23,59 @@ def filed(ring: Ring, *given_texts: list[int]) -> Ring:
 
 
 @given(texts, st.integers(3, 7), st.integers(1, 9), st.sampled_from([0, 2**32 - 30, 2**33]))
-def test_it_finds_what_stands_there_and_has_not_been_overwritten(wrote, bits, piece, begun) -> None:
-    """As a search through everything does, however the texts are filed and wherever positions wrap."""
+def test_finds_the_same_occurrences_as_a_full_search(added, bits, piece, start) -> None:
+    """However the texts are divided into pieces and wherever positions wrap."""
     ring = Ring(bits)
-    ring.end = begun
-    whole: list[int] = []
-    for text in wrote:
+    ring.end = start
+    ids: list[int] = []
+    for text in added:
         ring.add(text)
         while ring.index_pending(piece):
             pass
         kept = text[-(ring.size - 1) :]
-        whole += [NOTHING, *kept] if kept else []
-    assert ring.end - begun == len(whole)
-    window = max(0, len(whole) - ring.size)
-    assert [ring[begun + i] for i in range(len(whole))] == [NOTHING] * window + whole[window:]
-    for end in range(N_GRAM, len(whole) + 1):
-        run = whole[end - N_GRAM : end]
-        if NOTHING in run:
+        ids += [NO_TOKEN, *kept] if kept else []
+    assert ring.end - start == len(ids)
+    n_overwritten = max(0, len(ids) - ring.size)
+    expected = [NO_TOKEN] * n_overwritten + ids[n_overwritten:]
+    assert [ring[start + i] for i in range(len(ids))] == expected
+    for end in range(N_GRAM, len(ids) + 1):
+        gram = ids[end - N_GRAM : end]
+        if NO_TOKEN in gram:
             continue
-        same = [e for e in range(len(whole), N_GRAM - 1, -1) if whole[e - N_GRAM : e] == run]
-        kept = [begun + e for e in same if len(whole) - e <= ring.size - N_GRAM]
-        assert ring.ends(*run) == kept[:N_CANDIDATES]
+        same = [e for e in range(len(ids), N_GRAM - 1, -1) if ids[e - N_GRAM : e] == gram]
+        kept = [start + e for e in same if len(ids) - e <= ring.size - N_GRAM]
+        assert ring.ends(*gram) == kept[:N_CANDIDATES]
 
 
-def test_what_was_never_written_is_not_there() -> None:
-    ring = filed(Ring(), [1, 2, 3, 4])
+def test_ids_never_written_are_not_found() -> None:
+    ring = indexed(Ring(), [1, 2, 3, 4])
     assert ring.ends(2, 3, 5) == []
     assert Ring().ends(1, 2, 3) == Ring().ends(0, 0, 0) == []
-    assert [ring[-1], ring[ring.end], ring[ring.end + 2**32]] == [NOTHING] * 3
-    assert list(ring[0:7]) == [NOTHING, 1, 2, 3, 4, NOTHING, NOTHING]
+    assert [ring[-1], ring[ring.end], ring[ring.end + 2**32]] == [NO_TOKEN] * 3
+    assert list(ring[0:7]) == [NO_TOKEN, 1, 2, 3, 4, NO_TOKEN, NO_TOKEN]
 
 
-def test_no_chain_leads_round_in_a_circle_where_positions_wrap() -> None:
+def test_no_chain_is_circular_where_positions_wrap() -> None:
     ring = Ring(4)
     ring.end = 2**32 - 30
-    filed(ring, [0], [0] * 3, [0] * 11, [0] * 10 + [1])
+    indexed(ring, [0], [0] * 3, [0] * 11, [0] * 10 + [1])
     assert len(set(ring.ends(0, 0, 0))) == len(ring.ends(0, 0, 0)) == 8
 
 
-def test_large_ids_are_told_apart() -> None:
+def test_large_ids_are_distinguished() -> None:
     top = 2**20 + 5
-    ring = filed(Ring(), [top, top - 1, 9, 5], [top - 1, top, 9, 6])
+    ring = indexed(Ring(), [top, top - 1, 9, 5], [top - 1, top, 9, 6])
     assert [ring[end] for end in ring.ends(top, top - 1, 9)] == [5]
     assert [ring[end] for end in ring.ends(top - 1, top, 9)] == [6]
 
 
-def test_a_run_does_not_reach_from_one_text_into_the_next() -> None:
-    ring = filed(Ring(), [1, 2], [3, 4, 5])
+def test_a_match_does_not_extend_across_two_texts() -> None:
+    ring = indexed(Ring(), [1, 2], [3, 4, 5])
     assert ring.ends(1, 2, 3) == []
     assert len(ring.ends(3, 4, 5)) == 1
 
 
-def test_texts_are_filed_piece_by_piece() -> None:
+def test_texts_are_indexed_piece_by_piece() -> None:
     ring = Ring()
     ring.add(list(range(1000)))
     left = [1000]
@@ -88,23 +89,23 @@ def test_texts_are_filed_piece_by_piece() -> None:
     ]  # fmt: skip
 
 
-def test_what_waits_is_bounded_too() -> None:
+def test_the_queue_of_pending_texts_is_bounded() -> None:
     ring = Ring(4)
     for i in range(100):
         ring.add([i, i, i, i, i])
     assert ring.index_pending(0) <= ring.size
-    filed(ring)
+    indexed(ring)
     assert ring.ends(99, 99, 99)
     assert ring.ends(50, 50, 50) == []
     ring.add(list(range(1000)))
-    filed(ring)
+    indexed(ring)
     assert ring[ring.end - 1] == 999
     assert len(ring.ends(990, 991, 992)) == 1
 
 
 @pytest.mark.parametrize("bits", [10, 20])
-def test_it_never_grows(bits: int) -> None:
+def test_the_memory_of_a_ring_is_constant(bits: int) -> None:
     ring = Ring(bits)
     before = ring.n_bytes
-    filed(ring, *([i % 7, i % 5, i % 3, i] * 50 for i in range(40)))
+    indexed(ring, *([i % 7, i % 5, i % 3, i] * 50 for i in range(40)))
     assert ring.n_bytes == before == 8 * 2**bits + 4 * 2**20
