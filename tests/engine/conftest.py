@@ -1,6 +1,6 @@
 """Real models for the engine tests: the embedded pair, and tiny random ones of every memory kind.
 
-One thread: two of them wait for each other at every operation, which a busy machine makes slow.
+One thread each: two threads synchronise at every operation, which is slow on a busy machine.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def draft() -> Iterator[LlamaModel]:
 
 @pytest.fixture
 def context() -> Iterator[Callable[..., LlamaContext]]:
-    """Makes contexts and closes them."""
-    made: list[LlamaContext] = []
+    """Makes contexts, and closes them at the end."""
+    contexts: list[LlamaContext] = []
 
     def make(model: LlamaModel, n_ctx: int = 512, n_seq_max: int = 1, n_rs_seq: int = 0) -> LlamaContext:
-        made.append(LlamaContext(model, n_ctx, n_seq_max, n_rs_seq=n_rs_seq))
-        return made[-1]
+        contexts.append(LlamaContext(model, n_ctx, n_seq_max, n_rs_seq=n_rs_seq))
+        return contexts[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for opened in contexts:
+        opened.close()
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LlamaModel]]:
-    """A tiny random model by kind; noise: how far it is from the noiseless one. Single precision."""
+    """Loads a tiny random model by kind, in single precision. noise: see `tests.support.tinygguf`."""
     directory, models = tmp_path_factory.mktemp("tiny"), {}
 
     def load(kind: str, noise: float = 0.0, **settings: object) -> LlamaModel:
@@ -74,7 +74,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Lla
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """A host that has loaded the embedded pair."""
+    """An engine core that has loaded the embedded pair."""
     front = Front.of_pair(tmp_path_factory.mktemp("store"))
     yield front
     front.close()

@@ -1,4 +1,4 @@
-"""What native/attention.h computes, by ggml itself, against numpy."""
+"""The attention of native/attention.h, called through ggml, compared with numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specllama.llama.library import ggml
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = set(CPUINFO.read_text().split()) if CPUINFO.exists() else set()
-OWN = platform.machine() == "x86_64" and {"avx2", "fma", "f16c"} <= FLAGS
+SUPPORTED = platform.machine() == "x86_64" and {"avx2", "fma", "f16c"} <= FLAGS
 F32, F16 = 0, 1
 
 
@@ -42,9 +42,8 @@ def attention(
     sinks: NDArray[np.float32] | None = None,
     n_threads: int = 1,
 ) -> NDArray[np.float32]:
-    """q: (heads, rows, dk). k, v: (heads of the cache, cells, dk or dv). mask: (rows, cells).
-
-    Returns (rows, heads, dv).
+    """ggml's flash attention, shape (rows, heads, dv). q: (heads, rows, dk). k, v: (KV heads, cells, dk or dv).
+    mask: (rows, cells).
     """
     init = function("ggml_init", POINTER, _Room)
     tensor = function("ggml_new_tensor_4d", POINTER, POINTER, ctypes.c_int, LONG, LONG, LONG, LONG)
@@ -54,14 +53,14 @@ def attention(
 
         def put(values: NDArray[np.floating]) -> int:
             shape = [*reversed(values.shape), 1, 1, 1][:4]
-            made = tensor(room, F16 if values.dtype == np.float16 else F32, *shape)
+            created = tensor(room, F16 if values.dtype == np.float16 else F32, *shape)
             dense = np.ascontiguousarray(values)
-            ctypes.memmove(data(made), dense.ctypes.data, dense.nbytes)
-            return made
+            ctypes.memmove(data(created), dense.ctypes.data, dense.nbytes)
+            return created
 
         flash = function("ggml_flash_attn_ext", POINTER, *[POINTER] * 5, FLOAT, FLOAT, FLOAT)
-        given = [put(one) for one in (q, k, v)]
-        out = flash(room, *given, None if mask is None else put(mask), q.shape[2] ** -0.5, bias, cap)
+        inputs = [put(values) for values in (q, k, v)]
+        out = flash(room, *inputs, None if mask is None else put(mask), q.shape[2] ** -0.5, bias, cap)
         if sinks is not None:
             function("ggml_flash_attn_ext_add_sinks", None, POINTER, POINTER)(out, put(sinks))
         graph = function("ggml_new_graph", POINTER, POINTER)(room)
@@ -90,7 +89,7 @@ def expected(
     power = 1 << int(np.log2(heads))
     out = np.zeros((rows, heads, v.shape[2]))
     for head in range(heads):
-        keys, values = (one[head // (heads // len(k))].astype(np.float64) for one in (k, v))
+        keys, values = (cached[head // (heads // len(k))].astype(np.float64) for cached in (k, v))
         scores = q[head].astype(np.float64) @ np.nan_to_num(keys).T * dk**-0.5
         scores = cap * np.tanh(scores / cap) if cap else scores
         slope = 1.0
@@ -100,23 +99,23 @@ def expected(
             slope = 2 ** (-bias / 2 / power * (2 * (head - power) + 1))
         scores = scores if mask is None else scores + slope * mask.astype(np.float64)
         for row in range(rows):
-            seen = scores[row] > -np.inf
-            most = max([*scores[row][seen], *([] if sinks is None else [sinks[head]])], default=0.0)
-            weights = np.exp(scores[row][seen] - most)
-            total = weights.sum() + (0 if sinks is None else np.exp(sinks[head] - most))
-            out[row, head] = weights @ values[seen] / total if total else 0
+            visible = scores[row] > -np.inf
+            top = max([*scores[row][visible], *([] if sinks is None else [sinks[head]])], default=0.0)
+            weights = np.exp(scores[row][visible] - top)
+            total = weights.sum() + (0 if sinks is None else np.exp(sinks[head] - top))
+            out[row, head] = weights @ values[visible] / total if total else 0
     return out
 
 
 def example(
     heads: int, shared: int, dk: int, dv: int, cells: int, rows: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float16], NDArray[np.float16], NDArray[np.float16]]:
-    """Queries, keys, values and a mask in which rows see what is before them, and one of two in a stretch."""
-    some = np.random.default_rng(heads * cells)
-    q = some.normal(size=(heads, rows, dk)).astype(np.float32) * 3
-    k = some.normal(size=(shared, cells, dk)).astype(np.float16)
-    v = some.normal(size=(shared, cells, dv)).astype(np.float16)
-    mask = some.normal(size=(rows, cells)).astype(np.float16)
+    """Queries, keys, values and a causal mask that also hides every second cell of a range."""
+    rng = np.random.default_rng(heads * cells)
+    q = rng.normal(size=(heads, rows, dk)).astype(np.float32) * 3
+    k = rng.normal(size=(shared, cells, dk)).astype(np.float16)
+    v = rng.normal(size=(shared, cells, dv)).astype(np.float16)
+    mask = rng.normal(size=(rows, cells)).astype(np.float16)
     mask[np.arange(cells) > np.arange(rows)[:, None] + max(1, cells - rows)] = -np.inf
     mask[:, cells // 3 : cells // 2 : 2] = -np.inf
     return q, k, v, mask
@@ -139,7 +138,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
-def test_what_is_computed(shape: tuple[int, ...], n_threads: int) -> None:
+def test_attention_agrees_with_numpy(shape: tuple[int, ...], n_threads: int) -> None:
     q, k, v, mask = example(*shape)
     found = attention(q, k, v, mask, n_threads=n_threads)
     assert found == pytest.approx(expected(q, k, v, mask), abs=0.01)
@@ -155,17 +154,17 @@ def test_what_is_computed(shape: tuple[int, ...], n_threads: int) -> None:
     ],
     ids=str,
 )
-def test_what_some_models_have(options: dict[str, float]) -> None:
+def test_bias_soft_cap_and_sinks(options: dict[str, float]) -> None:
     q, k, v, mask = example(6, 2, 64, 64, 100, 7)
     assert attention(q, k, v, mask, **options) == pytest.approx(expected(q, k, v, mask, **options), abs=0.01)
 
 
-def test_without_a_mask() -> None:
+def test_attention_without_a_mask() -> None:
     q, k, v, _ = example(4, 2, 64, 64, 50, 3)
     assert attention(q, k, v, None) == pytest.approx(expected(q, k, v, None), abs=0.01)
 
 
-def test_large_scores_are_no_overflow() -> None:
+def test_large_scores_do_not_overflow() -> None:
     q, k, v, mask = example(4, 2, 64, 64, 90, 3)
     q *= 1000
     found = attention(q, k, v, mask)
@@ -173,17 +172,17 @@ def test_large_scores_are_no_overflow() -> None:
     assert found == pytest.approx(expected(q, k, v, mask), abs=0.02)
 
 
-def test_what_is_hidden_has_no_part_in_it() -> None:
-    """The cells of a sequence whose numbers overflowed stay in the cache until they are used again."""
+def test_hidden_cells_have_no_effect() -> None:
+    """Cells with overflowed numbers of another sequence stay in the cache until they are used again."""
     q, k, v, mask = example(4, 2, 64, 64, 90, 6)
-    want = attention(q, k, v, mask)
+    without = attention(q, k, v, mask)
     hidden = np.isneginf(mask).all(axis=0)
     assert 5 < hidden.sum() < 80
     k[:, hidden], v[:, hidden] = np.nan, np.inf
-    assert (attention(q, k, v, mask) == want).all()
+    assert (attention(q, k, v, mask) == without).all()
 
 
-def test_a_row_that_sees_nothing_is_zero() -> None:
+def test_a_row_with_all_cells_hidden_is_zero() -> None:
     q, k, v, mask = example(4, 2, 64, 64, 90, 4)
     mask[2] = -np.inf
     found = attention(q, k, v, mask)
@@ -191,9 +190,9 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
     assert found[[0, 1, 3]] == pytest.approx(expected(q, k, v, mask)[[0, 1, 3]], abs=0.01)
 
 
-@pytest.mark.skipif(not OWN, reason="attention.h is for AVX2")
+@pytest.mark.skipif(not SUPPORTED, reason="attention.h is for AVX2")
 @pytest.mark.parametrize("shape", [(8, 4, 64, 64, 300, 70), (6, 2, 80, 80, 129, 9), (32, 2, 96, 96, 64, 20)])
-def test_rows_are_the_same_alone_and_with_any_number_of_threads(shape: tuple[int, ...]) -> None:
+def test_rows_are_bit_equal_to_single_rows_with_any_number_of_threads(shape: tuple[int, ...]) -> None:
     q, k, v, mask = example(*shape)
     together = attention(q, k, v, mask, n_threads=2)
     for row in range(shape[5]):

@@ -1,4 +1,4 @@
-"""Teacher-forced decoding with the embedded pair in the real llama.cpp, and through a host."""
+"""Teacher forcing with the embedded pair in the real llama.cpp, and through the engine core."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ RENAMED = f"```python\n{CODE.replace('result', 'payload')}```"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_given_text_comes_out_whatever_drafts(
+def test_the_output_is_the_forced_text_with_any_drafter(
     target: LlamaModel, draft: LlamaModel, context: Make, temperature: float
 ) -> None:
     forced = target.tokenize(RENAMED, False, False)
     params = SamplingParams(temperature=temperature)
-    wanted = Request(chat_ids(target, PROMPTS["rename"]), params, 3, forced=forced)
+    request = Request(chat_ids(target, PROMPTS["rename"]), params, 3, forced=forced)
     main, small = context(target), context(draft)
     model = ModelDrafter(small, target.n_vocab, True, target.end_ids)
-    ways: list[Policy] = [
+    policies: list[Policy] = [
         Fixed([], 0),
         Fixed([CopyDrafter()], 7),
         Fixed([model], 3),
@@ -38,17 +38,17 @@ def test_the_given_text_comes_out_whatever_drafts(
         Planner([CopyDrafter(), model], time.perf_counter),
     ]
     accepted = []
-    for policy in ways:
+    for policy in policies:
         main.truncate(0, 0)
-        (got,) = run(engine_for(target, main, policy), wanted)
+        (got,) = run(engine_for(target, main, policy), request)
         assert (got.output, got.finish_reason) == (forced, "length")
         assert got.stats.n_accept + got.stats.rounds == len(forced) - 1
         accepted.append(got.stats.n_accept)
     assert accepted[0] == 0
-    assert min(accepted[1:4]) > len(forced) / 4  # it is a copy with changes
+    assert min(accepted[1:4]) > len(forced) / 4  # the text is an edited copy
 
 
-def test_the_models_own_text_is_accepted_whole_from_itself(target: LlamaModel, context: Make) -> None:
+def test_the_models_own_text_is_always_accepted_from_itself(target: LlamaModel, context: Make) -> None:
     params = SamplingParams(temperature=0, max_tokens=41, ignore_eos=True)
     ids = chat_ids(target, PROMPTS["explain"])
     main = context(target)
@@ -64,8 +64,8 @@ def test_the_models_own_text_is_accepted_whole_from_itself(target: LlamaModel, c
     assert other.stats.n_accept < 10
 
 
-class TestThroughAHost:
-    def test_text_and_ids(self, front: Front) -> None:
+class TestThroughTheEngineCore:
+    def test_text_and_ids_can_be_forced(self, front: Front) -> None:
         ids = front.prompt_ids(prompt="x = 1\n")
         assert front.text(prompt="zip", forced=RENAMED, params={"temperature": 0}) == RENAMED
         done = front.said[-1]
@@ -74,14 +74,14 @@ class TestThroughAHost:
         assert front.ids(prompt="zip", forced=list(ids)) == ids
         assert front.ids(prompt="zip", forced=list(ids), speculate=False) == ids
 
-    def test_stop_strings_and_control_tokens_end_nothing(self, front: Front) -> None:
+    def test_stop_strings_and_control_tokens_do_not_end_a_forced_text(self, front: Front) -> None:
         text = "one<|im_end|>two\n"
         params = {"stop": ["one", "\n"], "max_tokens": 40}
         assert front.text(prompt="zip", forced=text, params=params) == text
 
-    def test_a_limit(self, front: Front) -> None:
-        whole = front.ids(prompt="zip", forced=RENAMED)
-        assert front.ids(prompt="zip", forced=RENAMED, params={"max_tokens": 5}) == whole[:5]
+    def test_max_tokens_limits_a_forced_text(self, front: Front) -> None:
+        full = front.ids(prompt="zip", forced=RENAMED)
+        assert front.ids(prompt="zip", forced=RENAMED, params={"max_tokens": 5}) == full[:5]
 
     @pytest.mark.parametrize(
         ("request_", "needle"),
@@ -92,9 +92,11 @@ class TestThroughAHost:
             ({"forced": [-1]}, "token ids"),
             ({"forced": [1.5]}, "token ids"),
             ({"forced": "word " * 600}, "and the context 512"),
-            ({"forced": "x", "params": {"grammar": 'root ::= "x"'}}, "exclude"),
+            ({"forced": "x", "params": {"grammar": 'root ::= "x"'}}, "cannot be combined"),
         ],
     )
-    def test_what_cannot_be_written(self, front: Front, request_: dict[str, object], needle: str) -> None:
+    def test_rejects_invalid_forced_texts(
+        self, front: Front, request_: dict[str, object], needle: str
+    ) -> None:
         assert needle in front.fails(prompt="zip", **request_)
         assert front.ids(prompt="zip", params={"max_tokens": 1})

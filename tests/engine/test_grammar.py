@@ -31,7 +31,7 @@ GBNF = 'root ::= ("yes" | "no") (" " [a-z]{2,4})? "\\n"'
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """The embedded pair with drafts of up to 7: the default would draft or not as the clock has it."""
+    """The embedded pair with a fixed draft length of 7, since the default depends on measured times."""
     front = Front.of_pair(tmp_path_factory.mktemp("store"), draft_max=7)
     yield front
     front.close()
@@ -55,7 +55,7 @@ def mask_of(grammars: Grammars, schema: Any = None, grammar: str | None = None) 
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_answer_is_valid_and_drafts_change_nothing(front: Front, name: str) -> None:
+def test_every_answer_is_valid_and_independent_of_drafts(front: Front, name: str) -> None:
     for temperature in (0.0, 1.2):
         params = {"temperature": temperature, "seed": 7, "max_tokens": 400, "json_schema": SCHEMAS[name]}
         drafted = front.text(messages=ASK, params=params)
@@ -65,7 +65,7 @@ def test_every_answer_is_valid_and_drafts_change_nothing(front: Front, name: str
         assert front.text(messages=ASK, params=params, speculate=False) == drafted
 
 
-def test_forced_tokens_are_counted_apart(front: Front) -> None:
+def test_forced_tokens_are_counted_separately(front: Front) -> None:
     schema = {
         "type": "object",
         "properties": {"first_long_key": {"type": "boolean"}, "second_long_key": {"type": "boolean"}},
@@ -95,10 +95,10 @@ def test_grammars_of_both_kinds(front: Front, grammar: str) -> None:
     assert len(texts) > 1
 
 
-def walk(mask: GrammarMask, seed: int, most: int = 40) -> list[int]:
+def walk(mask: GrammarMask, seed: int, n_max: int = 40) -> list[int]:
     """Random legal tokens up to an end."""
     rng, output = random.Random(seed), []
-    while len(output) < most:
+    while len(output) < n_max:
         legal = np.flatnonzero(mask.allowed()).tolist()
         token = rng.choice(legal)
         if token in mask._end_ids:
@@ -109,26 +109,26 @@ def walk(mask: GrammarMask, seed: int, most: int = 40) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["tags", "choice of shapes", "numbers"])
-def test_questions_about_what_comes_later_change_nothing(grammars: Grammars, name: str) -> None:
-    """Every answer behind supposed tokens is that of a mask that has accepted them."""
+def test_looking_ahead_does_not_change_the_mask(grammars: Grammars, name: str) -> None:
+    """Every result after assumed tokens is that of a mask that has accepted them."""
     for seed in range(4):
         output = walk(mask_of(grammars, SCHEMAS[name]), seed)
-        asked, rng = mask_of(grammars, SCHEMAS[name]), random.Random(seed)
+        mask, rng = mask_of(grammars, SCHEMAS[name]), random.Random(seed)
         for i in range(len(output)):
             ahead = output[i : i + rng.randrange(5)]
             fresh = mask_of(grammars, SCHEMAS[name])
             for token in output[: i + len(ahead)]:
                 fresh.accept(token)
-            assert (asked.allowed(ahead) == fresh.allowed()).all()
-            assert asked.forced(ahead) == fresh.forced()
+            assert (mask.allowed(ahead) == fresh.allowed()).all()
+            assert mask.forced(ahead) == fresh.forced()
             legal, token = fresh.allowed(), rng.randrange(fresh._n_vocab)
-            assert asked.allows(token, ahead) == legal[token]
+            assert mask.allows(token, ahead) == legal[token]
             wrong = [*ahead, int(np.flatnonzero(~legal)[0]), 5]
-            assert asked.legal(wrong) == len(ahead)
-            assert not asked.allows(5, wrong)
-            assert not asked.allowed(wrong).any()
-            assert asked.forced(wrong) == []
-            asked.accept(output[i])
+            assert mask.legal(wrong) == len(ahead)
+            assert not mask.allows(5, wrong)
+            assert not mask.allowed(wrong).any()
+            assert mask.forced(wrong) == []
+            mask.accept(output[i])
 
 
 def test_the_end_is_legal_where_the_text_may_end(grammars: Grammars, front: Front) -> None:
@@ -156,13 +156,13 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 BAD_SCHEMAS = {
-    "no JSON": "{",
-    "no object": "[1]",
+    "not JSON": "{",
+    "not an object": "[1]",
     "false": "false",
     "number": "1",
-    "no such type": '{"type": "nonsense"}',
+    "unknown type": '{"type": "nonsense"}',
     "type is a number": '{"type": 5}',
-    "nothing fulfils it": '{"type": "string", "minLength": 5, "maxLength": 2}',
+    "unsatisfiable": '{"type": "string", "minLength": 5, "maxLength": 2}',
     "empty enum": '{"enum": []}',
     "conflict": '{"allOf": [{"type": "string"}, {"type": "integer"}]}',
     "unknown reference": '{"$ref": "#/$defs/x"}',
@@ -185,7 +185,7 @@ BAD_SCHEMAS = {
     ),
     "NUL": '{"const": "a"}\0',
     "half a character": r'{"const": "\ud800"}',
-    "no UTF-8": '{"const": "\udcff"}',
+    "not UTF-8": '{"const": "\udcff"}',
 }
 BAD_GRAMMARS = {
     "syntax": "root ::= (((",
@@ -197,13 +197,13 @@ BAD_GRAMMARS = {
     "large": 'root ::= "' + "a" * 70_000 + '"',
     "lark": "start: %%%",
     "NUL": 'root ::= "a"\0',
-    "no UTF-8": 'root ::= "\udcff"',
+    "not UTF-8": 'root ::= "\udcff"',
 }
 
 
 @pytest.mark.parametrize("schema", BAD_SCHEMAS.values(), ids=BAD_SCHEMAS)
 @pytest.mark.timeout(20)
-def test_schemas_that_cannot_be_used_are_refused(grammars: Grammars, schema: str) -> None:
+def test_invalid_schemas_are_rejected(grammars: Grammars, schema: str) -> None:
     with pytest.raises(UsageError) as caught:
         grammars.mask(json_schema=schema)
     assert "\n" not in caught.value.message
@@ -212,19 +212,19 @@ def test_schemas_that_cannot_be_used_are_refused(grammars: Grammars, schema: str
 
 @pytest.mark.parametrize("grammar", BAD_GRAMMARS.values(), ids=BAD_GRAMMARS)
 @pytest.mark.timeout(20)
-def test_grammars_that_cannot_be_used_are_refused(grammars: Grammars, grammar: str) -> None:
+def test_invalid_grammars_are_rejected(grammars: Grammars, grammar: str) -> None:
     with pytest.raises(UsageError) as caught:
         grammars.mask(grammar=grammar)
     assert "\n" not in caught.value.message
 
 
-def test_large_objects_can_be_used(front: Front) -> None:
+def test_large_objects_are_supported(front: Front) -> None:
     schema = {"type": "object", "properties": {f"key_{i}": {"type": "boolean"} for i in range(1200)}}
     text = front.text(messages=ASK, params={"json_schema": schema, "max_tokens": 60, "seed": 1})
     assert text.startswith("{")
 
 
-def test_a_grammar_that_gives_up_on_the_way_is_an_error(front: Front) -> None:
+def test_a_grammar_that_becomes_too_complex_is_an_error(front: Front) -> None:
     schema = {"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){40,1000}$"}
     *_, last = front.ask(messages=ASK, params={"json_schema": schema, "max_tokens": 50, "seed": 1})
     assert isinstance(last, m.Failed)
@@ -233,14 +233,14 @@ def test_a_grammar_that_gives_up_on_the_way_is_an_error(front: Front) -> None:
     assert front.text(messages=ASK, params={"max_tokens": 5})
 
 
-def test_a_request_with_a_bad_grammar_is_answered(front: Front) -> None:
+def test_a_request_with_an_invalid_grammar_fails(front: Front) -> None:
     assert "JSON schema" in front.fails(messages=ASK, params={"json_schema": "{"})
     assert "both" in front.fails(messages=ASK, params={"json_schema": "{}", "grammar": GBNF})
     assert not front.host.busy
 
 
 @pytest.mark.parametrize("structured", [False, True])
-def test_logprobs_are_those_of_the_rows_decoded_alone(front: Front, structured: bool) -> None:
+def test_logprobs_are_those_of_single_rows(front: Front, structured: bool) -> None:
     params: dict[str, Any] = {"max_tokens": 60, "temperature": 0.3, "seed": 3, "logprobs": 4}
     params |= {"json_schema": SCHEMAS["person"]} if structured else {"logit_bias": {"300": 1}}
     items = front.items(messages=RENAME, params=params)
@@ -257,7 +257,7 @@ def test_logprobs_are_those_of_the_rows_decoded_alone(front: Front, structured: 
     at, last = len(prompt) - 1, prompt[-1]
     for token, entry in zip(ids, found, strict=True):
         logs = log_softmax(loaded.context.decode([BatchRow(last, at, 0, True)])[0])
-        assert entry["logprob"] == pytest.approx(logs[token], abs=0.3)  # batches round otherwise
+        assert entry["logprob"] == pytest.approx(logs[token], abs=0.3)  # batches round differently
         assert [e["logprob"] for e in entry["top_logprobs"]] == pytest.approx(np.sort(logs)[:-5:-1], abs=0.3)
         piece = loaded.model.piece(token) or loaded.model.token_text(token).encode()
         assert bytes(entry["bytes"]) == piece
@@ -266,7 +266,7 @@ def test_logprobs_are_those_of_the_rows_decoded_alone(front: Front, structured: 
     loaded.context.truncate(0, 0)
 
 
-def test_no_logprobs_unless_asked_for(front: Front) -> None:
+def test_logprobs_are_reported_only_on_request(front: Front) -> None:
     assert all(item.logprobs is None for item in front.items(messages=ASK, params={"max_tokens": 9}))
     only = front.items(messages=ASK, params={"max_tokens": 9, "logprobs": 0})
     assert all(entry["top_logprobs"] == [] for item in only for entry in item.logprobs or [{}])
@@ -276,8 +276,8 @@ def spelled(model: LlamaModel, ids: list[int]) -> bytes:
     return b"".join(model.piece(i) or model.token_text(i).encode() for i in ids)
 
 
-class TestTurns:
-    """Conversations keep the ids of what was said."""
+class TestConversations:
+    """Later turns reuse the ids of earlier ones."""
 
     PARAMS = {"max_tokens": 30, "seed": 5}  # noqa: RUF012
 
@@ -318,14 +318,14 @@ class TestTurns:
         model, host = model_of(front), front.host
         assert host.loaded is not None
         kept = host._ids(m.Generate(23, messages=second, follows=21))
-        anew = host._ids(m.Generate(24, messages=second))
+        fresh = host._ids(m.Generate(24, messages=second))
         spelled = [
-            b"".join(model.piece(i) or model.token_text(i).encode() for i in ids) for ids in (kept, anew)
+            b"".join(model.piece(i) or model.token_text(i).encode() for i in ids) for ids in (kept, fresh)
         ]
         assert spelled[0] == spelled[1]
 
     @pytest.mark.parametrize("change", ["answer", "question", "unknown turn", "stop string"])
-    def test_another_beginning_is_read_anew(self, front: Front, change: str) -> None:
+    def test_a_changed_history_is_tokenized_again(self, front: Front, change: str) -> None:
         first = [{"role": "user", "content": "What does os.path.join do?"}]
         more = {"stop": ["e"]} if change == "stop string" else {}
         text, _ = self.say(front, 31, first, **more)

@@ -1,4 +1,4 @@
-"""What a context is made like for the kernels that it runs on."""
+"""Properties of models and contexts that depend on the kernels of the installed llama.cpp."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def info(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
 
 @dataclass
 class Installed:
-    """A distribution, as far as `compiled` asks."""
+    """The part of a distribution that `compiled` reads."""
 
     files: list[metadata.PackagePath] | None
 
@@ -44,19 +44,22 @@ def recorded(name: str, value: str | None) -> metadata.PackagePath:
     return file
 
 
-def test_compilations_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By what was recorded of llama.cpp's libraries; where nothing was, by the files."""
+def test_compilations_are_distinguished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the recorded hashes of llama.cpp's libraries or, without any, by the files."""
     here = compiled()
     assert here == compiled()
     assert len(here) == 16
     assert int(here, 16)
     found = []
-    for one, other in (("a", "x"), ("b", "x"), ("a", "y")):
-        files = [recorded("llama_cpp/lib/libggml-cpu.so", one), recorded("llama_cpp/llama.py", other)]
+    for library_hash, other in (("a", "x"), ("b", "x"), ("a", "y")):
+        files = [
+            recorded("llama_cpp/lib/libggml-cpu.so", library_hash),
+            recorded("llama_cpp/llama.py", other),
+        ]
         monkeypatch.setattr(library.metadata, "distribution", lambda _, files=files: Installed(files))
         found.append(compiled())
     assert found[0] != found[1]
-    assert found[0] == found[2], "what is no library does not count"
+    assert found[0] == found[2], "only libraries count"
     monkeypatch.setattr(library, "_lib", ctypes.CDLL(None))
     for files in (None, [recorded("llama_cpp/lib/libggml-cpu.so", None)]):
         monkeypatch.setattr(library.metadata, "distribution", lambda _, files=files: Installed(files))
@@ -68,7 +71,7 @@ def test_compilations_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert len({empty, first, compiled()}) == 3
         (tmp_path / "libggml-cpu.so").unlink()
     monkeypatch.setattr(library._lib, "_name", str(tmp_path / "nowhere" / "libllama.so"), raising=False)
-    assert compiled(), "a library that is nowhere is no error"
+    assert compiled(), "a missing library is not an error"
 
 
 def test_logits_are_reserved_up_to_a_cache_line(draft: LlamaModel) -> None:
@@ -80,7 +83,7 @@ def test_logits_are_reserved_up_to_a_cache_line(draft: LlamaModel) -> None:
     context.close()
 
 
-def test_rows_beside_others_are_dear_on_amx_alone(draft: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_multiple_is_32_with_amx_only(draft: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     info(monkeypatch, b"AVX2 = 1 | AMX_INT8 = 1 | ")
     context = LlamaContext(draft, 512)
     assert context.row_multiple == 32
@@ -89,7 +92,7 @@ def test_rows_beside_others_are_dear_on_amx_alone(draft: LlamaModel, monkeypatch
     assert not draft.uses_amx
 
 
-def test_nor_on_a_gpu_or_with_floats(
+def test_amx_is_not_used_on_a_gpu_or_with_float_weights(
     draft: LlamaModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     info(monkeypatch, b"AMX_INT8 = 1")

@@ -1,7 +1,6 @@
-"""Texts of more than 256 tokens, where llama.cpp takes other kernels: the real model, on two threads.
+"""Texts of more than 256 tokens, for which llama.cpp uses other kernels: the real model, on two threads.
 
-llama.cpp sums a row up in parts, one for each thread, as soon as 512 cells of the cache are in use; on one
-thread there is nothing to see.
+From 512 cells on, llama.cpp sums a row in one part per thread; on one thread there is no difference.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def model() -> Iterator[LlamaModel]:
 
 @pytest.fixture(scope="module")
 def compared(model: LlamaModel) -> dict[int, Calibration]:
-    """Batched and single rows of texts by their length."""
+    """The comparison of batched with single rows, by length of the text."""
     found, context = {}, LlamaContext(model, N_CTX)
     ids = model.tokenize(PROMPT * 60, model.adds_bos, False)[: max(LENGTHS)]
     engine = Engine(context, Fixed([], 0), end_ids=(), clock=time.perf_counter)
@@ -55,41 +54,41 @@ def compared(model: LlamaModel) -> dict[int, Calibration]:
     return found
 
 
-def rows_alike(compared: dict[int, Calibration]) -> int:
+def n_equal_rows(compared: dict[int, Calibration]) -> int:
     return min(found.equal_up_to for found in compared.values())
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="rows.cmake was written for x86-64")
-def test_rows_of_a_verification_are_single_rows_behind_texts_of_every_length(
+def test_batched_rows_are_bit_equal_to_single_rows_at_every_length(
     compared: dict[int, Calibration],
 ) -> None:
-    """What native/rows.cmake changes about llama.cpp."""
+    """The purpose of native/rows.cmake."""
     assert {n: found.reach for n, found in compared.items()} == {n: n for n in LENGTHS}
     assert len({length_class(n) for n in LENGTHS}) == 3
-    assert rows_alike(compared) >= ENOUGH_ROWS
+    assert n_equal_rows(compared) >= ENOUGH_ROWS
     assert all(found.n_rows > 100 for found in compared.values())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_long_speculative_text_is_plain_text(
+def test_long_speculative_output_is_that_of_plain_decoding(
     model: LlamaModel,
     draft: LlamaModel,
     context: Callable[..., LlamaContext],
     compared: dict[int, Calibration],
     temperature: float,
 ) -> None:
-    most = rows_alike(compared)
-    if most < 2:
-        pytest.skip("no two rows of this llama.cpp are rounded as single ones are")
+    max_rows = n_equal_rows(compared)
+    if max_rows < 2:
+        pytest.skip("this llama.cpp rounds batched rows differently from single ones")
     params = SamplingParams(temperature=temperature, max_tokens=N_TOKENS, ignore_eos=True)
-    wanted = Request(model.tokenize(PROMPT, model.adds_bos, False), params, 5)
+    request = Request(model.tokenize(PROMPT, model.adds_bos, False), params, 5)
     texts, accepted = {}, 0
     for n_max in (0, 1, 3, 7, 16):
         drafters = [CopyDrafter(), ModelDrafter(context(draft, N_CTX), model.n_vocab)] if n_max else []
         main = context(model, N_CTX)
         policy = Fixed(drafters, n_max)
-        engine = Engine(main, policy, end_ids=(), clock=time.perf_counter, max_rows=most)
-        generation = engine.submit(wanted)
+        engine = Engine(main, policy, end_ids=(), clock=time.perf_counter, max_rows=max_rows)
+        generation = engine.submit(request)
         while engine.busy:
             engine.step()
         texts[n_max] = generation.output
@@ -97,4 +96,4 @@ def test_a_long_speculative_text_is_plain_text(
     assert len(texts[0]) == N_TOKENS
     assert accepted > N_TOKENS / 2
     for n_max, text in texts.items():
-        assert text == texts[0], f"another text with drafts of {n_max}"
+        assert text == texts[0], f"different output with drafts of {n_max}"

@@ -1,4 +1,4 @@
-"""All memory kinds of llama.cpp: cuts do what they say, and the speculative text is the plain text."""
+"""All memory kinds of llama.cpp: truncation keeps its contract, and the output is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specllama.drafters.model import ModelDrafter
 
 KINDS = ("llama", "gemma3", "mamba", "jamba", "lfm2")
 PROMPT = [20 + i * 7 % 230 for i in range(40)]
-# Batches round differently from single rows, gemma3's GELU most; closer ties than this are decided alone.
+# Batches round differently from single rows, gemma3's GELU most; closer ties are decided on single rows.
 EPSILON = {"gemma3": 0.05}
 
 
@@ -46,12 +46,12 @@ def generate(context, policy, request, kind="llama") -> Generation:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("draft_kind", ["llama", "mamba"])
 @pytest.mark.parametrize("temperature", [0, 0.9])
-def test_speculative_text_is_plain_text(tiny, context, kind, draft_kind, temperature):
+def test_speculative_output_is_that_of_plain_decoding(tiny, context, kind, draft_kind, temperature):
     params = SamplingParams(temperature=temperature, max_tokens=150, ignore_eos=True)
     request = Request(PROMPT, params, 5)
     target = context(tiny(kind))
     expected = generate(target, Fixed([], 0), request, kind)
-    # A model of the target's own kind agrees often; one of another kind hardly ever.
+    # A model of the target's own kind agrees often; ctx of another kind hardly ever.
     noise = 0.1 if draft_kind == kind else 0.0
     for n_max in (1, 4, 9):
         drafting = context(tiny(draft_kind, noise))
@@ -77,26 +77,26 @@ def test_adaptive_policy_on_every_kind(tiny, context, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_cut_the_logits_are_those_of_the_prefix(tiny, context, kind):
     """Whatever `cut` says is left is really there: the next rows equal those of a fresh context."""
-    one = context(tiny(kind), n_rs_seq=8)
+    ctx = context(tiny(kind), n_rs_seq=8)
     rows = [BatchRow(t, i, 0, i >= 30) for i, t in enumerate(PROMPT)]
-    one.decode(rows[:30])
-    one.checkpoint(0)
-    one.decode(rows[30:36])
-    kept = one.truncate(0, 33)
-    assert kept == one.n_past(0) <= 33
+    ctx.decode(rows[:30])
+    ctx.checkpoint(0)
+    ctx.decode(rows[30:36])
+    kept = ctx.truncate(0, 33)
+    assert kept == ctx.n_past(0) <= 33
     if kind in ("llama", "gemma3", "lfm2"):
         assert kept == 33
     else:
         assert kept == 30
-    again = one.decode([BatchRow(PROMPT[i], i, 0, i == 33) for i in range(kept, 34)])[0].copy()
+    again = ctx.decode([BatchRow(PROMPT[i], i, 0, i == 33) for i in range(kept, 34)])[0].copy()
     fresh = context(tiny(kind))
     expected = fresh.decode([BatchRow(PROMPT[i], i, 0, i == 33) for i in range(34)])[0]
     assert np.abs(again - expected).max() < 0.1
     assert again.argmax() == expected.argmax()
 
 
-def test_window_that_has_moved_on_is_not_trusted(tiny, context):
-    """Without whole rows a cut behind the window is accepted by llama.cpp and wrong; ours prefills again."""
+def test_truncation_behind_a_sliding_window_prefills_again(tiny, context):
+    """With swa_full off, llama.cpp accepts such a truncation, but its logits are wrong."""
     narrow = context(tiny("gemma3", swa_full=False, n_ubatch=16, n_batch=64), 1024)
     for i in range(0, 400, 8):
         narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
@@ -109,8 +109,8 @@ def test_window_that_has_moved_on_is_not_trusted(tiny, context):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_sequences_of_every_kind(tiny, context, kind):
-    """Drafts of different lengths in one batch, cut differently, are each what they are alone."""
+def test_several_sequences_give_the_same_outputs_as_each_alone(tiny, context, kind):
+    """With drafts of different lengths in ctx batch, truncated differently."""
     prompts = [PROMPT, PROMPT[:11], PROMPT[5:30]]
     params = SamplingParams(temperature=0.9, max_tokens=60, ignore_eos=True)
     requests = [Request(p, params, seed) for seed, p in enumerate(prompts)]
@@ -128,8 +128,8 @@ def test_several_sequences_of_every_kind(tiny, context, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_choices_of_one_prompt_evaluate_it_once(tiny, context, kind):
-    """The target and the draft share its cells, whatever their memory; each choice is what it is alone."""
+def test_a_shared_prompt_is_evaluated_once(tiny, context, kind):
+    """Target and draft model share its cells, whatever their memory; outputs are as for each alone."""
     params = SamplingParams(temperature=0.9, max_tokens=40, ignore_eos=True)
     requests = [Request(PROMPT, params, seed) for seed in range(3)]
     expected = [generate(context(tiny(kind)), Fixed([], 0), r, kind).output for r in requests]
@@ -141,7 +141,7 @@ def test_choices_of_one_prompt_evaluate_it_once(tiny, context, kind):
     )
     got = [engine.submit(r) for r in requests]
     while not all(g.output for g in got):
-        assert not any(g.output for g in got)  # all begin with the same row
+        assert not any(g.output for g in got)  # all start from the same row
         engine.step()
     assert [target.n_past(g.seq_id) for g in got] == [len(PROMPT)] * 3
     assert [g.stats.n_reused for g in got] == [0, len(PROMPT), len(PROMPT)]
@@ -151,7 +151,7 @@ def test_choices_of_one_prompt_evaluate_it_once(tiny, context, kind):
     assert all(g.stats.n_accept > 0 for g in got)
 
 
-def test_a_window_that_has_moved_on_is_not_shared(tiny, context):
+def test_a_prefix_before_a_sliding_window_is_not_shared(tiny, context):
     narrow = context(tiny("gemma3", swa_full=False, n_ubatch=16, n_batch=64), 1024, 2)
     for i in range(0, 400, 8):
         narrow.decode([BatchRow(PROMPT[j % 40], j, 0, False) for j in range(i, i + 8)])
@@ -160,69 +160,71 @@ def test_a_window_that_has_moved_on_is_not_shared(tiny, context):
     assert narrow.n_past(0) == 400
 
 
-def test_context_refuses_what_llama_cpp_would_abort_on(tiny, context):
-    one = context(tiny("llama"), 256, 2)
+def test_rejects_batches_on_which_llama_cpp_would_abort(tiny, context):
+    ctx = context(tiny("llama"), 256, 2)
     for batch in (
         [],
-        [BatchRow(5, i, 0, False) for i in range(one.n_batch + 1)],
-        [BatchRow(5, i, 0, True) for i in range(one.n_outputs_max + 1)],
-        [BatchRow(one.n_vocab, 0, 0, True)],
+        [BatchRow(5, i, 0, False) for i in range(ctx.n_batch + 1)],
+        [BatchRow(5, i, 0, True) for i in range(ctx.n_outputs_max + 1)],
+        [BatchRow(ctx.n_vocab, 0, 0, True)],
         [BatchRow(-1, 0, 0, True)],
         [BatchRow(5, 0, 2, True)],
     ):
         with pytest.raises(ValueError):
-            one.decode(batch)
+            ctx.decode(batch)
 
 
-def test_no_room_is_said_and_nothing_is_decoded(tiny, context):
-    one = context(tiny("llama"), 256)
-    one.decode([BatchRow(5, i, 0, False) for i in range(200)])
+def test_without_room_nothing_is_decoded(tiny, context):
+    ctx = context(tiny("llama"), 256)
+    ctx.decode([BatchRow(5, i, 0, False) for i in range(200)])
     with pytest.raises(NoRoomError):
-        one.decode([BatchRow(5, 200 + i, 0, False) for i in range(100)])
-    assert one.n_past(0) == 200
+        ctx.decode([BatchRow(5, 200 + i, 0, False) for i in range(100)])
+    assert ctx.n_past(0) == 200
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copied_prefix_is_the_prefix(tiny, context, kind):
-    one = context(tiny(kind), 512, 2)
-    one.decode([BatchRow(t, i, 0, False) for i, t in enumerate(PROMPT)])
-    shared = one.copy(0, 1, 20)
+def test_a_copied_prefix_gives_the_same_logits(tiny, context, kind):
+    ctx = context(tiny(kind), 512, 2)
+    ctx.decode([BatchRow(t, i, 0, False) for i, t in enumerate(PROMPT)])
+    shared = ctx.copy(0, 1, 20)
     assert shared == (20 if kind in ("llama", "gemma3") else 0)
-    whole = one.copy(0, 1, len(PROMPT))
-    assert whole == len(PROMPT) == one.n_past(1)
-    a = one.decode([BatchRow(9, len(PROMPT), 0, True)])[0].copy()
-    b = one.decode([BatchRow(9, len(PROMPT), 1, True)])[0]
+    n_all = ctx.copy(0, 1, len(PROMPT))
+    assert n_all == len(PROMPT) == ctx.n_past(1)
+    a = ctx.decode([BatchRow(9, len(PROMPT), 0, True)])[0].copy()
+    b = ctx.decode([BatchRow(9, len(PROMPT), 1, True)])[0]
     assert np.abs(a - b).max() < 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_sequence_is_the_same_in_another_place(tiny, context, kind):
-    """Though its cells lie elsewhere; states and windows are not saved, and say so."""
-    one = context(tiny(kind), n_seq_max=3)
-    one.decode([BatchRow(t, i, 0, False) for i, t in enumerate(PROMPT)])
+def test_a_saved_sequence_can_be_loaded_into_another(tiny, context, kind):
+    """Recurrent states and windows cannot be saved: their size is 0."""
+    ctx = context(tiny(kind), n_seq_max=3)
+    ctx.decode([BatchRow(t, i, 0, False) for i, t in enumerate(PROMPT)])
     if kind != "llama":
-        assert one.size(0) == 0
+        assert ctx.size(0) == 0
         return
-    assert one.size(0) > 0
-    saved = one.save(0)
+    assert ctx.size(0) > 0
+    saved = ctx.save(0)
     following = [BatchRow(7, len(PROMPT), 0, True)]
-    expected = one.decode(following)[0].copy()
-    one.truncate(0, 0)
-    one.decode([BatchRow(9, i, 1, False) for i in range(5)])
-    assert one.load(2, saved) == one.n_past(2) == len(PROMPT)
-    got = one.decode([following[0]._replace(seq_id=2)])[0]
-    assert np.abs(got - expected).max() < 1e-3  # the other one's masked cells change the order of the sums
-    assert one.load(0, saved) == len(PROMPT)  # as often as wanted
-    one.truncate(2, 30)
-    assert one.n_past(2) == 30
+    expected = ctx.decode(following)[0].copy()
+    ctx.truncate(0, 0)
+    ctx.decode([BatchRow(9, i, 1, False) for i in range(5)])
+    assert ctx.load(2, saved) == ctx.n_past(2) == len(PROMPT)
+    got = ctx.decode([following[0]._replace(seq_id=2)])[0]
+    assert (
+        np.abs(got - expected).max() < 1e-3
+    )  # the other sequence's masked cells change the order of summation
+    assert ctx.load(0, saved) == len(PROMPT)  # it can be loaded again
+    ctx.truncate(2, 30)
+    assert ctx.n_past(2) == 30
 
 
-def test_a_saved_sequence_needs_room(tiny, context):
-    one = context(tiny("llama"), 256, n_seq_max=2)
+def test_loading_a_saved_sequence_needs_room(tiny, context):
+    ctx = context(tiny("llama"), 256, n_seq_max=2)
     for n in range(0, 160, 40):
-        one.decode([BatchRow(t, n + i, 0, False) for i, t in enumerate(PROMPT)])
-    saved = one.save(0)
-    assert one.load(1, saved) == 0
-    assert one.n_past(0) == 160
-    one.truncate(0, 0)
-    assert one.load(1, saved) == 160
+        ctx.decode([BatchRow(t, n + i, 0, False) for i, t in enumerate(PROMPT)])
+    saved = ctx.save(0)
+    assert ctx.load(1, saved) == 0
+    assert ctx.n_past(0) == 160
+    ctx.truncate(0, 0)
+    assert ctx.load(1, saved) == 160

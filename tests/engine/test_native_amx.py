@@ -1,4 +1,4 @@
-"""What native/amx.h changes about a tile configuration that lies on the stack."""
+"""The fix of native/amx.h: compilers must not drop parts of a tile configuration on the stack."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ void configure() {{
 @pytest.mark.parametrize("standard", ["-std=c++17", "-std=gnu++20"])
 def test_all_of_a_tile_configuration_is_written(tmp_path: Path, standard: str) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    assert compiler is not None, "llama.cpp was compiled with something"
+    assert compiler is not None, "llama.cpp was compiled with a compiler"
     source, assembly = tmp_path / "tile.cpp", tmp_path / "tile.s"
     source.write_text(SOURCE)
     command = [compiler, standard, "-O3", "-mamx-tile", "-Wall", "-Werror", "-include", HEADER, "-S"]
     subprocess.run([*command, source, "-o", assembly], check=True)
-    said = assembly.read_text()
-    assert "ldtilecfg" in said
-    assert str(ROWS) in said or hex(ROWS) in said
+    code = assembly.read_text()
+    assert "ldtilecfg" in code
+    assert str(ROWS) in code or hex(ROWS) in code
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is of x86-64")
-def test_other_processors_see_nothing_of_it(tmp_path: Path) -> None:
+def test_without_amx_the_header_is_empty(tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler is not None
     source = tmp_path / "empty.cpp"

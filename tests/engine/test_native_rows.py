@@ -1,4 +1,4 @@
-"""What native/rows.cmake changes in llama.cpp, and that it refuses a source it does not know."""
+"""The changes of native/rows.cmake to llama.cpp's source, and that it rejects unknown versions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ pytestmark = pytest.mark.skipif(CMAKE is None, reason="no cmake")
 
 
 def source(directory: Path, **other: str) -> dict[str, Path]:
-    """ggml's source, as far as it is changed."""
+    """The parts of ggml's source that are changed."""
     texts = {"ops": ATTENTION, "repack": REPACK, "tiled": TILED, "ggml-cpu": MULTIPLY, "mmq": MMQ, "amx": AMX}
     texts |= other
     cpu = directory / "src" / "ggml-cpu"
@@ -83,14 +83,14 @@ def change(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([CMAKE, "-P", SCRIPT], cwd=directory, capture_output=True, text=True, check=False)
 
 
-def test_what_is_changed(tmp_path: Path) -> None:
+def test_all_changes_are_made_once(tmp_path: Path) -> None:
     files = source(tmp_path)
     found = change(tmp_path)
     assert (found.returncode, found.stderr) == (0, "")
     texts = {name: file.read_text() for name, file in files.items()}
     assert "use_split_kv_path = false && !use_ref &&" in texts["ops"]
     assert "shared % nth == 0" in texts["ops"]
-    assert texts["ops"].endswith(ATTENTION.splitlines()[-1] + "\n"), "what follows is as it was"
+    assert texts["ops"].endswith(ATTENTION.splitlines()[-1] + "\n"), "the rest is unchanged"
     assert "% 4)" not in texts["repack"].split("class tensor_traits")[1]
     assert texts["repack"].count("rows_by_fours<BLOC_TYPE, PARAM_TYPE>(nrows)") == 3
     assert texts["repack"].count("rows_by_fours<BLOC_TYPE, PARAM_TYPE>(ne11)") == 2
@@ -108,15 +108,15 @@ def test_what_is_changed(tmp_path: Path) -> None:
     for copy in (cpu / "specllama_rows.h", cpu / "specllama_attention.h", cpu / "amx" / "specllama_tiles.h"):
         original = SCRIPT.parent / copy.name.removeprefix("specllama_")
         assert copy.read_text() == original.read_text()
-    again = change(tmp_path)
-    assert again.returncode == 0
+    second = change(tmp_path)
+    assert second.returncode == 0
     assert {name: file.read_text() for name, file in files.items()} == texts
 
 
 @pytest.mark.parametrize("name", ["ops", "repack", "tiled", "ggml-cpu", "mmq", "amx"])
 @pytest.mark.parametrize("text", ["", "int a;\n"])
-def test_another_llama_cpp_is_refused(tmp_path: Path, name: str, text: str) -> None:
-    """Else texts of the next version would be others, and nobody would know."""
+def test_another_llama_cpp_is_rejected(tmp_path: Path, name: str, text: str) -> None:
+    """Otherwise a new version could change outputs unnoticed."""
     source(tmp_path, **{name: text})
     found = change(tmp_path)
     assert found.returncode != 0
@@ -124,6 +124,6 @@ def test_another_llama_cpp_is_refused(tmp_path: Path, name: str, text: str) -> N
     assert f"{file} of this llama.cpp is not the version that is known" in " ".join(found.stderr.split())
 
 
-def test_a_place_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_an_ambiguous_place_is_rejected(tmp_path: Path) -> None:
     source(tmp_path, ops=ATTENTION * 2)
     assert change(tmp_path).returncode != 0

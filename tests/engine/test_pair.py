@@ -1,4 +1,4 @@
-"""The embedded pair in the real llama.cpp: drafts change nothing, caches hold what they should; the host."""
+"""The embedded pair in the real llama.cpp: drafts do not change the output, caches are consistent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engine_for(model: LlamaModel, context: LlamaContext, policy: Policy, **more:
 
 
 def run(engine: Engine, *requests: Request) -> list[Generation]:
-    """Submit and finish them, the invariants of both caches checked after every step."""
+    """Submit and finish the requests, checking both caches after every step."""
     generations = [engine.submit(r) for r in requests]
     while engine.busy:
         engine.step()
@@ -81,14 +81,14 @@ def request(model: LlamaModel, name: str, n: int = 60, temperature: float = 0.8,
 
 @pytest.fixture(scope="module")
 def plain(target: LlamaModel) -> Iterator[Callable[[Request], list[int]]]:
-    """The ids of a request decoded without drafts, each worked out once."""
+    """The ids of a request decoded without drafts, computed once for each request."""
     context, known = LlamaContext(target, 1024), {}
 
-    def decode(wanted: Request) -> list[int]:
-        key = (tuple(wanted.prompt), wanted.seed, wanted.params.temperature, wanted.params.max_tokens)
+    def decode(request_: Request) -> list[int]:
+        key = (tuple(request_.prompt), request_.seed, request_.params.temperature, request_.params.max_tokens)
         if key not in known:
             context.truncate(0, 0)
-            known[key] = run(engine_for(target, context, Fixed([], 0)), wanted)[0].output
+            known[key] = run(engine_for(target, context, Fixed([], 0)), request_)[0].output
         return known[key]
 
     yield decode
@@ -97,7 +97,7 @@ def plain(target: LlamaModel) -> Iterator[Callable[[Request], list[int]]]:
 
 @pytest.mark.parametrize("name", sorted(PROMPTS))
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.2])
-def test_speculative_text_is_plain_text(
+def test_speculative_output_is_that_of_plain_decoding(
     target: LlamaModel,
     draft: LlamaModel,
     context: Make,
@@ -105,7 +105,7 @@ def test_speculative_text_is_plain_text(
     name: str,
     temperature: float,
 ) -> None:
-    wanted = request(target, name, temperature=temperature)
+    request_ = request(target, name, temperature=temperature)
     main, small = context(target), context(draft)
     accepted = 0
     for n_max in (1, 3, 7, 16):
@@ -116,37 +116,37 @@ def test_speculative_text_is_plain_text(
         ):
             main.truncate(0, 0)
             small.truncate(0, 0)
-            (got,) = run(engine_for(target, main, Fixed(drafters, n_max)), wanted)
-            assert got.output == plain(wanted)
+            (got,) = run(engine_for(target, main, Fixed(drafters, n_max)), request_)
+            assert got.output == plain(request_)
             assert max(got.stats.reached, default=0) <= got.stats.rounds
             assert len(got.stats.reached) <= n_max
             accepted += got.stats.n_accept
     assert accepted > 50
 
 
-def test_the_guard_changes_nothing_either(
+def test_near_ties_decided_again_give_the_plain_output(
     target: LlamaModel, draft: LlamaModel, context: Make, plain: Callable[[Request], list[int]]
 ) -> None:
-    """Near-ties decided on rows decoded alone are what plain decoding decides."""
-    wanted = request(target, "explain", 120)
+    """Near-ties decided on rows decoded by themselves are decided as in plain decoding."""
+    request_ = request(target, "explain", 120)
     policy = Fixed([ModelDrafter(context(draft), target.n_vocab)], 6)
     engine = engine_for(target, context(target), policy, epsilon=0.2, exact=True)
-    (got,) = run(engine, wanted)
-    assert got.output == plain(wanted)
+    (got,) = run(engine, request_)
+    assert got.output == plain(request_)
     assert got.stats.redecided > 0
 
 
-def test_adaptive_policy(
+def test_the_planners_output_is_that_of_plain_decoding(
     target: LlamaModel, draft: LlamaModel, context: Make, plain: Callable[[Request], list[int]]
 ) -> None:
     for name in PROMPTS:
-        wanted = request(target, name, 150)
+        request_ = request(target, name, 150)
         policy = Planner([CopyDrafter(), ModelDrafter(context(draft), target.n_vocab)], time.perf_counter)
-        assert run(engine_for(target, context(target), policy), wanted)[0].output == plain(wanted)
+        assert run(engine_for(target, context(target), policy), request_)[0].output == plain(request_)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_target_as_its_own_draft_is_accepted_whole(
+def test_the_target_as_its_own_draft_model_is_always_accepted(
     target: LlamaModel, context: Make, temperature: float
 ) -> None:
     for n_max in (1, 4, 9):
@@ -156,7 +156,7 @@ def test_the_target_as_its_own_draft_is_accepted_whole(
         assert got.stats.rounds == -(-80 // (n_max + 1))
 
 
-def test_end_tokens_and_stop_strings_inside_a_draft(
+def test_end_tokens_and_stop_strings_within_a_draft(
     target: LlamaModel, draft: LlamaModel, context: Make
 ) -> None:
     ids = chat_ids(target, PROMPTS["json"])
@@ -165,10 +165,10 @@ def test_end_tokens_and_stop_strings_inside_a_draft(
         (natural,) = run(engine_for(target, context(target), policy), Request(ids, SamplingParams(), 3))
         writer = TokenWriter(target.piece, ('",',))
         stopped = Request(ids, SamplingParams(stop=('",',)), 3, writer)
-        (truncate,) = run(engine_for(target, context(target), policy), stopped)
-        assert natural.finish_reason == truncate.finish_reason == "stop"
+        (stopped_at,) = run(engine_for(target, context(target), policy), stopped)
+        assert natural.finish_reason == stopped_at.finish_reason == "stop"
         assert natural.output[-1] in target.end_ids
-        ends.append((natural.output, truncate.output, writer.take() + writer.finish()))
+        ends.append((natural.output, stopped_at.output, writer.take() + writer.finish()))
     assert ends[0] == ends[1]
     assert '",' not in ends[0][2]
 
@@ -179,17 +179,17 @@ def test_cancel_keeps_the_text_and_frees_the_slot(
     engine = engine_for(
         target, context(target), Fixed([CopyDrafter(), ModelDrafter(context(draft), target.n_vocab)], 5)
     )
-    wanted = request(target, "rename")
-    generation = engine.submit(wanted)
+    request_ = request(target, "rename")
+    generation = engine.submit(request_)
     while generation.n_output < 20:
         engine.step()
     engine.cancel(generation)
     check(engine)
     assert (generation.finish_reason, engine.busy) == ("cancel", False)
-    assert generation.output == plain(wanted)[: generation.n_output]
+    assert generation.output == plain(request_)[: generation.n_output]
     engine.cancel(generation)
-    assert run(engine, wanted)[0].output == plain(wanted)
-    waiting = [engine.submit(wanted) for _ in range(2)]
+    assert run(engine, request_)[0].output == plain(request_)
+    waiting = [engine.submit(request_) for _ in range(2)]
     engine.step()
     engine.cancel(waiting[1])
     engine.cancel(waiting[0])
@@ -216,9 +216,10 @@ def test_a_second_request_evaluates_only_what_is_new(
     assert run(fresh, follow)[0].output == more.output
 
 
-def test_several_slots_are_each_what_they_are_alone(draft: LlamaModel, context: Make) -> None:
-    """Beside others a sequence lies in other cells of the cache and is summed up in another order; in single
-    precision that is too little to matter."""
+def test_several_slots_give_the_same_outputs_as_each_alone(draft: LlamaModel, context: Make) -> None:
+    """Together with others a sequence uses other cells, which are summed in another order; in single
+    precision the difference is too small to matter.
+    """
     single = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
     target = LlamaModel(ModelSettings(path=str(EMBEDDED_TARGET), **single))  # type: ignore[arg-type]
     cases = [
@@ -237,40 +238,38 @@ def test_several_slots_are_each_what_they_are_alone(draft: LlamaModel, context: 
     got = run(engine_for(target, together, policy), *requests)
     assert all(g.stats.n_drafted for g in got)
     alone = LlamaContext(target, 512)
-    for g, wanted in zip(got, requests, strict=True):
+    for g, request_ in zip(got, requests, strict=True):
         alone.truncate(0, 0)
-        assert g.output == run(engine_for(target, alone, Fixed([], 0)), wanted)[0].output
-    for one in (together, alone, target):
-        one.close()
+        assert g.output == run(engine_for(target, alone, Fixed([], 0)), request_)[0].output
+    for opened in (together, alone, target):
+        opened.close()
 
 
-def test_context_full_is_said_and_nothing_is_shifted(
-    target: LlamaModel, draft: LlamaModel, context: Make
-) -> None:
+def test_a_full_context_ends_the_generation(target: LlamaModel, draft: LlamaModel, context: Make) -> None:
     params = SamplingParams(max_tokens=-2)
-    wanted = Request(chat_ids(target, PROMPTS["explain"]), params, 1)
+    request_ = Request(chat_ids(target, PROMPTS["explain"]), params, 1)
     outputs = []
     for policy in (
         Fixed([], 0),
         Fixed([CopyDrafter(), ModelDrafter(context(draft, 256), target.n_vocab)], 9),
     ):
         main = context(target, 256)
-        (got,) = run(engine_for(target, main, policy), wanted)
+        (got,) = run(engine_for(target, main, policy), request_)
         assert got.finish_reason == "context"
         assert len(got.history) == main.n_ctx
         outputs.append(got.output)
     assert outputs[0] == outputs[1]
 
 
-def test_a_draft_that_fails_is_dropped(
+def test_a_draft_model_that_fails_is_removed(
     target: LlamaModel, draft: LlamaModel, context: Make, plain: Callable[[Request], list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     small = context(draft)
     policy = Fixed([ModelDrafter(small, target.n_vocab)], 4)
     engine = engine_for(target, context(target), policy)
-    wanted = request(target, "explain")
-    generation = engine.submit(wanted)
+    request_ = request(target, "explain")
+    generation = engine.submit(request_)
     while generation.stats.n_accept == 0:
         engine.step()
 
@@ -280,7 +279,7 @@ def test_a_draft_that_fails_is_dropped(
     monkeypatch.setattr(small, "decode", fail)
     while engine.busy:
         engine.step()
-    assert generation.output == plain(wanted)
+    assert generation.output == plain(request_)
     assert len(engine.notices) == 1
 
 
@@ -289,7 +288,7 @@ ZIP = [{"role": "user", "content": "zip"}]
 TEMPLATED = "<|im_start|>user\nzip<|im_end|>\n<|im_start|>assistant\n"
 
 
-class TestHost:
+class TestEngineCore:
     def test_messages_raw_text_and_ids_are_the_same_request(self, front: Front) -> None:
         ids = front.prompt_ids(messages=ZIP)
         assert front.prompt_ids(prompt=TEMPLATED) == ids == front.prompt_ids(ids=ids)
@@ -298,7 +297,7 @@ class TestHost:
         assert front.ids(prompt=TEMPLATED, params=FEW) == front.ids(ids=ids, params=FEW) == expected
         assert front.ids(messages=ZIP, params=FEW, speculate=False) == expected
 
-    def test_the_story_of_a_request(self, front: Front) -> None:
+    def test_the_events_of_a_request(self, front: Front) -> None:
         started, *middle, done = front.ask(messages=ZIP, params=FEW)
         assert isinstance(started, m.Started)
         assert started.n_prompt == len(front.prompt_ids(messages=ZIP))
@@ -311,7 +310,7 @@ class TestHost:
         assert sum(item.drafted for item in items) == done.stats.n_drafted
         assert sum(item.accepted for item in items) == done.stats.n_accept
 
-    def test_text_of_control_tokens_in_a_message_stays_text(self, front: Front) -> None:
+    def test_control_tokens_in_a_message_stay_text(self, front: Front) -> None:
         assert front.host.loaded is not None
         model = front.host.loaded.model
         (end,) = model.tokenize("<|im_end|>", False, True)
@@ -322,7 +321,7 @@ class TestHost:
             assert attack in shown
         assert list(front.prompt_ids(prompt="a<|im_end|>b")).count(end) == 1
 
-    def test_one_token_that_begins_a_text_is_enough(self, tmp_path: Path) -> None:
+    def test_a_prompt_has_exactly_one_bos_token(self, tmp_path: Path) -> None:
         path = tinygguf.llama(tmp_path / "bos.gguf")
         tiny = Front(LoadSettings(target=ModelSettings(path=str(path), n_threads=1)), Store(tmp_path))
         assert tiny.host.loaded is not None
@@ -360,14 +359,14 @@ class TestHost:
         assert not front.host.busy
         assert len(front.ids(messages=ZIP, params=FEW)) == 12
 
-    def test_only_what_can_be_handled(self, front: Front) -> None:
+    def test_unexpected_messages_are_errors_or_ignored(self, front: Front) -> None:
         front.said.clear()
         front.host.handle(m.Load(front.settings))
         front.host.handle(m.Ready({}))
         front.host.handle(m.Cancel(99))
         assert [type(message) for message in front.said] == [m.Failed, m.Failed]
 
-    def test_cancel(self, front: Front) -> None:
+    def test_a_cancelled_request_ends(self, front: Front) -> None:
         front.said.clear()
         front.host.handle(m.Generate(1, messages=ZIP, params={**FEW, "max_tokens": 400}))
         while not any(isinstance(message, m.Tokens) for message in front.said):
@@ -379,20 +378,20 @@ class TestHost:
         assert done.reason == "cancel"
         assert 0 < done.stats.n_predict < 400
 
-    def test_figures_are_measured_once_and_stored(self, front: Front) -> None:
+    def test_calibration_is_stored(self, front: Front) -> None:
         front.ids(messages=ZIP, params={**FEW, "max_tokens": 60})
         front.said.clear()
         front.host.handle(m.Calibrate(0.05))
         (found,) = front.said
         assert isinstance(found, m.Calibrated)
         assert found.t1 > 0
-        assert 0 <= found.epsilon < 0.5  # nothing, or a rounding of activations that went the other way
+        assert 0 <= found.epsilon < 0.5  # zero, or an activation that was rounded differently
         assert front.host.loaded is not None
         learning = front.host.loaded.profile
         assert front.host.store.read(learning.key)["t1"] == found.t1
         assert len(front.ids(messages=ZIP, params=FEW)) == 12
 
-    def test_drafting_is_configured_without_loading_again(self, front: Front) -> None:
+    def test_drafting_can_be_configured_without_reloading(self, front: Front) -> None:
         expected = front.ids(messages=ZIP, params=FEW)
         drafted = {}
         for n in (0, 3, 7, None):

@@ -1,4 +1,4 @@
-"""The pair check against llama.cpp itself, which loads the vocabularies in a child and says what they are.
+"""The pair check compared with llama.cpp itself, which loads the vocabularies in a child process.
 
 Run as a program, this file is the child: paths in, JSON out.
 """
@@ -44,7 +44,7 @@ def changed(at: int, text: str | bytes, tokens: Sequence[str | bytes] = W) -> li
     return out
 
 
-# Every ordered pair of these is checked.
+# All ordered pairs of these are checked.
 PAIRED: dict[str, Case] = {
     "plain": ("gpt2", W, {}),
     "no pre": ("gpt2", W, {"pre": None}),
@@ -119,7 +119,7 @@ PAIRED: dict[str, Case] = {
     "no vocab": ("no_vocab", [], {}),
 }  # fmt: skip
 
-# What they end generations with is checked.
+# The end tokens of these are checked.
 ENDS: dict[str, Case] = {
     "by eos": ("gpt2", W, {"eos_token_id": 3}),
     "by eos, eot and eom": ("gpt2", W, {"eos_token_id": 3, "eot_token_id": 4, "eom_token_id": 5}),
@@ -153,7 +153,7 @@ ENDS: dict[str, Case] = {
 
 
 def child(paths: Sequence[str]) -> dict[str, Any]:
-    """What llama.cpp makes of each file, None if it refuses it, and which ordered pairs its rule allows."""
+    """llama.cpp's view of each file, None where it rejects it, and which ordered pairs its rule allows."""
     from specllama.config.load import ModelSettings
     from specllama.errors import IntegrityError
     from specllama.llama.library import llama
@@ -169,7 +169,7 @@ def child(paths: Sequence[str]) -> dict[str, Any]:
             texts.append([])
             continue
         kind = llama.llama_vocab_type(model.vocab)
-        n = model.n_vocab if kind else 0  # it aborts when asked about tokens of no vocabulary
+        n = model.n_vocab if kind else 0  # without a vocabulary, llama.cpp aborts on queries about tokens
         found.append(
             {
                 "kind": KINDS[kind],
@@ -206,7 +206,7 @@ def rule(
     return all(texts_a[i] == texts_b[i] for i in range(5, min(a["n_tokens"], b["n_tokens"])))
 
 
-def ask_llama(paths: Sequence[Path]) -> dict[str, Any]:
+def query_llama(paths: Sequence[Path]) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(
         [sys.executable, __file__, *map(str, paths)],
@@ -217,11 +217,11 @@ def ask_llama(paths: Sequence[Path]) -> dict[str, Any]:
         env=env,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
-def as_we_say(header: Header) -> dict[str, Any]:
+def our_view(header: Header) -> dict[str, Any]:
     v = read_vocab(header)
     return {
         "kind": v.kind,
@@ -234,7 +234,7 @@ def as_we_say(header: Header) -> dict[str, Any]:
     }
 
 
-def written(cases: dict[str, Case], folder: Path) -> list[Path]:
+def write_files(cases: dict[str, Case], folder: Path) -> list[Path]:
     paths = []
     for i, (model, tokens, extra) in enumerate(cases.values()):
         paths.append(folder / f"{i}.gguf")
@@ -242,50 +242,50 @@ def written(cases: dict[str, Case], folder: Path) -> list[Path]:
     return paths
 
 
-def agree(names: Sequence[str], paths: Sequence[Path], refused: Sequence[str] = ()) -> None:
-    """llama.cpp and the pair check say the same of every file and of every ordered pair."""
-    answer = ask_llama(paths)
+def check_agreement(names: Sequence[str], paths: Sequence[Path], rejected: Sequence[str] = ()) -> None:
+    """llama.cpp and the pair check agree on every file and on every ordered pair."""
+    report = query_llama(paths)
     headers = [read_header(path) for path in paths]
-    assert [name for name, f in zip(names, answer["found"], strict=True) if f is None] == list(refused)
-    for name, header, found in zip(names, headers, answer["found"], strict=True):
+    assert [name for name, f in zip(names, report["found"], strict=True) if f is None] == list(rejected)
+    for name, header, found in zip(names, headers, report["found"], strict=True):
         if found is not None:
-            assert as_we_say(header) == found, name
+            assert our_view(header) == found, name
     wrong = [
         (a, b, verdict)
         for i, a in enumerate(names)
         for j, b in enumerate(names)
-        if (verdict := check_pair(headers[i], headers[j])).ok is not answer["allowed"][i][j]
+        if (verdict := check_pair(headers[i], headers[j])).ok is not report["allowed"][i][j]
     ]
     assert wrong == []
 
 
 def test_every_pair_of_edge_cases(tmp_path: Path) -> None:
-    agree(list(PAIRED), written(PAIRED, tmp_path), refused=["unknown pre"])
+    check_agreement(list(PAIRED), write_files(PAIRED, tmp_path), rejected=["unknown pre"])
 
 
 @needs_vocabs
 def test_every_pair_of_real_vocabularies() -> None:
-    agree([path.name for path in VOCABS], VOCABS)
+    check_agreement([path.name for path in VOCABS], VOCABS)
 
 
 def test_every_pre_tokenizer(tmp_path: Path) -> None:
     cases: dict[str, Case] = {name: ("gpt2", W, {"pre": name}) for name in PRE_TYPES}
-    paths = written(cases, tmp_path)
-    for path, name, found in zip(paths, cases, ask_llama(paths)["found"], strict=True):
-        assert found == as_we_say(read_header(path)), name
+    paths = write_files(cases, tmp_path)
+    for path, name, found in zip(paths, cases, query_llama(paths)["found"], strict=True):
+        assert found == our_view(read_header(path)), name
 
 
-def test_every_way_to_end(tmp_path: Path) -> None:
-    paths = written(ENDS, tmp_path)
-    for path, name, found in zip(paths, ENDS, ask_llama(paths)["found"], strict=True):
-        assert found == as_we_say(read_header(path)), name
+def test_every_kind_of_end_token(tmp_path: Path) -> None:
+    paths = write_files(ENDS, tmp_path)
+    for path, name, found in zip(paths, ENDS, query_llama(paths)["found"], strict=True):
+        assert found == our_view(read_header(path)), name
 
 
-def test_equal_texts_end_llama_cpp_and_are_refused_before(tmp_path: Path) -> None:
+def test_rejects_equal_token_texts_on_which_llama_cpp_aborts(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(vocabulary([*W, "t3"]).build())
     with pytest.raises(AssertionError, match="GGML_ASSERT"):
-        ask_llama([path])
+        query_llama([path])
     with pytest.raises(GGUFError, match="tokens 3 and 40 have the same text 't3'"):
         check_tokenizer(read_header(path))
 

@@ -1,5 +1,5 @@
-"""Rows of a verification are single rows, bit for bit, for each kind of weights in native/rows.h, and
-in native/tiles.h where there is AMX.
+"""Batched rows are bit-equal to single rows for each kind of weights in native/rows.h, and in native/tiles.h
+where there is AMX.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def quantized(kind: str, directory: Path) -> Path:
-    """The embedded target, its weights as `kind`."""
+    """The embedded target, requantized to `kind`."""
     params = llm.lc.llama_model_quantize_default_params()
     params.ftype = getattr(llm.lc, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
     params.nthread, params.allow_requantize = 2, True
@@ -46,7 +46,7 @@ def quantized(kind: str, directory: Path) -> Path:
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_width_is_single_rows(kind: str, n_threads: int, tmp_path: Path) -> None:
+def test_rows_of_every_width_are_bit_equal_to_single_rows(kind: str, n_threads: int, tmp_path: Path) -> None:
     model = LlamaModel(ModelSettings(path=str(quantized(kind, tmp_path)), n_threads=n_threads))
     context = LlamaContext(model, 1024)
     try:

@@ -1,6 +1,6 @@
-"""The tiny models load in llama.cpp, decode, and keep the kind of memory that they are there for.
+"""The tiny models load in llama.cpp, decode, and have the intended kind of memory.
 
-Each is tried in a child process: llama.cpp aborts rather than raises on many a bad file.
+Each is loaded in a child process: on many invalid files llama.cpp aborts instead of raising.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ print(json.dumps({
 }))
 """
 
-KINDS = {  # name -> recurrent, hybrid, n_swa, whether three tokens can be taken back
+KINDS = {  # name -> recurrent, hybrid, n_swa, whether three tokens can be rolled back
     "llama": (False, False, 0, True),
     "gemma3": (False, False, 16, True),
     "mamba": (True, False, 0, False),
@@ -89,7 +89,7 @@ KINDS = {  # name -> recurrent, hybrid, n_swa, whether three tokens can be taken
 
 
 def run(path: Path) -> dict[str, object]:
-    """What the child says about the model at `path`."""
+    """The child's report on the model at `path`."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, timeout=60
     )
@@ -99,24 +99,29 @@ def run(path: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", sorted(tinygguf.BUILDERS))
-def test_model_decodes_and_has_its_kind_of_memory(name: str, tmp_path: Path) -> None:
+def test_a_model_decodes_and_has_its_kind_of_memory(name: str, tmp_path: Path) -> None:
     path = tinygguf.BUILDERS[name](tmp_path / f"{name}.gguf")
     assert path.stat().st_size < 500_000
-    said = run(path)
+    report = run(path)
     recurrent, hybrid, n_swa, cuts = KINDS[name]
-    assert said["finite"]
-    assert 2 < said["std"] < 8
-    assert said["one_by_one"] < 0.05
-    assert (said["recurrent"], said["hybrid"], said["n_swa"], said["cut"]) == (recurrent, hybrid, n_swa, cuts)
-    assert not cuts or said["after_cut"] < 0.05
-    tokens = said["tokens"]
+    assert report["finite"]
+    assert 2 < report["std"] < 8
+    assert report["one_by_one"] < 0.05
+    assert (report["recurrent"], report["hybrid"], report["n_swa"], report["cut"]) == (
+        recurrent,
+        hybrid,
+        n_swa,
+        cuts,
+    )
+    assert not cuts or report["after_cut"] < 0.05
+    tokens = report["tokens"]
     assert tokens[:2] == [tinygguf.ENDOFTEXT, tinygguf.IM_START]
     assert all(t > tinygguf.IM_END for t in tokens[-8:])
     assert len(set(tokens[-8:])) > 2
-    assert (said["n_vocab"], said["eos"]) == (tinygguf.N_VOCAB, tinygguf.IM_END)
+    assert (report["n_vocab"], report["eos"]) == (tinygguf.N_VOCAB, tinygguf.IM_END)
 
 
-def test_same_seed_same_file_and_noise_changes_it(tmp_path: Path) -> None:
+def test_files_depend_on_seed_and_noise_only(tmp_path: Path) -> None:
     files = [
         tinygguf.llama(tmp_path / f"{i}.gguf", seed=seed, noise=noise).read_bytes()
         for i, (seed, noise) in enumerate([(1, 0.0), (1, 0.0), (2, 0.0), (1, 0.1)])
@@ -126,6 +131,6 @@ def test_same_seed_same_file_and_noise_changes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_vocab", [259, 5000])
-def test_vocabulary_that_cannot_be_made(n_vocab: int, tmp_path: Path) -> None:
+def test_rejects_impossible_vocabulary_sizes(n_vocab: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be in"):
         tinygguf.llama(tmp_path / "x.gguf", n_vocab=n_vocab)

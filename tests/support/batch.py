@@ -1,8 +1,8 @@
-"""Runs command lines of specllama in forks of one process that has imported it, which saves most of the time.
+"""Runs specllama command lines in forks of one process that has imported it, to save import time.
 
-Reads a JSON list of [arguments, changes of the environment, directory] on stdin and writes one of [exit code,
-stdout, stderr], the texts in hexadecimal. Each fork has streams, environment and exit code of its own, as a
-process started by a shell has.
+Reads a JSON list of [arguments, changes of the environment, directory] from stdin and writes a list of [exit
+code, stdout, stderr], both texts in hexadecimal. Each fork has its own streams, environment and exit code,
+like a process started by a shell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 
 def _child(args: Sequence[str], env: Mapping[str, str | None], cwd: str, out: int, err: int) -> None:
-    """The command; never returns."""
+    """Run the command in this process; never returns."""
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -47,7 +47,7 @@ def _child(args: Sequence[str], env: Mapping[str, str | None], cwd: str, out: in
 def main() -> None:
     for name in ("specllama.cli.app", "specllama.cli.run", "typer._adapters", "pydantic.type_adapter"):
         with contextlib.suppress(ImportError):
-            importlib.import_module(name)  # the forks have it
+            importlib.import_module(name)  # for the forks to inherit
 
     lines, results = json.load(sys.stdin), []
     for args, env, cwd in lines:

@@ -1,4 +1,4 @@
-"""GGUF files byte by byte: a writer that checks nothing, so that it can write every malformed case too."""
+"""GGUF files byte by byte: a writer without checks, so that it can write malformed files too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Typed:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor info; `data` bytes of zeros are written for it. `offset` None: right behind the one before."""
+    """A tensor info. n_bytes: zeros written for it; 0: as many as its shape needs. offset: None: after the
+    previous tensor.
+    """
 
     name: str | bytes
     shape: Sequence[int]
@@ -46,7 +48,7 @@ def scalar(kind: str, value: Any) -> bytes:
 
 
 def typed(value: Any) -> Typed:
-    """Guess the type that converters give to a Python value."""
+    """The value with the type that converters give to it."""
     if isinstance(value, Typed):
         return value
     if isinstance(value, bool):
@@ -63,7 +65,7 @@ def typed(value: Any) -> Typed:
 
 
 def pair(key: str | bytes, value: Any) -> bytes:
-    """One metadata entry. A `bytes` value inside `Typed("raw", …)` stands for type and value as they are."""
+    """One metadata entry. The value of `Typed("raw", …)` is written as it is, in place of type and value."""
     t = typed(value)
     if t.kind == "raw":
         return string(key) + t.value
@@ -127,7 +129,7 @@ class GGUF:
 
 
 def vocab_metadata(tokens: Sequence[str | bytes], model: str = "gpt2", **extra: Any) -> dict[str, Any]:
-    """The tokenizer's keys; extra keys without their `tokenizer.ggml.`, None takes a key out."""
+    """Tokenizer metadata. extra: further keys, without `tokenizer.ggml.`; None removes a key."""
     out: dict[str, Any] = {
         "tokenizer.ggml.model": model,
         "tokenizer.ggml.pre": "gpt-2",
@@ -149,7 +151,7 @@ def vocabulary(tokens: Sequence[str | bytes], model: str = "gpt2", **extra: Any)
 
 
 def words(n: int) -> list[str]:
-    """`n` different token texts."""
+    """`n` distinct token texts."""
     return [f"t{i}" for i in range(n)]
 
 

@@ -1,4 +1,4 @@
-"""A draft that knows nothing, of the same shape and vocabulary as a real one."""
+"""A useless draft model, with the architecture and vocabulary of a real one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 
 def scramble(source: Path, target: Path, seed: int = 0) -> Path:
-    """Copy a GGUF file with the blocks of every quantised matrix in a random order; a block stays whole, so
-    that all numbers are sound ones.
+    """Copy a GGUF file with the blocks of every quantized matrix in random order; the blocks themselves are
+    unchanged, so that all weights are valid.
     """
     data = np.fromfile(source, np.uint8)
     rng = np.random.default_rng(seed)

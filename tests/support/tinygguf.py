@@ -1,22 +1,22 @@
 """Tiny random GGUF models for tests: one builder for each kind of memory that llama.cpp keeps.
 
-    llama    plain attention: every cut works
-    gemma3   sliding window of 16: with `swa_full` off, cuts are accepted and the logits are wrong
-    mamba    recurrent: no cut but to nothing
-    jamba    recurrent and attention, without rollback: no cut but to nothing
-    lfm2     recurrent and attention, with rollback: `n_rs_seq` > 0 lets one cut take back that many tokens
+    llama    plain attention: can be truncated anywhere
+    gemma3   sliding window of 16: with `swa_full` off, truncation is accepted but the logits are wrong
+    mamba    recurrent: can only be emptied
+    jamba    recurrent and attention, without rollback: can only be emptied
+    lfm2     recurrent and attention: with `n_rs_seq` > 0 it can roll back that many tokens once
 
 Each is a function `(path, seed=0, *, n_vocab=280, noise=0.0, ...) -> path` and writes 270 to 390 kB
 in some milliseconds. The vocabularies of equal `n_vocab` are equal, so any two of them make a pair.
-`noise` mixes another model into the weights (0 none of it, 1 half): a draft that agrees with the
-noiseless model part of the time (0.1: in six tokens of ten, 0.2: four, 0.5: one). The models say nothing
-sensible, but greedy generation depends on the context, has some forty different tokens and never ends by
-itself: control tokens come last.
+`noise` mixes another model into the weights (0: none, 1: half), for a draft that agrees with the noiseless
+model part of the time (0.1: in six tokens of ten, 0.2: four, 0.5: one). The output is not meaningful, but
+greedy generation depends on the context, has some forty different tokens and never ends by itself: control
+tokens are the least likely.
 
-Numbers are f32. Batches of different sizes still differ by 1e-2 in a logit, as flash attention and the
-f16 cache round in an order of their own, and one token in some thousands is then another one. A test
-that wants equal tokens for certain sets `type_k` and `type_v` to f32 and flash attention off: 1e-4
-(gemma3 1e-2, its GELU is a table). Knows nothing about specllama.
+Weights are f32. Logits of batches of different sizes still differ by up to 1e-2, because flash attention and
+the f16 cache round differently, so one token in some thousands differs. A test that needs equal tokens sets
+`type_k` and `type_v` to f32 and flash attention off: 1e-4 (gemma3 1e-2, its GELU is a table). Independent of
+specllama.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LETTERS = "etaoinshrdlucmfwygpbvk"  # by frequency; the merged tokens are pairs 
 N_EMBD, N_HEAD, N_HEAD_KV, N_FF = 48, 3, 1, 96
 N_EMBD_HEAD = N_EMBD // N_HEAD
 LOGIT_STD = 3.0
-ROW_SPREAD = 0.5  # some tokens come often, as in text: larger gaps between the first and the second
+ROW_SPREAD = 0.5  # some tokens are frequent, as in text: larger gaps between the two best logits
 EPS = 1e-5
 
 
@@ -59,14 +59,14 @@ def vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
     """Tokens (three control tokens, 256 bytes, then pairs of letters) and the merges that make the pairs."""
     pairs = [f"{a} {b}" for a in LETTERS for b in LETTERS]
     n_pairs = n_vocab - len(CONTROL) - 256
-    if not 1 <= n_pairs <= len(pairs):  # llama.cpp wants a list of merges, and gguf cannot write an empty one
+    if not 1 <= n_pairs <= len(pairs):  # llama.cpp needs merges, and gguf cannot write an empty list
         raise ValueError(f"n_vocab {n_vocab}: must be in {N_VOCAB - 20}..{len(CONTROL) + 256 + len(pairs)}")
     merges = pairs[:n_pairs]
     return [*CONTROL, *byte_tokens(), *(m.replace(" ", "") for m in merges)], merges
 
 
 class Builder:
-    """A GGUF file in the making: the keys and tensors that all architectures share, and random weights."""
+    """Builds a GGUF file: the keys and tensors that all architectures share, and random weights."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Builder:
         self.ones("token_embd_norm" if arch == "lfm2" else "output_norm", N_EMBD)
 
     def random(self, *shape: int) -> NDArray[np.float32]:
-        """Standard normal numbers, part of them another model's where `noise` is asked for."""
+        """Standard normal numbers, mixed with those of another model if `noise` is not 0."""
         x, y = (r.standard_normal(shape, dtype=np.float32) for r in (self.rng, self.other))
         x += np.float32(self.noise) * y
         x /= np.float32((1 + self.noise**2) ** 0.5)
@@ -124,7 +124,7 @@ class Builder:
         self.put(f"{name}.weight", np.ones(n, np.float32))
 
     def heads(self, n_head_kv: int | list[int], *, rope: bool) -> None:
-        """The keys of attention; a list gives the key heads of each block, 0 for recurrent ones."""
+        """Attention metadata. n_head_kv: a list has the KV heads of each block, 0 for recurrent blocks."""
         w = self.writer
         w.add_head_count(N_HEAD)
         w.add_head_count_kv(n_head_kv)
@@ -135,7 +135,7 @@ class Builder:
             w.add_rope_freq_base(10000.0)
 
     def attention(self, i: int, *, qk_norm: bool = False) -> None:
-        """Queries and keys are large, so that each head looks at few places and the context matters."""
+        """Queries and keys are large, so that each head attends to few positions and the context matters."""
         gain = 1.0 if qk_norm else 1.6
         self.matrix(f"blk.{i}.attn_q", N_EMBD, N_EMBD, gain)
         self.matrix(f"blk.{i}.attn_k", N_HEAD_KV * N_EMBD_HEAD, N_EMBD, gain)
@@ -217,10 +217,10 @@ def gemma3(
     n_layer: int = 2,
     n_swa: int = 16,
 ) -> Path:
-    """Blocks with a window of `n_swa` tokens and blocks without, in turn.
+    """Blocks with a window of `n_swa` tokens alternate with blocks without.
 
-    llama.cpp rounds the window's cache up to n_swa + n_ubatch and then to 256 cells: a bad cut shows only
-    in sequences longer than that.
+    llama.cpp rounds the window's cache up to n_swa + n_ubatch and then to 256 cells: a wrong truncation is
+    visible only in sequences longer than that.
     """
     b = Builder("gemma3", path, seed, n_vocab, noise, n_ctx_train, n_layer)
     b.heads(N_HEAD_KV, rope=True)
@@ -267,7 +267,7 @@ def jamba(
     n_layer: int = 2,
     d_state: int = 16,
 ) -> Path:
-    """A hybrid without rollback: recurrent blocks, and attention blocks without positions, in turn."""
+    """A hybrid without rollback: recurrent blocks alternate with attention blocks without positions."""
     b = Builder("jamba", path, seed, n_vocab, noise, n_ctx_train, n_layer)
     b.heads([N_HEAD_KV * (i % 2) for i in range(n_layer)], rope=False)
     b.writer.add_feed_forward_length(N_FF)
