@@ -42,7 +42,7 @@ def attention(
     sinks: NDArray[np.float32] | None = None,
     n_threads: int = 1,
 ) -> NDArray[np.float32]:
-    """ggml's flash attention, shape (rows, heads, dv). q: (heads, rows, dk). k, v: (KV heads, cells, dk or dv).
+    """ggml's flash attention, shape (rows, heads, dv). q: (heads, rows, dk). k, v: (KV heads, cells, dk/dv).
     mask: (rows, cells).
     """
     init = function("ggml_init", POINTER, _Room)
