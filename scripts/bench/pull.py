@@ -126,11 +126,13 @@ def resume(hub: LocalHub, home: Path, n_mb: int) -> dict[str, Any]:
     process.communicate()
     time.sleep(0.2)
     sent = hub.sent
-    header = sum(int(a.headers["Range"].split("-")[1]) + 1 for a in hub.contents() if a.headers.get("Range"))
+    header = sum(
+        int(a.headers["Range"].split("-")[1]) + 1 for a in hub.content_requests() if a.headers.get("Range")
+    )
     received = sent - header
     hub.faults.rate, hub.faults.small_buffers = 0.0, False
     finished(pull(env, NAME))
-    start = int(hub.contents()[-1].headers["Range"][6:-1])
+    start = int(hub.content_requests()[-1].headers["Range"][6:-1])
     shutil.rmtree(home / "hf")
     log(f"resume: sent {received}, second transfer from {start} ({100 * start / received:.2f} %)")
     return {"bytes": len(data), "sent_before": received, "resumed_at": start, "share": start / received}
@@ -145,10 +147,14 @@ def twice(hub: LocalHub, home: Path, n_mb: int) -> dict[str, Any]:
     for process in both:
         finished(process)
     hub.faults.rate = 0.0
-    headers = [a.headers["Range"] for a in hub.contents() if a.headers.get("Range")]
+    headers = [a.headers["Range"] for a in hub.content_requests() if a.headers.get("Range")]
     shutil.rmtree(home / "hf")
     log(f"twice: {hub.sent} bytes sent of a file of {len(data)} ({len(headers)} requests for its header)")
-    return {"bytes": len(data), "sent": hub.sent, "content_requests": len(hub.contents()) - len(headers)}
+    return {
+        "bytes": len(data),
+        "sent": hub.sent,
+        "content_requests": len(hub.content_requests()) - len(headers),
+    }
 
 
 def check(hub: LocalHub, home: Path, vocabs: Path | None) -> dict[str, Any]:

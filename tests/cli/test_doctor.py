@@ -387,7 +387,7 @@ def test_broken_configuration(command: Command) -> None:
     assert result.json["engine"]["ok"]
 
 
-# llama.cpp missing, broken or of another version (row 40), and what cannot be used
+# llama.cpp missing, broken or of another version, and what cannot be used
 
 
 VERSION_SHIM = """

@@ -67,11 +67,11 @@ def test_run_does_everything(named: Named) -> None:
     assert "the vocabularies are identical: the same 4096 tokens" in said
     assert "of memory with a context of" in said
     assert "(vocabulary identical)" in said
-    asked = len(named.hub.asked)
+    asked = len(named.hub.requests)
     again = named("run", "-m", "8B", *ASK)  # -md auto: the known draft is on disk now
     assert (again.code, again.out) == (0, plain.out)
     assert "draft pydoc-draft" in again.err
-    assert len(named.hub.asked) == asked
+    assert len(named.hub.requests) == asked
 
 
 def test_without_the_draft_it_says_that_one_is_known(named: Named) -> None:
@@ -81,7 +81,7 @@ def test_without_the_draft_it_says_that_one_is_known(named: Named) -> None:
     assert "a draft is known and not on disk: -md 1B downloads it" in result.err
     none = named("run", "-m", "8B", "-md", "none", *ASK)
     assert "a draft is known" not in none.err
-    assert len(named.hub.contents()) == 2  # the header, the model
+    assert len(named.hub.content_requests()) == 2  # the header, the model
 
 
 def test_the_layout_is_huggingface_hubs(named: Named) -> None:
@@ -92,7 +92,7 @@ def test_the_layout_is_huggingface_hubs(named: Named) -> None:
         ref = named.link(which).parents[2] / "refs" / "main"
         assert ref.read_text() == named.hub.repos[REPOS[which]].commit
     assert (named.cache / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f59")
-    asked = len(named.hub.asked)
+    asked = len(named.hub.requests)
     found = named.python(
         "from huggingface_hub import hf_hub_download, scan_cache_dir\n"
         f"print(hf_hub_download({REPOS[0]!r}, {FILES[0]!r}, local_files_only=True))\n"
@@ -103,16 +103,16 @@ def test_the_layout_is_huggingface_hubs(named: Named) -> None:
         str(named.link(0)),
         f"[] {sorted(REPOS)} {len(TARGET) + len(DRAFT)}",
     ]
-    assert len(named.hub.asked) == asked
+    assert len(named.hub.requests) == asked
 
 
 def test_what_huggingface_hub_downloaded_is_found(named: Named) -> None:
     code = f"from huggingface_hub import hf_hub_download as d\nprint(d({REPOS[1]!r}, {FILES[1]!r}))"
     assert named.python(code) == str(named.link(1))
-    asked = len(named.hub.asked)
+    asked = len(named.hub.requests)
     checked = named("pair-check", "1B", "1B", "--json", env={"HF_HUB_OFFLINE": "1"})
     assert (checked.code, checked.json["target"]["path"]) == (0, str(named.link(1)))
-    assert len(named.hub.asked) == asked
+    assert len(named.hub.requests) == asked
 
 
 def test_names_of_all_kinds(named: Named) -> None:
@@ -148,7 +148,7 @@ def test_a_dry_run(named: Named) -> None:
     assert plan["models"][1]["files"][0] == {
         "path": FILES[1], "bytes": len(DRAFT), "have": 0, "hash": HASHES[1],
     }  # fmt: skip
-    assert named.hub.contents() == []
+    assert named.hub.content_requests() == []
     assert not named.cache.exists()
     named("pull", "1B")
     plan = named("pull", "8B", "1B", "--dry-run", "--json").json
@@ -163,7 +163,7 @@ def test_the_object_of_pull(named: Named) -> None:
     }
     again = named("pull", "1B")
     assert "all of it is on disk" in again.err
-    assert len(named.hub.contents()) == 2
+    assert len(named.hub.content_requests()) == 2
 
 
 def test_a_newer_file_on_the_hub(named: Named) -> None:
@@ -217,13 +217,13 @@ def test_the_token_is_for_the_hub_alone(named: Named) -> None:
     named.hub.repos[REPOS[1]].private = True
     assert named("pull", "1B", env={"HF_TOKEN": named.hub.token}).code == 0
     by_host = {"hub": set[str](), "content": set[str]()}
-    for asked in named.hub.asked:
+    for asked in named.hub.requests:
         by_host[asked.host].add(str(asked.headers.get("Authorization")))
     assert by_host == {"hub": {f"Bearer {named.hub.token}"}, "content": {"None"}}
-    named.hub.asked.clear()
+    named.hub.requests.clear()
     (named.command.home / ".cache" / "huggingface" / "token").write_text(named.hub.token)
     assert named("pair-check", "8B", "8B").code == 0
-    assert {a.headers.get("Authorization") for a in named.hub.contents()} == {None}
+    assert {a.headers.get("Authorization") for a in named.hub.content_requests()} == {None}
 
 
 def test_models_of_ones_own(named: Named) -> None:

@@ -1,4 +1,4 @@
-"""A server with little room."""
+"""A server with few resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.serving import Server
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with one slot, two places to wait and a context beyond the model's training."""
+    """A server with one slot, a queue of two, and a context larger than the model was trained on."""
     flags = ("-np", "1", "--queue", "2", "-c", "65536", "--draft-max", "0")
     with Server(tmp_path_factory.mktemp("small"), *flags) as one:
         yield one

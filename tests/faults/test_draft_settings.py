@@ -1,4 +1,4 @@
-"""Impossible settings of drafting, by every way that there is to give them: exit code 2 and a sentence."""
+"""Invalid draft settings, given in every possible way: exit code 2 and a one-line error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.options import as_flag
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import UsageError
-from tests.faults.test_run_faults import refused
-from tests.support.command import Command, CommandLine
+from tests.support.command import Command, CommandLine, assert_error
 
 HUGE = "9" * 40
 RANGE = "must be a whole number from 0"
 P_RANGE = "{draft_p_min} must be a number from 0 to 1, not "
-# Values as a file has them, and words of the error: {name} stands for an option, first the one at fault.
+# Values as in a file, and a part of the error: {name} stands for an option, the first one is at fault.
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"draft_max": 3, "draft_min": 4}, "{draft_min} 4 is more than {draft_max} 3"),
     ({"draft_max": -1}, "{draft_max} " + RANGE),
@@ -49,12 +48,12 @@ NOT_NUMBERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def place(path: Path, keys: list[str], option: str) -> str:
+def place_in_file(path: Path, keys: list[str], option: str) -> str:
     return f"{path}, line {keys.index(option) + 1}: {option.replace('_', '-')}"
 
 
-def worded(needle: str, at_fault: Callable[[str], str]) -> str:
-    """The words of an error, its options as flags but for the one at fault."""
+def expected(needle: str, at_fault: Callable[[str], str]) -> str:
+    """The expected part of an error, with options as flags, except the one at fault."""
     first = re.search(r"{(\w+)}", needle)
     if first is None:
         return needle
@@ -62,32 +61,32 @@ def worded(needle: str, at_fault: Callable[[str], str]) -> str:
     return needle[: first.start()] + at_fault(first[1]) + rest
 
 
-def test_flags(shared: Command) -> None:
+def test_rejects_flags(shared: Command) -> None:
     given = [*BAD, *((values, f"Invalid value for '--{name(values)}'") for values, _ in NOT_NUMBERS)]
     lines = [[f"--{key.replace('_', '-')}={value}" for key, value in values.items()] for values, _ in given]
     results = shared.batch(*(CommandLine(("run", "-p", "zip", *flags)) for flags in lines))
     for (_, needle), result in zip(given, results, strict=True):
-        refused(result, 2, worded(needle, lambda option: as_flag(option, None)))
+        assert_error(result, 2, expected(needle, lambda option: as_flag(option, None)))
 
 
 def name(values: dict[str, Any]) -> str:
-    """As a flag or a key has it."""
+    """The first option as in a flag or key."""
     return next(iter(values)).replace("_", "-")
 
 
-def test_environment(shared: Command) -> None:
+def test_rejects_environment_variables(shared: Command) -> None:
     given = [*BAD, *NOT_NUMBERS]
     envs = [{f"SPECLLAMA_{key.upper()}": str(x) for key, x in values.items()} for values, _ in given]
     results = shared.batch(*(CommandLine(("run", "-p", "zip"), env) for env in envs))
     for (values, needle), env, result in zip(given, envs, results, strict=True):
-        refused(result, 2, worded(needle, lambda option: f"SPECLLAMA_{option.upper()}"))
+        assert_error(result, 2, expected(needle, lambda option: f"SPECLLAMA_{option.upper()}"))
         if (values, needle) in NOT_NUMBERS:
             assert f"{next(iter(env))} must be a " in result.err
 
 
 @pytest.mark.parametrize("user", [False, True])
-def test_files(command: Command, user: bool) -> None:
-    """The project's specllama.toml and the user's own."""
+def test_rejects_values_in_files(command: Command, user: bool) -> None:
+    """The project's specllama.toml and the user's config.toml."""
     places = Path("config/specllama/config.toml") if user else Path("specllama.toml")
     wrong_kind: list[tuple[dict[str, Any], str]] = [
         ({"draft_max": True}, "a text, not True"),
@@ -107,14 +106,14 @@ def test_files(command: Command, user: bool) -> None:
         env = {"XDG_CONFIG_HOME": str(home / "config"), "HOME": str(home)}
         lines.append(CommandLine(("run", "-p", "zip"), env, home))
     for (values, needle), path, result in zip(cases, paths, command.batch(*lines), strict=True):
-        refused(result, 2, worded(needle, functools.partial(place, path, list(values))))
+        assert_error(result, 2, expected(needle, functools.partial(place_in_file, path, list(values))))
         if (values, needle) in wrong_kind:
             assert f"{path}, line 1: {name(values)} must be a" in result.err
     path = command.home / places
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("draft-min = 4\n")
-    said = f"{path}, line 1: draft-min 4 is more than --draft-max 3"
-    refused(command("run", "-p", "zip", "--draft-max", "3"), 2, said)
+    message = f"{path}, line 1: draft-min 4 is more than --draft-max 3"
+    assert_error(command("run", "-p", "zip", "--draft-max", "3"), 2, message)
     assert command("run", "-p", "zip", "-n", "3", "--no-calibrate", "--draft-max", "0").code == 0
 
 
@@ -146,21 +145,21 @@ PYTHON: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "needle"), PYTHON, ids=lambda x: str(x)[:60])
-def test_python(options: dict[str, Any], needle: str) -> None:
+def test_rejects_python_arguments(options: dict[str, Any], needle: str) -> None:
     with pytest.raises(UsageError) as raised:
         LLM(**options)
     assert needle in str(raised.value)
 
 
-def test_a_loaded_engine_is_not_configured_in_such_ways() -> None:
-    """The engine says so and goes on; the client writes what it is given."""
+def test_a_loaded_engine_rejects_them() -> None:
+    """The engine reports the error and keeps running; the client does not check the values."""
     target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=256)
     bad: list[tuple[dict[str, Any], str | tuple[str, ...]]] = [
         ({"draft_max": 3, "draft_min": 4}, "--draft-min 4 is more than --draft-max 3"),
         *(({"draft_max": x}, "--draft-max must be") for x in (-1, 513)),
         *(({"draft_min": x}, "--draft-min must be") for x in (-1, 513)),
         *(({"draft_p_min": x}, "--draft-p-min must be a number from 0 to 1, not ") for x in (-0.1, 1.5)),
-        # other types are refused where the message is read, or by their range where JSON's are the same
+        # other types are rejected when the message is decoded, or by their range if JSON has the same type
         *(({"draft_max": x}, ("draft_max", "--draft-max")) for x in (1.5, "7", True, [1])),
         *(({"draft_min": x}, ("draft_min", "--draft-min")) for x in (1.5, "7", None, float("nan"))),
         *(
@@ -180,10 +179,10 @@ def test_a_loaded_engine_is_not_configured_in_such_ways() -> None:
         assert isinstance(list(client.generate(request))[-1], protocol.Done)
 
 
-def test_what_has_no_effect_is_said(shared: Command) -> None:
-    """Not an error: a file may hold what counts for another command line."""
-    said = "note: --draft-min and --draft-p-min have no effect where --draft-max is not a number"
+def test_settings_without_effect_give_a_note(shared: Command) -> None:
+    """They are not an error: a file may contain settings for other command lines."""
+    message = "note: --draft-min and --draft-p-min have no effect unless --draft-max is a number"
     for flags in ("--draft-min 3", "--draft-p-min 0.5"):
-        assert said in shared.generate("-p", "zip", "-n", "2", *flags.split()).lines
+        assert message in shared.generate("-p", "zip", "-n", "2", *flags.split()).lines
     for flags in ("", "--draft-min 3 --draft-max 4", "--draft-min 3 --draft-max 0"):
-        assert said not in shared.generate("-p", "zip", "-n", "2", *flags.split()).lines
+        assert message not in shared.generate("-p", "zip", "-n", "2", *flags.split()).lines

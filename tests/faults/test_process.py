@@ -1,4 +1,4 @@
-"""The two processes: whichever dies or hangs, the other one knows at once and nothing stays behind."""
+"""Front and engine process: if one dies or hangs, the other one notices at once, and no process is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
 from tests.support.command import Command
 from tests.support.loads import load_info
-from tests.support.processes import SOON, child_of, is_gone, works
+from tests.support.processes import SOON, child_of, is_gone, use_cpu
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 LONG = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--seed", "1", "--no-calibrate")
@@ -35,16 +35,16 @@ SETTINGS = LoadSettings(
 )
 
 
-def writing(front: subprocess.Popen[bytes]) -> bytes:
-    """The beginning of the answer, once it comes."""
+def first_output(front: subprocess.Popen[bytes]) -> bytes:
+    """The first output, as soon as it arrives."""
     assert front.stdout is not None
     return front.stdout.read1(1)  # type: ignore[union-attr, no-any-return]
 
 
 class TestSignals:
-    def test_killed_engine_is_one_line_and_exit_code_9(self, command: Command) -> None:
+    def test_a_killed_engine_gives_one_line_and_exit_code_9(self, command: Command) -> None:
         front = command.start(*LONG)
-        first = writing(front)
+        first = first_output(front)
         child_of(front.pid).kill()
         out, err = front.communicate(timeout=SOON)
         assert front.returncode == 9
@@ -57,7 +57,7 @@ class TestSignals:
         assert len(said) == 1
         assert said[0].startswith("error: the engine process was ended by SIGKILL")
 
-    def test_engine_killed_while_it_loads(self, command: Command) -> None:
+    def test_an_engine_killed_during_the_load(self, command: Command) -> None:
         front = command.start(*LONG)
         child_of(front.pid).kill()
         out, err = front.communicate(timeout=SOON)
@@ -66,20 +66,20 @@ class TestSignals:
         assert b"Traceback" not in err
 
     @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.25, None])
-    def test_killed_front_leaves_no_engine(self, command: Command, delay: float | None) -> None:
+    def test_a_killed_front_leaves_no_engine(self, command: Command, delay: float | None) -> None:
         front = command.start(*LONG)
         engine = child_of(front.pid)
         if delay is None:
-            writing(front)
+            first_output(front)
         else:
             time.sleep(delay)
         front.kill()
         front.communicate(timeout=SOON)
         assert is_gone(engine)
 
-    def test_first_ctrl_c_keeps_the_text_and_prints_the_figures(self, command: Command) -> None:
+    def test_first_ctrl_c_keeps_the_text_and_prints_the_statistics(self, command: Command) -> None:
         front = command.start(*LONG)
-        first = writing(front)
+        first = first_output(front)
         engine = child_of(front.pid)
         front.send_signal(signal.SIGINT)
         out, err = front.communicate(timeout=SOON)
@@ -99,9 +99,11 @@ class TestSignals:
     def test_ctrl_c_with_json_is_still_one_object(self, command: Command) -> None:
         front = command.start(*LONG, "--json")
         assert front.stderr is not None
-        while front.stderr.readline().startswith((b"loading the ", b"note: ")):  # a slow machine loads long
+        while front.stderr.readline().startswith(
+            (b"loading the ", b"note: ")
+        ):  # shown only on a slow machine
             pass
-        works(child_of(front.pid), seconds=0.3)
+        use_cpu(child_of(front.pid), seconds=0.3)
         front.send_signal(signal.SIGINT)
         out, _ = front.communicate(timeout=SOON)
         assert front.returncode == 130
@@ -109,11 +111,11 @@ class TestSignals:
         assert found["finish_reason"] == "cancel"
         assert found["n_predict"] == len(found["tokens"]) > 0
 
-    def test_second_ctrl_c_ends_at_once(self, command: Command) -> None:
+    def test_second_ctrl_c_exits_at_once(self, command: Command) -> None:
         front = command.start(*LONG)
-        writing(front)
+        first_output(front)
         engine = child_of(front.pid)
-        engine.suspend()  # so that the first one cannot be answered
+        engine.suspend()  # so that it cannot react to the first one
         front.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert front.poll() is None
@@ -124,18 +126,18 @@ class TestSignals:
         assert is_gone(engine)
 
     @pytest.mark.parametrize("loading", [True, False])
-    def test_sigterm(self, command: Command, loading: bool) -> None:
+    def test_sigterm_ends_both_processes(self, command: Command, loading: bool) -> None:
         front = command.start(*LONG)
         engine = child_of(front.pid)
         if not loading:
-            writing(front)
+            first_output(front)
         front.terminate()
         _, err = front.communicate(timeout=SOON)
         assert front.returncode == 143
         assert b"Traceback" not in err
         assert is_gone(engine)
 
-    def test_ctrl_c_while_loading(self, command: Command) -> None:
+    def test_ctrl_c_during_the_load_ends_both_processes(self, command: Command) -> None:
         front = command.start(*LONG)
         engine = child_of(front.pid)
         front.send_signal(signal.SIGINT)
@@ -144,9 +146,9 @@ class TestSignals:
         assert is_gone(engine)
 
     def test_a_terminals_ctrl_c_does_not_reach_the_engine(self, command: Command) -> None:
-        """It goes to the whole foreground group; the engine has a session of its own and ignores it too."""
+        """A terminal signals its foreground group only; the engine has its own session, and ignores SIGINT."""
         front = command.start(*LONG)
-        writing(front)
+        first_output(front)
         engine = child_of(front.pid)
         engine.send_signal(signal.SIGINT)
         time.sleep(0.2)
@@ -162,13 +164,13 @@ class TestWorker:
         line = [sys.executable, "-m", "specllama.worker.main"]
         return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
 
-    def test_without_a_front_it_ends(self) -> None:
+    def test_it_ends_without_a_front(self) -> None:
         worker = self.start(stdin=subprocess.DEVNULL)
         out, _ = worker.communicate(timeout=SOON)
         assert worker.returncode == 0
         assert all(json.loads(line)[0] == "Heartbeat" for line in out.splitlines())
 
-    def test_it_reports_that_it_lives(self) -> None:
+    def test_it_sends_heartbeats(self) -> None:
         worker = self.start(stdin=subprocess.PIPE)
         assert worker.stdout is not None
         message = m.decode(worker.stdout.readline())
@@ -192,14 +194,14 @@ def ask(client: EngineClient, n: int = 20, **more: object) -> m.Generate:
 
 
 def finished(client: EngineClient, request: m.Generate) -> tuple[str, list[int], m.Done]:
-    """All events of a request: its text, its ids, its end."""
+    """(text, ids, Done) of a request, after its end."""
     result = fold(client.generate(request))
     assert result.done is not None
     return result.text, result.ids, result.done
 
 
 class TestClient:
-    def test_load_says_what_there_is(self) -> None:
+    def test_load_describes_the_models(self) -> None:
         seen: list[tuple[str, float]] = []
         with EngineClient() as client:
             info = client.load(SETTINGS, lambda name, share: seen.append((name, share)))
@@ -210,7 +212,7 @@ class TestClient:
         assert ("target", 1.0) in seen
         assert is_gone(engine)
 
-    def test_generate_and_again(self, client: EngineClient) -> None:
+    def test_a_repeated_request_gives_the_same_text(self, client: EngineClient) -> None:
         events = list(client.generate(ask(client)))
         assert isinstance(events[0], m.Started)
         assert events[0].params.seed == 1
@@ -220,7 +222,7 @@ class TestClient:
         assert finished(client, ask(client))[:2] == (text, ids)
         assert finished(client, ask(client))[2].stats.n_reused > 0
 
-    def test_leaving_the_iterator_cancels(self, client: EngineClient) -> None:
+    def test_closing_the_iterator_cancels(self, client: EngineClient) -> None:
         events = client.generate(ask(client, 2000))
         for event in events:
             if isinstance(event, m.Tokens):
@@ -232,7 +234,7 @@ class TestClient:
         assert time.monotonic() - started < SOON
 
     def test_two_requests_take_turns(self, client: EngineClient) -> None:
-        """There is one slot: the second one waits, both are what they are alone."""
+        """There is one slot: the second one waits, and both give the same output as alone."""
         first, second = ask(client, 60), ask(client, 30, seed=2)
         expected = [finished(client, ask(client, 60))[1], finished(client, ask(client, 30, seed=2))[1]]
         found: dict[int, list[int]] = {}
@@ -246,7 +248,7 @@ class TestClient:
             thread.join(SOON)
         assert [found[first.id], found[second.id]] == expected
 
-    def test_cancelling_what_waits(self, client: EngineClient) -> None:
+    def test_a_waiting_request_can_be_cancelled(self, client: EngineClient) -> None:
         running = client.generate(ask(client, 2000))
         next(running)
         waiting = client.generate(ask(client, 5))
@@ -255,7 +257,7 @@ class TestClient:
         running.close()
         assert finished(client, ask(client, 5))[2].reason == "length"
 
-    def test_bad_requests_fail_alone(self, client: EngineClient) -> None:
+    def test_invalid_requests_do_not_affect_others(self, client: EngineClient) -> None:
         cases = (
             ({"nonsense": 1}, "nonsense"),
             ({"temperature": -1}, "--temp"),
@@ -270,13 +272,13 @@ class TestClient:
                 list(client.generate(request))
         assert finished(client, ask(client, 3))[2].reason == "length"
 
-    def test_calibrate_when_idle(self, client: EngineClient) -> None:
+    def test_calibrate_measures_when_idle(self, client: EngineClient) -> None:
         finished(client, ask(client, 40))
         found = client.calibrate(0.05)
         assert found.t1 > 0
         assert finished(client, ask(client, 5))[2].stored_t1 == found.t1
 
-    def test_before_and_after_a_load(self, tmp_path: Path) -> None:
+    def test_requests_before_a_load_and_a_second_load_are_errors(self, tmp_path: Path) -> None:
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")
         with EngineClient() as client:
             with pytest.raises(EngineError, match="no model is loaded"):
@@ -288,7 +290,7 @@ class TestClient:
                 client.load(SETTINGS)
             assert finished(client, ask(client, 3))[2].reason == "length"
 
-    def test_two_clients_at_once(self) -> None:
+    def test_two_clients_are_independent(self) -> None:
         with EngineClient() as one, EngineClient() as other:
             assert one.pid != other.pid
             for client in (one, other):
@@ -296,7 +298,7 @@ class TestClient:
             a, b = (finished(client, ask(client)) for client in (one, other))
             assert a[:2] == b[:2]
 
-    def test_death_reaches_everybody_who_waits(self) -> None:
+    def test_the_end_of_the_process_reaches_all_callers(self) -> None:
         with EngineClient() as client:
             client.load(SETTINGS)
             events = client.generate(ask(client, 100_000))
@@ -309,7 +311,7 @@ class TestClient:
             with pytest.raises(EngineDiedError, match="SIGKILL"):
                 client.calibrate()
 
-    def test_close_wakes_who_waits_and_leaves_nothing(self) -> None:
+    def test_close_wakes_waiting_callers_and_ends_the_process(self) -> None:
         client = EngineClient()
         client.load(SETTINGS)
         events, errors = client.generate(ask(client, 100_000)), []
@@ -354,7 +356,7 @@ for line in sys.stdin:
 
 
 class TestHangs:
-    """A stand-in for the engine process misbehaves; the client is the real one."""
+    """The real client with a fake engine process that misbehaves."""
 
     def client(self, path: Path, act: str, monkeypatch: pytest.MonkeyPatch) -> EngineClient:
         fake = path / "worker"
@@ -370,14 +372,14 @@ class TestHangs:
         ("act", "needle"),
         [
             ('send("Heartbeat", busy_for=31.5, allowed=31.0); time.sleep(60)', "hangs"),
-            ('print("llama.cpp says hello", flush=True); time.sleep(60)', "no message"),
-            ('send("Nonsense"); time.sleep(60)', "no message"),
-            ('send("Done", wrong=1); time.sleep(60)', "no message"),
+            ('print("llama.cpp says hello", flush=True); time.sleep(60)', "invalid message"),
+            ('send("Nonsense"); time.sleep(60)', "invalid message"),
+            ('send("Done", wrong=1); time.sleep(60)', "invalid message"),
             ('sys.stderr.write("GGML_ASSERT(n > 0) failed\\\\n"); sys.exit(3)', "code 3: GGML_ASSERT"),
             ("import os; os.abort()", "SIGABRT"),
         ],
     )
-    def test_what_it_does_wrong_is_said(
+    def test_misbehaviour_is_reported(
         self, tmp_path: Path, act: str, needle: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with self.client(tmp_path, act, monkeypatch) as client:
@@ -386,14 +388,14 @@ class TestHangs:
                 list(client.generate(ask(client)))
             assert not psutil.pid_exists(client.pid) or is_gone(psutil.Process(client.pid))
 
-    def test_its_last_word_is_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_its_last_error_is_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         act = 'send("Failed", error={{"kind": "EngineError", "message": "so it is"}}); sys.exit(1)'
         with self.client(tmp_path, act.replace("{{", "{").replace("}}", "}"), monkeypatch) as client:
             client.load(SETTINGS)
             with pytest.raises(EngineError, match="so it is"):
                 list(client.generate(ask(client)))
 
-    def test_a_slow_decode_is_no_hang(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_slow_decode_is_not_a_hang(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         act = 'send("Heartbeat", busy_for=30.9, allowed=31.0); '
         act += 'send("Done", id=body["id"], text="", reason="stop", stats={})'
         with self.client(tmp_path, act, monkeypatch) as client:
@@ -401,8 +403,8 @@ class TestHangs:
             assert isinstance(list(client.generate(ask(client)))[-1], m.Done)
 
 
-def test_an_engine_that_dies_before_the_client_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However late the client's threads start, the death is an error of ours and no thread fails."""
+def test_an_engine_that_ends_before_the_client_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late the client's threads start, the end is a SpecllamaError and no thread fails."""
     start = threading.Thread.start
 
     def slowly(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""Bad files, templates, settings and surroundings, as a user of `serve` meets them."""
+"""Invalid files, templates, settings and environments with `serve`."""
 
 from __future__ import annotations
 
@@ -33,31 +33,33 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose template does what the last message says."""
-    with Server(tmp_path_factory.mktemp("odd"), "--chat-template", TEMPLATE, "-np", "1") as one:
+def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose chat template does what the last message says."""
+    with Server(tmp_path_factory.mktemp("obedient"), "--chat-template", TEMPLATE, "-np", "1") as one:
         yield one
 
 
 class TestTemplates:
-    """Row 20."""
+    """Chat templates that fail."""
 
     @pytest.mark.parametrize(
         ("word", "needle"),
         [("print", "4 MB"), ("escape", "unsafe"), ("raise", "only one"), ("loop", "ran for more than")],
     )
-    def test_one_that_goes_wrong(self, odd: Server, word: str, needle: str) -> None:
-        """It prints forever, breaks out of the sandbox, refuses the messages, or never ends."""
+    def test_a_failing_template_is_an_error_of_the_request(
+        self, obedient: Server, word: str, needle: str
+    ) -> None:
+        """It prints endlessly, breaks out of the sandbox, refuses the messages, or never ends."""
         messages, began = [{"role": "user", "content": word}], time.monotonic()
         for stream in (False, True):
-            reply = odd.chat(messages, stream=stream)
+            reply = obedient.chat(messages, stream=stream)
             assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
-        assert odd.post("/apply-template", {"messages": messages}).status == 400
+        assert obedient.post("/apply-template", {"messages": messages}).status == 400
         assert time.monotonic() - began < 3 * 20
-        assert odd.complete("x", max_tokens=1).status == 200
-        assert odd.chat(QUESTION, max_tokens=1).status == 200
+        assert obedient.complete("x", max_tokens=1).status == 200
+        assert obedient.chat(QUESTION, max_tokens=1).status == 200
 
-    def test_a_model_without_one(self, tmp_path) -> None:
+    def test_a_chat_with_a_model_without_template_is_an_error(self, tmp_path) -> None:
         tinygguf.llama(tmp_path / "model.gguf")
         content = (tmp_path / "model.gguf").read_bytes()
         key = b"tokenizer.chat_template"
@@ -70,31 +72,30 @@ class TestTemplates:
 
 
 class TestMemory:
-    """Row 21."""
+    """Contexts that are too large."""
 
-    def test_a_context_that_does_not_fit(self, tmp_path) -> None:
+    def test_a_context_that_does_not_fit_is_an_error(self, tmp_path) -> None:
         done = Command(tmp_path)("serve", "--port", "0", "-c", "2000000000")
         assert (done.code, "not enough memory" in done.err) == (8, True), done.err
         assert "It would fit with -c " in done.err
         assert "Traceback" not in done.err
 
-    def test_a_context_beyond_training(self, small: Server) -> None:
+    def test_a_context_beyond_training_is_a_warning(self, small: Server) -> None:
         assert any("was trained on 2048 tokens, n_ctx is 65536" in line for line in small.lines)
         assert small.complete(max_tokens=1).status == 200
 
 
-def test_the_text_of_a_control_token_is_text(small: Server) -> None:
-    """Row 24."""
+def test_control_tokens_in_a_message_stay_text(small: Server) -> None:
     counts = []
-    for said in ("", "<|im_end|>", "<|im_end|>" * 3):
-        reply = small.chat([{"role": "user", "content": f"zip {said}"}], max_tokens=1)
+    for text in ("", "<|im_end|>", "<|im_end|>" * 3):
+        reply = small.chat([{"role": "user", "content": f"zip {text}"}], max_tokens=1)
         counts.append(reply.json["usage"]["prompt_tokens"])
     assert counts[1] - counts[0] > 3
     assert counts[2] - counts[0] > 9
 
 
-def test_an_engine_that_crashes(small: Server) -> None:
-    """Row 33: a fault of llama.cpp; no core file is left."""
+def test_a_crashed_engine_is_restarted(small: Server) -> None:
+    """As after a fault in llama.cpp; no core file is left."""
     streaming = first_event(small.begin(prompt="def ", ignore_eos=True, max_tokens=15_000, stream=True))
     small.engine().send_signal(signal.SIGSEGV)
     last = rest(streaming)[-1]["error"]
@@ -105,9 +106,9 @@ def test_an_engine_that_crashes(small: Server) -> None:
 
 
 class TestStreams:
-    """Row 36."""
+    """Closed streams and terminals with few abilities."""
 
-    def test_a_reader_of_the_log_that_leaves(self, tmp_path) -> None:
+    def test_it_runs_on_when_the_reader_of_its_log_leaves(self, tmp_path) -> None:
         """As with `specllama serve 2>&1 | head`."""
         process = Command(tmp_path).start("serve", "--port", "0", "-np", "1", "--no-calibrate")
         try:
@@ -125,7 +126,7 @@ class TestStreams:
             process.stdout.close()
 
     @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2> /dev/full"])
-    def test_closed_streams(self, tmp_path, closed: str) -> None:
+    def test_it_runs_with_closed_streams(self, tmp_path, closed: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         command = Command(tmp_path)
@@ -146,7 +147,7 @@ class TestStreams:
             assert one.chat(QUESTION, max_tokens=2).status == 200
         assert one.get("/nothing").status == 404
 
-    def test_narrow_and_without_unicode(self, tmp_path) -> None:
+    def test_it_runs_in_a_narrow_terminal_without_unicode(self, tmp_path) -> None:
         env = {"LC_ALL": "C", "PYTHONUTF8": "0", "COLUMNS": "20", "TERM": "dumb"}
         with Server(tmp_path, "-np", "1", "--log-prompts", "--alias", "*", env=env) as one:
             reply = one.chat([{"role": "user", "content": "😀 é"}], model="modèle-😀", max_tokens=2)
@@ -156,7 +157,7 @@ class TestStreams:
 
 
 class TestSettings:
-    """Row 37."""
+    """Invalid settings in a file or in the environment."""
 
     @pytest.mark.parametrize(
         ("text", "needles"),
@@ -167,7 +168,9 @@ class TestSettings:
             ("client_timeout = 0\n", ("--client-timeout",)),
         ],
     )
-    def test_a_broken_file(self, tmp_path: Path, text: str, needles: tuple[str, ...]) -> None:
+    def test_errors_in_a_file_name_the_line(
+        self, tmp_path: Path, text: str, needles: tuple[str, ...]
+    ) -> None:
         (tmp_path / "specllama.toml").write_text(text)
         done = Command(tmp_path)("serve")
         assert (done.code, done.raw, "Traceback" in done.err) == (2, b"", False), done.err
@@ -181,6 +184,8 @@ class TestSettings:
             ("SPECLLAMA_QEUE", "1", "did you mean queue"),
         ],
     )
-    def test_a_broken_variable(self, tmp_path: Path, variable: str, value: str, needle: str) -> None:
+    def test_errors_in_the_environment_name_the_variable(
+        self, tmp_path: Path, variable: str, value: str, needle: str
+    ) -> None:
         done = Command(tmp_path)("serve", env={variable: value})
         assert (done.code, needle in done.err, "Traceback" in done.err) == (2, True, False), done.err

@@ -1,4 +1,4 @@
-"""The server when things go wrong: clients that leave, queues that are full, engines that die, signals."""
+"""Faults of a running server: disconnecting clients, full queues, dying engines, signals."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ pytestmark = [
     pytest.mark.xdist_group("faulty server"),
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
 ]
-FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine
-FOR_EVER = {"prompt": "def ", "ignore_eos": True, "max_tokens": 60_000}
+FREE = 2.0  # seconds until a slot is free: one, and one more for a busy machine
+ENDLESS = {"prompt": "def ", "ignore_eos": True, "max_tokens": 60_000}
 LARGE = ("-c", "65536", "--draft-max", "0")
 COMPLETIONS = "/v1/completions"
 
 
-@pytest.mark.alone  # counts slots at moments of its own
-class TestLeaving:
+@pytest.mark.alone  # depends on timing
+class TestDisconnect:
     @pytest.mark.parametrize("stream", [True, False])
     def test_during_decode(self, small: Server, stream: bool) -> None:
-        link = small.begin(**FOR_EVER, stream=stream)
+        link = small.begin(**ENDLESS, stream=stream)
         if stream:
             first_event(link)
         small.until(lambda: small.n_busy() == 1)
@@ -44,7 +44,7 @@ class TestLeaving:
         assert small.until(lambda: small.n_busy() == 0) < FREE
 
     def test_while_waiting(self, small: Server) -> None:
-        running, waiting = small.begin(**FOR_EVER), small.begin(**FOR_EVER)
+        running, waiting = small.begin(**ENDLESS), small.begin(**ENDLESS)
         small.until(lambda: small.samples()["specllama_texts_waiting"] == 1)
         waiting.close()
         small.until(lambda: small.samples()["specllama_texts_waiting"] == 0, FREE)
@@ -52,17 +52,17 @@ class TestLeaving:
         running.close()
         small.until(lambda: small.n_busy() == 0, FREE)
 
-    def test_before_the_body_is_there(self, small: Server) -> None:
+    def test_before_the_body_has_arrived(self, small: Server) -> None:
         with socket.create_connection((small.host, small.port)) as link:
             link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         small.wait_for("POST /v1/completions", SOON)
         assert small.get("/health").status == 200
 
-    def test_who_reads_nothing_does_not_stop_the_others(self, small: Server) -> None:
+    def test_a_client_that_reads_nothing_does_not_block_others(self, small: Server) -> None:
         with socket.socket() as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             link.connect((small.host, small.port))
-            body = json.dumps({**FOR_EVER, "stream": True, "max_tokens": 500}).encode()
+            body = json.dumps({**ENDLESS, "stream": True, "max_tokens": 500}).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             link.sendall(head.encode() + body)
             small.until(lambda: small.n_busy() == 1)
@@ -71,8 +71,8 @@ class TestLeaving:
 
 
 class TestQueue:
-    def test_full(self, small: Server) -> None:
-        links = [small.begin(**FOR_EVER) for _ in range(3)]
+    def test_a_full_queue_gives_429(self, small: Server) -> None:
+        links = [small.begin(**ENDLESS) for _ in range(3)]
         small.until(lambda: small.samples()["specllama_texts_waiting"] == 2)
         reply = small.complete(max_tokens=1)
         assert reply.status == 429
@@ -84,10 +84,10 @@ class TestQueue:
         small.until(lambda: small.n_busy() == 0, FREE)
         assert small.complete(max_tokens=1).status == 200
 
-    def test_the_time_in_it(self, small: Server) -> None:
-        """Of those that came to a slot; who leaves before has none."""
+    def test_queue_time_is_counted_for_requests_that_got_a_slot(self, small: Server) -> None:
+        """A request that is cancelled in the queue is not counted."""
         before = small.samples()
-        running, leaving, waiting = (small.begin(**FOR_EVER, stream=True) for _ in range(3))
+        running, leaving, waiting = (small.begin(**ENDLESS, stream=True) for _ in range(3))
         small.until(lambda: small.samples()["specllama_texts_waiting"] == 2)
         leaving.close()
         time.sleep(0.2)
@@ -101,11 +101,11 @@ class TestQueue:
         assert grown["specllama_queue_seconds_sum"] >= 0.2
         assert grown['specllama_queue_seconds_bucket{le="0.1"}'] == 1
 
-    def test_more_texts_than_places_alone(self, small: Server) -> None:
+    def test_a_single_request_may_exceed_the_queue(self, small: Server) -> None:
         assert len(small.complete(max_tokens=1, n=8).json["choices"]) == 8
 
-    def test_a_crowd(self, tmp_path) -> None:
-        """Everybody is refused at once or answered; the answer is what it is alone."""
+    def test_many_clients_get_an_answer_or_429(self, tmp_path) -> None:
+        """Every request is answered, or rejected at once."""
         with Server(tmp_path, "--queue", "30", "-c", "4096", "--draft-max", "2") as one:
             ask = lambda seed: one.complete(max_tokens=6, seed=seed, temperature=1)  # noqa: E731
             with ThreadPoolExecutor(200) as pool:
@@ -119,23 +119,23 @@ class TestQueue:
 
 
 class TestDeadline:
-    def test_before_and_behind_the_first_byte(self, tmp_path) -> None:
+    def test_it_applies_before_and_after_the_first_byte(self, tmp_path) -> None:
         with Server(tmp_path, "--timeout", "1.5", "-np", "1", *LARGE) as one:
-            reply = one.complete(**FOR_EVER)
+            reply = one.complete(**ENDLESS)
             assert reply.status == 504
             assert reply.error["type"] == "timeout_error"
             one.until(lambda: one.n_busy() == 0, FREE)
-            events = rest(first_event(one.begin(**FOR_EVER, stream=True)))
+            events = rest(first_event(one.begin(**ENDLESS, stream=True)))
             assert events[-1]["error"]["code"] == "deadline_exceeded"
             one.until(lambda: one.n_busy() == 0, FREE)
             assert one.complete(max_tokens=1).status == 200
 
 
 class TestEngine:
-    def test_it_dies_while_requests_run_and_wait(self, tmp_path) -> None:
+    def test_it_is_restarted_when_it_dies(self, tmp_path) -> None:
         with Server(tmp_path, "-np", "1", *LARGE) as one:
-            streaming = first_event(one.begin(**FOR_EVER, stream=True))
-            waiting = [one.begin(**FOR_EVER, stream=stream) for stream in (True, False)]
+            streaming = first_event(one.begin(**ENDLESS, stream=True))
+            waiting = [one.begin(**ENDLESS, stream=stream) for stream in (True, False)]
             one.until(lambda: one.samples()["specllama_texts_waiting"] == 2)
             for n in (1, 2):
                 engine = one.engine()
@@ -155,8 +155,8 @@ class TestEngine:
                 assert one.engine().pid != engine.pid
             assert one.samples()["specllama_engine_restarts"] == 2
 
-    def test_it_hangs(self, tmp_path) -> None:
-        """Health says so soon, and always at once."""
+    def test_health_reports_that_it_hangs(self, tmp_path) -> None:
+        """/health reports it soon, and always responds at once."""
         with Server(tmp_path, "-np", "1") as one:
             engine = one.engine()
             engine.suspend()
@@ -170,19 +170,19 @@ class TestEngine:
                 engine.resume()
             one.until(lambda: one.get("/health").status == 200, SOON)
 
-    def test_killed_front(self, tmp_path) -> None:
+    def test_it_ends_when_the_front_is_killed(self, tmp_path) -> None:
         with Server(tmp_path, "-np", "1", *LARGE) as one:
-            first_event(one.begin(**FOR_EVER, stream=True))
+            first_event(one.begin(**ENDLESS, stream=True))
             engine = one.engine()
             one.process.kill()
             one.until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, FREE)
 
 
 class TestSignals:
-    def test_sigterm_lets_what_runs_end(self, tmp_path) -> None:
+    def test_sigterm_lets_running_requests_end(self, tmp_path) -> None:
         with Server(tmp_path, "-np", "1", *LARGE) as one:
-            asked = {"prompt": "def ", "ignore_eos": True, "max_tokens": 400}
-            running, waiting = one.begin(**asked, stream=True), one.begin(**asked)
+            request = {"prompt": "def ", "ignore_eos": True, "max_tokens": 400}
+            running, waiting = one.begin(**request, stream=True), one.begin(**request)
             answer = first_event(running)
             one.until(lambda: one.samples()["specllama_texts_waiting"] == 1)
             engine = one.engine()
@@ -197,9 +197,9 @@ class TestSignals:
             one.until(lambda: not engine.is_running())
             assert not any("Traceback" in line for line in one.lines)
 
-    def test_a_drain_has_an_end(self, tmp_path) -> None:
+    def test_draining_has_a_time_limit(self, tmp_path) -> None:
         with Server(tmp_path, "-np", "1", "--drain", "0.5", *LARGE) as one:
-            answer = first_event(one.begin(**FOR_EVER, stream=True))
+            answer = first_event(one.begin(**ENDLESS, stream=True))
             one.process.send_signal(signal.SIGTERM)
             assert "shutting down" in rest(answer)[-1]["error"]["message"]
             assert one.process.wait(SOON) == 143
@@ -208,7 +208,7 @@ class TestSignals:
     def test_ctrl_c(self, tmp_path, busy: bool) -> None:
         with Server(tmp_path, "-np", "1", *LARGE) as one:
             if busy:
-                first_event(one.begin(**FOR_EVER, stream=True))
+                first_event(one.begin(**ENDLESS, stream=True))
             one.process.send_signal(signal.SIGINT)
             if busy:
                 one.wait_for("no new requests", SOON)
@@ -229,19 +229,19 @@ class TestSignals:
 
 
 @pytest.mark.alone
-def test_health_while_everybody_asks(tmp_path) -> None:
-    """It does not wait for the engine, whatever that does."""
+def test_health_responds_under_load(tmp_path) -> None:
+    """/health never waits for the engine."""
     with Server(tmp_path, *LARGE) as one:
         links = [one.begin(prompt="zip open " * 5000, max_tokens=5) for _ in range(6)]
         stop, slowest = threading.Event(), [0.0]
 
-        def look() -> None:
+        def poll_health() -> None:
             while not stop.is_set():
                 began = time.monotonic()
                 assert one.get("/health").status == 200
                 slowest[0] = max(slowest[0], time.monotonic() - began)
 
-        thread = threading.Thread(target=look)
+        thread = threading.Thread(target=poll_health)
         thread.start()
         one.until(lambda: one.n_busy() >= 1, 60)
         time.sleep(1)

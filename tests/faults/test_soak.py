@@ -15,15 +15,15 @@ from scripts.health import HealthReply
 from scripts.soak.soak import MB, Limits, Sample, Soak
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "90"))
-# A machine that runs tests is too busy for the strict limits. And in so short a time an engine still meets
-# kinds of requests that are new to it, each of which takes some MB once.
+# A machine that runs tests is too busy for the strict limits. In so short a time an engine also receives
+# new kinds of requests, each of which needs some MB once.
 BUSY = Limits(health_ms=2000, dead_seconds=5, growth_mb=10, steady_mb=3)
 
 
 @pytest.mark.alone
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.timeout(1.05 * SECONDS + 200)
-def test_nothing_breaks_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_short_soak_has_no_violations(tmp_path: Path) -> None:
     found = Soak(tmp_path, SECONDS, n_clients=8, limits=BUSY).run()
     assert found["violations"] == [], found
     ends = found["requests"]
@@ -40,9 +40,9 @@ def soak(**fields) -> Soak:
 
 
 class TestVerdict:
-    """The judgement of samples; times from 0, one engine process from second 54 to 90."""
+    """The verdict on samples from second 0; one engine process runs from second 54 to 90."""
 
-    def test_memory(self) -> None:
+    def test_growth_of_memory_is_a_violation(self) -> None:
         found: list[str] = []
         grown = [Sample(t, 100 * MB, (200 + t // 5) * MB, 7) for t in range(90)]
         figures = soak(samples=grown)._memory(0, found)
@@ -50,7 +50,7 @@ class TestVerdict:
         assert figures["engine"]["growth_mb"] == pytest.approx(6, abs=1)
         assert found == [f"the engine process grew by {figures['engine']['growth_mb']:.1f} MB"]
 
-    def test_memory_that_grows_in_a_step_is_no_leak(self) -> None:
+    def test_memory_that_grows_in_steps_is_not_a_leak(self) -> None:
         kinds = {
             "once": lambda t: 8 * (t > 70),
             "in two steps": lambda t: 4 * (t > 60) + 4 * (t > 80),
@@ -65,12 +65,12 @@ class TestVerdict:
         assert "grows steadily, 3.9" in found["steadily"][0]
         assert "grew by 21" in found["much at once"][0]
 
-    def test_an_engine_that_died_by_itself(self) -> None:
+    def test_an_engine_that_died_is_a_violation(self) -> None:
         found: list[str] = []
         soak(samples=[Sample(t, MB, MB, 7 + t // 60) for t in range(90)])._memory(0, found)
         assert "did not survive" in found[0]
 
-    def test_health(self) -> None:
+    def test_slow_or_missing_health_replies_are_violations(self) -> None:
         found: list[str] = []
         replies = [HealthReply(t / 10, 200, 0.2 if t > 880 else 0.01) for t in range(900)]
         figures = soak(replies=replies)._health(found)
@@ -80,7 +80,7 @@ class TestVerdict:
         soak(replies=[HealthReply(0, 0, 1), HealthReply(1, 200, 0)])._health(found)
         assert found == ["/health was not answered 1 times", "/health was requested only 2 times"]
 
-    def test_kills(self) -> None:
+    def test_time_until_health_notices_a_kill(self) -> None:
         found: list[str] = []
         replies = [HealthReply(t / 10, 503 if 12 <= t < 20 else 200, 0.01) for t in range(50)]
         (kill, late) = soak(kills=[1.0, 4.0], replies=replies)._kill_figures(found)
@@ -89,7 +89,7 @@ class TestVerdict:
         assert late == {"dead_seconds": None, "back_seconds": None}
         assert found == ["/health answered 503 never after a kill"]
 
-    def test_when_engines_are_killed(self) -> None:
+    def test_kills_are_spread_over_the_run(self) -> None:
         for seconds in (60.0, 180.0, 1800.0, 6000.0):
             made = soak(seconds=seconds)
             times = made._kill_times()

@@ -1,4 +1,4 @@
-"""The installed command in a subprocess, kept away from the user's files, with deadlines."""
+"""The installed command in a subprocess, isolated from the user's files, with timeouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAIN = [sys.executable, "-m", "specllama"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished command left: exit code, stdout as bytes, stderr as text."""
+    """The result of a command: exit code, stdout as bytes, stderr as text."""
 
     code: int
     raw: bytes
@@ -40,9 +40,20 @@ class Result:
         return self.err.splitlines()
 
 
+def assert_error(result: Result, code: int, *needles: str) -> None:
+    """One error: the exit code, a message with all needles, no traceback, nothing on stdout."""
+    assert result.code == code, result.err
+    assert result.raw == b""
+    assert "Traceback" not in result.err
+    assert sum(line.startswith("error: ") for line in result.lines) == 1, result.err
+    assert len(result.err) < 3000
+    for needle in needles:
+        assert needle in result.err, (needle, result.err)
+
+
 @dataclass(frozen=True)
 class CommandLine:
-    """Arguments, changes of the environment, and the working directory, None for the home."""
+    """Arguments, changes to the environment, and the working directory (None for the home)."""
 
     args: Sequence[str]
     env: Mapping[str, str | None] = field(default_factory=dict)
@@ -50,15 +61,15 @@ class CommandLine:
 
 
 def _readable(err: bytes) -> str:
-    """What a command writes on stderr, without the progress of loading, which slow machines show."""
+    """A command's stderr, without the progress of loading, which appears only on slow machines."""
     return re.sub(r"(?m)^loading the (?:target|draft) +\d+%\n", "", err.decode("utf-8", "replace"))
 
 
 class Command:
-    """Runs specllama with a home of its own; `home` is also the working directory.
+    """Runs specllama with a temporary home, which is also the working directory.
 
-    One thread, unless a test says otherwise: two wait for each other at every operation, and a busy machine
-    makes that hundreds of times slower.
+    With one thread, unless a test sets another number: several wait for each other at every operation, which
+    makes them hundreds of times slower on a busy machine.
     """
 
     def __init__(self, home: Path) -> None:
@@ -77,7 +88,7 @@ class Command:
         }
 
     def environment(self, changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-        """The command's environment with changes; None takes a variable out."""
+        """The command's environment with changes; None removes a variable."""
         merged = {**self.env, **(changes or {})}
         return {k: v for k, v in merged.items() if v is not None}
 
@@ -100,19 +111,19 @@ class Command:
         return Result(done.returncode, done.stdout, _readable(done.stderr))
 
     def generate(self, *args: str | bytes, **more: Any) -> Result:
-        """`specllama run` without the measuring afterwards; it must succeed."""
+        """`specllama run` without calibration; it must succeed."""
         result = self("run", "--no-calibrate", *args, **more)
         assert result.code == 0, result.err
         assert "Traceback" not in result.err
         return result
 
     def many(self, *lines: Sequence[str | bytes], **more: Any) -> list[Result]:
-        """Results of several command lines, as many at a time as there are cores."""
+        """The results of several command lines, run in parallel on all cores."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(lambda line: self(*line, **more), lines))
 
     def batch(self, *lines: CommandLine) -> list[Result]:
-        """Results of command lines that end soon, each in a fork of one process (batch.py)."""
+        """The results of short command lines, each run in a fork of one process (batch.py)."""
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.batch"],
             input=json.dumps([[x.args, x.env, str(x.cwd or self.home)] for x in lines]).encode(),
@@ -129,7 +140,7 @@ class Command:
     def start(
         self, *args: str, env: Mapping[str, str | None] | None = None, **more: Any
     ) -> subprocess.Popen[bytes]:
-        """The command, running. Whoever starts it ends it; `end_started` ends what a failed test left."""
+        """Start the command. The caller ends it; `end_started` does so after a failed test."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         line = [*MAIN, *args]
         process = subprocess.Popen(line, env=self.environment(env), cwd=self.home, **(pipes | more))
@@ -137,7 +148,7 @@ class Command:
         return process
 
     def end_started(self) -> None:
-        """Kill what `start` started and nobody has ended."""
+        """Kill all processes of `start` that are still running."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()

@@ -1,7 +1,7 @@
-"""A hub on loopback that speaks the real endpoints over real HTTP, with faults to switch on.
+"""A hub on loopback with the endpoints of the real one over real HTTP, with faults to switch on.
 
-Two servers: the hub itself, and a content host that it redirects to for what is in large-file storage, as the
-real one does. Everything that was asked is written down.
+Two servers: the hub itself, and a content host to which it redirects for files in large-file storage, as the
+real one does. All requests are recorded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _CHUNK = 16 << 10
 
 @dataclass
 class Faults:
-    """What goes wrong. Counts go down with every request that they have spoilt.
+    """The faults in effect. Lists are consumed, one entry per request.
 
-    cut: content ends, connection and all, after so many bytes of one answer; a list is for one answer after
-    the other. rate: bytes per second. no_range: ranges are ignored. etag: what the content host says instead.
-    content: what is sent instead of the file. hang: seconds without an answer. statuses, api_statuses: of the
-    next requests for content and for metadata, with Retry-After where that is a pair. no_redirect: the hub
-    sends content itself.
+    cut: bytes of content after which the connection is closed, for each response. rate: bytes per second.
+    no_range: ranges are ignored. etag: sent by the content host instead of the real one. content: sent
+    instead of the file. hang: seconds before a response. statuses, api_statuses: of the next requests for
+    content and for metadata; a pair is (status, Retry-After). no_redirect: the hub sends content itself.
+    no_length: content has no Content-Length. html: every response is an HTML page. small_buffers: send
+    buffers are small, so that `rate` is accurate.
     """
 
     cut: list[int] = field(default_factory=list)
@@ -50,7 +51,11 @@ class Faults:
 
 @dataclass
 class Repo:
-    """A repository. files: path to content; plain: paths that are not in large-file storage."""
+    """A repository.
+
+    files: path to content. plain: paths that are not in large-file storage. overrides: fields of a file in
+    the listing, by path, instead of the real ones.
+    """
 
     files: dict[str, bytes]
     commit: str = "a" * 40
@@ -59,7 +64,7 @@ class Repo:
     licence: str = "apache-2.0"
     gated: bool = False
     private: bool = False
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the listing says instead, by path
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     _hashed: dict[str, tuple[bytes, str]] = field(default_factory=dict)
 
     def sha(self, revision: str) -> str | None:
@@ -76,8 +81,8 @@ class Repo:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request. host: "hub" or "content"."""
+class RecordedRequest:
+    """A request that was received. host: "hub" or "content"."""
 
     host: str
     method: str
@@ -86,14 +91,14 @@ class Asked:
 
 
 class LocalHub:
-    """The two servers. token: who sends it may read gated and private repositories."""
+    """The two servers. token: gives access to gated and private repositories. sent: bytes of content."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.faults = Faults()
         self.token = "hf_of_somebody_who_may"
-        self.asked: list[Asked] = []
-        self.sent = 0  # bytes of content
+        self.requests: list[RecordedRequest] = []
+        self.sent = 0
         self._lock = threading.Lock()
         self._hub, self._content = _Server(self, "hub"), _Server(self, "content")
 
@@ -106,16 +111,16 @@ class LocalHub:
         return f"http://localhost:{self._content.server_port}"
 
     def environ(self, **more: str) -> dict[str, str | None]:
-        """What a command needs to use this hub and nothing else."""
+        """The environment of a command that uses this hub only."""
         proxies = dict.fromkeys(
             ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
         )
         unset = dict.fromkeys(("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_HOME", "XDG_CACHE_HOME"))
         return {**proxies, **unset, "HF_ENDPOINT": self.endpoint, "NO_PROXY": "*", **more}
 
-    def contents(self) -> list[Asked]:
-        """The requests for content, those that the hub redirected left out."""
-        return [a for a in self.asked if a.host == "content"]
+    def content_requests(self) -> list[RecordedRequest]:
+        """The requests to the content host."""
+        return [a for a in self.requests if a.host == "content"]
 
     def start(self) -> None:
         for server in (self._hub, self._content):
@@ -126,9 +131,9 @@ class LocalHub:
             server.shutdown()
             server.server_close()
 
-    def note(self, asked: Asked) -> None:
+    def record(self, request: RecordedRequest) -> None:
         with self._lock:
-            self.asked.append(asked)
+            self.requests.append(request)
 
     def count(self, n_bytes: int) -> None:
         with self._lock:
@@ -155,7 +160,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # who has been cut off is no news
+        pass  # a client that disconnected
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -180,11 +185,11 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         hub, path = self.server.hub, unquote(urlsplit(self.path).path)
         headers = {name.title(): value for name, value in self.headers.items()}
-        hub.note(Asked(self.server.kind, self.command, path, headers))
+        hub.record(RecordedRequest(self.server.kind, self.command, path, headers))
         if hub.faults.hang:
             time.sleep(hub.faults.hang)
         if hub.faults.html:
-            self.say(200, b"<!DOCTYPE html><html>Welcome to the hotel's network</html>", {}, "text/html")
+            self.respond(200, b"<!DOCTYPE html><html>Welcome to the hotel's network</html>", {}, "text/html")
             return
         if self.server.kind == "content":
             self.content(path)
@@ -195,12 +200,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.resolve(*match.groups())
         else:
-            self.say(404, b'{"error": "Not Found"}', {})
+            self.respond(404, b'{"error": "Not Found"}', {})
 
-    # the hub's own answers
+    # Responses of the hub
 
     def info(self, name: str, revision: str) -> None:
-        if self.spoilt(self.server.hub.faults.api_statuses):
+        if self.fails(self.server.hub.faults.api_statuses):
             return
         found = self.repo(name, revision, content=False)
         if found is None:
@@ -213,16 +218,16 @@ class _Handler(BaseHTTPRequestHandler):
                 entry["blobId"] = repo.etag(path)
             else:
                 entry["lfs"] = {"size": len(repo.files[path]), "sha256": repo.etag(path), "pointerSize": 134}
-            siblings.append(entry | repo.said.get(path, {}))
-        for path, said in repo.said.items():
+            siblings.append(entry | repo.overrides.get(path, {}))
+        for path, override in repo.overrides.items():
             if path not in repo.files:
-                siblings.append({"rfilename": path, **said})
+                siblings.append({"rfilename": path, **override})
         body = {
             "_id": "0" * 24, "id": name, "modelId": name, "sha": sha, "private": repo.private,
             "gated": "manual" if repo.gated else False, "disabled": False, "tags": [], "downloads": 0,
             "likes": 0, "cardData": {"license": repo.licence}, "siblings": siblings,
         }  # fmt: skip
-        self.say(200, json.dumps(body).encode(), {})
+        self.respond(200, json.dumps(body).encode(), {})
 
     def tree(self, name: str, revision: str) -> None:
         found = self.repo(name, revision, content=False)
@@ -235,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
             if path not in repo.plain:
                 row["lfs"] = {"oid": repo.etag(path), "size": len(data), "pointerSize": 134}
             rows.append(row)
-        self.say(200, json.dumps(rows).encode(), {})
+        self.respond(200, json.dumps(rows).encode(), {})
 
     def resolve(self, name: str, revision: str, path: str) -> None:
         found = self.repo(name, revision, content=True)
@@ -243,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         repo, sha = found
         if path not in repo.files:
-            self.say(404, b"Entry not found", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
+            self.respond(404, b"Entry not found", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
             return
         headers = {"X-Repo-Commit": sha, "ETag": f'"{repo.etag(path)}"'}
         if path in repo.plain or self.server.hub.faults.no_redirect:
@@ -252,31 +257,31 @@ class _Handler(BaseHTTPRequestHandler):
         headers["X-Linked-ETag"] = f'"{repo.etag(path)}"'
         headers["X-Linked-Size"] = str(len(repo.files[path]))
         headers["Location"] = f"{self.server.hub.content_url}/{name}/{path}?signature=secret"
-        self.say(302, b"", headers)
+        self.respond(302, b"", headers)
 
     def repo(self, name: str, revision: str, content: bool) -> tuple[Repo, str] | None:
-        """The repository for whoever asks; None where the answer was a refusal."""
+        """(repository, commit) if the client may access it; None after an error response."""
         hub, repo = self.server.hub, self.server.hub.repos.get(name)
         given = self.headers.get("Authorization")
         if given is not None and given != f"Bearer {hub.token}":
-            said = "Invalid credentials in Authorization header"
-            self.say(401, b'{"error": "Invalid"}', {"X-Error-Message": said})
+            message = "Invalid credentials in Authorization header"
+            self.respond(401, b'{"error": "Invalid"}', {"X-Error-Message": message})
             return None
         if repo is None or (repo.private and given is None):
-            # Who has not logged in is not told whether it exists.
+            # Without a login the hub does not reveal whether it exists.
             status = 404 if given is not None else 401
-            self.say(status, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
+            self.respond(status, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
             return None
         if content and repo.gated and given is None:
-            self.say(401, b"Access to it is restricted", {"X-Error-Code": "GatedRepo"})
+            self.respond(401, b"Access to it is restricted", {"X-Error-Code": "GatedRepo"})
             return None
         sha = repo.sha(revision)
         if sha is None:
-            self.say(404, b'{"error": "Invalid rev id"}', {"X-Error-Code": "RevisionNotFound"})
+            self.respond(404, b'{"error": "Invalid rev id"}', {"X-Error-Code": "RevisionNotFound"})
             return None
         return repo, sha
 
-    # content
+    # Content
 
     def content(self, path: str) -> None:
         _, user, name, file = path.split("/", 3)
@@ -286,16 +291,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send(self, data: bytes, headers: dict[str, str]) -> None:
         faults = self.server.hub.faults
-        if self.spoilt(faults.statuses):
+        if self.fails(faults.statuses):
             return
         data = data if faults.content is None else faults.content
         status, start, end = 200, 0, len(data)
-        asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+        wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
         unchanged = self.headers.get("If-Range") in (None, headers["ETag"])
-        if asked and not faults.no_range and unchanged:
-            start, end = int(asked[1]), min(int(asked[2]) + 1 if asked[2] else len(data), len(data))
+        if wanted and not faults.no_range and unchanged:
+            start, end = int(wanted[1]), min(int(wanted[2]) + 1 if wanted[2] else len(data), len(data))
             if start >= len(data):
-                self.say(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+                self.respond(416, b"", {"Content-Range": f"bytes */{len(data)}"})
                 return
             status = 206
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
@@ -311,33 +316,34 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(end - start))
         self.end_headers()
         if self.command == "GET":
-            self.pour(memoryview(data)[start:end])
+            self.send_body(memoryview(data)[start:end])
 
-    def pour(self, data: memoryview) -> None:
+    def send_body(self, data: memoryview) -> None:
         faults, began, done = self.server.hub.faults, time.monotonic(), 0
-        most = faults.cut.pop(0) if faults.cut else len(data) + 1
+        limit = faults.cut.pop(0) if faults.cut else len(data) + 1
         chunk = _CHUNK if faults.rate else 1 << 20
         while done < len(data):
-            if done >= most:
+            if done >= limit:
                 self.connection.shutdown(socket.SHUT_RDWR)
                 self.close_connection = True
                 return
-            piece = data[done : min(done + chunk, most)]
+            piece = data[done : min(done + chunk, limit)]
             self.wfile.write(piece)
             done += len(piece)
             self.server.hub.count(len(piece))
             if faults.rate:
                 time.sleep(max(0.0, began + done / faults.rate - time.monotonic()))
 
-    def spoilt(self, statuses: list[int | tuple[int, int]]) -> bool:
+    def fails(self, statuses: list[int | tuple[int, int]]) -> bool:
+        """Whether a fault was sent instead of the response."""
         if not statuses:
             return False
         status = statuses.pop(0)
         code, after = status if isinstance(status, tuple) else (status, None)
-        self.say(code, b"later", {} if after is None else {"Retry-After": str(after)})
+        self.respond(code, b"later", {} if after is None else {"Retry-After": str(after)})
         return True
 
-    def say(
+    def respond(
         self, status: int, body: bytes, headers: Mapping[str, str], kind: str = "application/json"
     ) -> None:
         self.send_response(status)

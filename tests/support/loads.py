@@ -1,4 +1,4 @@
-"""A LoadInfo as a front gets it, for tests that load nothing."""
+"""A LoadInfo as a front receives it, for tests that load no model."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ _INFO = LoadInfo(
 
 
 def load_info(**changes: Any) -> LoadInfo:
-    """The description of a load, with some fields of one's own."""
+    """The description of a load, with some fields changed."""
     return replace(_INFO, **changes)

@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-SOON = 10.0  # seconds, a deadline for what takes hundredths of a second
+SOON = 10.0  # seconds: a deadline for operations that take hundredths of a second
 
 
 def is_gone(process: psutil.Process, seconds: float = SOON) -> bool:
@@ -32,17 +32,17 @@ def child_of(pid: int, seconds: float = SOON) -> psutil.Process:
     raise AssertionError(f"process {pid} starts none")
 
 
-def works(process: psutil.Process, seconds: float, within: float = SOON) -> None:
-    """Return when the process has used so many more seconds of a processor, however busy the machine is."""
-    deadline, done = time.monotonic() + within, spent(process) + seconds
+def use_cpu(process: psutil.Process, seconds: float, within: float = SOON) -> None:
+    """Return when the process has used this many more seconds of CPU time, however busy the machine is."""
+    deadline, done = time.monotonic() + within, cpu_seconds(process) + seconds
     while time.monotonic() < deadline:
-        if spent(process) >= done:
+        if cpu_seconds(process) >= done:
             return
         time.sleep(0.01)
-    raise AssertionError(f"process {process.pid} hardly works")
+    raise AssertionError(f"process {process.pid} is almost idle")
 
 
-def spent(process: psutil.Process) -> float:
-    """Seconds of a processor that the process has used, without its children."""
+def cpu_seconds(process: psutil.Process) -> float:
+    """Seconds of CPU time that the process has used, without its children."""
     times = process.cpu_times()
     return float(times.user + times.system)

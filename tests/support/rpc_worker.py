@@ -1,4 +1,4 @@
-"""RPC workers on loopback for tests: the installed command, at a free port, ended by its process id."""
+"""RPC workers on loopback for tests: the installed command on a free port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READY_SECONDS = 90.0
 
 
 class RpcWorker:
-    """A running `specllama rpc-worker`. endpoint: where it listens."""
+    """A running `specllama rpc-worker`. endpoint: its host:port. first: the first line of its output."""
 
     def __init__(self, command: Command, *args: str) -> None:
         self.front = command.start("rpc-worker", "--port", "0", "-t", "1", *args)
@@ -24,31 +24,31 @@ class RpcWorker:
         ready, _, _ = select.select([self.front.stdout], [], [], READY_SECONDS)
         self.first = self.front.stdout.readline().decode() if ready else ""
         if not self.first:
-            _, said = self.end()
-            raise AssertionError(f"no worker: {said}")
+            _, stderr = self.end()
+            raise AssertionError(f"no worker: {stderr}")
         self.endpoint = self.first.strip()
 
     @property
     def server(self) -> psutil.Process:
-        """The process that llama.cpp is in."""
+        """The engine process, in which ggml's server runs."""
         (found,) = psutil.Process(self.front.pid).children()
         return found
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """End it by a signal, if it runs; its exit code and what it said."""
+        """End it with a signal, if it is running. Returns its exit code and stderr."""
         if self.front.poll() is None:
             self.front.send_signal(number)
         try:
-            _, said = self.front.communicate(timeout=30)
+            _, stderr = self.front.communicate(timeout=30)
         except subprocess.TimeoutExpired:
             self.front.kill()
-            _, said = self.front.communicate(timeout=30)
-        return self.front.returncode, said.decode()
+            _, stderr = self.front.communicate(timeout=30)
+        return self.front.returncode, stderr.decode()
 
 
 @contextlib.contextmanager
 def rpc_worker(command: Command, *args: str) -> Iterator[RpcWorker]:
-    """A worker for a while."""
+    """A context manager for a running worker."""
     worker = RpcWorker(command, *args)
     try:
         yield worker

@@ -1,4 +1,4 @@
-"""A real server in a subprocess on loopback, with the embedded pair, and raw HTTP to it."""
+"""A real server in a subprocess on loopback, with the embedded pair, and an HTTP client for it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import psutil
 
 from tests.support.command import Command
 
-START = 60.0  # seconds, a deadline for what takes one or two
-SOON = 10.0  # the same for what takes hundredths
+START = 60.0  # seconds: a deadline for operations that take one or two
+SOON = 10.0  # seconds: a deadline for operations that take hundredths
 QUESTION = [{"role": "user", "content": "What does shutil.copytree do?"}]
 
 
@@ -44,7 +44,7 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """The data of server-sent events, the last of which must be [DONE]."""
+        """The data of server-sent events; the last one must be [DONE], and is left out."""
         lines = self.body.decode().split("\n\n")
         assert lines.pop() == ""
         assert all(line.startswith("data: ") and "\n" not in line for line in lines), lines
@@ -100,7 +100,7 @@ class Api:
         return self.post("/v1/completions", {"prompt": prompt, **fields})
 
     def begin(self, path: str = "/v1/completions", **fields: Any) -> http.client.HTTPConnection:
-        """Send a request without waiting for its answer."""
+        """Send a request without waiting for the response."""
         link = self.connect()
         link.request("POST", path, json.dumps(fields).encode())
         self._links.append(link)
@@ -113,14 +113,14 @@ class Api:
         self._links.clear()
 
     def answers(self) -> bool:
-        """Whether there is an engine."""
+        """Whether the server and its engine are up."""
         try:
             return self.get("/health").status == 200
         except ConnectionError:
             return False
 
     def raw(self, data: bytes, seconds: float = SOON) -> bytes:
-        """The bytes that come back until the server closes, or sends nothing for `seconds`."""
+        """The bytes received until the server closes the connection, or sends nothing for `seconds`."""
         found = b""
         with socket.create_connection((self.host, self.port), timeout=seconds) as link:
             link.sendall(data)
@@ -136,7 +136,7 @@ class Api:
         return sum(slot["is_processing"] for slot in self.get("/slots").json)
 
     def until(self, what: Any, seconds: float = SOON) -> float:
-        """Wait until `what()` is true; the seconds that it took."""
+        """Wait until `what()` is true. Returns the seconds that it took."""
         began = time.monotonic()
         while not what():
             assert time.monotonic() - began < seconds
@@ -151,7 +151,7 @@ class Api:
 
 
 class Server(Api):
-    """`specllama serve` with these flags; a context manager that ends it. lines: its stderr so far."""
+    """`specllama serve` with these flags, as a context manager. lines: its stderr so far."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Server(Api):
             "serve", "--port", "0", *quiet, *flags, env=env, stdout=subprocess.DEVNULL
         )
         self.lines: list[str] = []
-        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._new_lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Server:
@@ -189,15 +189,15 @@ class Server(Api):
             for raw in pipe:
                 line = raw.decode("utf-8", "replace").rstrip("\n")
                 self.lines.append(line)
-                self._said.put(line)
-        self._said.put(None)
+                self._new_lines.put(line)
+        self._new_lines.put(None)
 
     def wait_for(self, needle: str, seconds: float = START) -> str:
-        """The next line on stderr with this in it."""
+        """The next line on stderr that contains `needle`."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                line = self._said.get(timeout=max(0.01, deadline - time.monotonic()))
+                line = self._new_lines.get(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
                 raise AssertionError(f"no line with {needle!r}: {self.lines[-20:]}") from None
             assert line is not None, self.lines
@@ -205,19 +205,19 @@ class Server(Api):
                 return line
 
     def engine(self) -> psutil.Process:
-        """Its engine process."""
+        """The server's engine process."""
         found: list[psutil.Process] = []
         self.until(lambda: found.extend(psutil.Process(self.process.pid).children()) or found)
         return found[0]
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = SOON) -> int:
-        """Send a signal; the exit code."""
+        """Send a signal. Returns the exit code."""
         self.process.send_signal(number)
         return self.process.wait(seconds)
 
 
 def first_event(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    """The answer to a streaming request, its first event read."""
+    """The response to a streaming request, after its first event."""
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     assert answer.readline().startswith(b"data: ")
@@ -225,6 +225,6 @@ def first_event(connection: http.client.HTTPConnection) -> http.client.HTTPRespo
 
 
 def rest(answer: http.client.HTTPResponse) -> list[Any]:
-    """The events that are left, without [DONE]."""
+    """The remaining events, without [DONE]."""
     lines: Iterator[bytes] = (line for line in answer.read().split(b"\n") if line)
     return [json.loads(line.removeprefix(b"data: ")) for line in lines if line != b"data: [DONE]"]
