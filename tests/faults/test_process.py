@@ -146,7 +146,7 @@ class TestSignals:
         assert is_gone(engine)
 
     def test_a_terminals_ctrl_c_does_not_reach_the_engine(self, command: Command) -> None:
-        """A terminal signals its foreground group only; the engine has its own session, and ignores SIGINT."""
+        """A terminal signals its foreground group; the engine has another session, and ignores SIGINT."""
         front = command.start(*LONG)
         first_output(front)
         engine = child_of(front.pid)
