@@ -61,7 +61,7 @@ def row(
 
 
 def table(panel: str, *rows: Option, stored: bool = True) -> list[Option]:
-    """Rows with their panel in --help."""
+    """The options of one panel in --help."""
     return [replace(option, panel=panel, stored=stored) for option in rows]
 
 
@@ -74,7 +74,7 @@ PROMPT = table(
         "raw",
         "--raw",
         bool,
-        "no chat template; control tokens in the prompt are parsed",
+        "use no chat template; control tokens in the prompt are parsed",
         argument="generate",  # a method
     ),
     stored=False,
@@ -124,7 +124,7 @@ MODELS = table(
         "n_ctx",
         "-c --ctx-size",
         int,
-        "context in tokens (default: what the model has, 8192 at most, what fits)",
+        "context in tokens (default: the model's, at most 8192, as far as memory allows)",
         "N",
         argument="max_model_len",
     ),
@@ -153,7 +153,7 @@ DRAFTING = table(
         "drafters",
         "--drafters",
         str,
-        f"what drafts (default {','.join(DRAFTERS)}); none for nothing",
+        f"the drafters to use (default {','.join(DRAFTERS)}), or none",
         "NAMES",
         (LIST, *DRAFTERS, "none"),
     ),
@@ -161,7 +161,7 @@ DRAFTING = table(
         "draft_max",
         "--draft-max --draft --draft-n --spec-draft-n-max",
         str,
-        "draft tokens of a round; auto (default) decides by measured cost, 0 switches drafts off",
+        "draft tokens per round; auto (default) decides by measured costs, 0 switches drafting off",
         "N",
         ("auto",),
         "num_speculative_tokens",
@@ -170,23 +170,23 @@ DRAFTING = table(
         "draft_min",
         "--draft-min --draft-n-min --spec-draft-n-min",
         int,
-        "verify no draft shorter than this",
+        "do not verify drafts shorter than this",
         "N",
     ),
     row("draft_p_min", "--draft-p-min --spec-draft-p-min", float, "stop a draft below this confidence", "P"),
-    row("exact", "--exact", bool, "decide near-ties on rows decoded alone, always"),
+    row("exact", "--exact", bool, "always decide near-ties on rows decoded alone"),
     row(
         "no_calibrate",
         "--no-calibrate",
         bool,
-        "measure nothing after the answer, store nothing",
+        "do not measure after the answer, and store nothing",
         argument="calibrate=False",
     ),
     row(
         "no_memory",
         "--no-memory",
         bool,
-        "draft from this request alone, not from earlier ones of the process",
+        "draft only from this request, not from earlier ones of the process",
         argument="memory=False",
     ),
 )
@@ -194,7 +194,7 @@ HARDWARE = table(
     "Hardware",
     row("n_threads", "-t --threads", int, "threads (default: physical cores)", "N"),
     row("n_threads_batch", "-tb --threads-batch", int, "threads for batches (default: -t)", "N"),
-    row("n_batch", "-b --batch-size", int, f"most tokens of one decode (default {defaults.N_BATCH})", "N"),
+    row("n_batch", "-b --batch-size", int, f"most tokens per decode (default {defaults.N_BATCH})", "N"),
     row("n_ubatch", "-ub --ubatch-size", int, f"tokens computed at once (default {defaults.N_UBATCH})", "N"),
     row(
         "n_gpu_layers",
@@ -208,7 +208,7 @@ HARDWARE = table(
         "devices",
         "-dev --device",
         str,
-        "devices, separated by commas; none for the CPU alone",
+        "devices, separated by commas; none for the CPU only",
         "NAMES",
         ("none",),
     ),
@@ -227,7 +227,7 @@ HARDWARE = table(
         "override_tensor",
         "-ot --override-tensor",
         list,
-        "PATTERN=BUFFER: where tensors of this name go",
+        "PATTERN=BUFFER: the buffer type of tensors with such a name",
         "P=B",
     ),
     row("cpu_moe", "-cmoe --cpu-moe", bool, "keep all experts on the CPU", argument="n_cpu_moe"),
@@ -314,7 +314,7 @@ SAMPLING = [
             "sampling_seq",
             "--sampling-seq --sampler-seq",
             str,
-            "steps used, of ekpmt (default ekpmt)",
+            "sampling steps to use, letters of ekpmt (default ekpmt)",
             "LETTERS",
         ),
     ),
@@ -339,7 +339,7 @@ CHATTING = table(
     "Chat",
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
     row("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
-    row("load", "--load", str, "go on with a conversation that /save wrote", "FILE"),
+    row("load", "--load", str, "continue a conversation saved with /save", "FILE"),
     stored=False,
 )
 SERVING = table(
@@ -351,21 +351,21 @@ SERVING = table(
         f"the address to listen at (default {defaults.HOST}); others need a key",
         "ADDRESS",
     ),
-    row("port", "--port", int, f"the port (default {defaults.PORT}), 0 for any that is free", "N"),
+    row("port", "--port", int, f"the port (default {defaults.PORT}), 0 for any free one", "N"),
     row(
         "n_slots",
         "-np --parallel",
         int,
-        f"texts written at once (default {defaults.SERVED_SLOTS})",
+        f"texts generated at once (default {defaults.SERVED_SLOTS})",
         "N",
         argument="max_num_seqs",
     ),
     row(
         "queue", "--queue", int, f"texts that may wait for a slot (default {defaults.QUEUE}); 429 beyond", "N"
     ),
-    row("alias", "-a --alias", list, "a name for the model; * lets clients call it anything", "NAME"),
-    row("api_key", "--api-key", list, "a key that clients have to send", "KEY"),
-    row("api_key_file", "--api-key-file", str, "a file with one such key a line", "FILE"),
+    row("alias", "-a --alias", list, "a name for the model; * accepts any name", "NAME"),
+    row("api_key", "--api-key", list, "a key that clients must send", "KEY"),
+    row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
     row(
         "timeout",
         "--timeout",
@@ -377,7 +377,7 @@ SERVING = table(
         "drain",
         "--drain",
         float,
-        f"seconds that running requests have to end after SIGTERM (default {defaults.DRAIN_SECONDS:g})",
+        f"seconds for running requests to end after SIGTERM (default {defaults.DRAIN_SECONDS:g})",
         "S",
     ),
     row(
@@ -391,7 +391,7 @@ SERVING = table(
         "allowed_host",
         "--allowed-host",
         list,
-        "a name that the Host header may have, next to this machine's own",
+        "a name that is allowed in the Host header, besides those of this machine",
         "NAME",
     ),
     row("allowed_origin", "--allowed-origin", list, "web pages from this origin may send requests", "URL"),

@@ -10,33 +10,37 @@ from specllama.config.options import DRAFTING, GGUF, HARDWARE, LIST, LOG, MODELS
 _WORKLOADS = (LIST, "explain", "source", "json", "edit", "free")
 BENCHING = table(
     "Bench",
-    row("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
+    row("prompts", "--prompts", str, "your own prompts: a JSON object, workload to list of prompts", "FILE"),
     row(
         "text",
         "--text",
         str,
-        "measure on a given text, not on what the model would write: a text file, whose first quarter is the "
-        "prompt, or *.json, workload to list of {prompt, text}",
+        "measure on a given text instead of the model's own: a text file, whose first quarter is the prompt, "
+        "or *.json, workload to list of {prompt, text}",
         "FILE",
     ),
     row(
         "workloads",
         "--workloads",
         str,
-        "those of the workloads, separated by commas (default: all)",
+        "workloads, separated by commas (default: all)",
         "NAMES",
         _WORKLOADS,
     ),
     row(
-        "n_tokens", "-n --predict --n-predict", int, "most tokens of an answer (default 64; a text: all)", "N"
+        "n_tokens",
+        "-n --predict --n-predict",
+        int,
+        "most tokens per answer (default 64; with --text: all)",
+        "N",
     ),
-    row("runs", "--runs", int, "how often each answer is measured (default 3)", "N"),
+    row("runs", "--runs", int, "measurements of each answer (default 3)", "N"),
     row("lengths", "--k", str, "fixed draft lengths to measure (default 1,2,3,5,7,11,15)", "LIST"),
     row(
         "temperatures",
         "--temp --temperature",
         str,
-        "temperatures (default 0,0.8; 0 with --text; --server takes one, 0)",
+        "temperatures (default 0,0.8; with --text 0; with --server only one, 0)",
         "LIST",
     ),
     row("report", "--report", str, "also write an HTML page with charts", "FILE"),
@@ -49,7 +53,7 @@ ASKING = table(
         "server",
         "--server",
         str,
-        "measure this OpenAI-compatible server, with more and more requests at once",
+        "measure this OpenAI-compatible server, with increasing concurrency",
         "URL",
     ),
     row("concurrency", "--concurrency", str, "numbers of requests at once (default 1,2,4,8,16)", "LIST"),
@@ -57,38 +61,44 @@ ASKING = table(
         "requests",
         "--requests",
         int,
-        "requests at every concurrency (default: all prompts, and as many for each client)",
+        "requests at every concurrency (default: all prompts, the same number for each client)",
         "N",
     ),
     row(
         "timeout",
         "--timeout",
         float,
-        "seconds that an answer may take (default 600); a longer one ends the bench",
+        "seconds that an answer may take (default 600); one that takes longer ends the benchmark",
         "S",
     ),
-    row("api_key", "--api-key", list, "the server's key; as SPECLLAMA_API_KEY nobody sees it", "KEY"),
+    row(
+        "api_key",
+        "--api-key",
+        list,
+        "the server's key; SPECLLAMA_API_KEY keeps it out of process lists",
+        "KEY",
+    ),
     row("api_key_file", "--api-key-file", str, "a file with the key", "FILE"),
-    row("raw", "--raw", bool, "ask /v1/completions, without a chat template"),
-    row("ignore_eos", "--ignore-eos", bool, "have all -n tokens written, where the server can"),
+    row("raw", "--raw", bool, "use /v1/completions, without a chat template"),
+    row("ignore_eos", "--ignore-eos", bool, "generate all -n tokens, if the server supports it"),
     stored=False,
 )
 RPC_WORKER = table(
     "Worker",
-    row("host", "-H --host", str, "address to listen at (default 127.0.0.1, this machine alone)", "ADDRESS"),
+    row("host", "-H --host", str, "address to listen at (default 127.0.0.1, this machine only)", "ADDRESS"),
     row("port", "-p --port", int, "port (default 50052; 0 picks a free one)", "N"),
     row("n_threads", "-t --threads", int, "threads of the CPU (default: physical cores)", "N"),
     row(
         "devices",
         "-d -dev --device",
         str,
-        "devices to offer (default: all GPUs, or else the CPU)",
+        "devices to serve (default: all GPUs, or else the CPU)",
         "NAMES",
         ("none",),
     ),
-    row("memory", "--memory", float, "most memory of each device that clients may use, in GB", "GB"),
+    row("memory", "--memory", float, "limit of the memory of each device that clients may use, in GB", "GB"),
     row("cache", "-c --cache", bool, "keep large tensors on disk, so that they are sent once"),
-    row("json", "--json", bool, "what is served as one JSON object on stdout"),
+    row("json", "--json", bool, "print what is served as one JSON object on stdout"),
     row("verbose", "-v --verbose", bool, "show llama.cpp's log"),
     row("debug", "--debug", bool, "show tracebacks"),
     stored=False,
@@ -103,12 +113,12 @@ TUNING = table(
         "FILE",
         (GGUF, "auto", "none"),
     ),
-    row("prompts", "--prompts", str, "own prompts: a JSON object, workload to list of prompts", "FILE"),
+    row("prompts", "--prompts", str, "your own prompts: a JSON object, workload to list of prompts", "FILE"),
     row(
         "workloads",
         "--workloads",
         str,
-        "those of the workloads, separated by commas (default: all)",
+        "workloads, separated by commas (default: all)",
         "NAMES",
         _WORKLOADS,
     ),
@@ -116,10 +126,10 @@ TUNING = table(
         "n_tokens",
         "-n --predict --n-predict",
         int,
-        "tokens of a text (default 64, or what there is time for)",
+        "tokens per text (default 64, or as many as there is time for)",
         "N",
     ),
-    row("no_store", "--no-store", bool, "show what was measured, store nothing"),
+    row("no_store", "--no-store", bool, "show the measurements, store nothing"),
     row("json", "--json", bool, "one JSON object on stdout instead of the tables"),
     stored=False,
 )
@@ -128,10 +138,10 @@ _TUNE_DECIDES = (*_BENCH_DECIDES, "draft_model", "exact")
 
 
 def _model_of_bench(model: Option) -> list[Option]:
-    """-m and --model apart: with --server there is no -m, and --model is the server's name for its model."""
+    """-m and --model as two options: with --server there is no -m, and --model is the server's model name."""
     if model.name != "model":
         return [model]
-    help_ = "as -m; with --server the server's name for its model"
+    help_ = "as -m; with --server the name of the server's model"
     return [
         replace(model, flags=("-m",)),
         replace(model, name="model_name", flags=("--model",), help=help_),

@@ -1,4 +1,4 @@
-"""What goes on beside a download: a flush that fails is told, whenever it failed; digests of both kinds."""
+"""The threads of a download: a failed flush is reported at the end; digests of both kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def flushing() -> bool:
 
 
 def flush(fd: int, fault: type[Exception] | None = None) -> None:
-    """Write much, wait until it is flushed or cannot be, then end by a fault."""
+    """Count many bytes, wait for the flush or its failure, then end with an exception if given."""
     with FsyncThread(fd) as flusher:
         flusher.wrote(1 << 30)
         for _ in range(1000):
@@ -30,8 +30,8 @@ def flush(fd: int, fault: type[Exception] | None = None) -> None:
             raise fault
 
 
-def test_a_failed_flush_is_told_at_the_end() -> None:
-    reading, writing = os.pipe()  # nothing that could be brought to a disk
+def test_a_failed_flush_is_raised_at_the_end() -> None:
+    reading, writing = os.pipe()  # a pipe cannot be flushed to disk
     try:
         with pytest.raises(OSError, match="Invalid argument"):
             flush(writing)
@@ -48,7 +48,7 @@ def test_another_error_is_not_hidden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"a", b"ab" * 5000])
-def test_digests(data: bytes) -> None:
+def test_digests_are_those_of_the_hub(data: bytes) -> None:
     for etag, expected in (
         (hashlib.sha256(data).hexdigest(), hashlib.sha256(data)),
         ("0" * 40, hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)),

@@ -1,4 +1,4 @@
-"""Cores and GPUs, read from a made-up /sys."""
+"""Cores and GPUs, read from a fake /sys."""
 
 # ruff: noqa: ARG005
 from __future__ import annotations
@@ -73,28 +73,28 @@ def test_without_topology_each_cpu_is_a_core(tmp_path):
     ],
     ids=str,
 )
-def test_quota_of_the_cgroup(tmp_path, files, cores):
+def test_the_quota_of_the_cgroup_limits_the_cores(tmp_path, files, cores):
     write(tmp_path, files)
     assert physical_cores(tmp_path) == cores
 
 
-def test_never_less_than_one(tmp_path, monkeypatch):
+def test_there_is_always_one_core(tmp_path, monkeypatch):
     allow(monkeypatch, [])
     assert physical_cores(tmp_path) == 1
 
 
-def test_this_machine(monkeypatch):
+def test_this_machine_gives_plausible_values(monkeypatch):
     monkeypatch.undo()
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
     assert set(gpus_present()) <= {"cuda", "metal", "vulkan"}
 
 
-def test_mac_asks_for_the_fast_cores(monkeypatch, tmp_path):
-    class Asked:
+def test_macos_counts_the_performance_cores(monkeypatch, tmp_path):
+    class Result:
         stdout = "6\n"
 
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(available.subprocess, "run", lambda command, **kwargs: Asked)
+    monkeypatch.setattr(available.subprocess, "run", lambda command, **kwargs: Result)
     assert physical_cores(tmp_path) == 6
 
 
@@ -110,6 +110,6 @@ def test_mac_asks_for_the_fast_cores(monkeypatch, tmp_path):
     ],
     ids=str,
 )
-def test_gpus(tmp_path, files, found):
+def test_gpus_are_found_by_their_device_files(tmp_path, files, found):
     write(tmp_path, files)
     assert gpus_present(tmp_path) == found

@@ -1,4 +1,4 @@
-"""The memory plan: sizes against arithmetic and llama.cpp's log, choices, refusals whose advice is true."""
+"""The memory plan: sizes compared with arithmetic and llama.cpp's log, choices, and advice that fits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model(
     tied: bool = False,
     **keys: Any,
 ) -> Header:
-    """A header with the shapes of a large model and no bytes behind it."""
+    """A header with the shapes of a large model, without a file."""
     heads: Any = np.array(n_head_kv) if isinstance(n_head_kv, list) else n_head_kv
     meta: dict[str, Any] = {"general.architecture": architecture, "general.name": name}
     meta |= {
@@ -96,7 +96,7 @@ def test_kv_is_exact() -> None:
     assert kv(TARGET, 300) == kv(TARGET, 512)  # rounded up to 256
 
 
-def test_kv_honours_head_sizes_and_per_layer_heads() -> None:
+def test_kv_depends_on_head_sizes_and_per_layer_heads() -> None:
     wide = model("w", **{"attention.key_length": 256, "attention.value_length": 64})
     assert kv(wide, 1024) == 1024 * 32 * 8 * (256 + 64) * 2
     uneven = model("u", n_layer=3, n_head_kv=[8, 0, 4])
@@ -118,7 +118,7 @@ def test_kv_honours_head_sizes_and_per_layer_heads() -> None:
 SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 1024, "ssm.state_size": 16, "ssm.group_count": 2}
 
 
-def test_recurrent_state() -> None:
+def test_recurrent_state_is_exact() -> None:
     each = (3 * (1024 + 2 * 2 * 16) + 16 * 1024) * 4
     mamba = MemoryCosts(model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), CostSettings(n_slots=3))
     assert (mamba.kv(8192), mamba.state_layers) == (0, (each * 3,) * 4)
@@ -138,21 +138,21 @@ def test_recurrent_state() -> None:
 
 def test_parts_add_up_and_layers_move() -> None:
     costs = MemoryCosts(TARGET, CostSettings())
-    at_home = costs.usage(8192, 0)
-    parts = at_home.weights + at_home.kv + at_home.state + at_home.compute + at_home.outputs + at_home.fixed
-    assert (at_home.host, at_home.device) == (parts, 0)
+    host = costs.usage(8192, 0)
+    parts = host.weights + host.kv + host.state + host.compute + host.outputs + host.fixed
+    assert (host.host, host.device) == (parts, 0)
     sizes = [costs.usage(8192, n) for n in range(34)]
     assert all(a.device < b.device and a.host > b.host for a, b in pairwise(sizes))
-    away = sizes[33]
+    offloaded = sizes[33]
     embedding = TARGET.tensors[0].n_bytes
-    assert away.device == away.weights - embedding + away.kv + away.compute
-    assert away.host == embedding + away.compute + away.outputs + away.fixed
-    assert costs.usage(8192, 999) == away
+    assert offloaded.device == offloaded.weights - embedding + offloaded.kv + offloaded.compute
+    assert offloaded.host == embedding + offloaded.compute + offloaded.outputs + offloaded.fixed
+    assert costs.usage(8192, 999) == offloaded
     tied = MemoryCosts(DRAFT, CostSettings()).usage(8192, 17)
     assert tied.device == tied.weights + tied.kv + tied.compute  # the embeddings are there twice
 
 
-def test_logits_rows_and_batches_cost() -> None:
+def test_outputs_and_batch_sizes_need_memory() -> None:
     costs = MemoryCosts(TARGET, CostSettings(n_outputs_max=512))
     assert costs.usage(8192).outputs == 512 * 128_256 * 4
     assert costs.compute(8192) > 512 * 128_256 * 4
@@ -165,7 +165,7 @@ def test_logits_rows_and_batches_cost() -> None:
     assert off.compute(8192) > 8192 * 512 * 32 * 4
 
 
-# What llama.cpp 0.3.36 reserved on a CPU (MiB): n_ctx, n_ubatch, flash_attn, compute buffer.
+# Reserved by llama.cpp 0.3.36 on a CPU: n_ctx, n_ubatch, flash_attn, compute buffer in MiB.
 MEASURED = {
     "8B": (TARGET, [(2048, 512, "on", 118.0), (8192, 64, "on", 33.3), (4096, 512, "off", 308.0)]),
     "1B": (DRAFT, [(2048, 512, "on", 66.0), (8192, 64, "on", 32.3), (4096, 512, "off", 286.0)]),
@@ -181,14 +181,16 @@ MEASURED = {
 
 
 @pytest.mark.parametrize(("header", "rows"), MEASURED.values(), ids=MEASURED.keys())
-def test_compute_covers_what_was_measured(header: Header, rows: list[tuple[int, int, Any, float]]) -> None:
+def test_compute_is_an_upper_estimate_of_the_measured_buffers(
+    header: Header, rows: list[tuple[int, int, Any, float]]
+) -> None:
     for n_ctx, n_ubatch, flash_attn, mib in rows:
         settings = CostSettings(n_batch=n_ubatch, n_ubatch=n_ubatch, flash_attn=flash_attn)
         estimate = MemoryCosts(header, settings).compute(n_ctx) / (1 << 20)
         assert mib <= estimate <= 1.5 * mib, (n_ctx, n_ubatch, flash_attn)
 
 
-def test_default_context() -> None:
+def test_default_context_is_8192_or_the_models() -> None:
     assert plan(100).n_ctx == 8192
     assert plan(100).n_ctx_draft == 8192
     assert plan(100, target=model("t", n_ctx_train=2048)).n_ctx == 2048
@@ -207,7 +209,7 @@ def test_default_context_shrinks_to_what_fits() -> None:
     assert tight.host <= 0.9 * tight.available
     assert plan_memory(target, DRAFT, replace(ENOUGH, n_ctx=tight.n_ctx + 256)).host > 0.9 * tight.available
     least = plan(1000, n_ctx=512).host / GB
-    assert plan(least + 1e-9).n_ctx == 512  # to the last byte before it refuses
+    assert plan(least + 1e-9).n_ctx == 512  # fits to the last byte
     with pytest.raises(ResourceError):
         plan(least - 1e-6)
 
@@ -222,7 +224,7 @@ def advice(**settings: Any) -> tuple[ResourceError, list[str]]:
 
 
 def follow(option: str, settings: dict[str, Any]) -> MemoryPlan:
-    """Apply the flags of an advice as a user would."""
+    """The plan with the flags of an advice."""
     args = dict(re.findall(r"-(\w+) (\S+)", option))
     changed = dict(settings)
     names = {"c": "n_ctx", "cd": "n_ctx_draft", "ngl": "n_gpu_layers", "ngld": "n_gpu_layers_draft"}
@@ -293,9 +295,9 @@ def test_advice_when_only_a_smaller_file_fits() -> None:
         plan(1)
 
 
-def test_layers_by_default() -> None:
+def test_as_many_layers_as_fit_are_offloaded() -> None:
     assert plan(100).target.n_gpu_layers == 0
-    assert plan(100, n_gpu_layers=99).target.n_gpu_layers == 0  # there is nothing to offload to
+    assert plan(100, n_gpu_layers=99).target.n_gpu_layers == 0  # without a device
     large = plan(100, devices=(DeviceMemory("gpu", 80 * GB),))
     assert (large.target.n_gpu_layers, large.draft and large.draft.n_gpu_layers) == (33, 17)
     assert large.host < 5 * GB
@@ -311,21 +313,21 @@ def test_layers_by_default() -> None:
     assert (small.target.n_gpu_layers, small.device) == (0, 0)
 
 
-def test_workers_hold_the_target_and_the_draft_stays() -> None:
+def test_rpc_workers_hold_only_the_target() -> None:
     workers = (DeviceMemory("RPC0", 10 * GB), DeviceMemory("RPC1", 10 * GB))
-    far = plan(100, devices=workers, devices_draft=())
-    assert far.draft is not None
-    assert (far.target.n_gpu_layers, far.draft.n_gpu_layers) == (33, 0)
-    assert far.device == far.target.device
-    assert far.host == far.target.host + far.draft.host
+    remote = plan(100, devices=workers, devices_draft=())
+    assert remote.draft is not None
+    assert (remote.target.n_gpu_layers, remote.draft.n_gpu_layers) == (33, 0)
+    assert remote.device == remote.target.device
+    assert remote.host == remote.target.host + remote.draft.host
     small = plan(100, devices=workers[:1], devices_draft=())
     assert 1 < small.target.n_gpu_layers < 33
-    assert small.host > far.host  # what the worker cannot hold stays here
-    asked = {"n_gpu_layers": 99, "n_gpu_layers_draft": 99, "n_ctx": 8192, "devices": workers}
-    assert plan(100, devices_draft=(), **asked).draft == far.draft  # no device: -ngld has no effect
+    assert small.host > remote.host  # layers that do not fit on the worker stay on the host
+    layers = {"n_gpu_layers": 99, "n_gpu_layers_draft": 99, "n_ctx": 8192, "devices": workers}
+    assert plan(100, devices_draft=(), **layers).draft == remote.draft  # no device: -ngld has no effect
 
 
-def test_the_drafts_own_devices() -> None:
+def test_the_draft_may_have_other_devices() -> None:
     worker, gpu = DeviceMemory("RPC0", 40 * GB), DeviceMemory("gpu", 4 * GB)
     apart = plan(100, devices=(worker,), devices_draft=(gpu,))
     assert apart.draft is not None
@@ -342,7 +344,7 @@ def test_the_drafts_own_devices() -> None:
     assert same == plan(100, devices=(worker, gpu))
 
 
-def test_only_what_is_here_is_unified() -> None:
+def test_only_local_devices_are_unified() -> None:
     metal, worker = DeviceMemory("metal", 20 * GB, unified=True), DeviceMemory("RPC0", 60 * GB)
     mixed = plan(100, devices=(worker, metal), devices_draft=(metal,))
     assert mixed.draft is not None
@@ -434,13 +436,15 @@ MEMINFO = "MemTotal: 9000000 kB\nMemFree: 1 kB\nMemAvailable: 8000000 kB\n"
         ),
     ],
 )
-def test_available_memory(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
+def test_available_memory_is_limited_by_cgroups(
+    tmp_path: Path, groups: str, files: dict[str, str], expected: int
+) -> None:
     proc = tree(tmp_path / "proc", {"meminfo": MEMINFO, "self/cgroup": groups})
     cgroup = tree(tmp_path / "cgroup", files)
     assert available_memory(proc, cgroup) == expected
 
 
-def test_available_memory_here() -> None:
+def test_available_memory_of_this_machine() -> None:
     assert available_memory() > 1 << 20
 
 
@@ -480,7 +484,7 @@ TYPE_IDS = {"f32": 0, "f16": 1, "q8_0": 8}
         (4096, "f16", "off"),
     ],
 )
-def test_estimates_against_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: str, flash_attn: Any) -> None:
+def test_estimates_agree_with_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: str, flash_attn: Any) -> None:
     path = SHARED / "models" / "pydoc-target-f16.gguf"
     if not path.exists():
         path = tmp_path / "m.gguf"
@@ -503,7 +507,7 @@ def test_estimates_against_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: str
     assert real["compute"] <= usage.compute / (1 << 20) <= 2 * real["compute"] + 2
 
 
-def test_plan_of_a_real_header() -> None:
+def test_a_real_header_can_be_planned() -> None:
     header = read_source(Memory(llama().build(), "tiny.gguf"))
     answer = plan_memory(header, header, PlanSettings(available=GB))
     assert (answer.n_ctx, answer.n_ctx_draft) == (2048, 2048)
