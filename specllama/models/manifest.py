@@ -103,7 +103,7 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
         for name in (pair.target, *pair.drafts):
             if found.find(name) is None:
                 raise ConfigError(
-                    f"{FILE}: the pair of {pair.target} names {name!r}, which is no model in it"
+                    f"{FILE}: the pair of {pair.target} names {name!r}, which is not a model in it"
                 )
         assert target is not None
         known[target.name] = pair
@@ -117,7 +117,7 @@ def files(environ: Mapping[str, str], cwd: Path) -> Iterator[Path]:
     user = Path(platformdirs.user_config_dir("specllama", appauthor=False)) / FILE
     if given := environ.get("SPECLLAMA_MODELS"):
         if not Path(given).is_file():
-            raise ConfigError(f"SPECLLAMA_MODELS names {given}, which is no file")
+            raise ConfigError(f"SPECLLAMA_MODELS names {given}, which is not a file")
         user = Path(given)
     if user.is_file():
         yield user

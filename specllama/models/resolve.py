@@ -43,7 +43,7 @@ class ParsedName:
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """A model that was found. path: its first part on disk, "" if it must be downloaded; listing, files: the
-    model on the hub, None if the hub was not asked.
+    model on the hub, None without a request to the hub.
     """
 
     parsed: ParsedName
@@ -58,7 +58,7 @@ class ResolvedModel:
 
     @property
     def parts(self) -> list[HubFile]:
-        """Its files on the hub; [] if the hub was not asked."""
+        """Its files on the hub; [] without a request to the hub."""
         if self.listing is None or self.files is None:
             return []
         return [self.listing.files[part] for part in self.files.parts]

@@ -75,7 +75,7 @@ class Hub:
             )
         parts = urlsplit(self.endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NetworkError(f"HF_ENDPOINT is {self.endpoint!r}, which is no web address", NETWORK_HINT)
+            raise NetworkError(f"HF_ENDPOINT is {self.endpoint!r}, which is not a web address", NETWORK_HINT)
         retries = RetryPolicy(self._listener, _WAITS)
         while True:
             try:

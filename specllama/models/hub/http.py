@@ -100,7 +100,7 @@ class Web:
                     url = urljoin(url, location)
                     if urlsplit(url).scheme not in ("http", "https"):
                         raise NetworkError(
-                            f"the hub redirects to {without_query(url)}, which is no web address"
+                            f"the hub redirects to {without_query(url)}, which is not a web address"
                         )
                     continue
                 yield response

@@ -86,7 +86,7 @@ WRONG = {
     '[models.x]\nrepo = "a/b"\nfile = "../x.gguf"\n': "cannot be a file",
     '[models.x]\nrepo = "a/b"\naliases = ["a/b"]\n': "a/b: aliases are letters",
     '[models."a b"]\nrepo = "a/b"\n': "names are letters",
-    '[[pairs]]\ntarget = "8B"\ndrafts = ["nobody"]\n': "names 'nobody', which is no model",
+    '[[pairs]]\ntarget = "8B"\ndrafts = ["nobody"]\n': "names 'nobody', which is not a model",
     '[[pairs]]\ntarget = "8B"\n': "the pair has no drafts",
     "[[pairs]]\ndrafts = []\n": "target: must be a text",
     '[models.x]\nrepo = "a/b"\n[more]\n': "line 3: more: unknown key",
