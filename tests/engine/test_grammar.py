@@ -246,7 +246,7 @@ def test_logprobs_are_those_of_single_rows(front: Front, structured: bool) -> No
     items = front.items(messages=RENAME, params=params)
     found = [entry for item in items for entry in item.logprobs or []]
     ids = [i for item in items for i in item.ids]
-    assert [entry["id"] for entry in found] == ids
+    assert [entry.chosen.id for entry in found] == ids
     loaded = front.host.loaded
     assert loaded is not None
     assert front.said[-1].stats.n_accept + front.said[-1].stats.n_forced_accept > 0  # type: ignore[union-attr]
@@ -257,19 +257,19 @@ def test_logprobs_are_those_of_single_rows(front: Front, structured: bool) -> No
     at, last = len(prompt) - 1, prompt[-1]
     for token, entry in zip(ids, found, strict=True):
         logs = log_softmax(loaded.context.decode([BatchRow(last, at, 0, True)])[0])
-        assert entry["logprob"] == pytest.approx(logs[token], abs=0.3)  # batches round differently
-        assert [e["logprob"] for e in entry["top_logprobs"]] == pytest.approx(np.sort(logs)[:-5:-1], abs=0.3)
+        assert entry.chosen.logprob == pytest.approx(logs[token], abs=0.3)  # batches round differently
+        assert [c.logprob for c in entry.top] == pytest.approx(np.sort(logs)[:-5:-1], abs=0.3)
         piece = loaded.model.piece(token) or loaded.model.token_text(token).encode()
-        assert bytes(entry["bytes"]) == piece
+        assert bytes(entry.chosen.bytes) == piece
         at, last = at + 1, token
-    assert sum(math.exp(e["logprob"]) for e in found[0]["top_logprobs"]) <= 1 + 1e-6
+    assert sum(math.exp(c.logprob) for c in found[0].top) <= 1 + 1e-6
     loaded.context.truncate(0, 0)
 
 
 def test_logprobs_are_reported_only_on_request(front: Front) -> None:
     assert all(item.logprobs is None for item in front.items(messages=ASK, params={"max_tokens": 9}))
     only = front.items(messages=ASK, params={"max_tokens": 9, "logprobs": 0})
-    assert all(entry["top_logprobs"] == [] for item in only for entry in item.logprobs or [{}])
+    assert all(item.logprobs and all(entry.top == [] for entry in item.logprobs) for item in only)
 
 
 def spelled(model: LlamaModel, ids: list[int]) -> bytes:
