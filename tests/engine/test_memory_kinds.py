@@ -51,13 +51,13 @@ def test_speculative_output_is_that_of_plain_decoding(tiny, context, kind, draft
     request = Request(PROMPT, params, 5)
     target = context(tiny(kind))
     expected = generate(target, Fixed([], 0), request, kind)
-    # A model of the target's own kind agrees often; ctx of another kind hardly ever.
+    # A model of the target's own kind agrees often, one of another kind hardly ever.
     noise = 0.1 if draft_kind == kind else 0.0
     for n_max in (1, 4, 9):
         drafting = context(tiny(draft_kind, noise))
         policy = Fixed([CopyDrafter(), ModelDrafter(drafting, target.n_vocab)], n_max)
-        with_room = context(tiny(kind), n_rs_seq=8)
-        got = generate(with_room, policy, request, kind)
+        with_rollback = context(tiny(kind), n_rs_seq=8)
+        got = generate(with_rollback, policy, request, kind)
         assert got.output == expected.output
         assert got.stats.n_drafted > 0
         if draft_kind == kind and n_max == 1:
@@ -65,7 +65,7 @@ def test_speculative_output_is_that_of_plain_decoding(tiny, context, kind, draft
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_adaptive_policy_on_every_kind(tiny, context, kind):
+def test_the_planners_output_is_that_of_plain_decoding(tiny, context, kind):
     request = Request(PROMPT, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), 1)
     target = context(tiny(kind), n_rs_seq=16)
     expected = generate(target, Fixed([], 0), request, kind)
@@ -75,8 +75,8 @@ def test_adaptive_policy_on_every_kind(tiny, context, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_a_cut_the_logits_are_those_of_the_prefix(tiny, context, kind):
-    """Whatever `cut` says is left is really there: the next rows equal those of a fresh context."""
+def test_after_truncation_the_logits_are_those_of_the_prefix(tiny, context, kind):
+    """The tokens that `truncate` reports are in the cache: the next rows equal those of a fresh context."""
     ctx = context(tiny(kind), n_rs_seq=8)
     rows = [BatchRow(t, i, 0, i >= 30) for i, t in enumerate(PROMPT)]
     ctx.decode(rows[:30])
@@ -110,7 +110,7 @@ def test_truncation_behind_a_sliding_window_prefills_again(tiny, context):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_sequences_give_the_same_outputs_as_each_alone(tiny, context, kind):
-    """With drafts of different lengths in ctx batch, truncated differently."""
+    """With drafts of different lengths in one batch, truncated differently."""
     prompts = [PROMPT, PROMPT[:11], PROMPT[5:30]]
     params = SamplingParams(temperature=0.9, max_tokens=60, ignore_eos=True)
     requests = [Request(p, params, seed) for seed, p in enumerate(prompts)]

@@ -47,7 +47,7 @@ class AcceptanceTable:
         self._update(bin_)
 
     def observe_run(self, bins: Sequence[int], last: bool) -> None:
-        """Count several tokens in a row, all of them right except, perhaps, the last."""
+        """Count several tokens in a row, all of them right except possibly the last."""
         if before := bins[:-1]:  # forgetting n observations sums up to a geometric series
             for bin_, n in Counter(before).items():
                 kept = self.forget**n

@@ -14,7 +14,7 @@ _LARGEST = 1e300  # integers of JSON beyond this do not fit a float
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """Every constant that a policy depends on. Unless said otherwise, amounts of time are in t(1), the time
+    """Every constant that a policy depends on. Unless stated otherwise, amounts of time are in t(1), the time
     of a plain decode of one row.
     """
 

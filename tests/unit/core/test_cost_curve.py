@@ -85,7 +85,7 @@ def test_a_slower_machine_raises_the_times_of_all_widths():
     for i in range(60):
         n = (1, 4)[i % 2]
         curve.observe(n, 2 * STAIR[n], plain=n == 1)
-    for n in STAIR:  # also those not measured restored
+    for n in STAIR:  # also those not measured again
         assert curve.predict(n) == pytest.approx(2 * STAIR[n], rel=0.1)
     assert curve.scale == pytest.approx(2, rel=0.1)
 
