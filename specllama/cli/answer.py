@@ -19,6 +19,7 @@ from specllama.cli.files import mapped_errors
 from specllama.cli.progress import Progress
 from specllama.client import protocol
 from specllama.client.client import EngineClient
+from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.errors import SpecllamaError, UsageError
@@ -70,7 +71,7 @@ def _receive(
 
 def load(
     client: EngineClient, settings: LoadSettings, verbose: bool = False, measure_when_idle: bool = False
-) -> protocol.LoadInfo:
+) -> LoadInfo:
     """Load models, showing progress; returns the engine's report. Raises what client.load raises."""
     with Progress(delay=1.0) as progress:
         return client.load(settings, progress.loading, verbose, measure_when_idle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.client.protocol import LoadInfo
+from specllama.client.model_info import LoadInfo
 from specllama.core.stats import PlainRate, RunStats, plain_rate, speedup
 
 __all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]

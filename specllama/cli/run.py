@@ -12,6 +12,7 @@ from specllama.cli.answer import INTERRUPTED, calibrate, generate, load, log_fil
 from specllama.cli.download import prepared
 from specllama.client import protocol
 from specllama.client.client import EngineClient
+from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config import build
 from specllama.errors import UsageError
@@ -111,7 +112,7 @@ def _show(
     answer: GenerationResult,
     compared: GenerationResult | None,
     plain: readout.PlainRate,
-    info: protocol.LoadInfo,
+    info: LoadInfo,
     as_json: bool,
 ) -> None:
     if as_json:

@@ -10,7 +10,7 @@ from specllama.cli import console, readout
 from specllama.cli.answer import log_file
 from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
-from specllama.client.protocol import LoadInfo
+from specllama.client.model_info import LoadInfo
 from specllama.config import build, defaults
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings

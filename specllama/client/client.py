@@ -17,6 +17,8 @@ from typing import IO, NoReturn, TypeVar
 
 from specllama.client import protocol
 from specllama.client.child import EngineProcess
+from specllama.client.model_info import BuildInfo, LoadInfo
+from specllama.client.tune_messages import Tune, Tuned
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
 from specllama.errors import SpecllamaError, Spelling, UsageError, spelled
@@ -103,7 +105,7 @@ class EngineClient:
         progress: Callable[[str, float], None] | None = None,
         verbose: bool = False,
         measure_when_idle: bool = False,
-    ) -> protocol.LoadInfo:
+    ) -> LoadInfo:
         """Load the models. progress: called with (model, share loaded).
 
         Raises what the load raises: IntegrityError, IncompatiblePairError, ResourceError, UsageError …
@@ -125,7 +127,7 @@ class EngineClient:
         """
         self._control(protocol.Configure(draft_max, draft_min, draft_p_min), protocol.Configured)
 
-    def inspect(self) -> protocol.BuildInfo:
+    def inspect(self) -> BuildInfo:
         """The version, features and devices of this build of llama.cpp."""
         return self._control(protocol.Inspect(), protocol.Inspected).build
 
@@ -141,9 +143,7 @@ class EngineClient:
         """Wait until the process has ended. Raises the reason."""
         raise self._child.wait()
 
-    def submit(
-        self, request: protocol.Generate | protocol.Question | protocol.Tune, deliver: Deliver
-    ) -> Submission:
+    def submit(self, request: protocol.Generate | protocol.Question | Tune, deliver: Deliver) -> Submission:
         """Submit a request without waiting. deliver: called with Started, Prefilled …, Tokens (of this
         generation only), finally Done or an error; for a question only with its answer or an error.
 
@@ -162,12 +162,12 @@ class EngineClient:
         """
         return self._events(request, protocol.Done)
 
-    def tune(self, request: protocol.Tune) -> Iterator[protocol.Message]:
+    def tune(self, request: Tune) -> Iterator[protocol.Message]:
         """Yields Tuning …, TuneMeasurement …, finally Tuned. Closing the iterator cancels the request.
 
         Raises EngineError and others, before the first message or in between.
         """
-        return self._events(request, protocol.Tuned)
+        return self._events(request, Tuned)
 
     def next_id(self) -> int:
         """An id for a request, unique in this client."""
@@ -190,7 +190,7 @@ class EngineClient:
         self._child.close()
 
     def _events(
-        self, request: protocol.Generate | protocol.Tune, last: type[protocol.Message]
+        self, request: protocol.Generate | Tune, last: type[protocol.Message]
     ) -> Iterator[protocol.Message]:
         inbox = _Inbox()
         submission = self.submit(request, inbox.put)
@@ -252,7 +252,7 @@ class EngineClient:
             self._handed_out()
 
     def _deliver(self, id_: int | None, message: protocol.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (protocol.Done, protocol.Answer, protocol.Tuned, SpecllamaError))
+        ends = isinstance(message, (protocol.Done, protocol.Answer, Tuned, SpecllamaError))
         deliver = self._pending.pop(id_, None) if ends else self._pending.get(id_)
         if deliver is not None:
             deliver(message)

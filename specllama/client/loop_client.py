@@ -14,6 +14,7 @@ from typing import IO
 
 from specllama.client import protocol
 from specllama.client.client import Deliver, EngineClient, Submission
+from specllama.client.tune_messages import Tune
 from specllama.errors import SpecllamaError
 
 
@@ -26,9 +27,7 @@ class LoopClient(EngineClient):
         self._calls: deque[Callable[[], None]] = deque()
         super().__init__(log, notice, lambda: self._calls.append(ended), self._wake, self._loop)
 
-    def submit(
-        self, request: protocol.Generate | protocol.Question | protocol.Tune, deliver: Deliver
-    ) -> Submission:
+    def submit(self, request: protocol.Generate | protocol.Question | Tune, deliver: Deliver) -> Submission:
         """See EngineClient; nothing is delivered before this method returns."""
 
         def deliver_later(message: protocol.Message | SpecllamaError) -> None:

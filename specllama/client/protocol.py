@@ -1,20 +1,20 @@
 """What crosses the pipes between a front and its engine process: one JSON object a line. Knows neither
-end.
+end. What describes models is in model_info.py, the messages of `tune` are in tune_messages.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
 from specllama.client import wire
-from specllama.config.load import LoadSettings, ModelSettings
-from specllama.core.policy.break_even import BreakEven
+from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
+from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
+from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
-from specllama.errors import Note, Spelling, spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,214 +86,6 @@ class Configure:
 @dataclass(frozen=True, slots=True)
 class Configured:
     """From the engine: a Configure was carried out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tune:
-    """To the engine, when it is idle and has no draft: measure everything now; see tuner.py. Cancel ends it.
-
-    prompts: (workload, text) each, through the chat template unless raw. drafts: those to compare.
-    n_tokens: most of a text, None for as many as there is time for.
-    """
-
-    id: int
-    prompts: list[tuple[str, str]]
-    drafts: list[ModelSettings] = field(default_factory=list)
-    n_tokens: int | None = None
-    raw: bool = False
-    variables: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """From the engine: what a Tune is doing, the share of all that is done, seconds that are left."""
-
-    id: int
-    label: str
-    share: float
-    left: float
-
-
-@dataclass(frozen=True, slots=True)
-class TuneAgenda:
-    """What a Tune is going to measure. seconds: predicted for all of it; t1: of a decode of one row.
-    n_tokens: of a text at most. n_left_out: prompts for which there is no time; too_long: prompts that the
-    context has no room for, name to reason. replays: whether the memory evaluates tokens again where a draft
-    is not accepted as a whole.
-    """
-
-    seconds: float
-    t1: float
-    n_texts: int
-    n_tokens: int
-    n_left_out: int
-    too_long: dict[str, str]
-    replays: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TimedWidth:
-    """The typical seconds of `count` decodes of so many rows, or steps of a draft model of so many ids."""
-
-    rows: int
-    seconds: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimedCurve:
-    """Decodes after a text of n_ids. left_out: rows that there was no time or room for. spread: of decodes of
-    one row, see timing.py; None without any.
-    """
-
-    n_ids: int
-    points: list[TimedWidth]
-    left_out: list[int]
-    complete: bool
-    spread: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TimedThreads:
-    """Median seconds of a decode of one row and of a wide one with this number of threads."""
-
-    threads: int
-    one: float
-    wide: float
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadsComparison:
-    """used, used_batch: threads in use for one row and for more. rows: of the wide decode. fastest, gain: the
-    best number and how many times as fast it is, None where too little was timed; clear: by more than chance.
-    """
-
-    used: int
-    used_batch: int
-    rows: int
-    points: list[TimedThreads]
-    fastest: int | None
-    gain: float | None
-    clear: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RowsComparison:
-    """Batched against single rows. value: epsilon in logits, None where it was not measured, for this reason.
-    n_rows: compared, after texts of up to `reach` ids. equal_up_to: rows of a decode that were bit-equal;
-    unequal_from: the fewest that were not.
-    """
-
-    value: float | None
-    n_rows: int
-    reach: int
-    equal_up_to: int
-    unequal_from: int | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TextCount:
-    """Texts that the target wrote for a workload, and their tokens."""
-
-    texts: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenTexts:
-    """The texts that drafts are judged by, by workload."""
-
-    workloads: dict[str, TextCount]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadPrediction:
-    """speedup: over plain decoding. acceptance: share of the tokens that the draft model predicts, None
-    without one. n_drafted, n_accept: of the replay.
-    """
-
-    speedup: float
-    acceptance: float | None
-    tokens: int
-    n_drafted: int
-    n_accept: int
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPrediction:
-    """The same over all workloads; None without texts."""
-
-    speedup: float | None
-    acceptance: float | None
-    tokens: int
-    n_drafted: int
-    n_accept: int
-    workloads: dict[str, WorkloadPrediction]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredDraft:
-    """A draft of Tune's, by its index; -1 for copying alone. problem: why it cannot be used. step: seconds
-    for a token of the draft model, points: what its steps take. What is not measured is None or empty.
-    """
-
-    index: int
-    problem: str = ""
-    model: ModelInfo | None = None
-    step: float | None = None
-    points: list[TimedWidth] = field(default_factory=list)
-    break_even: list[BreakEven] = field(default_factory=list)
-    forecast: DraftPrediction | None = None
-
-
-TunePart = TuneAgenda | TimedCurve | ThreadsComparison | RowsComparison | WrittenTexts | MeasuredDraft
-
-
-@dataclass(frozen=True, slots=True)
-class TuneMeasurement:
-    """From the engine: a part of what a Tune has measured, again where there is more of it."""
-
-    id: int
-    found: TunePart
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """From the engine: a Tune has ended, before its end if cancelled."""
-
-    id: int
-    seconds: float
-    cancelled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """A device as llama.cpp names it; its memory in bytes."""
-
-    name: str
-    description: str
-    gpu: bool
-    free: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class BuildInfo:
-    """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
-    compiled for, by backend.
-    """
-
-    llama_cpp_python: str
-    llama_cpp: str
-    ggml: str
-    backends: list[str]
-    gpu_offload: bool
-    mmap: bool
-    mlock: bool
-    rpc: bool
-    features: dict[str, list[str]]
-    devices: tuple[DeviceInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,84 +214,6 @@ class Loading:
 
     model: str
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A loaded model. params: its number of weights; quant: as llama.cpp names it, "Q4_K_M"."""
-
-    path: str
-    name: str
-    params: int
-    quant: str
-    n_gpu_layers: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadInfo:
-    """What was loaded.
-
-    draft: None where no draft model is used; verdict: how its vocabulary relates to the target's. n_ctx,
-    n_ctx_draft: tokens of all slots together. drafters: names as in LoadSettings; memory: whether earlier
-    requests are drafted from. draft_max: as asked for, longest_draft: what fits at most. off_reason: why
-    nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's file. end_ids:
-    tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
-    source of the chat template, "" where there is none; template_works: whether it can be used. priced,
-    forced: the drafters that are a model, and those of what a grammar forces.
-    """
-
-    target: ModelInfo
-    draft: ModelInfo | None
-    verdict: str | None
-    n_ctx: int
-    n_ctx_draft: int
-    n_vocab: int
-    n_threads: int
-    drafters: tuple[str, ...]
-    memory: bool
-    draft_max: int | None
-    longest_draft: int
-    notes: tuple[Note, ...]
-    off_reason: str
-    load_seconds: float
-    n_slots: int
-    n_ctx_train: int
-    file_bytes: int
-    end_ids: tuple[int, ...]
-    sampling: SamplingParams
-    template: str
-    template_works: bool
-    bos_token: str
-    eos_token: str
-    priced: tuple[str, ...] = ()
-    forced: tuple[str, ...] = ()
-
-    @property
-    def speculation(self) -> str:
-        """ "on" or "off", as programs read it."""
-        return "off" if self.off_reason else "on"
-
-    def spelled(self, spelling: Spelling) -> LoadInfo:
-        """The same with options as a front spells them."""
-        notes = tuple(note.spelled(spelling) for note in self.notes)
-        return replace(self, notes=notes, off_reason=spelled(self.off_reason, spelling))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data with the keys that `LLM.info` has."""
-        found = asdict(self)
-        del found["priced"], found["forced"]
-        renamed = {
-            "most_drafted": found.pop("longest_draft"),
-            "reason": found.pop("off_reason"),
-            "chat_template": found.pop("template_works"),
-        }
-        return found | {
-            **renamed,
-            "drafters": list(self.drafters),
-            "notes": [str(note) for note in self.notes],
-            "speculation": self.speculation,
-            "end_ids": list(self.end_ids),
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import uvicorn
 
-from specllama.client.protocol import LoadInfo
+from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError, option
 from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected

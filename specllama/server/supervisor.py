@@ -11,6 +11,7 @@ from typing import IO, TypeVar
 
 from specllama.client import protocol
 from specllama.client.loop_client import LoopClient
+from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
 
@@ -37,7 +38,7 @@ class Supervisor:
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
         self.settings = settings
-        self.loaded: protocol.LoadInfo | None = None
+        self.loaded: LoadInfo | None = None
         self.restarts = 0
         self._say, self._log, self._progress = say, log, progress
         self._client: LoopClient | None = None
@@ -88,7 +89,7 @@ class Supervisor:
         return f"the engine process has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
     @property
-    def info(self) -> protocol.LoadInfo:
+    def info(self) -> LoadInfo:
         """What is loaded. Raises EngineDiedError before the first engine is ready."""
         if self.loaded is None:
             raise EngineDiedError(self.problem)

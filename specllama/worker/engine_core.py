@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specllama.client import protocol
+from specllama.client.tune_messages import Tune
 from specllama.config.load import LoadSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
@@ -76,7 +77,7 @@ class EngineCore:
                 self._configure(message)
             elif isinstance(message, protocol.Question):
                 self._answer(message)
-            elif isinstance(message, protocol.Tune):
+            elif isinstance(message, Tune):
                 idle = None if self.busy else self.engine
                 self.tuner = begin(message, idle, self.loaded, self._ids, self.send)
             elif isinstance(message, protocol.Inspect):

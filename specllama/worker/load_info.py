@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specllama.client import protocol
+from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
 from specllama.config.load import AUTO, LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
@@ -34,7 +34,7 @@ _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 )
 
 
-def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> protocol.LoadInfo:
+def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> LoadInfo:
     """The description of a load. notes: further notes, added to those about the settings and the pair."""
     s, header, model, context, draft = (
         loaded.settings,
@@ -43,7 +43,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> pr
         loaded.context,
         loaded.draft,
     )
-    return protocol.LoadInfo(
+    return LoadInfo(
         target=model_info(s.target.path, header, loaded.plan.target.n_gpu_layers),
         draft=model_info(draft.settings.path, draft.header, loaded.plan.draft.n_gpu_layers)
         if draft and loaded.plan.draft
@@ -84,10 +84,10 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> pr
     )
 
 
-def model_info(path: str, header: Header, n_gpu_layers: int) -> protocol.ModelInfo:
+def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
     """The description of a model, for the load message and `--json`."""
     name = header.name or os.path.basename(path)
-    return protocol.ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
+    return ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
 
 def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]:
@@ -133,12 +133,12 @@ def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
     return found
 
 
-def inspect_build() -> protocol.BuildInfo:
+def inspect_build() -> BuildInfo:
     """The version, features and devices of this build of llama.cpp."""
     build = build_info()
-    found = tuple(protocol.DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in devices())
+    found = tuple(DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in devices())
     enabled = features(build.pop("system_info"))
-    return protocol.BuildInfo(**build, features=enabled, devices=found)
+    return BuildInfo(**build, features=enabled, devices=found)
 
 
 def features(system_info: str) -> dict[str, list[str]]:

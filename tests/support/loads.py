@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from specllama.client.protocol import LoadInfo, ModelInfo
+from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.core.sampling.params import SamplingParams
 
 TARGET = ModelInfo("models/big.gguf", "big", 10**9, "Q4_0", 0)

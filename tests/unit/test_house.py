@@ -49,7 +49,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "worker": (
         *("errors", "core", "drafters", "gguf", "rpc", "config", "pair", "text", "calls", "data", "models"),
         "llama",
-        "client.protocol",
+        *("client.protocol", "client.model_info", "client.tune_messages"),
     ),
 }
 ONLY["cli"] += ("bench", "server")
@@ -59,7 +59,7 @@ LONGER_THAN_300 = {
     "core/policy/planner.py": "one decision: what to draft in a round",
     "core/scheduler.py": "slots, admission, prefill and eviction change the same state",
     "worker/engine_core.py": "the loop of the engine process: requests in, rounds, answers out",
-    "client/protocol.py": "the whole protocol between fronts and engine, one small class a message",
+    "client/protocol.py": "one small class a message, and the union of them all",
     "drafters/copy.py": "index, candidates and edit following share their arrays",
     "models/memory/plan.py": "one search over what fits, with its words for what does not",
 }

@@ -13,6 +13,18 @@ import pytest
 
 from scripts.replay.hindsight import MACHINES
 from specllama.client import protocol as m
+from specllama.client.tune_messages import (
+    MeasuredDraft,
+    RowsComparison,
+    ThreadsComparison,
+    TimedCurve,
+    Tune,
+    TuneAgenda,
+    Tuned,
+    TuneMeasurement,
+    Tuning,
+    WrittenTexts,
+)
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.policy.config import DEFAULT
@@ -71,9 +83,7 @@ def tuned(
 ) -> Tuner:
     """Tune to the end, or cancel when `stop` is true for a message. The messages are in front.said."""
     front.said.clear()
-    front.host.handle(
-        m.Tune(**{"id": 7, "prompts": PROMPTS, "drafts": list(drafts), "n_tokens": 24, **order})
-    )
+    front.host.handle(Tune(**{"id": 7, "prompts": PROMPTS, "drafts": list(drafts), "n_tokens": 24, **order}))
     active, n_checked = front.host.tuner, 0
     assert active is not None, front.said
     while front.host.busy:
@@ -86,20 +96,20 @@ def tuned(
 
 
 PARTS = {
-    "plan": m.TuneAgenda, "curve": m.TimedCurve, "threads": m.ThreadsComparison, "epsilon": m.RowsComparison,
-    "texts": m.WrittenTexts, "draft": m.MeasuredDraft,
+    "plan": TuneAgenda, "curve": TimedCurve, "threads": ThreadsComparison, "epsilon": RowsComparison,
+    "texts": WrittenTexts, "draft": MeasuredDraft,
 }  # fmt: skip
 
 
 def parts(front: Front, name: str) -> list[dict[str, Any]]:
     """The measurements of this kind as plain data."""
-    found = [one.found for one in front.said if isinstance(one, m.TuneMeasurement)]
+    found = [one.found for one in front.said if isinstance(one, TuneMeasurement)]
     return [asdict(part) for part in found if isinstance(part, PARTS[name])]
 
 
-def ended(front: Front) -> m.Tuned:
+def ended(front: Front) -> Tuned:
     last = front.said[-1]
-    assert isinstance(last, m.Tuned), last
+    assert isinstance(last, Tuned), last
     return last
 
 
@@ -203,7 +213,7 @@ def test_cancelling_keeps_the_completed_measurements(
     tuned(
         one,
         DRAFT,
-        stop=lambda said: isinstance(said, m.TuneMeasurement) and isinstance(said.found, PARTS[part]),
+        stop=lambda said: isinstance(said, TuneMeasurement) and isinstance(said.found, PARTS[part]),
     )
     assert ended(one).cancelled
     assert not one.host.busy
@@ -222,7 +232,7 @@ def test_cancelling_in_the_middle_of_a_stage(
     monkeypatch.setattr(tuner, "_PROGRESS_SECONDS", 0.0)
     one = front()
     assert one.host.loaded is not None
-    tuned(one, DRAFT, stop=lambda said: isinstance(said, m.Tuning) and said.label == label and said.share > 0)
+    tuned(one, DRAFT, stop=lambda said: isinstance(said, Tuning) and said.label == label and said.share > 0)
     assert ended(one).cancelled
     assert one.host.loaded.context.n_threads == 1
     assert one.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 4})
@@ -234,7 +244,7 @@ def test_progress_is_reported_by_stage(front: Callable[..., Front], monkeypatch:
     monkeypatch.setattr(tuner, "_PROGRESS_SECONDS", 0.0)
     one = front()
     tuned(one, DRAFT)
-    said = [found for found in one.said if isinstance(found, m.Tuning)]
+    said = [found for found in one.said if isinstance(found, Tuning)]
     assert list(dict.fromkeys(found.label for found in said)) == [
         "t(n)", "threads", "writing texts", "copying", "draft pydoc-draft.gguf"
     ]  # fmt: skip
@@ -301,7 +311,7 @@ def test_prompts_and_texts_that_exceed_a_context(front: Callable[..., Front]) ->
     assert workloads["long"]["acceptance"] == 0
     assert workloads["explain"]["acceptance"] > 0.5
     one.said.clear()
-    one.host.handle(m.Tune(8, [("x", too_long)]))
+    one.host.handle(Tune(8, [("x", too_long)]))
     while one.host.busy:
         one.host.step()
     (failed,) = one.said
@@ -312,8 +322,8 @@ def test_prompts_and_texts_that_exceed_a_context(front: Callable[..., Front]) ->
 
 def test_tuning_needs_an_idle_engine_without_a_draft(front: Callable[..., Front]) -> None:
     one = front()
-    one.host.handle(m.Tune(1, PROMPTS))
-    for request in (m.Tune(2, PROMPTS), m.Generate(2, prompt="x")):
+    one.host.handle(Tune(1, PROMPTS))
+    for request in (Tune(2, PROMPTS), m.Generate(2, prompt="x")):
         one.said.clear()
         one.host.handle(request)
         (refused,) = one.said
@@ -326,6 +336,6 @@ def test_tuning_needs_an_idle_engine_without_a_draft(front: Callable[..., Front]
     one.host.step()
     assert not one.host.busy
     pair = front(draft=DRAFT)
-    pair.host.handle(m.Tune(1, PROMPTS))
+    pair.host.handle(Tune(1, PROMPTS))
     assert isinstance(pair.said[-1], m.Failed)
     assert "without a draft" in pair.said[-1].error["message"]

@@ -25,8 +25,8 @@ from specllama.cli.download import prepared
 from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import LONG, PartialResults, provenance
 from specllama.cli.progress import Progress
-from specllama.client import protocol
 from specllama.client.client import EngineClient
+from specllama.client.model_info import LoadInfo
 from specllama.config import build
 from specllama.config.load import LoadSettings
 from specllama.config.options_measuring import ASKING
@@ -49,7 +49,7 @@ Ctrl-C shows what has been measured by then.
 class BenchResults(PartialResults):
     """What a bench has measured so far."""
 
-    info: protocol.LoadInfo | None = None
+    info: LoadInfo | None = None
     samples: list[BenchSample] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     planned: int = 0
@@ -133,7 +133,7 @@ def _measure(
                 console.note(f"note: {client.notices.pop(0)}")
 
 
-def _drafters(info: protocol.LoadInfo) -> list[str]:
+def _drafters(info: LoadInfo) -> list[str]:
     """The drafters that need no grammar."""
     return [name for name in info.drafters if name not in info.forced] if not info.off_reason else []
 

@@ -12,6 +12,7 @@ from specllama.cli.answer import INTERRUPTED, Show, calibrate, generate, load
 from specllama.cli.chat.conversation import Conversation
 from specllama.client import protocol
 from specllama.client.client import EngineClient
+from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -32,13 +33,13 @@ class ChatEngine:
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:
         self.settings, self.measure_when_idle = settings, False
-        self._loaded: protocol.LoadInfo | None = None  # as the engine reported it
-        self._info: protocol.LoadInfo | None = None
+        self._loaded: LoadInfo | None = None  # as the engine reported it
+        self._info: LoadInfo | None = None
         self._log, self._verbose = log or (sys.stderr if verbose else None), verbose or log is not None
         self._client = EngineClient(self._log)
 
     @property
-    def info(self) -> protocol.LoadInfo:
+    def info(self) -> LoadInfo:
         """What was loaded, and how it drafts now."""
         assert self._info is not None
         return self._info

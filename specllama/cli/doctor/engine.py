@@ -20,7 +20,7 @@ SECONDS = 60.0  # for an engine process to start
 
 
 def engine(problems: list[Problem]) -> dict[str, Any]:
-    """The build of llama.cpp (protocol.BuildInfo) and "start_seconds"; or "ok" False and "error"."""
+    """The build of llama.cpp (BuildInfo) and "start_seconds"; or "ok" False and "error"."""
     from specllama.client.client import EngineClient
 
     started = time.monotonic()

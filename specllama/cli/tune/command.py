@@ -21,6 +21,7 @@ from specllama.cli.tune.text import lines
 from specllama.cli.tune.verdict import verdict
 from specllama.client import protocol
 from specllama.client.client import EngineClient
+from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, Tuning
 from specllama.config import build
 from specllama.text.template_variables import reasoning_variables
 
@@ -65,7 +66,7 @@ def _measure(
         console.note("note: the model has no chat template, prompts go in as they are")
     if (busy := _system_load()) >= (os.cpu_count() or 1):
         console.warning(f"other programs keep the machine busy (load {busy:.1f}): figures will be off")
-    request = protocol.Tune(client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables)
+    request = Tune(client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables)
     with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
         for event in client.tune(request):
             _receive(event, progress, into)
@@ -79,14 +80,14 @@ def _system_load() -> float:
 
 
 def _receive(event: protocol.Message, progress: Progress, into: TuneResults) -> None:
-    if isinstance(event, protocol.Tuning):
+    if isinstance(event, Tuning):
         left = f"{event.label}, about {rough_duration(event.left)} left"
         progress.show("tuning", event.share, left, stage=event.label)
-    elif isinstance(event, protocol.TuneMeasurement):
+    elif isinstance(event, TuneMeasurement):
         into.add(event.found)
-        if isinstance(event.found, protocol.TuneAgenda):
+        if isinstance(event.found, TuneAgenda):
             _announce(event.found.seconds)
-    elif isinstance(event, protocol.Tuned):
+    elif isinstance(event, Tuned):
         into.seconds, into.interrupted = event.seconds, event.cancelled
 
 

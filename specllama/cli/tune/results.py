@@ -8,8 +8,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specllama.cli.measuring import PartialResults
-from specllama.client import protocol
-from specllama.client.protocol import LoadInfo
+from specllama.client.model_info import LoadInfo, ModelInfo
+from specllama.client.tune_messages import (
+    DraftPrediction,
+    MeasuredDraft,
+    RowsComparison,
+    TextCount,
+    ThreadsComparison,
+    TimedCurve,
+    TimedWidth,
+    TuneAgenda,
+    TunePart,
+    WrittenTexts,
+)
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
 
@@ -27,11 +38,11 @@ class DraftResult:
     name: str
     path: str | None
     problem: str = ""
-    model: protocol.ModelInfo | None = None
+    model: ModelInfo | None = None
     step: float | None = None
-    points: Sequence[protocol.TimedWidth] = ()
+    points: Sequence[TimedWidth] = ()
     break_even: Sequence[BreakEven] = ()
-    forecast: protocol.DraftPrediction | None = None
+    forecast: DraftPrediction | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -69,11 +80,11 @@ class TuneResults(PartialResults):
             self.drafts[-1] = DraftResult(COPY, None)
         self.unusable = [DraftResult(names[path], path, reason) for path, reason in unusable.items()]
         self._info: LoadInfo | None = None
-        self.agenda: protocol.TuneAgenda | None = None
-        self.curves: list[protocol.TimedCurve] = []
-        self.threads: protocol.ThreadsComparison | None = None
-        self.rows: protocol.RowsComparison | None = None
-        self.texts: Mapping[str, protocol.TextCount] = {}
+        self.agenda: TuneAgenda | None = None
+        self.curves: list[TimedCurve] = []
+        self.threads: ThreadsComparison | None = None
+        self.rows: RowsComparison | None = None
+        self.texts: Mapping[str, TextCount] = {}
         self.seconds = 0.0
 
     @property
@@ -86,23 +97,23 @@ class TuneResults(PartialResults):
     def info(self, info: LoadInfo) -> None:
         self._info = info
 
-    def add(self, found: protocol.TunePart) -> None:
+    def add(self, found: TunePart) -> None:
         """Add a part that the engine process reports."""
         match found:
-            case protocol.TuneAgenda():
+            case TuneAgenda():
                 self.agenda = found
-            case protocol.TimedCurve():
+            case TimedCurve():
                 self.curves += [found] if found.points else []
-            case protocol.ThreadsComparison():
+            case ThreadsComparison():
                 self.threads = found
-            case protocol.RowsComparison():
+            case RowsComparison():
                 self.rows = found
-            case protocol.WrittenTexts():
+            case WrittenTexts():
                 self.texts = found.workloads
-            case protocol.MeasuredDraft():
+            case MeasuredDraft():
                 self._add_draft(found)
 
-    def _add_draft(self, found: protocol.MeasuredDraft) -> None:
+    def _add_draft(self, found: MeasuredDraft) -> None:
         draft = self.drafts[found.index]
         draft.problem, draft.model, draft.step = found.problem, found.model, found.step
         draft.points, draft.break_even = found.points, found.break_even
@@ -146,13 +157,13 @@ class TuneResults(PartialResults):
         }
 
 
-def _curve_to_dict(curve: protocol.TimedCurve) -> dict[str, Any]:
+def _curve_to_dict(curve: TimedCurve) -> dict[str, Any]:
     first = next((p.seconds for p in curve.points if p.rows == 1), None)
     points = [{**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points]
     return {**asdict(curve), "points": points}
 
 
-def _rows_to_dict(rows: protocol.RowsComparison) -> dict[str, Any]:
+def _rows_to_dict(rows: RowsComparison) -> dict[str, Any]:
     found = asdict(rows)
     renamed = {"alike": found.pop("equal_up_to"), "unlike": found.pop("unequal_from")}
     return found | renamed

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from specllama.client import protocol
+from specllama.client.model_info import DeviceInfo
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.devices import Device, devices
 from specllama.llama.log import show_log
@@ -47,7 +48,7 @@ def serve(request: protocol.Serve, send: Send) -> NoReturn:
         request.address,
         ".".join(map(str, PROTOCOL)),
         n_threads,
-        tuple(protocol.DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in served),
+        tuple(DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in served),
         str(cache.root) if cache else None,
     )
     port = int(request.address.rpartition(":")[2])

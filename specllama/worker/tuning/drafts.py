@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from specllama.client import protocol
+from specllama.client.tune_messages import DraftPrediction, MeasuredDraft, WorkloadPrediction
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.break_even import break_evens
@@ -50,7 +50,7 @@ class DraftTrial:
 
     def __init__(self, loaded: Loaded, texts: Sequence[TuningText], costs: CostCurve, clock: Clock) -> None:
         self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
-        self.found = protocol.MeasuredDraft(-1)
+        self.found = MeasuredDraft(-1)
         self.traces: list[tuple[str, Trace]] = []
         self.predicted = 0.0
 
@@ -120,7 +120,7 @@ class DraftTrial:
         self.found = replace(self.found, forecast=_prediction(forecast))
 
 
-def _prediction(forecast: Forecast) -> protocol.DraftPrediction:
+def _prediction(forecast: Forecast) -> DraftPrediction:
     found = forecast.to_dict()
-    workloads = {name: protocol.WorkloadPrediction(**part) for name, part in found.pop("workloads").items()}
-    return protocol.DraftPrediction(**found, workloads=workloads)
+    workloads = {name: WorkloadPrediction(**part) for name, part in found.pop("workloads").items()}
+    return DraftPrediction(**found, workloads=workloads)

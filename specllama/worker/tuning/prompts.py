@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from specllama.client import protocol
+from specllama.client.tune_messages import RowsComparison, TextCount, WrittenTexts
 from specllama.core.engine import Engine
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -118,23 +118,21 @@ class TextWriter:
         self._seconds_left -= self.clock() - began
 
     @property
-    def found(self) -> protocol.WrittenTexts:
+    def found(self) -> WrittenTexts:
         """The number of completed texts and their tokens, by workload."""
         lengths: dict[str, list[int]] = {}
         for text in (t for t in self.selection.texts if t.text):
             lengths.setdefault(text.workload, []).append(len(text.text))
-        return protocol.WrittenTexts(
-            {name: protocol.TextCount(len(n), sum(n)) for name, n in lengths.items()}
-        )
+        return WrittenTexts({name: TextCount(len(n), sum(n)) for name, n in lengths.items()})
 
     @property
-    def epsilon(self) -> protocol.RowsComparison:
+    def epsilon(self) -> RowsComparison:
         """The comparison of batched and single rows, or the reason why there is none."""
         reason = "" if can_roll_back(self.engine.target) else "the model's memory cannot be rolled back"
         if not reason and not self.calibration.n_rows:
             reason = "no text was long enough"
         c = self.calibration
-        return protocol.RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)
+        return RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)
 
 
 def compare_seconds(t1: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 
-from specllama.client import protocol
+from specllama.client.tune_messages import ThreadsComparison, TimedCurve, TimedThreads
 from specllama.config.load import MAX_THREADS
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import decode_prior
@@ -88,8 +88,8 @@ class CurveTimes:
         return all(len(self.times.get(n, ())) >= DEFAULT.min_samples for n in (1, *self.widths))
 
     @property
-    def found(self) -> protocol.TimedCurve:
-        return protocol.TimedCurve(
+    def found(self) -> TimedCurve:
+        return TimedCurve(
             n_ids=len(self.position.ids),
             points=points(self.times),
             left_out=self.left_out,
@@ -115,14 +115,14 @@ class ThreadTrial:
             self.context.set_threads(*self.used)
 
     @property
-    def found(self) -> protocol.ThreadsComparison:
+    def found(self) -> ThreadsComparison:
         best = fastest(self.times, *self.used)
-        return protocol.ThreadsComparison(
+        return ThreadsComparison(
             used=self.used[0],
             used_batch=self.used[1],
             rows=min(WIDE, self.position.max_rows),
             points=[
-                protocol.TimedThreads(n, median(t.one), median(t.wide))
+                TimedThreads(n, median(t.one), median(t.wide))
                 for n, t in sorted(self.times.items())
                 if t.wide
             ],

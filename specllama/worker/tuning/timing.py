@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from statistics import median
 
-from specllama.client.protocol import TimedWidth
+from specllama.client.tune_messages import TimedWidth
 from specllama.core.interfaces import BatchRow, Context, Sampler
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve

@@ -14,6 +14,7 @@ from functools import partial
 from statistics import median
 
 from specllama.client import protocol
+from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, TunePart, Tuning
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, NoRoomError
@@ -62,7 +63,7 @@ class Stage:
 
 
 def begin(
-    order: protocol.Tune,
+    order: Tune,
     engine: Engine | None,
     loaded: Loaded | None,
     ids_of: Callable[[protocol.Generate], list[int]],
@@ -79,7 +80,7 @@ class Tuner:
 
     def __init__(
         self,
-        order: protocol.Tune,
+        order: Tune,
         engine: Engine,
         loaded: Loaded,
         ids_of: Callable[[protocol.Generate], list[int]],
@@ -109,7 +110,7 @@ class Tuner:
             if not self._cancelled and next(self._work, _ENDED) is not _ENDED:
                 return True
             self._work.close()
-            last: protocol.Message = protocol.Tuned(self.id, self._clock() - self._began, self._cancelled)
+            last: protocol.Message = Tuned(self.id, self._clock() - self._began, self._cancelled)
         except (DecodeError, NoRoomError, SpecllamaError) as error:
             last = protocol.Failed(_problem(error).to_dict(), self.id)
         empty(self._context, self._engine.slots[0])
@@ -136,7 +137,7 @@ class Tuner:
         selection = select_prompts(texts, n_tokens, shorten, self._t1, self._row_seconds, TEXT_SECONDS)
         agenda = list(self._agenda(position, selection))
         self._report(
-            protocol.TuneAgenda(
+            TuneAgenda(
                 seconds=sum(stage.seconds for stage in agenda),
                 t1=self._t1,
                 n_texts=len(selection.texts),
@@ -201,12 +202,12 @@ class Tuner:
                 now, so_far = self._clock(), done + min(1.0, share) * stage.seconds
                 if now - self._last_progress >= _PROGRESS_SECONDS:
                     self._last_progress = now
-                    self._send(protocol.Tuning(self.id, stage.label, so_far / total, total - so_far))
+                    self._send(Tuning(self.id, stage.label, so_far / total, total - so_far))
                 yield
             done += stage.seconds
 
-    def _report(self, found: protocol.TunePart) -> None:
-        self._send(protocol.TuneMeasurement(self.id, found))
+    def _report(self, found: TunePart) -> None:
+        self._send(TuneMeasurement(self.id, found))
 
     # Stages
 

@@ -10,7 +10,19 @@ import pytest
 from specllama.cli.tune.results import TuneResults
 from specllama.cli.tune.text import lines, threads_verdict
 from specllama.cli.tune.verdict import verdict
-from specllama.client import protocol as m
+from specllama.client.tune_messages import (
+    DraftPrediction,
+    MeasuredDraft,
+    RowsComparison,
+    TextCount,
+    ThreadsComparison,
+    TimedCurve,
+    TimedThreads,
+    TimedWidth,
+    TuneAgenda,
+    WorkloadPrediction,
+    WrittenTexts,
+)
 from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
@@ -21,24 +33,24 @@ T1 = 0.02
 COSTS = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 6: 2.6, 8: 3.0, 12: 4.0, 16: 5.0}
 DEAR = {1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3, 6: 6.4, 8: 8.5, 12: 12.8, 16: 17.0}
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
-ROWS = m.RowsComparison(value=None, n_rows=90, reach=300, equal_up_to=63, unequal_from=None, reason="")
-TEXTS = m.WrittenTexts({"explain": m.TextCount(4, 200), "edit": m.TextCount(4, 180)})
+ROWS = RowsComparison(value=None, n_rows=90, reach=300, equal_up_to=63, unequal_from=None, reason="")
+TEXTS = WrittenTexts({"explain": TextCount(4, 200), "edit": TextCount(4, 180)})
 GOOD, BAD, FOREIGN = "models/good-draft.gguf", "models/bad-draft.gguf", "models/foreign.gguf"
 
 
 def forecast(
     speedup: float, acceptance: float | None, drafted: int = 100, accepted: int = 60
-) -> m.DraftPrediction:
-    part = m.WorkloadPrediction(speedup, acceptance, 190, drafted // 2, accepted // 2)
-    return m.DraftPrediction(speedup, acceptance, 380, drafted, accepted, {"explain": part, "edit": part})
+) -> DraftPrediction:
+    part = WorkloadPrediction(speedup, acceptance, 190, drafted // 2, accepted // 2)
+    return DraftPrediction(speedup, acceptance, 380, drafted, accepted, {"explain": part, "edit": part})
 
 
 def draft(
-    index: int, step: float, costs: dict[int, float], foretold: m.DraftPrediction | None
-) -> m.MeasuredDraft:
+    index: int, step: float, costs: dict[int, float], foretold: DraftPrediction | None
+) -> MeasuredDraft:
     curve = CostCurve.from_dict({"widths": [[n, T1 * x, DEFAULT.min_samples] for n, x in costs.items()]})
     found = break_evens(curve, step * T1, LENGTHS)
-    return m.MeasuredDraft(index, step=step * T1 if step else None, break_even=found, forecast=foretold)
+    return MeasuredDraft(index, step=step * T1 if step else None, break_even=found, forecast=foretold)
 
 
 def found(
@@ -53,11 +65,11 @@ def found(
     )
     found.info = load_info()
     found.seconds = 12.3
-    found.add(m.TuneAgenda(12, t1, 8, 64, n_left_out=0, too_long={}, replays=False))
-    points = [m.TimedWidth(n, t1 * x, 9) for n, x in costs.items()]
-    found.add(m.TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
-    threads = [m.TimedThreads(n, t1 * 4 / n, 3 * t1 * 4 / n) for n in (1, 2, 3, 4)]
-    found.add(m.ThreadsComparison(4, 4, 8, threads, fastest=4, gain=1.0, clear=False))
+    found.add(TuneAgenda(12, t1, 8, 64, n_left_out=0, too_long={}, replays=False))
+    points = [TimedWidth(n, t1 * x, 9) for n, x in costs.items()]
+    found.add(TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
+    threads = [TimedThreads(n, t1 * 4 / n, 3 * t1 * 4 / n) for n in (1, 2, 3, 4)]
+    found.add(ThreadsComparison(4, 4, 8, threads, fastest=4, gain=1.0, clear=False))
     found.add(replace(ROWS, value=0.0, n_rows=1200))
     found.add(TEXTS)
     found.add(draft(-1, 0.0, costs, forecast(copied, None)))
@@ -66,7 +78,7 @@ def found(
     return found
 
 
-def agenda(one: TuneResults) -> m.TuneAgenda:
+def agenda(one: TuneResults) -> TuneAgenda:
     assert one.agenda is not None
     return one.agenda
 
@@ -127,7 +139,7 @@ def test_what_the_prediction_leaves_out():
     one = found()
     one.add(replace(agenda(one), replays=True))
     assert "It leaves out replays" in verdict(one)
-    one.add(m.WrittenTexts({"edit": m.TextCount(1, 30)}))
+    one.add(WrittenTexts({"edit": TextCount(1, 30)}))
     assert "It rests on only 30 tokens" in verdict(one)
 
 
@@ -145,7 +157,7 @@ def test_other_load_is_told():
         ({}, "-t 4 is used; no other number is clearly faster."),
         ({"used_batch": 2}, "-t 4 -tb 2 is used; no other number is clearly faster."),
         (
-            {"points": [m.TimedThreads(4, 1, 1)]},
+            {"points": [TimedThreads(4, 1, 1)]},
             "-t 4 is used; no other number of threads was timed.",
         ),
         (
@@ -181,7 +193,7 @@ def test_after_an_interruption():
     one = TuneResults([ModelSettings(path=GOOD)], {})
     one.info = load_info(n_threads=1)
     one.interrupted = True
-    one.add(m.TimedCurve(128, [m.TimedWidth(1, T1, 2)], left_out=[], complete=False, spread=1.0))
+    one.add(TimedCurve(128, [TimedWidth(1, T1, 2)], left_out=[], complete=False, spread=1.0))
     said = text(one, 100)
     assert said.startswith("target big Q4_0, 1 thread; interrupted, what was complete is stored for the next")
     assert "good-draft was not measured to the end." in said
@@ -191,7 +203,7 @@ def test_after_an_interruption():
 
 def test_a_draft_that_failed():
     one = found()
-    one.add(m.MeasuredDraft(1, "not enough memory"))
+    one.add(MeasuredDraft(1, "not enough memory"))
     assert "good-draft cannot be used: not enough memory." in text(one)
     assert verdict(one).startswith("Best: copying alone")
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.client import protocol as m
+from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import decode, encode
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.sampling.params import SamplingParams
@@ -196,8 +197,8 @@ def test_messages_are_compact() -> None:
 
 def test_keys_of_llm_info() -> None:
     """`LLM.info` has these keys."""
-    model = m.ModelInfo("a.gguf", "A", 7, "Q4_0", 0)
-    info = m.LoadInfo(
+    model = ModelInfo("a.gguf", "A", 7, "Q4_0", 0)
+    info = LoadInfo(
         target=model, draft=None, verdict=None, n_ctx=512, n_ctx_draft=0, n_vocab=9, n_threads=2,
         drafters=("copy",), memory=True, draft_max=None, longest_draft=64,
         notes=(Note("one"), Note("two", "warning")), off_reason="why", load_seconds=0.5, n_slots=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.client.protocol import TimedWidth
+from specllama.client.tune_messages import TimedWidth
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler

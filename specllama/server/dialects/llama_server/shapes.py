@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import specllama
-from specllama.client.protocol import LoadInfo, Slots, Tokenized
+from specllama.client.model_info import LoadInfo
+from specllama.client.protocol import Slots, Tokenized
 from specllama.core.sampling.params import PARAMETERS
 
 _MODALITIES = {"vision": False, "audio": False}

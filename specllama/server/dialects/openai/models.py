@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.client.protocol import LoadInfo
+from specllama.client.model_info import LoadInfo
 
 
 def model_list(info: LoadInfo | None, names: Sequence[str], created: int) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""What the engine process says of a build of llama.cpp, its devices, and the models that it has loaded.
+
+Plain data that crosses the pipe; knows no messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from specllama.core.sampling.params import SamplingParams
+from specllama.errors import Note, Spelling, spelled
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device as llama.cpp names it; its memory in bytes."""
+
+    name: str
+    description: str
+    gpu: bool
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
+    compiled for, by backend.
+    """
+
+    llama_cpp_python: str
+    llama_cpp: str
+    ggml: str
+    backends: list[str]
+    gpu_offload: bool
+    mmap: bool
+    mlock: bool
+    rpc: bool
+    features: dict[str, list[str]]
+    devices: tuple[DeviceInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A loaded model. params: its number of weights; quant: as llama.cpp names it, "Q4_K_M"."""
+
+    path: str
+    name: str
+    params: int
+    quant: str
+    n_gpu_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadInfo:
+    """What was loaded.
+
+    draft: None where no draft model is used; verdict: how its vocabulary relates to the target's. n_ctx,
+    n_ctx_draft: tokens of all slots together. drafters: names as in LoadSettings; memory: whether earlier
+    requests are drafted from. draft_max: as asked for, longest_draft: what fits at most. off_reason: why
+    nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's file. end_ids:
+    tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
+    source of the chat template, "" where there is none; template_works: whether it can be used. priced,
+    forced: the drafters that are a model, and those of what a grammar forces.
+    """
+
+    target: ModelInfo
+    draft: ModelInfo | None
+    verdict: str | None
+    n_ctx: int
+    n_ctx_draft: int
+    n_vocab: int
+    n_threads: int
+    drafters: tuple[str, ...]
+    memory: bool
+    draft_max: int | None
+    longest_draft: int
+    notes: tuple[Note, ...]
+    off_reason: str
+    load_seconds: float
+    n_slots: int
+    n_ctx_train: int
+    file_bytes: int
+    end_ids: tuple[int, ...]
+    sampling: SamplingParams
+    template: str
+    template_works: bool
+    bos_token: str
+    eos_token: str
+    priced: tuple[str, ...] = ()
+    forced: tuple[str, ...] = ()
+
+    @property
+    def speculation(self) -> str:
+        """ "on" or "off", as programs read it."""
+        return "off" if self.off_reason else "on"
+
+    def spelled(self, spelling: Spelling) -> LoadInfo:
+        """The same with options as a front spells them."""
+        notes = tuple(note.spelled(spelling) for note in self.notes)
+        return replace(self, notes=notes, off_reason=spelled(self.off_reason, spelling))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data with the keys that `LLM.info` has."""
+        found = asdict(self)
+        del found["priced"], found["forced"]
+        renamed = {
+            "most_drafted": found.pop("longest_draft"),
+            "reason": found.pop("off_reason"),
+            "chat_template": found.pop("template_works"),
+        }
+        return found | {
+            **renamed,
+            "drafters": list(self.drafters),
+            "notes": [str(note) for note in self.notes],
+            "speculation": self.speculation,
+            "end_ids": list(self.end_ids),
+        }
