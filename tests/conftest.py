@@ -1,6 +1,4 @@
-"""How tests are shared out to the cores (a file stays with one process, files that share a server too), and
-the command that most of them run.
-"""
+"""The order of the tests, and the command and the hub that many of them use."""
 
 from __future__ import annotations
 
@@ -27,15 +25,9 @@ def _rank(item: pytest.Item) -> int:
     return SLOWEST_FIRST.index(folder) if folder in SLOWEST_FIRST else len(SLOWEST_FIRST)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long folders first, so that no core is left alone with one at the end; without a group of its own, a
-    test is in that of its file.
-    """
+    """Long folders first, so that no core is left alone with one at the end."""
     items.sort(key=_rank)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
 
 
 @pytest.fixture

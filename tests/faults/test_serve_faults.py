@@ -18,7 +18,6 @@ from tests.support.command import MAIN, Command
 from tests.support.serving import QUESTION, SOON, Api, Server, first_event, rest
 
 pytestmark = [
-    pytest.mark.xdist_group("faulty server"),
     pytest.mark.skipif(os.name != "posix", reason="signals and a shell's redirections"),
 ]
 TEMPLATE = (

@@ -16,7 +16,6 @@ import pytest
 from tests.support.serving import SOON, Server, first_event, rest
 
 pytestmark = [
-    pytest.mark.xdist_group("faulty server"),
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
 ]
 FREE = 2.0  # seconds until a slot is free: one, and one more for a busy machine

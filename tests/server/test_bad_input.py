@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.serving import QUESTION, Server
 
-pytestmark = pytest.mark.xdist_group("server")
-
 CHAT = "/v1/chat/completions"
 DEEP_SCHEMA: dict[str, object] = {"type": "object"}
 for _ in range(40):

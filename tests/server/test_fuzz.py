@@ -19,8 +19,6 @@ from specllama.server.app import ROUTES
 from specllama.server.openapi import document
 from tests.support.serving import Server
 
-pytestmark = pytest.mark.xdist_group("server")
-
 THOROUGH = "FUZZ_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))

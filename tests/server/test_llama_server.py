@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.serving import QUESTION, Server, first_event
-
-pytestmark = pytest.mark.xdist_group("server")
 
 
 def test_models_for_both_sdks(server: Server) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.serving import QUESTION, Server, first_event
-
-pytestmark = pytest.mark.xdist_group("server")
 
 PAIRS = {
     "specllama_drafts_total": "vllm:spec_decode_num_drafts_total",

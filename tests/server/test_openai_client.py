@@ -12,8 +12,6 @@ from pydantic import BaseModel
 
 from tests.support.serving import QUESTION, Server
 
-pytestmark = pytest.mark.xdist_group("server")
-
 
 class Verdict(BaseModel):
     name: Literal["zip", "open"]

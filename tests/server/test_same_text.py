@@ -13,8 +13,6 @@ from tests.support import tinygguf
 from tests.support.command import Command
 from tests.support.serving import QUESTION, Server
 
-pytestmark = pytest.mark.xdist_group("server")
-
 EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
 
 

@@ -10,8 +10,6 @@ import pytest
 from tests.support.command import Command
 from tests.support.serving import QUESTION, Server
 
-pytestmark = pytest.mark.xdist_group("server")
-
 KEY, OTHER = "sk-first-secret", "zweiter-schlüssel"
 
 

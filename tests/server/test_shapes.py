@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.serving import QUESTION, Server
 
-pytestmark = pytest.mark.xdist_group("server")
-
 THINK = 'root ::= "<think>\\n2 is\\nsmall\\n</think>\\n\\nIt is 2."'
 
 
