@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -24,7 +25,12 @@ def table_row(
     ids: Sequence[int], n_vocab: int, seed: int = 0, order: int = 3, spread: float = 3.0
 ) -> NDArray[np.float32]:
     """Logits that depend only on the last `order` ids, shape (n_vocab,); normal with deviation `spread`."""
-    key = hashlib.sha256(f"{seed}:{list(ids[-order:])}".encode()).digest()
+    return _row(tuple(ids[-order:]), n_vocab, seed, spread).copy()
+
+
+@lru_cache(maxsize=2**15)
+def _row(ids: tuple[int, ...], n_vocab: int, seed: int, spread: float) -> NDArray[np.float32]:
+    key = hashlib.sha256(f"{seed}:{list(ids)}".encode()).digest()
     rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
     return (rng.standard_normal(n_vocab) * spread).astype(np.float32)
 
