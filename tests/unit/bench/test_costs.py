@@ -1,4 +1,4 @@
-"""Costs of decodes and draft tokens against costs computed by hand."""
+"""The costs of decodes and draft tokens, compared with costs computed by hand."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_costs_of_decodes_by_their_rows() -> None:
     assert [(p.rows, p.seconds, p.rounds) for p in costs.points] == [
         (1, pytest.approx(0.1), 13), (2, pytest.approx(0.15), 6),
     ]  # fmt: skip
-    assert costs.exact  # nine rows were seen only once, which is not enough
+    assert costs.exact  # nine rows were timed only once, which is not enough
     assert costs.draft_token == pytest.approx(0.03)  # 0.3 s for 6 tokens and 4 that were discarded
     assert costs.first_accepted == pytest.approx(0.5)
     # (1 + a) tokens in 1.5 + 0.3 of t(1) against 1 in 1: a has to be 0.8
     assert costs.break_even == pytest.approx(0.8)
 
 
-def test_costs_where_the_engine_tells_no_rows() -> None:
+def test_costs_are_estimated_where_no_decode_was_timed_by_its_rows() -> None:
     samples = [sample(name, 10) for name in ("plain", "4", "auto")]
     for one, rounds, drafted, verify in zip(samples, (10, 5, 5), (0, 10, 3), (1.0, 1.5, 9.0), strict=True):
         one.stats.rounds, one.stats.n_drafted, one.stats.verify_seconds = rounds, drafted, verify
@@ -37,5 +37,5 @@ def test_costs_where_the_engine_tells_no_rows() -> None:
     ]  # fmt: skip
     assert costs.t1 == pytest.approx(0.1)
     assert costs.draft_token is None
-    assert costs.break_even == pytest.approx((3 - 1) / 2)  # two tokens of a copy, which costs nothing
+    assert costs.break_even == pytest.approx((3 - 1) / 2)  # two copied tokens, which cost nothing
     assert costs_of([]).break_even is None

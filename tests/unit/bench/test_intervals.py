@@ -1,4 +1,4 @@
-"""Medians and their intervals."""
+"""Estimates from medians, and their intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specllama.bench.intervals import estimate
 
 
-def test_of_a_unit_the_median_counts_and_of_the_units_too() -> None:
+def test_an_estimate_is_the_median_of_the_medians_of_its_units() -> None:
     e = estimate([[[1.0, 9.0, 2.0], [4.0], [8.0, 16.0]]])  # medians 2, 4, 12
     assert e is not None
     assert (e.value, e.n) == (4.0, 6)
@@ -18,14 +18,14 @@ def test_of_a_unit_the_median_counts_and_of_the_units_too() -> None:
     assert 1.0 <= e.low < 4 < e.high <= 16.0
 
 
-def test_workloads_weigh_the_same_however_many_prompts_they_have() -> None:
+def test_all_workloads_have_equal_weight_however_many_prompts_they_have() -> None:
     e = estimate([[[4.0]], [[1.0]] * 50])
     assert e is not None
     assert e.value == pytest.approx(2.0)  # the geometric mean of 4 and 1
     assert (e.low, e.high) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
-def test_few_values_have_no_interval() -> None:
+def test_too_few_values_have_no_interval() -> None:
     assert estimate([]) is None
     assert estimate([[[]], []]) is None
     one = estimate([[[3.0], []]])
@@ -42,7 +42,7 @@ def test_an_interval_narrows_with_the_number_of_prompts() -> None:
 
 
 @given(st.lists(st.lists(st.lists(st.floats(0.1, 10), max_size=3), max_size=4), max_size=3))
-def test_an_estimate_lies_among_its_values_and_in_its_interval(groups: list[list[list[float]]]) -> None:
+def test_an_estimate_lies_within_its_values_and_its_interval(groups: list[list[list[float]]]) -> None:
     values = [x for units in groups for unit in units for x in unit]
     e = estimate(groups)
     assert (e is None) == (not values)

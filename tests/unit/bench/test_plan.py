@@ -14,7 +14,7 @@ from specllama.bench.plan import configs, order
 NAMES = ["plain", "1", "4", "auto"]
 
 
-def test_configurations() -> None:
+def test_configurations_are_plain_each_length_once_and_auto() -> None:
     assert [c.name for c in configs([4, 1, 4])] == NAMES
     assert [c.draft_max for c in configs([4, 1])] == [0, 1, 4, None]
     assert [c.name for c in configs([4, 1], speculation=False)] == ["plain"]
@@ -26,7 +26,7 @@ def test_configurations() -> None:
     st.integers(1, 3),
     st.integers(0, 9),
 )
-def test_every_answer_is_asked_for_once_a_run(
+def test_each_run_measures_every_case_with_every_configuration_once(
     sizes: list[int], temperatures: tuple[float, ...], runs: int, seed: int
 ) -> None:
     names = {f"w{i}": tuple(f"{i} {j}" for j in range(n)) for i, n in enumerate(sizes)}
@@ -37,13 +37,13 @@ def test_every_answer_is_asked_for_once_a_run(
     )
     assert steps == list(order(cases, ways, runs, seed))
     assert [s.run for s in steps] == sorted(s.run for s in steps)
-    if sum(sizes) > 1:  # no prompt follows on itself but where two blocks meet
+    if sum(sizes) > 1:  # a prompt follows itself only where two blocks meet
         n_blocks = runs * len(temperatures) * -(-sum(sizes) // 4)
         repeated = sum(a.case.prompt == b.case.prompt for a, b in pairwise(steps))
         assert repeated < n_blocks
 
 
-def test_configurations_of_a_unit_are_measured_close_together() -> None:
+def test_the_configurations_of_a_case_are_measured_close_together() -> None:
     cases, ways = workloads.cases(workloads.WORKLOADS, (0.0, 0.8)), configs([1, 2, 3])
     steps = list(order(cases, ways, 1))
     for case in cases:

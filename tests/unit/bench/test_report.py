@@ -1,4 +1,4 @@
-"""The page of `bench --report`: complete, by itself, and proof against what texts hold."""
+"""The page of `bench --report`: it is complete, loads nothing else, and escapes every text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def page(workload: str = "edit", verdict: str = "It pays.", **changes: Any) -> s
 
 
 class Tags(HTMLParser):
-    """Checks that what opens is closed; keeps tags, attributes and text."""
+    """Checks that every tag is closed; collects tags, attributes and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_it_has_charts_tables_and_the_verdict() -> None:
+def test_the_page_has_charts_tables_and_the_verdict() -> None:
     tags = Tags(page())
     names = [tag for tag, _ in tags.tags]
     assert names.count("svg") == 4
@@ -79,7 +79,7 @@ def test_it_has_charts_tables_and_the_verdict() -> None:
     assert page().startswith("<!doctype html>")
 
 
-def test_it_loads_nothing_and_runs_nothing() -> None:
+def test_the_page_loads_nothing_and_runs_no_script() -> None:
     text = page()
     tags = Tags(text)
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags.tags}
@@ -94,7 +94,7 @@ def test_it_loads_nothing_and_runs_nothing() -> None:
 
 
 @pytest.mark.parametrize("where", ["model", "draft", "workload", "verdict", "skipped", "version"])
-def test_texts_are_escaped(where: str) -> None:
+def test_every_text_is_escaped(where: str) -> None:
     clean, named = Tags(page()), {**MODEL, "name": NASTY}
     changes: dict[str, Any] = {
         "model": {"target": named},
@@ -108,11 +108,11 @@ def test_texts_are_escaped(where: str) -> None:
     tags = Tags(text)
     assert "<script" not in text
     assert "&lt;script&gt;" in text
-    assert abs(len(tags.tags) - len(clean.tags)) <= 1  # a paragraph more
-    text.encode()  # half a character is no obstacle
+    assert abs(len(tags.tags) - len(clean.tags)) <= 1  # at most one more paragraph
+    text.encode()  # a lone surrogate can be written, too
 
 
-def test_charts_are_xml_and_stay_inside() -> None:
+def test_charts_are_xml_and_draw_inside_their_area() -> None:
     charts = re.findall(r"<svg.*?</svg>", page(), re.DOTALL)
     for chart in charts:
         svg = ElementTree.fromstring(chart)
@@ -126,7 +126,7 @@ def test_charts_are_xml_and_stay_inside() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 0.3, 1, 7, 64, 1e6])
-def test_axes_reach_what_is_drawn(scale: float) -> None:
+def test_axes_cover_all_points(scale: float) -> None:
     chart = lines({"a": [(1, scale), (64, 2 * scale)]}, "t", "rows")
     points = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', chart)
     assert len(points) == 2
@@ -135,7 +135,7 @@ def test_axes_reach_what_is_drawn(scale: float) -> None:
     assert 4 <= chart.count('class="grid"') <= 10
 
 
-def test_higher_speeds_are_higher_up() -> None:
+def test_higher_speeds_are_drawn_higher() -> None:
     chart = whiskers(["a", "b"], [Estimate(0.5, 0.4, 0.6, 9), Estimate(2.0, None, None, 1)], "t")
     a, b = (float(y) for y in re.findall(r'cy="([\d.]+)"', chart))
     line = re.search(r'class="mark".*?y1="([\d.]+)"', chart)
@@ -144,7 +144,7 @@ def test_higher_speeds_are_higher_up() -> None:
     assert chart.count("thick") == 1
 
 
-def test_without_drafts_there_is_still_a_page() -> None:
+def test_there_is_a_page_without_drafts_and_without_speeds() -> None:
     s = summarise([sample("plain", 10)], ["plain"])
     tags = Tags(report(s, about(draft=None, drafters=[]), "Only plain decoding was measured."))
     assert "no drafter" in tags.text

@@ -1,4 +1,4 @@
-"""The figures of a bench against figures computed by hand."""
+"""The figures of a bench, compared with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABOUT = {
 
 
 def bench() -> BenchSummary:
-    """Two prompts of edit, one of free: 4 is best on edit, plain on free."""
+    """Two prompts of edit, one of free; length 4 is the best on edit, plain decoding on free."""
     speeds = {  # plain, 1, 4, auto
         ("edit", 1): (10, 15, 30, 25),
         ("edit", 2): (20, 22, 40, 40),
@@ -52,7 +52,7 @@ def test_speeds_are_compared_prompt_by_prompt() -> None:
     assert ttft.value == pytest.approx(0.5)
 
 
-def test_the_best_fixed_length_and_what_auto_leaves_of_it() -> None:
+def test_auto_is_compared_with_the_best_fixed_length() -> None:
     edit, free = bench().rows
     assert (edit.best, free.best) == ("4", "plain")
     assert edit.auto_against_best is not None
@@ -95,7 +95,7 @@ def test_runs_are_paired_so_that_drift_cancels() -> None:
     assert (auto.value, auto.low, auto.high) == (2.0, pytest.approx(2.0), pytest.approx(2.0))
 
 
-def test_an_interrupted_bench_has_what_it_has() -> None:
+def test_an_interrupted_bench_is_summarised_without_what_is_missing() -> None:
     assert summarise([], NAMES).answers == 0
     assert verdict(summarise([], NAMES)).startswith("Too little")
     s = summarise([sample("auto", 10), sample("4", 10)], NAMES)
@@ -113,7 +113,7 @@ def test_answers_of_one_token_have_no_speed() -> None:
     assert "2 answers ended with their first token" in notes(s, ABOUT)[0]
 
 
-def test_other_texts_are_found_and_named() -> None:
+def test_answers_that_differ_from_plain_decoding_are_named() -> None:
     tokens = {"plain": (1, 2, 3), "1": (1, 2, 3), "4": (1, 9, 3), "auto": (1, 2)}
     s = summarise([sample(name, 10, tokens=ids) for name, ids in tokens.items()], NAMES)
     assert [(d.config, d.token) for d in s.differences] == [("4", 1), ("auto", 2)]
@@ -127,7 +127,7 @@ def test_other_texts_are_found_and_named() -> None:
     assert [note[:18] for note in notes(same, ABOUT | given)] == ["The text was given"]
 
 
-def test_counters_are_added() -> None:
+def test_counters_of_answers_are_added() -> None:
     one = RunStats(n_drafted=3, n_accept=2, reached=[2, 1], accepted_at=[2, 0], verify_seconds=1.5)
     two = RunStats(n_drafted=1, n_accept=1, reached=[1], accepted_at=[1], verify_seconds=0.5)
     one.drafted_by["copy"], two.drafted_by["model"] = 3, 1
@@ -138,7 +138,7 @@ def test_counters_are_added() -> None:
     assert one.reached == [2, 1]
 
 
-def test_the_record_has_every_figure() -> None:
+def test_the_record_has_the_figures_and_the_samples() -> None:
     s = bench()
     found = record(s, [sample("plain", 10)], {"interrupted": False}, "so")
     assert found["schema"] == "specllama.bench/1"

@@ -1,4 +1,4 @@
-"""What the verdict claims."""
+"""What the verdict of a bench claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.bench_samples import sample
 NAMES = ["plain", "1", "4", "auto"]
 
 
-def test_the_verdict_says_what_was_gained_and_where_it_was_not() -> None:
+def test_the_verdict_says_what_auto_gains_and_where_it_loses() -> None:
     def speeds(workload: str, ratios: tuple[float, ...]) -> list[tuple[str, float, str, int, int]]:
         return [
             (name, 100 * ratio, workload, number, run)

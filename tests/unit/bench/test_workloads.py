@@ -1,4 +1,4 @@
-"""Prompts and texts from files, and those that are refused before anything is loaded."""
+"""Prompts and texts from files, and the files that are refused before a model is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specllama.bench.plan import BenchCase, ForcedText
 from specllama.errors import NotFoundError, UsageError
 
 
-def test_the_packages_own_workloads_pass_their_check() -> None:
+def test_the_built_in_workloads_pass_the_check_of_prompt_files() -> None:
     assert list(workloads.WORKLOADS) == ["explain", "source", "json", "edit", "free"]
     found = {name: list(prompts) for name, prompts in workloads.WORKLOADS.items()}
     assert workloads.check_prompts(found, "here") == workloads.WORKLOADS
@@ -22,7 +22,7 @@ def test_the_packages_own_workloads_pass_their_check() -> None:
     assert len(set(every)) == len(every) == 20
 
 
-def test_a_prompts_file(tmp_path: Path) -> None:
+def test_a_file_of_prompts_is_read_and_workloads_are_selected(tmp_path: Path) -> None:
     path = tmp_path / "prompts.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"chat": ["Grüße", "b"], "c": ["d"]}).encode())
     found = workloads.load_prompts(str(path))
@@ -53,7 +53,7 @@ def test_a_prompts_file(tmp_path: Path) -> None:
         (json.dumps({"a": ["x" * ((1 << 20) + 1)]}).encode(), "characters"),
     ],
 )
-def test_prompts_that_cannot_be_used(tmp_path: Path, data: bytes, needle: str) -> None:
+def test_unusable_prompts_are_refused_with_a_reason(tmp_path: Path, data: bytes, needle: str) -> None:
     path = tmp_path / "prompts.json"
     path.write_bytes(data)
     with pytest.raises(UsageError) as caught:
@@ -63,7 +63,7 @@ def test_prompts_that_cannot_be_used(tmp_path: Path, data: bytes, needle: str) -
     assert len(caught.value.message) < 300
 
 
-def test_prompt_files_that_are_none(tmp_path: Path) -> None:
+def test_missing_or_endless_prompt_files_and_unknown_workloads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         workloads.load_prompts(str(tmp_path / "absent.json"))
     with pytest.raises(UsageError):
@@ -76,7 +76,7 @@ def test_prompt_files_that_are_none(tmp_path: Path) -> None:
 
 
 @given(st.text(min_size=1))
-def test_a_cut_loses_nothing(text: str) -> None:
+def test_prompt_and_rest_together_are_the_whole_text(text: str) -> None:
     prompt, rest = workloads.split_text(text)
     assert prompt + rest == text
     assert prompt
@@ -88,16 +88,16 @@ def test_a_cut_loses_nothing(text: str) -> None:
     [
         ("one\ntwo\nthree\nfour\nfive\nsix\n", "one\ntwo\n"),  # at the end of a line
         ("abc\nefgh\nijklmnop", "abc\n"),
-        ("aa bb cc dd ee ff gg", "aa bb"),  # in front of a word
+        ("aa bb cc dd ee ff gg", "aa bb"),  # before a word
         ("abcdefghijkl", "abc"),
         ("ab", "a"),
     ],
 )
-def test_where_it_is_cut(text: str, prompt: str) -> None:
+def test_a_text_is_cut_after_a_line_or_before_a_word_if_possible(text: str, prompt: str) -> None:
     assert workloads.split_text(text)[0] == prompt
 
 
-def test_a_plain_text_is_one_raw_case(tmp_path: Path) -> None:
+def test_a_plain_text_file_is_one_raw_case(tmp_path: Path) -> None:
     path = tmp_path / "edited.py"
     path.write_bytes(b"\xef\xbb\xbf" + "é = 1\nb = 2\nc = 3\nd = 4\n".encode())
     found = workloads.load_texts(str(path))
@@ -106,7 +106,7 @@ def test_a_plain_text_is_one_raw_case(tmp_path: Path) -> None:
     assert case == BenchCase("text", 1, "é = 1\n", 0.0, found["text"][0])
 
 
-def test_an_object_of_prompts_and_texts(tmp_path: Path) -> None:
+def test_a_json_file_has_prompts_and_texts_by_workload(tmp_path: Path) -> None:
     path = tmp_path / "mine.JSON"
     edit = [{"prompt": "p", "text": "t"}] * 2
     path.write_text(json.dumps({"edit": edit, "b": [{"text": "u", "prompt": "q"}]}))
@@ -142,7 +142,9 @@ def test_an_object_of_prompts_and_texts(tmp_path: Path) -> None:
         ("a.json", json.dumps({"a": [{k * 99: 1 for k in "abc"}]}).encode(), "'prompt' and 'text', not"),
     ],
 )
-def test_what_cannot_be_used(tmp_path: Path, name: str, data: bytes, needle: str) -> None:
+def test_unusable_texts_are_refused_with_a_reason(
+    tmp_path: Path, name: str, data: bytes, needle: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(UsageError) as caught:
@@ -152,7 +154,7 @@ def test_what_cannot_be_used(tmp_path: Path, name: str, data: bytes, needle: str
     assert len(caught.value.message) < 600
 
 
-def test_text_files_that_are_none(tmp_path: Path) -> None:
+def test_missing_or_endless_text_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         workloads.load_texts(str(tmp_path / "absent.txt"))
     for path in (str(tmp_path), "", "a\0b"):

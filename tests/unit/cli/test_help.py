@@ -1,4 +1,4 @@
-"""Help pages: options in groups, examples as they can be copied, at any width; the table of commands."""
+"""Help pages: options in groups, examples that can be copied, at any width; exit codes of exceptions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_every_option_is_below_the_title_of_its_group(
 
 
 @pytest.mark.parametrize("columns", ["20", "40", "80"])
-def test_help_fits(columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_the_width(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     text = shown(capsys, "pull").partition("Examples:")[0]
     assert max(map(len, text.splitlines())) <= int(columns)
@@ -66,7 +68,7 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert entry.help.split()[0] in text
 
 
-def test_an_exception_has_one_way_out() -> None:
+def test_every_exception_has_an_exit_code_a_message_and_a_hint() -> None:
     assert outcome(NotFoundError("no file", "look again")) == (3, "no file", "look again")
     assert outcome(KeyboardInterrupt()) == (130, "", "")
     assert outcome(ReaderGoneError()) == (0, "", "")

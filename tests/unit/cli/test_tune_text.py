@@ -1,4 +1,4 @@
-"""What `tune` says of made-up findings: tables, ranking, verdict."""
+"""The text of `tune` for made-up results: tables, ranking, verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.loads import TARGET, load_info
 
 T1 = 0.02
 COSTS = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 6: 2.6, 8: 3.0, 12: 4.0, 16: 5.0}
-DEAR = {1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3, 6: 6.4, 8: 8.5, 12: 12.8, 16: 17.0}
+EXPENSIVE = {1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3, 6: 6.4, 8: 8.5, 12: 12.8, 16: 17.0}
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
 ROWS = RowsComparison(value=None, n_rows=90, reach=300, equal_up_to=63, unequal_from=None, reason="")
 TEXTS = WrittenTexts({"explain": TextCount(4, 200), "edit": TextCount(4, 180)})
@@ -46,11 +46,11 @@ def forecast(
 
 
 def draft(
-    index: int, step: float, costs: dict[int, float], foretold: DraftPrediction | None
+    index: int, step: float, costs: dict[int, float], predicted: DraftPrediction | None
 ) -> MeasuredDraft:
     curve = CostCurve.from_dict({"widths": [[n, T1 * x, DEFAULT.min_samples] for n, x in costs.items()]})
     found = break_evens(curve, step * T1, LENGTHS)
-    return MeasuredDraft(index, step=step * T1 if step else None, break_even=found, forecast=foretold)
+    return MeasuredDraft(index, step=step * T1 if step else None, break_even=found, forecast=predicted)
 
 
 def found(
@@ -87,23 +87,23 @@ def text(one: TuneResults, width: int = 80, stored: bool = True) -> str:
     return "\n".join(lines(one, stored, width))
 
 
-def test_everything_is_there():
-    said = text(found())
-    assert said.startswith("target big Q4_0, 4 threads; measured in 12 s, stored for the next run\n")
-    assert "t(n), a decode of n rows after 128 tokens:" in said
-    assert "x t(1) 1.00 1.40 1.70 2.00 2.60 3.00 4.00 5.00" in said
-    assert "-t 4 is used; no other number is clearly faster." in said
+def test_the_text_has_all_tables_notes_and_the_verdict():
+    shown = text(found())
+    assert shown.startswith("target big Q4_0, 4 threads; measured in 12 s, stored for the next run\n")
+    assert "t(n), a decode of n rows after 128 tokens:" in shown
+    assert "x t(1) 1.00 1.40 1.70 2.00 2.60 3.00 4.00 5.00" in shown
+    assert "-t 4 is used; no other number is clearly faster." in shown
     bit_equal = "batches of up to 63 rows are bit-equal to single rows after texts of up to 300 tokens"
-    assert f"Exactness: {bit_equal} (1200 rows compared)." in " ".join(said.split())
-    rows = [line.split() for line in said.splitlines()]
+    assert f"Exactness: {bit_equal} (1200 rows compared)." in " ".join(shown.split())
+    rows = [line.split() for line in shown.splitlines()]
     assert ["copied", "-", "40", "47", "54", "64", "68", "76", "81"] in rows
     assert ["good-draft", "0.10", "x", "50", "57", "64", "72", "76", "82", "86"] in rows
     at = rows.index(["draft", "accepted", "explain", "edit", "all"])
     assert rows[at + 1] == ["good-draft", "72", "%", "1.62", "1.62", "1.62"]
     assert rows[at + 2] == ["copy", "alone", "-", "1.30", "1.30", "1.30"]
     assert rows[at + 3] == ["bad-draft", "31", "%", "1.21", "1.21", "1.21"]
-    assert "foreign cannot be used: the vocabularies differ at id 7." in said
-    assert said.replace("\n", " ").endswith(verdict(found()))
+    assert "foreign cannot be used: the vocabularies differ at id 7." in shown
+    assert shown.replace("\n", " ").endswith(verdict(found()))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -111,30 +111,30 @@ def test_no_line_is_too_long(width):
     assert max(map(len, text(found(), width).splitlines())) <= width
 
 
-def test_the_best_and_no_more_than_was_predicted():
-    said = verdict(found())
-    assert said.startswith(f"Best: -md {GOOD}, predicted 1.62 x plain decoding.")
-    assert "Predicted, not measured: `specllama bench` measures." in said
-    assert "leaves out" not in said
-    said = verdict(found(good=1.25, bad=1.2))
-    assert said.startswith("Best: copying alone (-md none), predicted 1.30 x plain decoding.")
+def test_the_verdict_names_the_best_draft_as_predicted_not_measured():
+    shown = verdict(found())
+    assert shown.startswith(f"Best: -md {GOOD}, predicted 1.62 x plain decoding.")
+    assert "Predicted, not measured: `specllama bench` measures." in shown
+    assert "leaves out" not in shown
+    shown = verdict(found(good=1.25, bad=1.2))
+    assert shown.startswith("Best: copying alone (-md none), predicted 1.30 x plain decoding.")
     assert verdict(found(good=1.3, bad=1.3)).startswith("Best: copying alone")
 
 
-def test_plain_decoding_where_nothing_pays_and_why():
-    said = verdict(found(DEAR, 0.99, 0.98, 0.99))
-    assert said.startswith("Best: plain decoding. The best draft, copying alone (-md none), is predicted")
-    assert "a decode of 2 rows takes 2.10 x one row's time, so that no draft can pay." in said
-    said = verdict(found(good=1.005, bad=0.9, copied=0.98))
-    assert "a decode of 2 rows takes 1.40 x one row's time and a token of the draft model 0.10 x" in said
-    assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in said
+def test_the_verdict_is_plain_decoding_and_says_why_if_nothing_pays():
+    shown = verdict(found(EXPENSIVE, 0.99, 0.98, 0.99))
+    assert shown.startswith("Best: plain decoding. The best draft, copying alone (-md none), is predicted")
+    assert "a decode of 2 rows takes 2.10 x one row's time, so that no draft can pay." in shown
+    shown = verdict(found(good=1.005, bad=0.9, copied=0.98))
+    assert "a decode of 2 rows takes 1.40 x one row's time and a token of the draft model 0.10 x" in shown
+    assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in shown
     one = found(good=0.9, bad=0.9, copied=1.0)
     assert "60 % of the copied tokens were right." in verdict(one)
     one.add(draft(-1, 0.0, COSTS, forecast(1.0, None, 0, 0)))
     assert "there was hardly anything to copy." in verdict(one)
 
 
-def test_what_the_prediction_leaves_out():
+def test_the_verdict_says_what_the_prediction_leaves_out():
     assert "which matters where t(1) is 0.3 ms: less is gained." in verdict(found(t1=0.0003))
     one = found()
     one.add(replace(agenda(one), replays=True))
@@ -143,7 +143,7 @@ def test_what_the_prediction_leaves_out():
     assert "It rests on only 30 tokens" in verdict(one)
 
 
-def test_other_load_is_told():
+def test_signs_of_other_load_are_mentioned():
     assert "kept the machine busy" not in text(found())
     assert "kept the machine busy" in text(found(COSTS | {2: 0.5}))
     one = found()
@@ -166,55 +166,57 @@ def test_other_load_is_told():
         ),
     ],
 )
-def test_threads(change, expected):
+def test_the_verdict_on_threads(change, expected):
     threads = found().threads
     assert threads is not None
     assert threads_verdict(replace(threads, **change)) == expected
 
 
-def test_what_could_not_be_measured():
+def test_the_text_says_what_was_not_measured():
     one = found()
     one.add(replace(ROWS, reach=0, reason="the model's memory cannot be rolled back"))
     one.curves[0] = replace(one.curves[0], left_out=[48, 64])
     too_long = {f"long {i}": "the prompt has 9 tokens" for i in range(5)}
     one.add(replace(agenda(one), n_left_out=3, too_long=too_long))
-    said = " ".join(text(one).split())
-    assert "Exactness: not measured, the model's memory cannot be rolled back." in said
-    assert "Not timed, for lack of time or room: 48, 64 rows." in said
-    assert "Left out, for lack of time: 3 prompts; texts have up to 64 tokens." in said
-    assert "Left out: prompt long 0: the prompt has 9 tokens. " in said
-    assert "Left out: 2 more prompts." in said
+    shown = " ".join(text(one).split())
+    assert "Exactness: not measured, the model's memory cannot be rolled back." in shown
+    assert "Not timed, for lack of time or room: 48, 64 rows." in shown
+    assert "Left out, for lack of time: 3 prompts; texts have up to 64 tokens." in shown
+    assert "Left out: prompt long 0: the prompt has 9 tokens. " in shown
+    assert "Left out: 2 more prompts." in shown
     one.add(replace(ROWS, value=0.02, n_rows=90, equal_up_to=0, unequal_from=2))
-    said = " ".join(text(one).split())
-    assert "differ by up to 0.02 after texts of up to 300 tokens; near-ties are counted" in said
+    shown = " ".join(text(one).split())
+    assert "differ by up to 0.02 after texts of up to 300 tokens; near-ties are counted" in shown
 
 
-def test_after_an_interruption():
+def test_an_interrupted_tune_says_what_is_missing():
     one = TuneResults([ModelSettings(path=GOOD)], {})
     one.info = load_info(n_threads=1)
     one.interrupted = True
     one.add(TimedCurve(128, [TimedWidth(1, T1, 2)], left_out=[], complete=False, spread=1.0))
-    said = text(one, 100)
-    assert said.startswith("target big Q4_0, 1 thread; interrupted, what was complete is stored for the next")
-    assert "good-draft was not measured to the end." in said
-    assert "No draft was ranked: it was interrupted before." in said
+    shown = text(one, 100)
+    assert shown.startswith(
+        "target big Q4_0, 1 thread; interrupted, what was complete is stored for the next"
+    )
+    assert "good-draft was not measured to the end." in shown
+    assert "No draft was ranked: it was interrupted before." in shown
     assert "interrupted, nothing was stored" in text(one, stored=False)
 
 
-def test_a_draft_that_failed():
+def test_a_draft_that_failed_is_not_ranked():
     one = found()
     one.add(MeasuredDraft(1, "not enough memory"))
     assert "good-draft cannot be used: not enough memory." in text(one)
     assert verdict(one).startswith("Best: copying alone")
 
 
-def test_nobody_copies():
+def test_without_drafts_and_copying_nothing_is_ranked():
     one = TuneResults([], {}, copies=False)
     assert one.ranking == one.others == []
     assert verdict(one) == "No draft was ranked: nothing drafts here."
 
 
-def test_names_that_are_alike_are_told_apart():
+def test_drafts_with_equal_names_are_shown_with_their_folders():
     one = TuneResults(
         [ModelSettings(path="a/draft.gguf"), ModelSettings(path="b/draft.gguf")], {"c/x.gguf": "no"}
     )
@@ -225,7 +227,7 @@ def test_names_that_are_alike_are_told_apart():
     ]
 
 
-def test_what_a_terminal_would_obey_is_escaped():
+def test_control_characters_in_names_are_escaped():
     one = TuneResults([ModelSettings(path="a\x1b[31m.gguf")], {"b\x1b]0;x\x07.gguf": "\x1b[2J"})
     one.info = load_info(target=replace(TARGET, name="\x1b[2J"), n_threads=1)
     one.add(TEXTS)
@@ -233,7 +235,7 @@ def test_what_a_terminal_would_obey_is_escaped():
     assert "\x1b" not in text(one)
 
 
-def test_plain_data_for_programs():
+def test_the_results_are_plain_data_for_programs():
     data = found().to_dict()
     assert json.loads(json.dumps(data)) == data
     assert [e["path"] for e in data["ranking"]] == [GOOD, None, BAD]

@@ -1,4 +1,4 @@
-"""From the engine's messages about one generation to events, and what they add up to."""
+"""The events that the messages of one generation become, and the answer that they add up to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STARTED = protocol.Started(1, 3, SamplingParams(seed=5))
 
 
 def tokens(text: str, *entries: tuple[int, str], drafted: int = 0) -> protocol.Tokens:
-    """One round: its text, and (id, piece) of each token."""
+    """The message of one round. entries: id and piece of each token."""
     logprobs = [
         protocol.PositionLogprobs(protocol.CandidateLogprob(i, piece, list(piece.encode()), -1.0), [])
         for i, piece in entries
@@ -32,7 +32,7 @@ def events(assembler: EventAssembler, *messages: protocol.Message) -> list[Event
     return [event for i, message in enumerate(messages) for event in assembler.add(message, float(i))]
 
 
-def test_text_with_its_round() -> None:
+def test_text_comes_with_the_figures_of_its_round() -> None:
     found = events(EventAssembler(2, 1), STARTED, tokens("ab", drafted=3), done(text="c"))
     assert found[0] == Start(2, 1, 3, 5)
     first, last, end = found[1:]
@@ -64,13 +64,13 @@ def test_reasoning_is_separated_and_its_logprobs_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("splits", [True, False])
-def test_an_answer_that_the_client_has_begun_does_not_start_with_a_tag(splits: bool) -> None:
+def test_a_tag_at_the_start_of_a_continued_answer_is_text(splits: bool) -> None:
     found = events(EventAssembler(0, 0, splits, continues=True), STARTED, tokens("<think>x"), done())
     assert [event.text for event in found if isinstance(event, TextEvent)] == ["<think>x"]
     assert not any(isinstance(event, Reasoning) for event in found)
 
 
-def test_the_fold_of_any_division_of_the_stream_is_the_same() -> None:
+def test_the_answer_is_the_same_however_the_stream_is_divided() -> None:
     found = events(EventAssembler(0, 0), STARTED, tokens("a"), tokens("b"), done())
     whole, parts = Accumulator(), Accumulator()
     whole.add(found)
@@ -79,6 +79,6 @@ def test_the_fold_of_any_division_of_the_stream_is_the_same() -> None:
     assert whole == parts
 
 
-def test_a_cancelled_generation_is_no_answer() -> None:
+def test_a_cancelled_generation_raises_an_error() -> None:
     with pytest.raises(EngineError, match="before it was complete"):
         events(EventAssembler(0, 0), STARTED, done("cancel"))

@@ -1,4 +1,4 @@
-"""Errors, bodies and keys, without a server."""
+"""Error responses, bodies and keys, without a server."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class TestErrors:
             ("/apix", {"error"}),
         ],
     )
-    def test_shapes(self, path, keys) -> None:
+    def test_an_error_has_the_shape_of_its_dialect(self, path, keys) -> None:
         assert set(json.loads(ERRORS.response(UsageError("no"), path).body)) == keys
 
-    def test_busy_says_when(self) -> None:
+    def test_busy_says_when_to_retry(self) -> None:
         error = BusyError("full", details={"retry_after": 7})
         response = ERRORS.response(error, "/v1/models")
         assert (response.status_code, response.headers["retry-after"]) == (429, "7")
@@ -55,7 +55,7 @@ class TestErrors:
         gone = ERRORS.response(EngineDiedError("gone"))
         assert (gone.status_code, gone.headers["retry-after"]) == (503, "1")
 
-    def test_a_path_has_its_dialect(self) -> None:
+    def test_the_path_decides_the_dialect(self) -> None:
         error = NotFoundError("gone")
         anthropic = json.loads(ERRORS.response(error, "/v1/messages/batches", "req_1").body)
         shown = {"type": "not_found_error", "message": "gone"}
@@ -81,17 +81,19 @@ class TestErrors:
             (SpecllamaError("no"), "server_error", None),
         ],
     )
-    def test_kinds(self, error: SpecllamaError, kind: str, code: str | None) -> None:
+    def test_each_error_has_its_type_and_code(
+        self, error: SpecllamaError, kind: str, code: str | None
+    ) -> None:
         response = ERRORS.response(error)
         shown = json.loads(response.body)["error"]
         assert (response.status_code, shown["type"], shown["code"]) == (error.http_status, kind, code)
 
-    def test_a_body_that_was_not_read_ends_the_connection(self) -> None:
+    def test_the_connection_is_closed_if_the_body_was_not_read(self) -> None:
         assert ERRORS.response(BodyTooLargeError("no")).headers["connection"] == "close"
         assert "connection" not in ERRORS.response(UsageError("no")).headers
         assert ERRORS.response(EngineDiedError("no"), close=True).headers["connection"] == "close"
 
-    def test_a_method_error_says_what_is_allowed(self) -> None:
+    def test_a_method_error_names_the_allowed_methods(self) -> None:
         assert ERRORS.response(MethodError("no", details={"allow": "GET"})).headers["allow"] == "GET"
 
 
@@ -110,15 +112,15 @@ class TestBodies:
         scope = {"type": "http", "method": "POST", "headers": list(headers)}
         return asyncio.run(body.read(Request(scope, receive), partial(checked, TokenizeRequest), seconds))
 
-    def test_in_parts(self) -> None:
+    def test_a_body_may_come_in_parts(self) -> None:
         assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
 
-    def test_too_slow(self) -> None:
+    def test_a_slow_body_is_refused(self) -> None:
         with pytest.raises(BodyTooSlowError) as found:
             self.read([(b"{", True), (None, True)], seconds=0.05)
         assert found.value.http_status == 408
 
-    def test_too_large(self) -> None:
+    def test_a_large_body_is_refused(self) -> None:
         part = b"x" * (1024 * 1024)
         with pytest.raises(BodyTooLargeError):
             self.read([(part, True)] * 4 + [(b"x", False)])
@@ -127,14 +129,14 @@ class TestBodies:
         assert self.read([(b'{"content": "' + part + b'"}', False)]).content == part.decode()
 
 
-def test_no_keys_are_no_keys() -> None:
+def test_keys_without_any_key_are_false() -> None:
     assert not Keys(())
 
 
-def test_an_unexpected_error_is_told_without_its_text() -> None:
+def test_an_unexpected_error_is_described_without_its_text() -> None:
     try:
         raise KeyError("my secret")
     except KeyError as error:
-        said = unexpected(error)
-    assert "KeyError in test_http.py, line" in said
-    assert "secret" not in said
+        text = unexpected(error)
+    assert "KeyError in test_http.py, line" in text
+    assert "secret" not in text

@@ -1,4 +1,4 @@
-"""From the engine's messages to what is sent, without an engine."""
+"""The responses that the messages of an engine become, without an engine."""
 
 from __future__ import annotations
 
@@ -24,45 +24,49 @@ DONE = protocol.Done(0, "", "stop", RunStats())
 
 
 class Engine:
-    """Stands for a LoopClient: `say` is what the engine says of the i-th text."""
+    """Stands for a LoopClient; `deliver` sends the engine's message about the i-th text."""
 
     def __init__(self) -> None:
-        self.deliver: list[Callable[[protocol.Message | SpecllamaError], None]] = []
+        self.deliveries: list[Callable[[protocol.Message | SpecllamaError], None]] = []
         self.cancelled = 0
 
     def next_id(self) -> int:
-        return len(self.deliver)
+        return len(self.deliveries)
 
     def submit(self, _request, deliver):
-        self.deliver.append(deliver)
+        self.deliveries.append(deliver)
         return self
 
     def cancel(self) -> None:
         self.cancelled += 1
 
-    def say(self, i: int, message: protocol.Message | SpecllamaError) -> None:
-        self.deliver[i](message)
+    def deliver(self, i: int, message: protocol.Message | SpecllamaError) -> None:
+        self.deliveries[i](message)
 
     def starts(self, i: int) -> None:
-        self.say(i, protocol.Started(0, 1, SamplingParams(seed=1)))
+        self.deliver(i, protocol.Started(0, 1, SamplingParams(seed=1)))
 
     def writes(self, i: int, text: str) -> None:
-        self.say(i, protocol.Tokens([protocol.SequenceDelta(0, text, [1], [(len(text), "target")], 0, 0)]))
+        self.deliver(
+            i, protocol.Tokens([protocol.SequenceDelta(0, text, [1], [(len(text), "target")], 0, 0)])
+        )
 
 
-Speak = Callable[[Engine], Awaitable[None]]
+EngineRun = Callable[[Engine], Awaitable[None]]
 
 
-def a_job(n: int) -> tuple[Engine, RequestStream]:
+def started_job(n: int) -> tuple[Engine, RequestStream]:
     engine = Engine()
     job = RequestStream([CompletionSpec(protocol.Generate(0, prompt="x"))] * n, Metrics("m"), lambda _: None)
     job.start(engine)  # type: ignore[arg-type]
     return engine, job
 
 
-def streamed(n: int, speak: Speak, reading: float = 0.0, patience: float = 5.0) -> list[bytes]:
-    """The bodies that are sent for n choices where the engine speaks so, to a client that takes `reading`
-    seconds for each and may take `patience`.
+def streamed(n: int, run_engine: EngineRun, reading: float = 0.0, limit: float = 5.0) -> list[bytes]:
+    """The bodies that are sent for n choices.
+
+    run_engine: what the engine delivers. reading: the seconds that the client takes for each body. limit: the
+    seconds that it may take.
     """
     sent: list[bytes] = []
 
@@ -76,53 +80,53 @@ def streamed(n: int, speak: Speak, reading: float = 0.0, patience: float = 5.0) 
             sent.append(message["body"])
 
     async def main() -> None:
-        engine, job = a_job(n)
+        engine, job = started_job(n)
         answer = response.StreamingResponse(
-            job, ChatWriter(ResponseOptions("m")), True, response.Limits(0, patience)
+            job, ChatWriter(ResponseOptions("m")), True, response.Limits(0, limit)
         )
-        speaking = asyncio.ensure_future(speak(engine))
+        running = asyncio.ensure_future(run_engine(engine))
         try:
             await answer({}, receive, send)
         finally:
-            await speaking
+            await running
 
     asyncio.run(main())
     return sent
 
 
 class TestStreams:
-    def test_who_does_not_read_is_left(self) -> None:
-        async def speak(engine: Engine) -> None:
+    def test_a_client_that_does_not_read_is_given_up(self) -> None:
+        async def run_engine(engine: Engine) -> None:
             engine.starts(0)
             engine.writes(0, "a")
 
         with pytest.raises(ClientGoneError):
-            streamed(1, speak, reading=60, patience=0.05)
+            streamed(1, run_engine, reading=60, limit=0.05)
 
-    def test_who_reads_slowly_is_not(self) -> None:
-        """The limit is on each message, also where it began after the timer was set."""
+    def test_a_slow_client_is_not_given_up(self) -> None:
+        """The limit applies to each message, also to those sent after the timer was set."""
 
-        async def speak(engine: Engine) -> None:
+        async def run_engine(engine: Engine) -> None:
             engine.starts(0)
             for text in "abcde":
                 engine.writes(0, text)
                 await asyncio.sleep(0.1)
-            engine.say(0, DONE)
+            engine.deliver(0, DONE)
 
-        assert streamed(1, speak, reading=0.1, patience=0.4)[-1] == b"data: [DONE]\n\n"
+        assert streamed(1, run_engine, reading=0.1, limit=0.4)[-1] == b"data: [DONE]\n\n"
 
-    def test_a_stream_says_that_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Starts wait for the first text, but not for ever; errors behind them are part of the stream."""
+    def test_a_stream_sends_pings_until_the_first_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The start waits for the first text, but not for ever; an error after it is part of the stream."""
         monkeypatch.setattr(response, "PING_SECONDS", 0.05)
 
-        async def speak(engine: Engine) -> None:
+        async def run_engine(engine: Engine) -> None:
             engine.starts(0)
             await asyncio.sleep(0.12)
             engine.writes(0, "a")
             await asyncio.sleep(0.01)
-            engine.say(0, EngineDiedError("gone"))
+            engine.deliver(0, EngineDiedError("gone"))
 
-        sent = streamed(1, speak)
+        sent = streamed(1, run_engine)
         assert b"assistant" in sent[0]
         assert b": waiting\n\n" in sent[1:-3]
         assert b'"content":"a"' in sent[-3]
@@ -130,36 +134,36 @@ class TestStreams:
         assert sent[-1] == b"data: [DONE]\n\n"
 
     def test_starts_come_with_the_first_text(self) -> None:
-        async def speak(engine: Engine) -> None:
+        async def run_engine(engine: Engine) -> None:
             for i in range(2):
                 engine.starts(i)
                 await asyncio.sleep(0.01)
             engine.writes(0, "a")
             await asyncio.sleep(0.01)
             for i in range(2):
-                engine.say(i, DONE)
+                engine.deliver(i, DONE)
 
-        sent = streamed(2, speak)
+        sent = streamed(2, run_engine)
         assert sent[0].count(b"assistant") == 2
         assert b'"content":"a"' in sent[0]
         assert sent[1].count(b'"finish_reason":"stop"') == 2
 
-    def test_what_goes_wrong_before_the_first_text_is_raised(self) -> None:
-        async def speak(engine: Engine) -> None:
+    def test_an_error_before_the_first_text_is_raised(self) -> None:
+        async def run_engine(engine: Engine) -> None:
             engine.starts(0)
             await asyncio.sleep(0.01)
-            engine.say(0, EngineDiedError("gone"))
+            engine.deliver(0, EngineDiedError("gone"))
 
         with pytest.raises(EngineDiedError):
-            streamed(1, speak)
+            streamed(1, run_engine)
 
 
 class TestWholeAnswers:
-    def test_their_reader_is_woken_once(self) -> None:
-        """Its events are those of the stream, with the times at which they came."""
+    def test_all_events_come_at_once(self) -> None:
+        """They are the events of a stream, with the times at which they came."""
 
         async def main() -> list[list[object]]:
-            engine, job = a_job(1)
+            engine, job = started_job(1)
             found = asyncio.ensure_future(collected(job))
             engine.starts(0)
             for text in "ab":
@@ -167,7 +171,7 @@ class TestWholeAnswers:
                 engine.writes(0, text)
             await asyncio.sleep(0.01)
             assert not found.done()
-            engine.say(0, DONE)
+            engine.deliver(0, DONE)
             return await found
 
         async def collected(job: RequestStream) -> list[list[object]]:
@@ -180,12 +184,12 @@ class TestWholeAnswers:
 
     def test_an_error_ends_the_wait(self) -> None:
         async def main() -> int:
-            engine, job = a_job(2)
+            engine, job = started_job(2)
             engine.starts(0)
-            engine.say(1, EngineDiedError("gone"))
+            engine.deliver(1, EngineDiedError("gone"))
             async with asyncio.timeout(5):
                 with pytest.raises(EngineDiedError):
                     await anext(job.batches(whole=True))
             return engine.cancelled
 
-        assert asyncio.run(main()) == 2  # the other one is worth nothing alone
+        assert asyncio.run(main()) == 2  # the other one is useless alone

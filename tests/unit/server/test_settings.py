@@ -14,20 +14,20 @@ LOAD = LoadSettings(target=ModelSettings(path="a/model.gguf"), n_slots=2)
 
 class TestSettings:
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"])
-    def test_this_machine_needs_no_key(self, host: str) -> None:
+    def test_a_loopback_host_needs_no_key(self, host: str) -> None:
         assert ServerSettings(load=LOAD, host=host).host == host
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
-    def test_others_do(self, host: str) -> None:
+    def test_any_other_host_needs_a_key_which_is_not_shown(self, host: str) -> None:
         with pytest.raises(UsageError, match="key"):
             ServerSettings(load=LOAD, host=host)
         assert "secret" not in repr(ServerSettings(load=LOAD, host=host, keys=("secret",)))
 
-    def test_names(self) -> None:
+    def test_the_name_of_the_model_is_the_first_name_or_that_of_its_file(self) -> None:
         plain, named = ServerSettings(load=LOAD), ServerSettings(load=LOAD, names=("*", "a", "b"))
         assert (plain.name, plain.serves("model"), plain.serves("x")) == ("model", True, False)
         assert (named.name, named.serves("b"), named.serves("x")) == ("a", True, True)
 
 
-def test_a_port_that_is_not_for_everybody() -> None:
+def test_a_privileged_port_gets_a_hint() -> None:
     assert "1024" in main._no_socket(PermissionError(13, "no"), "127.0.0.1", 80).hint

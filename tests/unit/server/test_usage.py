@@ -12,7 +12,7 @@ def end(index: int, **counters: object) -> End:
 
 
 class TestFigures:
-    def test_of_two_prompts_with_two_choices(self) -> None:
+    def test_two_prompts_with_two_choices_each_are_added_up(self) -> None:
         fold = Accumulator()
         for i in range(4):
             fold.add([Start(i, i // 2, 10 + i // 2, 1), TextEvent(i, "x")])
@@ -25,7 +25,7 @@ class TestFigures:
         assert vllm["acceptance_histogram"] == [4, 4, 4, 0]
         assert vllm["num_spec_steps"] == 12
 
-    def test_of_nothing(self) -> None:
+    def test_an_empty_answer_has_figures_without_divisions_by_zero(self) -> None:
         fold = Accumulator()
         fold.add([Start(0, 0, 1, 1), end(0)])
         found = figures(fold, False)

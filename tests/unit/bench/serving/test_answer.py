@@ -1,4 +1,4 @@
-"""Streams of answers in their dialects, and streams that break."""
+"""Streamed answers of different servers, and streams that break off."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ USAGE: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": 4}
 
 
 @pytest.mark.parametrize(
-    "figures_of",
+    "figures",
     [
         {"usage": USAGE, "timings": {"draft_n": 6, "draft_n_accepted": 3}},
         {
@@ -51,14 +51,14 @@ USAGE: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": 4}
         },
     ],
 )
-def test_the_dialects_of_figures(figures_of: dict[str, Any]) -> None:
-    answer = read(piece("a"), piece("b"), END, {"choices": [], **figures_of}, "[DONE]")
+def test_figures_are_read_in_the_dialects_of_all_servers(figures: dict[str, Any]) -> None:
+    answer = read(piece("a"), piece("b"), END, {"choices": [], **figures}, "[DONE]")
     assert (answer.n_tokens, answer.n_prompt, answer.n_drafted, answer.n_accept) == (4, 9, 6, 3)
     assert [p.at for p in answer.pieces] == [0.0, 0.1]
     assert answer.gaps() == [(pytest.approx(0.05), 2.0)]  # two tokens in each of two chunks
 
 
-def test_what_counts_as_text() -> None:
+def test_only_text_and_tool_calls_count_as_output() -> None:
     def choice(**of: Any) -> dict[str, Any]:
         return {"choices": [of]}
 
@@ -88,7 +88,7 @@ SMALL = st.dictionaries(NAMES, SCALARS | st.dictionaries(NAMES, SCALARS, max_siz
 
 
 @given(SCALARS | st.dictionaries(NAMES, SCALARS | SMALL | st.lists(SCALARS | SMALL, max_size=2), max_size=4))
-def test_any_json_is_read_or_breaks_the_stream(found: Any) -> None:
+def test_any_json_is_read_or_raises_a_broken_stream(found: Any) -> None:
     answer = ServedAnswer(0)
     with contextlib.suppress(BrokenStreamError):
         StreamReader(answer).read(json.dumps(found), 0.0)
@@ -96,7 +96,7 @@ def test_any_json_is_read_or_breaks_the_stream(found: Any) -> None:
 
 
 @pytest.mark.parametrize("chunk", ["[1]", "{", {"error": {"message": "no\nmore"}}, {"error": "gone"}])
-def test_streams_that_break(chunk: Any) -> None:
+def test_an_error_or_an_early_end_is_a_broken_stream(chunk: Any) -> None:
     with pytest.raises(BrokenStreamError):
         read(piece("a"), chunk)
     with pytest.raises(BrokenStreamError, match="in the middle"):
@@ -104,7 +104,7 @@ def test_streams_that_break(chunk: Any) -> None:
     assert error_text({"error": {"message": "no\n\x1b[2Jmore"}}) == "no ?[2Jmore"
 
 
-def test_what_arrives_together_is_one_piece() -> None:
+def test_chunks_that_arrive_together_are_one_piece() -> None:
     answer = ServedAnswer(0)
     reader = StreamReader(answer)
     for at in (0.1, 0.2, 0.2002, 0.2008, 0.2011, 0.4):

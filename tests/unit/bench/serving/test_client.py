@@ -1,4 +1,4 @@
-"""Addresses of servers."""
+"""Addresses of servers, as users write them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specllama.errors import UsageError
         ("http://[::1]:80", ["http://[::1]:80/v1"], True),
     ],
 )
-def test_forms_of_addresses(text: str, bases: list[str], loopback: bool) -> None:
+def test_an_address_gives_the_urls_to_try(text: str, bases: list[str], loopback: bool) -> None:
     found = parse_address(text)
     assert (list(found.bases), found.loopback) == (bases, loopback)
 

@@ -1,4 +1,4 @@
-"""The wait after a 429."""
+"""How long a client waits after a 429."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specllama.bench.serving import http_errors
     ("after", "low", "high"),
     [("", 1, 1), ("0", 0.1, 0.1), ("3", 3, 3), ("99999999999", 10, 10), ("soon", 1, 1), ("-5", 1, 1)],
 )
-def test_retry_after(after: str, low: float, high: float) -> None:
+def test_retry_after_is_obeyed_within_limits(after: str, low: float, high: float) -> None:
     assert low <= http_errors.retry_seconds({"Retry-After": after} if after else {}) <= high
 
 
-def test_retry_after_a_date() -> None:
+def test_retry_after_may_be_a_date() -> None:
     import email.utils
 
     assert 1 < http_errors.retry_seconds({"Retry-After": email.utils.formatdate(time.time() + 5)}) <= 5

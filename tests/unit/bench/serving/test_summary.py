@@ -1,4 +1,4 @@
-"""The figures of a sweep, its sentences and its page."""
+"""The figures of a sweep, its verdict and its page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specllama.bench.serving.verdict import notes, verdict
 from specllama.errors import NetworkError
 
 
-def test_percentiles() -> None:
+def test_percentiles_are_weighted() -> None:
     assert percentile([], 0.5) is None
     assert percentile([(5.0, 1.0)], 0.99) == 5
     hundred = [(float(i), 1.0) for i in range(100, 0, -1)]
@@ -40,7 +40,7 @@ def answer(number: int = 0, digest: str = "d", n: int = 10, **more: Any) -> Serv
     return ServedAnswer(number, pieces, 0.5, n_predict=n, digest=digest, **more)
 
 
-def test_figures_of_a_sweep() -> None:
+def test_a_sweep_is_summarised_by_series_and_concurrency() -> None:
     broken = ServedAnswer(1, problem=NetworkError("gone"), refused=2)
     measured = [
         cell(SPECULATIVE, 1, 1, 1.0, answer(n_drafted=8, n_accept=6)),
@@ -52,7 +52,7 @@ def test_figures_of_a_sweep() -> None:
     unfinished = cell(SPECULATIVE, 4, 1, 1.0, answer())
     unfinished.complete = False
     s = summarise([*measured, unfinished, ServingMeasurement(ServingCell(PLAIN, 8, 1))], [SPECULATIVE, PLAIN])
-    assert s.ratios == {1: 3.0}  # of 2 and 4
+    assert s.ratios == {1: 3.0}  # the median of 2 and 4
     assert (s.compared, s.different, s.counted) == (3, 1, True)
     rows = {(row.series, row.concurrency): row for row in s.rows}
     assert list(rows) == [(SPECULATIVE, 1), (SPECULATIVE, 4), (PLAIN, 1), (PLAIN, 4)]
@@ -83,7 +83,7 @@ ABOUT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_sweep_without_answers() -> None:
+def test_a_sweep_without_answers_has_no_figures() -> None:
     s = summarise([ServingMeasurement(ServingCell(SERVED, 1, 1))], [SERVED])
     assert (list(s.rows), s.ratios) == ([], {})
     assert verdict(s, "why").startswith("Too little")

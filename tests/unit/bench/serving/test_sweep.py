@@ -18,12 +18,12 @@ from specllama.bench.serving.sweep import (
     prompts,
 )
 
-WANTED = SweepSettings([("a", "x"), ("b", "y")], (1, 2, 4), 3, 16, 0.0)
+SETTINGS = SweepSettings([("a", "x"), ("b", "y")], (1, 2, 4), 3, 16, 0.0)
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.text("xyz"), min_size=1), min_size=1),
        st.integers(1, 16))  # fmt: skip
-def test_every_prompt_is_asked_and_every_client_has_as_many(works: dict[str, list[str]], most: int) -> None:
+def test_every_prompt_is_used_and_clients_send_equally_many(works: dict[str, list[str]], most: int) -> None:
     found = prompts(works, most)
     assert len(found) % most == 0
     every = Counter((name, text) for name, texts in works.items() for text in texts)
@@ -31,28 +31,28 @@ def test_every_prompt_is_asked_and_every_client_has_as_many(works: dict[str, lis
     assert len(prompts(works, most, 7)) == 7
 
 
-def test_the_order() -> None:
-    cells = list(order([SPECULATIVE, PLAIN], WANTED))
+def test_each_run_measures_both_series_in_changing_order() -> None:
+    cells = list(order([SPECULATIVE, PLAIN], SETTINGS))
     assert Counter(cells) == Counter(
         ServingCell(s, c, r) for s in (SPECULATIVE, PLAIN) for c in (1, 2, 4) for r in (1, 2, 3)
     )
     pairs = list(zip(cells[::2], cells[1::2], strict=True))
     assert all((a.concurrency, a.run) == (b.concurrency, b.run) for a, b in pairs)
-    assert {a.series for a, _ in pairs} == {SPECULATIVE, PLAIN}  # each is first now and then
+    assert {a.series for a, _ in pairs} == {SPECULATIVE, PLAIN}  # each is first at times
     assert [c.run for c in order([SERVED], SweepSettings([], (1,), 1, 2, 0.0, first=5))] == [5]
 
 
-def test_bodies() -> None:
-    cells = list(order([SPECULATIVE, PLAIN], WANTED))
-    texts = {c: body(WANTED, c, 0, "m")["messages"][0]["content"] for c in cells}
-    assert len(set(texts.values())) == len(cells) / 2  # the series write the same texts
+def test_both_series_send_the_same_prompts_and_only_known_fields() -> None:
+    cells = list(order([SPECULATIVE, PLAIN], SETTINGS))
+    texts = {c: body(SETTINGS, c, 0, "m")["messages"][0]["content"] for c in cells}
+    assert len(set(texts.values())) == len(cells) / 2  # both series send the same texts
     assert len({len(text) for text in texts.values()}) == 1
     plain, other = (
-        body(WANTED, ServingCell(PLAIN, 1, 1), 1, ""),
-        body(WANTED, ServingCell(SERVED, 1, 1), 1, "m"),
+        body(SETTINGS, ServingCell(PLAIN, 1, 1), 1, ""),
+        body(SETTINGS, ServingCell(SERVED, 1, 1), 1, "m"),
     )
     assert plain["speculation"] == {"enabled": False, "memory": False}
-    assert body(WANTED, ServingCell(SPECULATIVE, 1, 1), 1, "")["speculation"] == {
+    assert body(SETTINGS, ServingCell(SPECULATIVE, 1, 1), 1, "")["speculation"] == {
         "enabled": True,
         "memory": False,
     }
