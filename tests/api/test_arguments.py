@@ -58,7 +58,7 @@ class TestModels:
             n_slots=4,
         )
 
-    def test_of_the_user(self, model: Path, draft: Path) -> None:
+    def test_files_of_the_user(self, model: Path, draft: Path) -> None:
         for one, other in ((model, draft), (str(model), str(draft))):
             settings = Unloaded(model=one, speculative_model=other, num_speculative_tokens=5).settings
             assert (settings.target.path, settings.draft and settings.draft.path) == (str(model), str(draft))
@@ -101,7 +101,7 @@ class TestModels:
             (b"main.gguf", UsageError, "model must be the path"),
         ],
     )
-    def test_that_are_none(self, name: Any, error: type[SpecllamaError], needle: str) -> None:
+    def test_invalid_values_are_refused(self, name: Any, error: type[SpecllamaError], needle: str) -> None:
         with pytest.raises(error, match=needle):
             Unloaded(name)
         if name != "9B":
@@ -120,7 +120,7 @@ class TestOptions:
         of_the_draft = {name.removesuffix("_draft") for name in known if name.endswith("_draft")}
         assert of_the_draft <= {f.name for f in fields(ModelSettings)}
 
-    def test_they_arrive(self, model: Path, draft: Path) -> None:
+    def test_options_reach_the_engine(self, model: Path, draft: Path) -> None:
         settings = Unloaded(
             model,
             draft,
@@ -186,7 +186,7 @@ class TestOptions:
         )
         assert LoadSettings.from_dict(settings.to_dict()) == settings
 
-    def test_who_drafts(self) -> None:
+    def test_options_choose_the_drafters(self) -> None:
         assert Unloaded().settings.drafters == DRAFTERS
         assert Unloaded(drafters=()).settings.drafters == ()
         assert Unloaded(drafters=("copy",)).settings.draft is None
@@ -233,11 +233,11 @@ class TestOptions:
         ],
         ids=str,
     )
-    def test_that_are_wrong(self, options: dict[str, Any], needle: str) -> None:
+    def test_wrong_values_are_refused(self, options: dict[str, Any], needle: str) -> None:
         with pytest.raises(SpecllamaError, match=needle):
             Unloaded(**options)
 
-    def test_what_there_is_is_listed(self) -> None:
+    def test_a_wrong_name_gets_a_list_of_options(self) -> None:
         with pytest.raises(UsageError) as raised:
             Unloaded(gpu_memory_utilization=0.9)  # type: ignore[call-arg]
         assert raised.value.hint.startswith("there are: cache_type_k, cache_type_k_draft, ")
@@ -330,7 +330,7 @@ class TestPrompts:
         ],
         ids=str,
     )
-    def test_that_are_none(self, given: Any, needle: str) -> None:
+    def test_invalid_values_are_refused(self, given: Any, needle: str) -> None:
         with pytest.raises(UsageError, match=needle):
             prompts.sources(given)
 
@@ -359,12 +359,12 @@ class TestPrompts:
         ],
         ids=str,
     )
-    def test_messages_that_are_none(self, given: Any, needle: str) -> None:
+    def test_invalid_messages_are_refused(self, given: Any, needle: str) -> None:
         with pytest.raises(UsageError, match=needle):
             prompts.conversations(given)
 
     @pytest.mark.parametrize("given", [5, "x", {5: 6}, {"messages": []}, {"self": 1}], ids=str)
-    def test_template_variables_that_are_none(self, given: Any) -> None:
+    def test_invalid_template_variables_are_refused(self, given: Any) -> None:
         with pytest.raises(UsageError, match="chat_template_kwargs"):
             template_variables(given)
 
@@ -391,7 +391,7 @@ class TestParameters:
         ],
         ids=str,
     )
-    def test_that_are_wrong(self, given: Any, needle: str) -> None:
+    def test_wrong_values_are_refused(self, given: Any, needle: str) -> None:
         with pytest.raises(UsageError, match=needle):
             prompts.sampling(given, 2)
 

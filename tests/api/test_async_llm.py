@@ -260,7 +260,7 @@ LEAVE: dict[str, Callable[[AsyncLLM], Awaitable[None]]] = {
 
 
 class TestLoading:
-    def test_the_loop_goes_on_meanwhile(self) -> None:
+    def test_the_loop_is_not_blocked(self) -> None:
         async def main() -> None:
             async with beating(0.3):
                 llm = AsyncLLM(**OPTIONS)
@@ -273,7 +273,7 @@ class TestLoading:
 
         run(main())
 
-    def test_what_goes_wrong_reaches_everybody(self, tmp_path: Path) -> None:
+    def test_a_failed_load_reaches_every_waiter(self, tmp_path: Path) -> None:
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")
 
         async def main() -> None:
@@ -303,7 +303,7 @@ class TestLoading:
 
 
 class TestTheEnd:
-    def test_a_killed_engine_tells_every_waiter(self) -> None:
+    def test_a_killed_engine_reaches_every_waiter(self) -> None:
         async def main() -> None:
             async with AsyncLLM(max_num_seqs=2, **OPTIONS) as llm:
                 requests = [asyncio.create_task(last(llm.generate("def ", FOR_EVER))) for _ in range(6)]

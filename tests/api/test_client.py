@@ -82,7 +82,7 @@ class TestDelivery:
             assert sum(len(message.items[0].ids) for message in tokens) == n
             assert told.empty()
 
-    def test_cancel_still_tells_the_end(self, client: EngineClient) -> None:
+    def test_the_end_is_delivered_after_cancel(self, client: EngineClient) -> None:
         told = Told()
         submission = client.submit(ask(client, 30000), told.put)
         until_tokens(told)
@@ -93,7 +93,7 @@ class TestDelivery:
         submission.cancel()
         submission.discard()
 
-    def test_leave_tells_nothing_more(self, client: EngineClient) -> None:
+    def test_nothing_is_delivered_after_leave(self, client: EngineClient) -> None:
         told = Told()
         submission = client.submit(ask(client, 30000), told.put)
         until_tokens(told)
@@ -105,13 +105,13 @@ class TestDelivery:
             assert not isinstance(told.get(), (m.Done, SpecllamaError))
         submission.discard()
 
-    def test_errors_are_told_once(self, client: EngineClient) -> None:
+    def test_an_error_is_delivered_once(self, client: EngineClient) -> None:
         told = Told()
         client.submit(m.Generate(client.next_id(), prompt="a", params={"temperature": -1}), told.put)
         assert isinstance(told.get(timeout=SOON), UsageError)
         assert told.empty()
 
-    def test_what_cannot_be_sent_is_raised_and_not_told(self, client: EngineClient) -> None:
+    def test_what_cannot_be_sent_is_raised_and_not_delivered(self, client: EngineClient) -> None:
         told = Told()
         with pytest.raises(UsageError, match="cannot be written as JSON"):
             client.submit(m.Generate(client.next_id(), prompt="a", variables={"a": object()}), told.put)
@@ -123,7 +123,7 @@ class TestDelivery:
 
 
 class TestDeath:
-    def test_everybody_is_told_and_has_an_error_of_their_own(self) -> None:
+    def test_every_request_gets_its_own_error(self) -> None:
         with EngineClient() as client:
             client.load(settings())
             finished, boxes = Told(), [Told() for _ in range(4)]

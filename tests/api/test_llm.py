@@ -271,7 +271,7 @@ class TestParameters:
             assert output.outputs[0].finish_reason == "context"
             assert output.stats.n_prompt + output.stats.n_predict == 256
 
-    def test_the_seed_of_those_that_bring_none(self) -> None:
+    def test_requests_without_a_seed_use_that_of_the_llm(self) -> None:
         params = {"temperature": 1.5, "top_p": 1, "max_tokens": 12}
         with LLM(seed=11, **OPTIONS) as seeded:
             one, other = seeded.generate(["def ", "def "], [params, {**params, "seed": 12}])
@@ -332,7 +332,7 @@ class TestStream:
             assert part.output.stats.seed == 7
             assert part.output.outputs[0].finish_reason == ("length" if part.finished else None)
 
-    def test_who_wrote_it(self, tiny: LLM) -> None:
+    def test_pieces_say_who_wrote_them(self, tiny: LLM) -> None:
         parts = list(tiny.stream("def read(", SamplingParams(temperature=0, max_tokens=40)))
         runs = [run for part in parts for run in part.runs]
         assert sum(n for n, _ in runs) == len(text(parts[-1].output))
@@ -426,7 +426,7 @@ class TestThreads:
             thread.join(SOON)
         assert found == wanted
 
-    def test_close_wakes_who_waits(self) -> None:
+    def test_close_wakes_waiting_threads(self) -> None:
         llm, errors = LLM(**OPTIONS), []
 
         def wait() -> None:

@@ -86,7 +86,7 @@ def found(shared: Command) -> Result:
     return shared("bench", *TWO, "--json", "--report", "bench.html")
 
 
-def test_the_tables(tables: Result) -> None:
+def test_the_tables_show_every_configuration(tables: Result) -> None:
     assert tables.code == 0, tables.err
     lines = tables.out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -106,7 +106,7 @@ def test_the_tables(tables: Result) -> None:
     assert start in tables.lines  # a busy machine shows before it how far the loading is
 
 
-def test_the_object(found: Result) -> None:
+def test_json_is_one_object(found: Result) -> None:
     assert found.code == 0, found.err
     jsonschema.validate(found.json, OBJECT)
     assert found.json["configurations"] == ["plain", "2", "7", "auto"]
@@ -122,7 +122,7 @@ def test_the_object(found: Result) -> None:
     assert found.json["t_n"][0]["relative"] == 1
 
 
-def test_its_figures_are_those_of_its_samples(found: Result) -> None:
+def test_the_figures_are_those_of_the_samples(found: Result) -> None:
     samples = found.json["samples"]
     assert len(samples) == found.json["answers"]
     for name, cell in found.json["total"]["configurations"].items():
@@ -286,7 +286,7 @@ def measuring(command: Command, path: Path) -> Iterator[psutil.Popen]:
             process.kill()
 
 
-def test_ctrl_c_shows_what_there_is(command: Command) -> None:
+def test_ctrl_c_shows_what_was_measured(command: Command) -> None:
     with measuring(command, command.home / "part.html") as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -296,7 +296,7 @@ def test_ctrl_c_shows_what_there_is(command: Command) -> None:
     assert "Interrupted: " in (command.home / "part.html").read_text("utf-8")
 
 
-def test_when_the_engine_dies_what_there_is_is_shown(command: Command) -> None:
+def test_what_was_measured_is_shown_if_the_engine_dies(command: Command) -> None:
     with measuring(command, command.home / "part.html") as process:
         psutil.Process(process.pid).children()[0].kill()
         out, err = process.communicate(timeout=20)

@@ -84,7 +84,7 @@ def error_of(result: Result) -> str:
     return lines[0]
 
 
-class TestOwn:
+class TestSpecllamaServer:
     """Our own server."""
 
     def test_the_object(self, shared: Command, served: Server) -> None:
@@ -131,7 +131,7 @@ class TestOwn:
         assert "The server answers 2 requests at once" in text
         assert "with speculation over without it, by concurrency: " in text
 
-    def test_the_key_is_needed_and_told_to_nobody(self, shared: Command, served: Server) -> None:
+    def test_the_key_is_needed_and_never_shown(self, shared: Command, served: Server) -> None:
         result = shared("bench", "--server", served.url, *ONE)
         assert (result.code, result.raw) == (4, b"")
         assert "rejects the key (401): the API key is missing or wrong" in error_of(result)
@@ -139,7 +139,7 @@ class TestOwn:
         assert wrong.code == 4
         assert "wröng" not in wrong.err
 
-    def test_a_model_that_is_not_there(self, shared: Command, served: Server) -> None:
+    def test_an_unknown_model_is_refused(self, shared: Command, served: Server) -> None:
         args = ("--server", served.url, *ONE, "--api-key", "sesame", "--model", "large")
         result = shared("bench", *args)
         assert result.code == 3
@@ -161,10 +161,10 @@ def test_a_server_that_does_not_speculate_gets_one_series(shared: Command, tmp_p
     assert result.json["one_series"].startswith("the server does not speculate: ")
 
 
-class TestOthers:
+class TestOtherServers:
     """A server of somebody else's."""
 
-    def test_one_series_and_why(self, shared: Command, plain: OpenAIServer) -> None:
+    def test_there_is_one_series_and_a_reason(self, shared: Command, plain: OpenAIServer) -> None:
         args = ("--server", plain.url, *FEW, "--json", "--temp", "0.5")
         result = shared("bench", *args)
         assert result.code == 0, result.err
@@ -190,7 +190,7 @@ class TestOthers:
         assert result.code == 0, result.err
         assert max(map(len, result.out.splitlines()[1:])) <= 40
 
-    def test_tokens_that_nobody_counts(self, shared: Command, plain: OpenAIServer) -> None:
+    def test_without_usage_each_chunk_counts_as_one_token(self, shared: Command, plain: OpenAIServer) -> None:
         plain.faults = Faults(uncounted=True)
         result = shared("bench", "--server", plain.url, *FEW)
         assert result.code == 0, result.err
@@ -211,7 +211,7 @@ class TestOthers:
             assert one.paths[-1] == "/openai/beta/completions"
             assert "prompt" in one.asked[-1]
 
-    def test_no_room_is_asked_again(self, shared: Command, plain: OpenAIServer) -> None:
+    def test_a_busy_server_is_asked_again(self, shared: Command, plain: OpenAIServer) -> None:
         plain.faults = Faults(healthy=2, statuses=[(429, "0"), 429])
         result = shared("bench", "--server", plain.url, *FEW, "--json")
         assert result.code == 0, result.err
@@ -219,7 +219,7 @@ class TestOthers:
         assert sum(row["refused"] for row in result.json["rows"]) == 2
         assert sum(row["failed"] for row in result.json["rows"]) == 0
 
-    def test_no_room_for_ever(self, shared: Command, plain: OpenAIServer) -> None:
+    def test_a_server_that_stays_busy_is_given_up(self, shared: Command, plain: OpenAIServer) -> None:
         plain.faults = Faults(statuses=[(429, "0")] * 9)
         result = shared("bench", "--server", plain.url, *ONE)
         assert (result.code, result.raw) == (8, b"")
@@ -234,7 +234,9 @@ class TestOthers:
             ("foreign", "is not a JSON object"),
         ],
     )
-    def test_streams_that_break(self, shared: Command, plain: OpenAIServer, ending: str, why: str) -> None:
+    def test_a_broken_stream_is_a_failed_answer(
+        self, shared: Command, plain: OpenAIServer, ending: str, why: str
+    ) -> None:
         plain.faults = Faults(ending=ending)
         at_once = shared("bench", "--server", plain.url, *FEW)
         assert (at_once.code, at_once.raw) == (5, b"")
@@ -254,7 +256,7 @@ class TestOthers:
         assert "Interrupted: 6 of 12 answers" in result.out
         assert "Ended by: " in (shared.home / "half.html").read_text("utf-8")
 
-    def test_an_answer_that_does_not_come(self, shared: Command, plain: OpenAIServer) -> None:
+    def test_an_answer_that_never_comes_times_out(self, shared: Command, plain: OpenAIServer) -> None:
         plain.faults = Faults(hang=20)
         result = shared("bench", "--server", plain.url, *ONE, "--timeout", "0.5", timeout=15)
         assert (result.code, result.raw) == (5, b"")
@@ -275,7 +277,7 @@ class TestOthers:
             (Faults(redirect="http://127.0.0.1:1"), 5, "redirects to http://127.0.0.1:1"),
         ],
     )
-    def test_servers_that_are_none(
+    def test_a_server_without_the_api_is_refused(
         self, shared: Command, plain: OpenAIServer, faults: Faults, code: int, needle: str
     ) -> None:
         plain.faults = faults
@@ -302,7 +304,7 @@ def measuring(command: Command, server: OpenAIServer, *more: str) -> Iterator[An
             process.wait()
 
 
-def test_ctrl_c_shows_what_there_is(command: Command, plain: OpenAIServer) -> None:
+def test_ctrl_c_shows_what_was_measured(command: Command, plain: OpenAIServer) -> None:
     with measuring(command, plain, "--report", "part.html") as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -334,7 +336,7 @@ def nobody() -> int:
         return int(link.getsockname()[1])
 
 
-def test_nobody_there(shared: Command) -> None:
+def test_an_unreachable_server_is_one_clear_error(shared: Command) -> None:
     for scheme in ("http", "https"):
         result = shared("bench", "--server", f"{scheme}://127.0.0.1:{nobody()}", *ONE)
         assert (result.code, result.raw) == (5, b"")

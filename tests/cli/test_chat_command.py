@@ -252,7 +252,7 @@ class TestPipe:
         assert "was not closed" in result.err
         assert len(prompts(result.err)) == 1
 
-    def test_save_and_load_go_on_where_it_was(self, shared: Command) -> None:
+    def test_a_loaded_conversation_continues_where_it_was_saved(self, shared: Command) -> None:
         first = chat(
             shared, "/set temperature 0.3", "zip", "/save one.json", "/clear", "/load one.json", "sort"
         )
@@ -284,7 +284,7 @@ class TestPipe:
         assert result.out == chat(shared, "sort").out
         assert "is left out" in result.err
 
-    def test_files_that_are_no_conversation(self, shared: Command) -> None:
+    def test_files_without_a_conversation_are_refused(self, shared: Command) -> None:
         (shared.home / "notes.txt").write_text("mine")
         (shared.home / "folder").mkdir()
         os.mkfifo(shared.home / "fifo")

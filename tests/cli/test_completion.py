@@ -124,13 +124,13 @@ def offered(shells: Shells, shell: str, *words: str) -> list[str]:
 
 
 @every_shell
-def test_commands(shells: Shells, shell: str) -> None:
+def test_commands_are_completed(shells: Shells, shell: str) -> None:
     assert set(COMMANDS) <= set(offered(shells, shell, ""))
     assert offered(shells, shell, "pair-") == ["pair-check"]
 
 
 @every_shell
-def test_flags_in_both_spellings(shells: Shells, shell: str) -> None:
+def test_flags_are_completed_in_both_spellings(shells: Shells, shell: str) -> None:
     assert offered(shells, shell, "run", "-ng") == ["-ngl", "-ngld"]
     assert offered(shells, shell, "run", "--draft-m") == ["--draft-max", "--draft-min"]
     assert offered(shells, shell, "run", "-p", "x", "-ctk", "f16", "-ctv") == ["-ctv", "-ctvd"]
@@ -141,13 +141,13 @@ def test_flags_in_both_spellings(shells: Shells, shell: str) -> None:
 
 @every_shell
 @pytest.mark.parametrize("flag", ["-md", "--flash-attn", "--drafters", "-ctk"])
-def test_words_behind_flags(shells: Shells, shell: str, flag: str) -> None:
+def test_values_of_flags_are_completed(shells: Shells, shell: str, flag: str) -> None:
     found = [w for w in offered(shells, shell, "run", flag, "") if w not in KNOWN]
     assert sorted(w for w in found if "." not in w and "/" not in w) == sorted(WORDS[flag])
 
 
 @every_shell
-def test_models_by_name(shells: Shells, shell: str) -> None:
+def test_names_of_models_are_completed(shells: Shells, shell: str) -> None:
     assert offered(shells, shell, "run", "-m", "8") == ["8B"]
     assert offered(shells, shell, "pull", "8B", "llama-3.2") == ["llama-3.2-1b"]
     assert {"qwen3-8b", "qwen3-14b"} <= set(offered(shells, shell, "pair-check", "qwen3"))
@@ -155,7 +155,7 @@ def test_models_by_name(shells: Shells, shell: str) -> None:
 
 
 @every_shell
-def test_model_files(shells: Shells, shell: str) -> None:
+def test_paths_of_model_files_are_completed(shells: Shells, shell: str) -> None:
     assert sorted(offered(shells, shell, "run", "-m", "ma")) == ["main-2.GGUF", "main.gguf"]
     assert sorted(offered(shells, shell, "run", "-m", "more/")) == ["more/a.gguf", "more/b.gguf"]
     assert offered(shells, shell, "pair-check", "big") == ["big-00001-of-00002.gguf"]
@@ -171,7 +171,7 @@ def test_other_files_are_left_to_the_shell(shells: Shells, shell: str) -> None:
 
 
 @needs("zsh")
-def test_what_zsh_itself_does_better(shells: Shells, tmp_path: Path) -> None:
+def test_in_zsh_tildes_and_quotes_are_left_to_the_shell(shells: Shells, tmp_path: Path) -> None:
     assert shells.zsh(["specllama", "run", "-m", "~/he"]) == []
     (tmp_path / "it's.gguf").touch()
     assert shells.zsh(["specllama", "run", "-m", f"{tmp_path}/it"]) == []
@@ -179,45 +179,45 @@ def test_what_zsh_itself_does_better(shells: Shells, tmp_path: Path) -> None:
 
 @needs("bash")
 class TestBash:
-    def test_each_flag(self, shells: Shells) -> None:
+    def test_every_flag_is_completed(self, shells: Shells) -> None:
         for flag, words in WORDS.items():
             found = shells.bash(["specllama", "run", flag, ""])
             found = [w for w in found if w not in KNOWN]
             assert [w for w in found if "." not in w and "/" not in w] == words, flag
             assert words[-1] in shells.bash(["specllama", "run", flag, words[-1][:-1]])
 
-    def test_names_that_would_change_on_the_way(self, shells: Shells, tmp_path: Path) -> None:
+    def test_names_with_special_characters_are_quoted(self, shells: Shells, tmp_path: Path) -> None:
         for name in ("a[1]$b.gguf", "it's.gguf", "new\nline.gguf", "c*.gguf"):
             (tmp_path / name).touch()
         found = shells.bash(["specllama", "run", "-m", f"{tmp_path}/"])
         said = shells.say("bash", "-c", f"printf '%s\\n' {' '.join(found)}").splitlines()
         assert said == [f"{tmp_path}/{name}" for name in ("a[1]$b.gguf", "c*.gguf", "it's.gguf")]
 
-    def test_a_list_goes_on_behind_its_comma(self, shells: Shells) -> None:
+    def test_a_list_is_completed_after_its_comma(self, shells: Shells) -> None:
         assert shells.bash(["specllama", "run", "--drafters", "copy,"]) == ["copy,model", "copy,grammar"]
         assert shells.bash(["specllama", "run", "--drafters", "model,copy,g"]) == ["model,copy,grammar"]
         assert shells.bash(["specllama", "run", "--drafters", "x,y,"])[0] == "x,y,model"
 
-    def test_everything_here(self, shells: Shells) -> None:
+    def test_an_empty_word_completes_to_all_models_here(self, shells: Shells) -> None:
         found = shells.bash(["specllama", "run", "-m", ""])
         assert found[: len(HERE)] == [name.replace(" ", "\\ ") for name in HERE]
         assert set(found[len(HERE) :]) == KNOWN
         assert shells.bash(["specllama", "run", "-md", ""])[:2] == ["auto", "none"]
         assert shells.bash(["specllama", "run", "-m", ".h"]) == [".hidden/h.gguf"]
 
-    def test_names_with_blanks(self, shells: Shells) -> None:
+    def test_names_with_spaces_are_completed(self, shells: Shells) -> None:
         assert shells.bash(["specllama", "run", "-m", "my"]) == ["my\\ models/x\\ y.gguf"]
         assert shells.bash(["specllama", "run", "-m", "my\\ models/x"]) == ["my\\ models/x\\ y.gguf"]
         assert shells.bash(["specllama", "run", "-m", '"my models/x']) == ["my models/x y.gguf"]
 
-    def test_a_home_directory(self, shells: Shells) -> None:
+    def test_a_tilde_is_completed(self, shells: Shells) -> None:
         assert shells.bash(["specllama", "run", "-m", "~/here/more/b"]) == ["~/here/more/b.gguf"]
         assert shells.bash(["specllama", "run", "-m", f"{shells.here}/ma"]) == [
             f"{shells.here}/main-2.GGUF",
             f"{shells.here}/main.gguf",
         ]
 
-    def test_the_hub_cache(self, shells: Shells) -> None:
+    def test_models_of_the_hub_cache_are_completed(self, shells: Shells) -> None:
         snapshot = shells.home / "hf" / "hub" / "models--user--repo" / "snapshots" / "abc"
         blobs = snapshot.parents[1] / "blobs"
         snapshot.mkdir(parents=True)
@@ -233,7 +233,7 @@ class TestBash:
         assert str(snapshot / "q4.gguf") in shells.bash(["specllama", "run", "-m", typed], **env)
         shutil.rmtree(shells.home / "hf")
 
-    def test_odd_command_lines(self, shells: Shells) -> None:
+    def test_odd_command_lines_complete_to_nothing(self, shells: Shells) -> None:
         """Nothing is offered, nothing is said and nothing is run."""
         for words in (
             ["run", "-m", "nowhere/"],
@@ -273,7 +273,7 @@ class TestBash:
 
 
 @needs("bash")
-def test_installing(shells: Shells, tmp_path: Path) -> None:
+def test_the_completion_is_installed(shells: Shells, tmp_path: Path) -> None:
     """As a user does it, in a shell that it finds out about by itself."""
     said = shells.say("bash", "--norc", "-c", "specllama --install-completion; true", HOME=str(tmp_path))
     assert "bash completion installed in" in said
@@ -296,7 +296,7 @@ def test_a_directory_with_many_files_and_links(tmp_path: Path) -> None:
     assert len(model_names(f"{tmp_path}/")) == 1
 
 
-def test_what_is_offered_is_accepted() -> None:
+def test_offered_values_are_accepted() -> None:
     """Each word that stands in the table of options."""
     for option in [*RUN, *CHAT]:
         words = [w for w in option.completes if w not in (GGUF, LIST)]

@@ -117,7 +117,7 @@ def test_the_report_for_people(shared: Command, healthy: Result, columns: str | 
     assert "\x1b" not in result.out
 
 
-def test_what_epsilon_means() -> None:
+def test_the_range_of_equal_rows_is_described() -> None:
     assert meaning(None, None) == meaning(None, 300) == "not measured"
     assert meaning(0.0, None) == "not measured", "behind how long a text is not known: a file of before"
     said = "batches of up to 17 rows are bit-equal to single rows after texts of up to 300 tokens"
@@ -131,7 +131,7 @@ def test_what_epsilon_means() -> None:
     assert meaning(0.0200001, 300, 4, 8) == f"{said}, --exact uses no batch wider than 4 rows"
 
 
-def test_sizes_in_words() -> None:
+def test_sizes_are_readable() -> None:
     assert [size(n) for n in (None, 0, 999, 1000, 25_300_000_000, 3 * 10**15)] == [
         "?", "0 bytes", "999 bytes", "1.0 kB", "25.3 GB", "3000.0 TB",
     ]  # fmt: skip
@@ -187,7 +187,7 @@ def test_a_cache_that_is_no_directory(command: Command) -> None:
     assert command.cache.read_text() == ""
 
 
-def test_doctor_makes_nothing(command: Command) -> None:
+def test_doctor_creates_no_files(command: Command) -> None:
     assert command("doctor", env=OFFLINE).code == 0
     assert list(command.home.iterdir()) == []
 
@@ -335,7 +335,7 @@ def test_a_hub_that_hangs_or_hangs_up(shared: Command) -> None:
 @pytest.mark.parametrize(
     "address", ["ftp://x", "huggingface.co", "http://", "http://[::1", "http://x:99999999"]
 )
-def test_an_endpoint_that_is_none(shared: Command, address: str) -> None:
+def test_an_invalid_endpoint_is_reported(shared: Command, address: str) -> None:
     result = shared("doctor", "--json", env=asking(address))
     assert (result.code, result.json["hub"]["answers"]) == (0, False)
     (what,) = [what for what in problems(result) if "hub" in what]
@@ -343,7 +343,7 @@ def test_an_endpoint_that_is_none(shared: Command, address: str) -> None:
     assert "HF_ENDPOINT" in problems(result)[what]
 
 
-def test_nobody_is_asked_offline(shared: Command) -> None:
+def test_the_hub_is_not_asked_offline(shared: Command) -> None:
     with serving() as hub:
         address = f"http://127.0.0.1:{hub.server_port}"
         assert shared("doctor", env=asking(address, HF_HUB_OFFLINE="1")).code == 0

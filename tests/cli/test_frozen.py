@@ -63,6 +63,6 @@ def test_responses_and_metrics(tmp_path: Path) -> None:
         assert set(RECORD["metrics"]) - set(interface.collect_metrics(server)) == set()
 
 
-def test_what_is_gone_would_be_seen() -> None:
+def test_a_removed_name_would_be_noticed() -> None:
     assert missing({"run": ["a", "b"]}, {"run": ["a", "c"]}) == {"run": {"b"}}
     assert interface.key_paths({"a": [{"b": 1}], "3": {"c": 0}}) == {"a", "a[].b", "#", "#.c"}

@@ -58,7 +58,7 @@ def file(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_the_embedded_pair(shared: Command) -> None:
+def test_the_embedded_pair_is_compatible(shared: Command) -> None:
     result = check(shared, *EMBEDDED)
     assert result.code == 0
     rows = {line.split()[0]: line for line in result.out.splitlines() if line}
@@ -79,7 +79,7 @@ def test_columns_are_aligned(shared: Command) -> None:
         assert " " not in (line[first], line[second])
 
 
-def test_the_object(shared: Command) -> None:
+def test_json_is_one_object_with_the_findings(shared: Command) -> None:
     result = check(shared, *EMBEDDED, "--json")
     found = result.json
     assert result.code == 0
@@ -110,7 +110,7 @@ def test_compatible(command: Command, file: Callable[..., str]) -> None:
     assert found["first_difference"] == {"id": 0, "target": "t0", "draft": "x"}
 
 
-def test_incompatible(command: Command, file: Callable[..., str]) -> None:
+def test_incompatible_files_are_refused_with_a_reason(command: Command, file: Callable[..., str]) -> None:
     pair = file("t.gguf", W), file("d.gguf", [*W[:4], *[f"x{i}" for i in range(36)]])
     result = check(command, *pair)
     assert result.code == 7
@@ -134,7 +134,7 @@ def test_run_refuses_the_same_pair_for_the_same_reason(command: Command) -> None
     refused(result, 7, reason)
 
 
-def test_the_same_file_twice(command: Command, file: Callable[..., str]) -> None:
+def test_a_file_checked_with_itself_gets_a_warning(command: Command, file: Callable[..., str]) -> None:
     path = file("m.gguf", W)
     link = command.home / "link.gguf"
     link.symlink_to(path)
@@ -175,7 +175,7 @@ def test_relative_paths_links_and_odd_names(command: Command, file: Callable[...
 EVIL = "\x1b]0;gone\x07\x9b2J\u202e\r\n\x7f"
 
 
-def test_texts_of_the_files_reach_no_terminal(command: Command, file: Callable[..., str]) -> None:
+def test_control_characters_of_the_files_are_escaped(command: Command, file: Callable[..., str]) -> None:
     keys = {"general.name": EVIL}
     target = file(f"t{EVIL}.gguf", [*W, EVIL], keys=keys, eos_token_id=40, bos_token_id=40)
     draft = file("d.gguf", [*W, "x" * 5000], keys=keys)
@@ -192,7 +192,7 @@ def test_texts_of_the_files_reach_no_terminal(command: Command, file: Callable[.
     assert max(map(len, lines)) < 400
 
 
-def test_twenty_columns(shared: Command) -> None:
+def test_the_report_fits_twenty_columns(shared: Command) -> None:
     lines = check(shared, *EMBEDDED, env={"COLUMNS": "20"}).out.splitlines()
     assert (lines[0], lines.count("draft")) == ("target", 1)
     assert all(len(line) <= 20 or len(line.split()) == 1 for line in lines), "only names are not broken"
@@ -228,7 +228,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("data", "needle"), BAD.values(), ids=BAD.keys())
-def test_bad_files(command: Command, data: bytes, needle: str) -> None:
+def test_bad_files_are_refused_with_a_reason(command: Command, data: bytes, needle: str) -> None:
     (command.home / "bad.gguf").write_bytes(data)
     for args in (("bad.gguf", EMBEDDED[1]), (EMBEDDED[0], "bad.gguf", "--json")):
         result = command("pair-check", *args)
@@ -236,7 +236,7 @@ def test_bad_files(command: Command, data: bytes, needle: str) -> None:
         assert "\x1b" not in result.err
 
 
-def test_what_is_no_file(command: Command) -> None:
+def test_paths_that_are_not_files_are_refused(command: Command) -> None:
     (command.home / "folder").mkdir()
     os.mkfifo(command.home / "pipe")
     (command.home / "gone").symlink_to("nowhere")
@@ -257,12 +257,12 @@ def test_what_is_no_file(command: Command) -> None:
     assert "DRAFT" in command("pair-check", EMBEDDED[0], "missing.gguf").err
 
 
-def test_wrong_usage(shared: Command) -> None:
+def test_wrong_usage_is_one_clear_line(shared: Command) -> None:
     for args in ((), (EMBEDDED[0],), (*EMBEDDED, "third"), (*EMBEDDED, "--nothing")):
         refused(shared("pair-check", *args), 2)
 
 
-def test_a_reader_that_leaves(shared: Command) -> None:
+def test_a_closed_pipe_is_no_error(shared: Command) -> None:
     process = shared.start("pair-check", *EMBEDDED)
     assert process.stdout
     assert process.stderr

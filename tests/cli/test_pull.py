@@ -56,7 +56,7 @@ def named(command: Command, hub: LocalHub) -> Named:
     return Named(command, hub)
 
 
-def test_run_does_everything(named: Named) -> None:
+def test_run_downloads_a_named_model_and_its_draft(named: Named) -> None:
     plain = named("run", *ASK, "-md", "none", "--drafters", "none", "-m", str(EMBEDDED_TARGET))
     first = named("run", "-m", "8B", "-md", "1B", *ASK)
     assert first.code == 0, first.err
@@ -226,7 +226,7 @@ def test_the_token_is_for_the_hub_alone(named: Named) -> None:
     assert {a.headers.get("Authorization") for a in named.hub.content_requests()} == {None}
 
 
-def test_models_of_ones_own(named: Named) -> None:
+def test_models_may_be_named_in_a_file_of_the_user(named: Named) -> None:
     (named.command.home / "models.toml").write_text(
         f'[models.mine]\nrepo = "{REPOS[1]}"\nlicence = "mine"\n\n'
         '[[pairs]]\ntarget = "8B"\ndrafts = ["mine"]\n'
@@ -238,7 +238,7 @@ def test_models_of_ones_own(named: Named) -> None:
     assert "models.toml, line 2: repp: unknown key of mine" in result.err
 
 
-def test_a_name_that_nobody_knows(named: Named) -> None:
+def test_an_unknown_name_is_refused(named: Named) -> None:
     result = named("run", "-m", "qwen3-8", "-p", "x")
     assert result.code == 3
     assert "there is no file qwen3-8, and no model of that name" in result.err

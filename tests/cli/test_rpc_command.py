@@ -79,7 +79,9 @@ class TestText:
         else:
             assert here["text"] == there["text"]
 
-    def test_wherever_target_and_draft_are(self, shared: Command, both: str, tiny: tuple[str, ...]) -> None:
+    def test_target_and_draft_may_be_anywhere(
+        self, shared: Command, both: str, tiny: tuple[str, ...]
+    ) -> None:
         one = both.split(",")[0]
         ask = (*tiny, "--temp", "0", "--draft-max", "5")
         texts = [
@@ -158,7 +160,7 @@ class TestRefusals:
             (("-dev", "RPC7"), "no device 'RPC7'"),
         ],
     )
-    def test_what_goes_not_together(
+    def test_settings_that_exclude_each_other_are_refused(
         self, shared: Command, both: str, args: tuple[str, ...], needle: str
     ) -> None:
         done = shared("run", "-p", "zip", "--rpc", both, *args)
@@ -190,7 +192,7 @@ class TestRefusals:
 
 
 class TestDoctor:
-    def test_it_asks_the_workers(self, shared: Command, both: str) -> None:
+    def test_it_reports_on_the_workers(self, shared: Command, both: str) -> None:
         done = shared("doctor", "--rpc", f"{both},127.0.0.1:1", "--json", env={"HF_HUB_OFFLINE": "1"})
         assert done.code == 5
         first, second, absent = done.json["rpc"]
@@ -207,7 +209,7 @@ class TestDoctor:
         assert "RPC workers\n" in text.out
         assert f"  {first['endpoint']}" in text.out
 
-    def test_without_being_asked_it_says_nothing_of_them(self, shared: Command) -> None:
+    def test_without_a_list_workers_are_not_mentioned(self, shared: Command) -> None:
         done = shared("doctor", "--json", env={"HF_HUB_OFFLINE": "1"})
         assert "rpc" not in done.json
 
@@ -216,7 +218,7 @@ class TestDoctor:
 
 
 class TestWorker:
-    def test_what_it_says(self, shared: Command) -> None:
+    def test_it_says_what_it_serves(self, shared: Command) -> None:
         with rpc_worker(shared, "--memory", "1.5") as worker:
             assert re.fullmatch(r"127\.0\.0\.1:\d+\n", worker.first)
             code, said = worker.end()
@@ -245,7 +247,7 @@ class TestWorker:
         assert "ssh -N -L" in warning
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-    def test_nothing_stays_behind(self, shared: Command, number: signal.Signals) -> None:
+    def test_a_signal_ends_it_completely(self, shared: Command, number: signal.Signals) -> None:
         worker = RpcWorker(shared)
         server = worker.server
         code, said = worker.end(number)
@@ -296,7 +298,7 @@ class TestWorker:
         assert "neither a password nor encryption" in done.out
         assert "--rpc" in shared("run", "--help").out
 
-    def test_what_no_client_sends_does_not_end_it(self, shared: Command) -> None:
+    def test_invalid_data_does_not_end_it(self, shared: Command) -> None:
         with rpc_worker(shared) as worker:
             host, port = worker.endpoint.split(":")
             for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x0e", b"\x0e" + b"\xff" * 40, b"\0" * 64, b""):

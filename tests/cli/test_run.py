@@ -200,7 +200,7 @@ def test_raw_parses_control_tokens_and_messages_do_not(shared: Command) -> None:
     assert system > message + 3
 
 
-def test_a_template_of_ones_own(shared: Command) -> None:
+def test_a_template_of_the_user(shared: Command) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     (shared.home / "own.jinja").write_text(template)
     few = ("-n", "5", "--seed", "1", "--json")
@@ -301,7 +301,7 @@ ALONE = {  # in tests of their own
 }  # fmt: skip
 
 
-def test_every_spelling_of_every_flag_is_taken(shared: Command) -> None:
+def test_every_spelling_of_every_flag_is_accepted(shared: Command) -> None:
     lines = []
     for spelling in range(max(len(o.flags) for o in RUN)):
         lines.append(["run", "--json"])
@@ -328,7 +328,7 @@ def test_experts_on_the_cpu(shared: Command) -> None:
     assert result.code == 0, result.err
 
 
-def test_what_llama_cpp_has_and_we_do_not_is_refused_by_name(shared: Command) -> None:
+def test_unsupported_flags_of_llama_cpp_are_refused_by_name(shared: Command) -> None:
     flags = ("--mirostat 2", "--no-such", "--draft-p-split 0.1", "--typical 0.9", "--grp-attn-n 4")
     results = shared.many(*(("run", "-p", "zip", *flag.split()) for flag in flags))
     for result, flag in zip(results, flags, strict=True):
@@ -395,7 +395,7 @@ def test_the_next_run_begins_with_what_was_measured_and_learnt(command: Command)
 
 
 @pytest.mark.parametrize(("length", "said"), [("16", False), ("17", True), ("40", True)])
-def test_drafts_that_are_kept_shorter_are_spoken_of(command: Command, length: str, said: bool) -> None:
+def test_shortened_drafts_are_mentioned(command: Command, length: str, said: bool) -> None:
     """Before rows were compared, and where wider decodes are rounded in another way."""
     result = command("run", "-p", "zip", "-n", "4", "--draft-max", length)
     assert result.code == 0

@@ -39,7 +39,7 @@ def test_a_schema_is_obeyed_and_drafts_change_nothing(shared: Command) -> None:
     assert found["module"] in ("os", "shutil", "json")
 
 
-def test_the_read_out_tells_what_was_forced(shared: Command) -> None:
+def test_the_summary_counts_forced_tokens(shared: Command) -> None:
     result = shared.generate(*ASK, "-j", json.dumps(SCHEMA), "--draft-max", "7")
     assert "+ grammar + copy, length up to 7" in result.lines[0]
     assert any(line.startswith("n_forced  = ") and "of the text" in line for line in result.lines)
@@ -50,7 +50,7 @@ def test_the_read_out_tells_what_was_forced(shared: Command) -> None:
     assert json.loads(found["text"]).keys() == {"name", "module", "pure"}
 
 
-def test_without_a_grammar_nothing_is_said_of_it(shared: Command) -> None:
+def test_without_a_grammar_the_summary_does_not_mention_it(shared: Command) -> None:
     result = shared.generate(*ASK, "-n", "8", "--json")
     assert "grammar" not in result.err
     assert not {"n_forced", "n_forced_accept", "logprobs"} & result.json.keys()
@@ -58,7 +58,7 @@ def test_without_a_grammar_nothing_is_said_of_it(shared: Command) -> None:
     assert only.lines[0].startswith("speculation off: ")
 
 
-def test_grammars(shared: Command) -> None:
+def test_grammars_are_obeyed(shared: Command) -> None:
     (shared.home / "answer.gbnf").write_text('root ::= "yes" | "no"\n')
     for how in (("--grammar", 'root ::= "yes" | "no"'), ("--grammar-file", "answer.gbnf")):
         assert shared.generate(*ASK, *how).out in ("yes\n", "no\n")
@@ -97,7 +97,7 @@ def test_bad_input_is_one_clear_line(shared: Command, args: tuple[str, ...], cod
     assert len(error) < 500
 
 
-def test_logprobs(shared: Command) -> None:
+def test_logprobs_are_in_the_object(shared: Command) -> None:
     args = (*ASK, "-n", "12", "--ignore-eos", "--json", "--logprobs", "3")
     drafted, plain = (shared.generate(*args, "--draft-max", n).json for n in ("7", "0"))
     assert [entry["id"] for entry in drafted["logprobs"]] == drafted["tokens"]

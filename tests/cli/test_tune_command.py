@@ -98,7 +98,7 @@ def found(shared: Command, foreign: Path) -> Result:
     return shared("tune", *drafts, *QUICK, "--json", timeout=240)
 
 
-def test_the_object(found: Result) -> None:
+def test_json_is_one_object(found: Result) -> None:
     assert found.code == 0, found.err
     data = found.json
     jsonschema.validate(data, OBJECT)
@@ -118,14 +118,14 @@ def test_the_object(found: Result) -> None:
     assert "Predicted, not measured" in data["verdict"]
 
 
-def test_stdout_carries_the_object_alone(found: Result) -> None:
+def test_stdout_has_only_the_object(found: Result) -> None:
     assert found.out.count("\n") == 1
     assert any(line.startswith("measuring takes ") for line in found.lines)
     assert "\x1b" not in found.err + found.out
     assert "Traceback" not in found.err
 
 
-def test_the_next_run_knows_it(shared: Command, found: Result) -> None:
+def test_the_next_run_uses_what_was_measured(shared: Command, found: Result) -> None:
     data = found.json
     (file,) = (shared.cache / "calibration").iterdir()
     stored = json.loads(file.read_text())
@@ -156,7 +156,7 @@ def test_the_tables(command: Command) -> None:
     assert not command.cache.exists()
 
 
-def test_without_a_draft_and_without_anybody(command: Command) -> None:
+def test_it_runs_without_a_draft_and_without_any_drafter(command: Command) -> None:
     (command.home / "one.json").write_text(json.dumps({"mine": ["What is zip?"]}))
     args = ("--prompts", "one.json", "-n", "4", "--json")
     none, nobody = command.many(
@@ -213,7 +213,7 @@ def test_bad_input_is_one_clear_line(
     assert needle in next(line for line in result.lines if line.startswith("error: "))
 
 
-def test_all_that_do_not_fit_are_named(shared: Command, foreign: Path) -> None:
+def test_all_unusable_drafts_are_named(shared: Command, foreign: Path) -> None:
     shutil.copy(foreign, foreign.parent / "other.gguf")
     result = shared("tune", "-md", "foreign.gguf", "-md", "other.gguf")
     assert (result.code, result.raw) == (7, b"")
@@ -230,7 +230,7 @@ def measuring(command: Command, *args: str) -> psutil.Popen:
     return process
 
 
-def test_ctrl_c_stores_and_shows_what_there_is(command: Command) -> None:
+def test_ctrl_c_stores_and_shows_what_was_measured(command: Command) -> None:
     process = measuring(command)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -243,7 +243,7 @@ def test_ctrl_c_stores_and_shows_what_there_is(command: Command) -> None:
     assert len(json.loads(file.read_text())["curves"]["0"]["widths"]) > 5
 
 
-def test_when_the_engine_dies_what_there_is_is_shown(command: Command) -> None:
+def test_what_was_measured_is_shown_if_the_engine_dies(command: Command) -> None:
     process = measuring(command, "--json")
     psutil.Process(process.pid).children()[0].kill()
     out, err = process.communicate(timeout=60)

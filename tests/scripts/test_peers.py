@@ -75,7 +75,7 @@ TOLD = {
 EDIT, JSON = Cell("f16", "0.02", "edit", 0.0), Cell("q4_0", "0.15", "json", 0.8)
 
 
-def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
+def test_other_cells_are_not_counted(tmp_path: Path) -> None:
     tool = tmp_path / "llama-speculative-simple"
     tool.write_text(
         """#!/bin/sh
@@ -197,7 +197,7 @@ def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"command": "old", "rates": {}}'])
-def test_files_of_others_are_left_alone(tmp_path: Path, text: str) -> None:
+def test_foreign_files_are_not_overwritten(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
     for anew in (False, True):
@@ -235,7 +235,7 @@ def test_grids() -> None:
     assert not any(p.kind == "draft" for p in grid(draft=False))
 
 
-def test_a_command_line_tells_no_places() -> None:
+def test_a_command_line_shows_no_folders() -> None:
     argv = ["/opt/x/bench/peers/__main__.py", "--pairs", "/srv/pairs", "--out=/srv/b.md", "--temps", "0,0.8"]
     assert environment.command(argv) == "python -m scripts.bench.peers --pairs pairs --out=b.md --temps 0,0.8"
     assert environment.machine()
