@@ -112,7 +112,7 @@ def test_a_field_that_cannot_be_used(server: Server, fields, param) -> None:
         ({"prompt": "x", "logit_bias": {"99999": 1}}, "4095"),
     ],
 )
-def test_completions(server: Server, fields, needle) -> None:
+def test_a_field_of_completions_that_cannot_be_used(server: Server, fields, needle) -> None:
     reply = server.post("/v1/completions", fields)
     assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
 
@@ -133,7 +133,7 @@ def test_completions(server: Server, fields, needle) -> None:
         ({"chat_template_kwargs": {"add_generation_prompt": {"a": 1}}, "messages": [{"role": "user"}]}, ""),
     ],
 )
-def test_grammars_in_bounded_time(server: Server, fields, needle, stream: bool) -> None:
+def test_bad_grammars_are_refused_in_bounded_time(server: Server, fields, needle, stream: bool) -> None:
     began = time.monotonic()
     reply = server.chat(**{"max_tokens": 2, "stream": stream, **fields})
     assert time.monotonic() - began < 20
@@ -171,7 +171,7 @@ def test_a_prompt_that_does_not_fit(server: Server) -> None:
     ],
     ids=range(13),
 )
-def test_what_is_no_body(server: Server, body: bytes, needle: str) -> None:
+def test_invalid_bodies_are_refused(server: Server, body: bytes, needle: str) -> None:
     reply = server.post(CHAT, body)
     assert (reply.status, needle in reply.error["message"]) == (400, True), reply.error
 
@@ -238,7 +238,7 @@ def test_chunks_without_an_end(server: Server) -> None:
     ],
     ids=range(6),
 )
-def test_what_is_no_http(server: Server, data: bytes) -> None:
+def test_invalid_http_is_refused(server: Server, data: bytes) -> None:
     try:
         found = server.raw(data, seconds=1.0)
     except (BrokenPipeError, ConnectionResetError):
@@ -259,7 +259,7 @@ def test_what_is_no_http(server: Server, data: bytes) -> None:
         ("GET", "/v1/models/%00%0a", 404),
     ],
 )
-def test_routes_that_are_not_there(server: Server, method: str, path: str, status: int) -> None:
+def test_unknown_routes_are_refused(server: Server, method: str, path: str, status: int) -> None:
     reply = server.ask(method, path)
     assert reply.status == status
     assert reply.error["message"]

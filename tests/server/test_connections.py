@@ -1,4 +1,4 @@
-"""Clients that take their time, and more connections than there may be: raw sockets on loopback."""
+"""Slow clients, and more connections than are allowed: raw sockets on loopback."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class TestSlowSenders:
         error = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
         assert (error["type"], "head" in error["message"]) == ("timeout_error", True)
 
-    def test_one_who_says_nothing(self, brief: Server) -> None:
+    def test_a_silent_client_is_disconnected(self, brief: Server) -> None:
         with socket.create_connection((brief.host, brief.port)) as link:
             assert is_closed(link)
 
     def test_a_second_head_that_never_ends(self, brief: Server) -> None:
-        """Keep-alive waits for a second request, not for one that trickles."""
+        """Keep-alive waits for a second request, not for one that arrives byte by byte."""
         with socket.create_connection((brief.host, brief.port)) as link:
             assert answer(asking(link, "/health"))[0] == 200
             assert trickle(link, HEAD + b"X: " + b"y" * 10_000, SOON).startswith(b"HTTP/1.1 408 ")
@@ -96,13 +96,13 @@ class TestSlowSenders:
         assert b"did not arrive within" in said
 
     @pytest.mark.parametrize("path", [b"/nothing", b"/health", b"/v1/messages"])
-    def test_a_body_that_nobody_waits_for(self, brief: Server, path: bytes) -> None:
-        """It was answered already; a sender who goes on trickling keeps no connection open."""
+    def test_a_body_that_is_not_needed(self, brief: Server, path: bytes) -> None:
+        """It was answered already; a sender that continues slowly keeps no connection open."""
         with socket.create_connection((brief.host, brief.port)) as link:
             link.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n")
             assert trickle(link, b"x" * 10_000, SOON).startswith(b"HTTP/1.1 40")
 
-    def test_the_server_goes_on(self, brief: Server) -> None:
+    def test_the_server_still_answers(self, brief: Server) -> None:
         links = [socket.create_connection((brief.host, brief.port)) for _ in range(50)]
         for link in links:
             link.sendall(HEAD)
@@ -112,8 +112,8 @@ class TestSlowSenders:
             link.close()
 
 
-class TestWhoMayBeSlow:
-    def test_keep_alive(self, brief: Server) -> None:
+class TestAllowedToBeSlow:
+    def test_an_idle_connection_is_kept(self, brief: Server) -> None:
         """Idle for longer than a head may take."""
         with socket.create_connection((brief.host, brief.port)) as link:
             for _ in range(2):
@@ -121,7 +121,7 @@ class TestWhoMayBeSlow:
                 time.sleep(BRIEF + 0.5)
             assert answer(asking(link, "/health"))[0] == 200
 
-    def test_who_waits_for_an_answer(self, brief: Server) -> None:
+    def test_a_client_may_wait_for_its_answer(self, brief: Server) -> None:
         """The client has nothing to send meanwhile."""
         engine, link = brief.engine(), brief.begin(prompt="def ", max_tokens=5)
         engine.suspend()
@@ -131,7 +131,7 @@ class TestWhoMayBeSlow:
             engine.resume()
         assert link.getresponse().status == 200
 
-    def test_a_slow_reader(self, brief: Server) -> None:
+    def test_a_slow_reader_gets_the_whole_answer(self, brief: Server) -> None:
         """Takes longer than a client may leave its answer unread, but reads on."""
         link = brief.begin(CHAT, **LARGE, max_tokens=2000)
         stream, found, began = link.getresponse(), b"", time.monotonic()
@@ -143,7 +143,7 @@ class TestWhoMayBeSlow:
         assert found.endswith(b"data: [DONE]\n\n")
 
 
-def test_who_reads_nothing_is_left(brief: Server) -> None:
+def test_a_client_that_reads_nothing_is_given_up(brief: Server) -> None:
     """What was sent fills a bounded buffer; then the slot is free again, and the connection closed."""
     with socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

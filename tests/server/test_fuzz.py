@@ -55,7 +55,7 @@ def shortened(body: Any) -> Any:
     suppress_health_check=list(HealthCheck),
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
-def test_nothing_that_is_asked_is_a_server_error(case: schemathesis.Case, server: Server) -> None:
+def test_no_request_causes_a_server_error(case: schemathesis.Case, server: Server) -> None:
     case.body = shortened(case.body)
     case.validate_response(case.call(base_url=server.url, timeout=60), checks=CHECKS)
 

@@ -75,7 +75,7 @@ class TestChild:
         assert (process.threads == {threading.get_ident()}) is watching
         assert process.ended.is_set()
 
-    def test_what_is_no_message(
+    def test_an_invalid_message_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
     ) -> None:
         process = Process(tmp_path, monkeypatch, r"nonsense\n")
@@ -115,7 +115,7 @@ class TestLoopClient:
         await asyncio.to_thread(client.load, SETTINGS)
         return client
 
-    def test_the_text_is_that_of_a_thread(self) -> None:
+    def test_the_text_is_that_of_a_threaded_client(self) -> None:
         async def main() -> str:
             client, heard = await self.loaded(lambda: None), Heard()
             client.submit(self.REQUEST, heard)
@@ -135,7 +135,7 @@ class TestLoopClient:
         assert len(expected) > 10
         assert asyncio.run(main()) == expected
 
-    def test_one_failing_delivery_is_its_own_trouble(self) -> None:
+    def test_a_failing_delivery_affects_no_other_request(self) -> None:
         def fail(_message: m.Message | SpecllamaError) -> None:
             raise RuntimeError("a mistake of ours")
 

@@ -57,7 +57,7 @@ def test_a_trace_calls_it_a_copy(keyed: Server) -> None:
     assert set(sources) == {"target", "copy"}
 
 
-def test_metrics_tell_it_apart(keyed: Server) -> None:
+def test_metrics_count_it_separately(keyed: Server) -> None:
     ask(keyed, "alice")
     ask(keyed, "alice")
     found = keyed.get("/metrics", headers=KEYS["bob"]).body.decode()
@@ -93,12 +93,12 @@ class TestKeys:
             ({"authorization": "two"}, ""),
         ],
     )
-    def test_an_owner_is_no_secret(self, given: dict[str, str], owner: str) -> None:
+    def test_an_owner_does_not_contain_the_key(self, given: dict[str, str], owner: str) -> None:
         assert self.KEYS.owner(Headers(given)) == owner
 
 
-def test_a_request_can_keep_out_of_it(keyed: Server) -> None:
-    """It is what measuring needs: the same text is asked for again and again."""
+def test_a_request_can_opt_out_of_it(keyed: Server) -> None:
+    """Measuring needs this: it requests the same text again and again."""
     out = {"seed": 5, "speculation": {"memory": False}}
     first, second = (ask(keyed, "alice", **out) for _ in range(2))
     third, fourth = (ask(keyed, "alice", seed=5) for _ in range(2))

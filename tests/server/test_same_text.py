@@ -94,7 +94,7 @@ class TestCommandLines:
             assert texts == {3}
 
 
-def test_it_measures_when_nobody_asks(tmp_path) -> None:
+def test_it_measures_while_idle(tmp_path) -> None:
     with Server(tmp_path, "-np", "1", calibrate=True) as one:
         asked = {"max_tokens": 40, "seed": 1, "ignore_eos": True}
         assert one.complete(**asked).json["speculation"]["plain_source"] in ("run", "none")

@@ -33,7 +33,7 @@ class TestKeys:
             {"Authorization": "Bearer wrong", "X-Api-Key": KEY},
         ],
     )
-    def test_who_has_one_gets_in(self, locked: Server, headers) -> None:
+    def test_a_request_with_a_key_is_served(self, locked: Server, headers) -> None:
         assert locked.get("/v1/models", headers=headers).status == 200
 
     @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ class TestKeys:
             {"Cookie": f"key={KEY}"},
         ],
     )
-    def test_who_has_none_does_not(self, locked: Server, headers) -> None:
+    def test_a_request_without_a_key_is_refused(self, locked: Server, headers) -> None:
         for method, path in (
             ("GET", "/v1/models"),
             ("GET", "/metrics"),
@@ -70,7 +70,7 @@ class TestKeys:
         assert locked.post("/v1/messages", {}).json["error"]["type"] == "authentication_error"
         assert isinstance(locked.get("/api/tags").json["error"], str)
 
-    def test_nothing_secret_in_the_log(self, locked: Server) -> None:
+    def test_the_log_has_no_secrets(self, locked: Server) -> None:
         locked.post(
             f"/v1/chat/completions?key={KEY}",
             {"messages": [{"role": "user", "content": "my secret question"}], "max_tokens": 2},
@@ -88,16 +88,16 @@ class TestPages:
     @pytest.mark.parametrize(
         "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "[x"]
     )
-    def test_foreign_hosts(self, server: Server, host: str) -> None:
+    def test_foreign_hosts_are_refused(self, server: Server, host: str) -> None:
         reply = server.get("/health", headers={"Host": host})
         assert reply.status in (400, 421)
 
     @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "localhost."])
-    def test_own_hosts(self, server: Server, host: str) -> None:
+    def test_own_hosts_are_served(self, server: Server, host: str) -> None:
         assert server.get("/health", headers={"Host": host}).status == 200
 
     @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "file://"])
-    def test_foreign_origins(self, server: Server, origin: str) -> None:
+    def test_foreign_origins_are_refused(self, server: Server, origin: str) -> None:
         for method in ("GET", "POST", "OPTIONS"):
             reply = server.ask(method, "/v1/chat/completions", headers={"Origin": origin})
             assert reply.status == 403
@@ -125,7 +125,7 @@ class TestPages:
         assert locked.get("/v1/models", headers={"Origin": "https://app.example"}).status == 401
 
 
-def test_prompts_are_logged_for_who_asks(tmp_path) -> None:
+def test_prompts_are_logged_only_on_request(tmp_path) -> None:
     with Server(tmp_path, "--log-prompts", "-np", "1") as one:
         one.chat([{"role": "user", "content": "line\nline"}], max_tokens=1)
         assert "line\\nline" in one.wait_for("prompt")
@@ -160,7 +160,7 @@ class TestCommandLine:
             (("--temp", "-1"), 2, "--temp"),
         ],
     )
-    def test_what_cannot_be_served(self, tmp_path, flags, code, needle) -> None:
+    def test_settings_that_cannot_be_served_are_refused(self, tmp_path, flags, code, needle) -> None:
         (tmp_path / "empty.txt").write_text("\n")
         done = Command(tmp_path)("serve", *flags)
         assert (done.code, done.raw) == (code, b""), done.err

@@ -82,7 +82,7 @@ class TestStream:
                 assert choice["logprobs"] is None
         assert text == content(events)
 
-    def test_a_trace_is_there_for_who_asks(self, server: Server) -> None:
+    def test_a_trace_is_sent_on_request(self, server: Server) -> None:
         asked = {"stream": True, "max_tokens": 60, "seed": 1, "temperature": 0}
         events = server.chat(**asked, speculation={"trace": True}).events
         shown = [e for e in events if e["choices"] and e["choices"][0]["delta"].get("content")]
@@ -188,7 +188,7 @@ class TestChat:
         again = server.chat([*QUESTION, answer, *QUESTION], max_tokens=5)
         assert again.status == 200, again.body
 
-    def test_reasoning_is_apart(self, server: Server) -> None:
+    def test_reasoning_is_separated(self, server: Server) -> None:
         found = server.chat(grammar=THINK).json
         message = found["choices"][0]["message"]
         assert message["reasoning_content"] == "2 is\nsmall"
@@ -231,14 +231,14 @@ class TestStructure:
             {"grammar": 'root ::= "{\\"a\\": 1}"'},
         ],
     )
-    def test_the_text_obeys(self, server: Server, field) -> None:
+    def test_the_text_obeys_its_schema_or_grammar(self, server: Server, field) -> None:
         text = server.chat(**field, max_tokens=60).json["choices"][0]["message"]["content"]
         if "stop" in field:
             assert text.startswith("{")
         else:
             assert json.loads(text) == {"a": 1}
 
-    def test_forced_tokens_are_shown_apart(self, server: Server) -> None:
+    def test_forced_tokens_are_counted_separately(self, server: Server) -> None:
         found = server.chat(json_schema={"enum": ["a long text that nobody has to guess"]}).json
         own = found["speculation"]
         assert own["forced_tokens"] > 3
@@ -267,7 +267,7 @@ def test_the_three_dialects_agree(server: Server) -> None:
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == timings["cache_n"]
 
 
-def test_a_prompt_that_was_there_before_is_not_read_again(exact: Server) -> None:
+def test_a_repeated_prompt_is_not_evaluated_again(exact: Server) -> None:
     asked = {"max_tokens": 10, "seed": 1, "temperature": 0}
     first, again = (exact.complete("import shutil\n\ndef copy(", **asked).json for _ in range(2))
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
@@ -309,7 +309,7 @@ def test_false_forbids_a_token(exact: Server) -> None:
     assert exact.complete(**asked, logit_bias=[[token, False]]).json["choices"][0]["text"] != text
 
 
-def test_harmless_fields_pass(server: Server) -> None:
+def test_harmless_fields_are_accepted(server: Server) -> None:
     fields = {
         "user": "me", "cache_prompt": True, "id_slot": -1, "metadata": {"a": "b"}, "tools": [],
         "store": False, "tool_choice": "auto", "parallel_tool_calls": True, "stop": None, "seed": -1,
