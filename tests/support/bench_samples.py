@@ -1,4 +1,4 @@
-"""Samples with given speeds, for the tests of what is made of them."""
+"""Samples with given speeds, for the tests of summaries, verdicts and reports."""
 
 from __future__ import annotations
 

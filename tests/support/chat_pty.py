@@ -23,9 +23,9 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 
 
 class Terminal:
-    """`specllama chat` behind a pseudo-terminal; a context manager that ends it.
+    """`specllama chat` on a pseudo-terminal; a context manager that ends it.
 
-    seen: all that came, with control sequences; text(): without them. `expect` looks behind what an earlier
+    seen: all that came, with control sequences; text(): without them. `expect` looks after what an earlier
     one found.
     """
 
@@ -83,7 +83,7 @@ class Terminal:
         self.type(line + "\r")
 
     def expect(self, pattern: str, seconds: float = SECONDS) -> re.Match[str]:
-        """The next place where the text (without control sequences) matches; what stands before is over."""
+        """The next place where the text (without control sequences) matches; the text before it is not searched again."""
         end = time.monotonic() + seconds
         while (found := re.compile(pattern).search(self.text(), self._at)) is None:
             left = end - time.monotonic()

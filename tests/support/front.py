@@ -1,4 +1,4 @@
-"""A host in this process, and what it said."""
+"""An engine core in this process, and the messages that it sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users and their programs hold on to: flags, TOML keys, JSON keys, metric names, the Python API.
+"""What users and their programs depend on: flags, TOML keys, JSON keys, metric names, the Python API.
 
 `collect_*` look at the running program; tests/cli/test_frozen.py compares with tests/cli/frozen.json.
 """

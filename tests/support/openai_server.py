@@ -1,4 +1,4 @@
-"""A small server on loopback that speaks plain OpenAI shapes over real HTTP, with faults to switch on."""
+"""A small server on loopback with a plain OpenAI API over real HTTP, and faults to switch on."""
 
 from __future__ import annotations
 
