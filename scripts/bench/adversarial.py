@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts import cli
-from scripts.bench.measuring.adversarial_texts import dropping, noise, sources, switching
+from scripts.bench.measuring.adversarial_texts import STRETCH, dropping, noise, sources, switching
 from scripts.bench.measuring.engine import PlainAndAuto, Task, TimedEngine, Vocab, turns
 from scripts.bench.measuring.random_draft import write_random_draft
 from scripts.figures import Overhead, overhead
@@ -68,16 +68,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-m", "--model", type=Path, default=EMBEDDED_TARGET, help="the target, a GGUF file")
     parser.add_argument("-md", "--draft", type=Path, default=EMBEDDED_DRAFT, help="its draft")
     parser.add_argument("--only", type=names, default=list(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--texts", type=int, default=6, help="texts of each case")
-    parser.add_argument("-n", type=int, default=256, help="tokens of a text")
-    parser.add_argument("--runs", type=int, default=5, help="of each text, plain and default")
+    parser.add_argument("--texts", type=cli.whole(1), default=6, metavar="N", help="texts of each case")
+    parser.add_argument("-n", type=cli.whole(STRETCH), default=256, metavar="TOKENS", help="tokens of a text")
+    parser.add_argument(
+        "--runs", type=cli.whole(1), default=5, metavar="N", help="of each text, plain and default"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the texts and their order")
     parser.add_argument("-c", "--ctx", type=int, default=2048, help="tokens of the context")
-    parser.add_argument("-t", "--threads", type=int, default=physical_cores())
+    parser.add_argument("-t", "--threads", type=cli.whole(1), default=physical_cores(), metavar="N")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="raw times")
     args = parser.parse_args()
-    if min(args.texts, args.runs, args.threads) < 1 or args.n < 2:
-        parser.error("--texts, --runs and --threads must be 1 or more, -n 2 or more")
     if args.n + PROMPT + 16 > args.ctx:
         parser.error(f"-n {args.n} and a prompt do not fit: use -c {args.n + PROMPT + 16} or more")
     for path in (args.model, args.draft):
