@@ -86,7 +86,7 @@ class Supervisor:
         if (dead := self._client.dead) is not None:
             return dead.message
         silent = self._client.silent_for
-        return f"the engine process has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
+        return f"the engine process has sent nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
     @property
     def info(self) -> LoadInfo:

@@ -33,7 +33,7 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
     if off_reason:
         return DraftingVerdict(off_reason)
     if not g.request.speculate:
-        return DraftingVerdict("not asked for")
+        return DraftingVerdict("off for this request")
     if g.stats.rounds < _MIN_ROUNDS or g.stats.n_drafted + g.stats.n_forced > _FEW * g.stats.n_predict:
         return DraftingVerdict()
     return _why(policy, g)

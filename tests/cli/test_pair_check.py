@@ -13,7 +13,7 @@ import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import tinygguf
-from tests.support.command import ROOT, Command, Result
+from tests.support.command import ROOT, Command, Result, assert_error
 from tests.support.ggufbytes import llama, vocab_metadata, vocabulary, words
 
 EMBEDDED = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
@@ -31,16 +31,6 @@ def check(command: Command, *args: str, **more: Any) -> Result:
     assert result.err == ""
     assert result.out.replace("\n", "").isprintable()
     return result
-
-
-def refused(result: Result, code: int, *needles: str) -> None:
-    """One error for people, nothing on stdout."""
-    assert result.code == code, (result.raw, result.err)
-    assert result.raw == b""
-    assert result.lines[0].startswith("error: ")
-    assert len(result.lines) <= 2
-    for needle in needles:
-        assert needle in result.err, result.err
 
 
 @pytest.fixture
@@ -131,7 +121,7 @@ def test_run_refuses_the_same_pair_for_the_same_reason(command: Command) -> None
     reason = check(command, *pair, "--json").json["reason"]
     assert reason == "vocabulary sizes differ by 129, more than 128: target 280 tokens, draft 409"
     result = command("run", "-m", pair[0], "-md", pair[1], "-p", "x", "-n", "1")
-    refused(result, 7, reason)
+    assert_error(result, 7, reason)
 
 
 def test_a_file_checked_with_itself_gets_a_warning(command: Command, file: Callable[..., str]) -> None:
@@ -232,7 +222,7 @@ def test_bad_files_are_refused_with_a_reason(command: Command, data: bytes, need
     (command.home / "bad.gguf").write_bytes(data)
     for args in (("bad.gguf", EMBEDDED[1]), (EMBEDDED[0], "bad.gguf", "--json")):
         result = command("pair-check", *args)
-        refused(result, 6, "bad.gguf", needle)
+        assert_error(result, 6, "bad.gguf", needle)
         assert "\x1b" not in result.err
 
 
@@ -252,14 +242,14 @@ def test_paths_that_are_not_files_are_refused(command: Command) -> None:
     }
     for name, (code, needle) in cases.items():
         for result in command.many(("pair-check", name, EMBEDDED[1]), ("pair-check", EMBEDDED[0], name)):
-            refused(result, code, needle)
+            assert_error(result, code, needle)
     assert "MAIN" in command("pair-check", "missing.gguf", EMBEDDED[1]).err
     assert "DRAFT" in command("pair-check", EMBEDDED[0], "missing.gguf").err
 
 
 def test_wrong_usage_is_one_clear_line(shared: Command) -> None:
     for args in ((), (EMBEDDED[0],), (*EMBEDDED, "third"), (*EMBEDDED, "--nothing")):
-        refused(shared("pair-check", *args), 2)
+        assert_error(shared("pair-check", *args), 2)
 
 
 def test_a_closed_pipe_is_no_error(shared: Command) -> None:

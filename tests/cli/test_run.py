@@ -24,7 +24,7 @@ CODE = (
 )
 RENAME = f"Rename `result` to `payload` in this code:\n{CODE}"
 ARGS = ("-p", RENAME, "--seed", "3", "--ignore-eos", "-n", "60")
-LINE = (  # of product.md, as it stands
+LLAMA_CPP_COMMAND_LINE = (  # its options, with the same meaning
     "specllama run -m main.gguf -md draft.gguf -c 4096 -cd 4096 -ngl 99 -ngld 99 --draft-max 16 "
     '--draft-min 4 -n 128 -p "Who was the first prime minister of Britain?"'
 )
@@ -163,7 +163,7 @@ def test_the_line_of_llama_speculative_works_as_it_stands(command: Command) -> N
 
     shutil.copy(EMBEDDED_TARGET, command.home / "main.gguf")
     shutil.copy(EMBEDDED_DRAFT, command.home / "draft.gguf")
-    result = command(*shlex.split(LINE)[1:])
+    result = command(*shlex.split(LLAMA_CPP_COMMAND_LINE)[1:])
     assert result.code == 0
     assert result.out.strip()
     assert result.lines[0].endswith("(vocabulary identical) + copy, length up to 16")

@@ -162,7 +162,7 @@ class TestEngine:
             try:
                 one.until(lambda: one.get("/health").status == 503, 30)
                 began = time.monotonic()
-                assert "said nothing" in one.get("/health").json["error"]["message"]
+                assert "sent nothing" in one.get("/health").json["error"]["message"]
                 assert one.get("/metrics").status == 200
                 assert time.monotonic() - began < FREE
             finally:

@@ -83,7 +83,7 @@ class Terminal:
         self.type(line + "\r")
 
     def expect(self, pattern: str, seconds: float = SECONDS) -> re.Match[str]:
-        """The next match in the text without control sequences; the text up to its end is not searched again."""
+        """The next match after the last one, in the text without control sequences."""
         end = time.monotonic() + seconds
         while (found := re.compile(pattern).search(self.text(), self._at)) is None:
             left = end - time.monotonic()

@@ -182,7 +182,7 @@ def test_speculation_switched_off_by_the_settings_or_by_the_request():
     off = {"speculation": "off", "reason": "--draft-max 0"}
     assert verdict(policy, world.answer(policy, 10), "--draft-max 0") == off
     plain = world.answer(policy, 10, speculate=False)
-    assert verdict(policy, plain) == {"speculation": "off", "reason": "not asked for"}
+    assert verdict(policy, plain) == {"speculation": "off", "reason": "off for this request"}
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.95])
