@@ -248,7 +248,7 @@ class TestOptions:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("canonical", "spelling"),
     [
         (f"use {option('n_ctx', 512)} or more", "use max_model_len=512 or more"),
         (
@@ -279,10 +279,10 @@ class TestOptions:
     ],
     ids=str,
 )
-def test_options_in_messages_are_arguments(said: str, told: str) -> None:
-    assert spelled(said, as_argument) == told
-    error = UsageError("no: " + said, said).spelled(as_argument).prefixed("prompt 1: ")
-    assert (type(error), error.message, error.hint) == (UsageError, "prompt 1: no: " + told, told)
+def test_options_in_messages_are_arguments(canonical: str, spelling: str) -> None:
+    assert spelled(canonical, as_argument) == spelling
+    error = UsageError("no: " + canonical, canonical).spelled(as_argument).prefixed("prompt 1: ")
+    assert (type(error), error.message, error.hint) == (UsageError, "prompt 1: no: " + spelling, spelling)
 
 
 class TestPrompts:

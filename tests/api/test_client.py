@@ -1,4 +1,4 @@
-"""EngineClient.submit, on which the Python API stands: who is told what, and when nothing more."""
+"""EngineClient.submit, on which the Python API stands: which messages a request gets, and when its last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specllama.models import prepare
 from specllama.models.resolve import Library
 from tests.support.processes import SOON
 
-Told = queue.SimpleQueue[m.Message | SpecllamaError]
+Inbox = queue.SimpleQueue[m.Message | SpecllamaError]
 
 
 def settings() -> LoadSettings:
@@ -53,92 +53,92 @@ def ask(client: EngineClient, n: int) -> m.Generate:
     )
 
 
-def until_done(told: Told) -> list[m.Message]:
+def until_done(inbox: Inbox) -> list[m.Message]:
     """All that is delivered, to the Done."""
     found: list[m.Message] = []
     while not found or not isinstance(found[-1], m.Done):
-        message = told.get(timeout=SOON)
+        message = inbox.get(timeout=SOON)
         assert not isinstance(message, SpecllamaError)
         found.append(message)
     return found
 
 
-def until_tokens(told: Told) -> None:
-    while not isinstance(told.get(timeout=SOON), m.Tokens):
+def until_tokens(inbox: Inbox) -> None:
+    while not isinstance(inbox.get(timeout=SOON), m.Tokens):
         pass
 
 
 class TestDelivery:
     def test_in_order_and_of_this_request_alone(self, client: EngineClient) -> None:
-        boxes = [Told() for _ in range(3)]
+        boxes = [Inbox() for _ in range(3)]
         requests = [ask(client, n) for n in (3, 5, 7)]
-        for request, told in zip(requests, boxes, strict=True):
-            assert client.submit(request, told.put).id == request.id
-        for request, told, n in zip(requests, boxes, (3, 5, 7), strict=True):
-            found = until_done(told)
+        for request, inbox in zip(requests, boxes, strict=True):
+            assert client.submit(request, inbox.put).id == request.id
+        for request, inbox, n in zip(requests, boxes, (3, 5, 7), strict=True):
+            found = until_done(inbox)
             assert isinstance(found[0], m.Started)
             tokens = [message for message in found if isinstance(message, m.Tokens)]
             assert {item.id for message in tokens for item in message.items} == {request.id}
             assert sum(len(message.items[0].ids) for message in tokens) == n
-            assert told.empty()
+            assert inbox.empty()
 
     def test_the_end_is_delivered_after_cancel(self, client: EngineClient) -> None:
-        told = Told()
-        submission = client.submit(ask(client, 30000), told.put)
-        until_tokens(told)
+        inbox = Inbox()
+        submission = client.submit(ask(client, 30000), inbox.put)
+        until_tokens(inbox)
         submission.cancel()
-        done = until_done(told)[-1]
+        done = until_done(inbox)[-1]
         assert isinstance(done, m.Done)
         assert done.reason == "cancel"
         submission.cancel()
         submission.discard()
 
     def test_nothing_is_delivered_after_leave(self, client: EngineClient) -> None:
-        told = Told()
-        submission = client.submit(ask(client, 30000), told.put)
-        until_tokens(told)
+        inbox = Inbox()
+        submission = client.submit(ask(client, 30000), inbox.put)
+        until_tokens(inbox)
         submission.discard()
-        other = Told()
+        other = Inbox()
         client.submit(ask(client, 2), other.put)
         until_done(other)
-        while not told.empty():  # what came before the leave
-            assert not isinstance(told.get(), (m.Done, SpecllamaError))
+        while not inbox.empty():  # what came before the leave
+            assert not isinstance(inbox.get(), (m.Done, SpecllamaError))
         submission.discard()
 
     def test_an_error_is_delivered_once(self, client: EngineClient) -> None:
-        told = Told()
-        client.submit(m.Generate(client.next_id(), prompt="a", params={"temperature": -1}), told.put)
-        assert isinstance(told.get(timeout=SOON), UsageError)
-        assert told.empty()
+        inbox = Inbox()
+        client.submit(m.Generate(client.next_id(), prompt="a", params={"temperature": -1}), inbox.put)
+        assert isinstance(inbox.get(timeout=SOON), UsageError)
+        assert inbox.empty()
 
     def test_what_cannot_be_sent_is_raised_and_not_delivered(self, client: EngineClient) -> None:
-        told = Told()
+        inbox = Inbox()
         with pytest.raises(UsageError, match="cannot be written as JSON"):
-            client.submit(m.Generate(client.next_id(), prompt="a", variables={"a": object()}), told.put)
-        running = client.submit(ask(client, 30000), told.put)
+            client.submit(m.Generate(client.next_id(), prompt="a", variables={"a": object()}), inbox.put)
+        running = client.submit(ask(client, 30000), inbox.put)
         with pytest.raises(UsageError, match=f"there is a request {running.id} already"):
-            client.submit(m.Generate(running.id, prompt="a"), Told().put)
+            client.submit(m.Generate(running.id, prompt="a"), Inbox().put)
         running.discard()
-        assert client.submit(ask(client, 1), told.put).id != running.id
+        assert client.submit(ask(client, 1), inbox.put).id != running.id
 
 
 class TestDeath:
     def test_every_request_gets_its_own_error(self) -> None:
         with EngineClient() as client:
             client.load(settings())
-            finished, boxes = Told(), [Told() for _ in range(4)]
+            finished, boxes = Inbox(), [Inbox() for _ in range(4)]
             client.submit(ask(client, 2), finished.put)
             until_done(finished)
-            for told in boxes:
-                client.submit(ask(client, 30000), told.put)
+            for inbox in boxes:
+                client.submit(ask(client, 30000), inbox.put)
             until_tokens(boxes[0])
             psutil.Process(client.pid).kill()
             errors = []
-            for told in boxes:
-                while not isinstance(message := told.get(timeout=SOON), SpecllamaError):
+            for inbox in boxes:
+                while not isinstance(message := inbox.get(timeout=SOON), SpecllamaError):
                     pass
                 errors.append(message)
-                assert told.empty()
+                assert inbox.empty()
             assert {type(error) for error in errors} == {EngineDiedError}
             assert len({id(error) for error in errors}) == 4
             for _ in range(2):
@@ -149,10 +149,10 @@ class TestDeath:
             assert finished.empty()
 
     def test_requests_that_arrive_while_it_dies(self) -> None:
-        """Each is either refused or told; none is forgotten."""
+        """Each is either refused or gets its error; none is forgotten."""
         with EngineClient() as client:
             client.load(settings())
-            ends, refused, submitted, stop = Told(), 0, 0, time.monotonic() + SOON
+            ends, refused, submitted, stop = Inbox(), 0, 0, time.monotonic() + SOON
 
             def deliver(message: m.Message | SpecllamaError) -> None:
                 if isinstance(message, (m.Done, SpecllamaError)):
@@ -181,9 +181,9 @@ class TestDeath:
 
         with EngineClient() as client:
             client.load(settings())
-            told = Told()
-            client.submit(ask(client, 30000), told.put)
+            inbox = Inbox()
+            client.submit(ask(client, 30000), inbox.put)
             client.submit(ask(client, 30000), bad)
-            while not isinstance(message := told.get(timeout=SOON), SpecllamaError):
+            while not isinstance(message := inbox.get(timeout=SOON), SpecllamaError):
                 pass
             assert "could not be delivered" in str(message)

@@ -193,8 +193,8 @@ class TestSurroundings:
                 time.sleep(20)
                 os._exit(0)
         """)
-        told = "this engine belongs to the process that this one was forked from"
-        assert out.splitlines() == [told, told, "3", "3"]
+        error = "this engine belongs to the process that this one was forked from"
+        assert out.splitlines() == [error, error, "3", "3"]
 
     def test_a_forked_child_that_exits_as_scripts_do(self, program: Program) -> None:
         out = program("""

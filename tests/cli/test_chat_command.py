@@ -43,8 +43,8 @@ def chat(command: Command, *lines: str, args: tuple[str, ...] = FEW, **more: Any
     result = command("chat", *args, stdin="".join(f"{line}\n" for line in lines).encode(), **more)
     assert "Traceback" not in result.err
     assert "\x1b" not in result.err
-    said = (line for line in result.err.splitlines(keepends=True) if not line.startswith("loading the "))
-    return replace(result, err="".join(said))
+    output = (line for line in result.err.splitlines(keepends=True) if not line.startswith("loading the "))
+    return replace(result, err="".join(output))
 
 
 def prompts(text: str) -> list[tuple[int, int]]:
@@ -61,7 +61,7 @@ def messages(command: Command, name: str) -> list[str]:
     return [message["content"] for message in saved(command, name)["messages"]]
 
 
-BAD = {  # command, and words of what is said to it
+BAD = {  # command, and words of its error
     "/sve x": "there is no command /sve; did you mean /save?",
     "/": "there is no command /",
     "/\x1b[31m": "there is no command /␛[31m",
@@ -100,13 +100,13 @@ BAD = {  # command, and words of what is said to it
 
 @pytest.fixture(scope="module")
 def bad(shared: Command) -> dict[str, str]:
-    """What is said to each of the bad commands, in one chat."""
+    """The error of each of the bad commands, in one chat."""
     asked = [part for line in BAD for part in (line, "/draft")]
     result = chat(shared, *asked, "/set temperature", args=("--no-calibrate",))
     assert (result.code, result.out) == (2, "")
     assert result.lines[-1].split() == ["temperature", "0.8"]
-    said = result.err.partition("\n")[2].split("drafts on, length auto\n")[:-1]
-    return dict(zip(BAD, said, strict=True))
+    output = result.err.partition("\n")[2].split("drafts on, length auto\n")[:-1]
+    return dict(zip(BAD, output, strict=True))
 
 
 class TestPipe:
@@ -214,8 +214,8 @@ class TestPipe:
         result = chat(shared, *lines, "/draft 2", "/draft 0", "/draft", args=args)
         first, again, other, once_more = prompts(result.err)
         assert [n > 0 for _, n in (first, again, other, once_more)] == [False, False, True, False]
-        said = [line for line in result.lines if line.startswith(("speculation", "error", "drafts"))]
-        assert [line.partition(": draft pydoc")[0] for line in said] == [
+        output = [line for line in result.lines if line.startswith(("speculation", "error", "drafts"))]
+        assert [line.partition(": draft pydoc")[0] for line in output] == [
             "speculation off: --draft-max 0",
             "speculation on",
             "speculation off: --draft-max 0",

@@ -94,10 +94,10 @@ class Shells:
             f"words=({' '.join(map(shlex.quote, words))}); CURRENT={len(words)}\n"
             "_specllama_completion"
         )
-        said = self.say("zsh", "-fc", line).strip()
-        if said == "FILES":
+        output = self.say("zsh", "-fc", line).strip()
+        if output == "FILES":
             return []
-        offered = shlex.split(said.removeprefix("*: :((").removesuffix("))"))
+        offered = shlex.split(output.removeprefix("*: :((").removesuffix("))"))
         return [word.partition(":")[0] for word in offered]
 
     def fish(self, words: Sequence[str]) -> list[str]:
@@ -190,8 +190,8 @@ class TestBash:
         for name in ("a[1]$b.gguf", "it's.gguf", "new\nline.gguf", "c*.gguf"):
             (tmp_path / name).touch()
         found = shells.bash(["specllama", "run", "-m", f"{tmp_path}/"])
-        said = shells.say("bash", "-c", f"printf '%s\\n' {' '.join(found)}").splitlines()
-        assert said == [f"{tmp_path}/{name}" for name in ("a[1]$b.gguf", "c*.gguf", "it's.gguf")]
+        output = shells.say("bash", "-c", f"printf '%s\\n' {' '.join(found)}").splitlines()
+        assert output == [f"{tmp_path}/{name}" for name in ("a[1]$b.gguf", "c*.gguf", "it's.gguf")]
 
     def test_a_list_is_completed_after_its_comma(self, shells: Shells) -> None:
         assert shells.bash(["specllama", "run", "--drafters", "copy,"]) == ["copy,model", "copy,grammar"]
@@ -234,7 +234,7 @@ class TestBash:
         shutil.rmtree(shells.home / "hf")
 
     def test_odd_command_lines_complete_to_nothing(self, shells: Shells) -> None:
-        """Nothing is offered, nothing is said and nothing is run."""
+        """Nothing is offered, nothing is printed and nothing is run."""
         for words in (
             ["run", "-m", "nowhere/"],
             ["run", "-m", "main.gguf/"],
@@ -275,8 +275,8 @@ class TestBash:
 @needs("bash")
 def test_the_completion_is_installed(shells: Shells, tmp_path: Path) -> None:
     """As a user does it, in a shell that it finds out about by itself."""
-    said = shells.say("bash", "--norc", "-c", "specllama --install-completion; true", HOME=str(tmp_path))
-    assert "bash completion installed in" in said
+    output = shells.say("bash", "--norc", "-c", "specllama --install-completion; true", HOME=str(tmp_path))
+    assert "bash completion installed in" in output
     assert "specllama" in (tmp_path / ".bashrc").read_text()
     shown = shells.say("bash", "--norc", "-c", "specllama --show-completion; true")
     (installed,) = (tmp_path / ".bash_completions").iterdir()

@@ -164,8 +164,8 @@ def together(command: Command) -> Callable[..., list[subprocess.CompletedProcess
                 **pipes,
             )
             try:
-                said = process.communicate("What is os.walk?\n", timeout=120)
-                return subprocess.CompletedProcess(words, process.returncode, *said)
+                printed = process.communicate("What is os.walk?\n", timeout=120)
+                return subprocess.CompletedProcess(words, process.returncode, *printed)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # what it started and left
@@ -337,13 +337,13 @@ def test_figures_are_those_that_were_measured() -> None:
     made = [line for line in markdown(figures, about).splitlines() if re.match(r"\| \w|- .*: \d\.\d\d", line)]
     assert len(made) > 2 * len(figures) / 2
     rows, numbers = set(page.splitlines()), re.compile(r"\d+\.\d\d|\d+ (?=cell|choice)|\([^()]*T=[\d.]+\)")
-    said = {tuple(numbers.findall(line)) for line in rows if line.startswith("- ")}
+    printed = {tuple(numbers.findall(line)) for line in rows if line.startswith("- ")}
     for line in made[:4]:
         mean, worst = re.findall(r"(?:: |worst )(\d\.\d\d)", line)
         assert any(f"| {mean} x | {worst} |" in row for row in rows), f"the first table lacks: {line}"
     for line in made:
         if line.startswith("- "):
-            assert tuple(numbers.findall(line)) in said, line
+            assert tuple(numbers.findall(line)) in printed, line
         elif "T=" in line or re.search(r"\d\.\d\d", line):
             assert line in rows, line
 

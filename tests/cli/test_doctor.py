@@ -120,15 +120,15 @@ def test_the_report_for_people(shared: Command, healthy: Result, columns: str | 
 def test_the_range_of_equal_rows_is_described() -> None:
     assert meaning(None, None) == meaning(None, 300) == "not measured"
     assert meaning(0.0, None) == "not measured", "behind how long a text is not known: a file of before"
-    said = "batches of up to 17 rows are bit-equal to single rows after texts of up to 300 tokens"
-    assert meaning(0.0, 300, 17) == said
-    said += "; wider ones"
-    assert meaning(0.1, 300, 17, 32).startswith(said)
-    assert meaning(0.0, 300, 17, 32).startswith(said), "rows may differ where the two best ids do not"
+    output = "batches of up to 17 rows are bit-equal to single rows after texts of up to 300 tokens"
+    assert meaning(0.0, 300, 17) == output
+    output += "; wider ones"
+    assert meaning(0.1, 300, 17, 32).startswith(output)
+    assert meaning(0.0, 300, 17, 32).startswith(output), "rows may differ where the two best ids do not"
     differ = "batched and single rows differ by up to 0.02 after texts of up to 300 tokens"
-    said = f"{differ}; near-ties are counted"
-    assert meaning(0.0200001, 300, 0, 2) == f"{said}, --exact decides them again"
-    assert meaning(0.0200001, 300, 4, 8) == f"{said}, --exact uses no batch wider than 4 rows"
+    output = f"{differ}; near-ties are counted"
+    assert meaning(0.0200001, 300, 0, 2) == f"{output}, --exact decides them again"
+    assert meaning(0.0200001, 300, 4, 8) == f"{output}, --exact uses no batch wider than 4 rows"
 
 
 def test_sizes_are_readable() -> None:

@@ -61,12 +61,12 @@ def test_run_downloads_a_named_model_and_its_draft(named: Named) -> None:
     first = named("run", "-m", "8B", "-md", "1B", *ASK)
     assert first.code == 0, first.err
     assert first.out == plain.out
-    said = first.err
-    assert f"8B: {REPOS[0]}/{FILES[0]}, 8.1 MB, licence: Llama 3.1 Community License" in said
-    assert "9.4 MB to download into" in said
-    assert "the vocabularies are identical: the same 4096 tokens" in said
-    assert "of memory with a context of" in said
-    assert "(vocabulary identical)" in said
+    output = first.err
+    assert f"8B: {REPOS[0]}/{FILES[0]}, 8.1 MB, licence: Llama 3.1 Community License" in output
+    assert "9.4 MB to download into" in output
+    assert "the vocabularies are identical: the same 4096 tokens" in output
+    assert "of memory with a context of" in output
+    assert "(vocabulary identical)" in output
     asked = len(named.hub.requests)
     again = named("run", "-m", "8B", *ASK)  # -md auto: the known draft is on disk now
     assert (again.code, again.out) == (0, plain.out)
@@ -314,10 +314,10 @@ def test_verifying(named: Named) -> None:
     bad = named("models", "verify", "--json")
     assert bad.code == 6
     assert [f["ok"] for f in bad.json["files"]] == [True, False]
-    said = named("models", "verify", "8B")
-    assert said.code == 6
-    assert f"not {HASHES[0]}" in said.err
-    assert "models rm" in said.err
+    output = named("models", "verify", "8B")
+    assert output.code == 6
+    assert f"not {HASHES[0]}" in output.err
+    assert "models rm" in output.err
     assert named("models", "verify", "1B").code == 0
     named("models", "rm", "8B")
     assert named("pull", "8B").code == 0

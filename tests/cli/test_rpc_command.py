@@ -100,8 +100,8 @@ class TestText:
         self, shared: Command, pair: tuple[RpcWorker, RpcWorker], both: str
     ) -> None:
         first, second = (worker.endpoint for worker in pair)
-        said = shared.generate(*ASK, "--rpc", both).lines
-        assert f"note: 5 of 5 layers of the target are on RPC0 ({first}), RPC1 ({second})" in said
+        printed = shared.generate(*ASK, "--rpc", both).lines
+        assert f"note: 5 of 5 layers of the target are on RPC0 ({first}), RPC1 ({second})" in printed
         only = shared.generate(*ASK, "--rpc", both, "-dev", "RPC1", "-ngl", "3").lines
         assert f"note: 3 of 5 layers of the target are on RPC1 ({second})" in only
         assert "layers of the target" not in shared.generate(*ASK).err
@@ -221,12 +221,12 @@ class TestWorker:
     def test_it_says_what_it_serves(self, shared: Command) -> None:
         with rpc_worker(shared, "--memory", "1.5") as worker:
             assert re.fullmatch(r"127\.0\.0\.1:\d+\n", worker.first)
-            code, said = worker.end()
+            code, printed = worker.end()
         assert code == 143
-        assert f"RPC worker at {worker.endpoint}, protocol 7.0" in said
-        assert "warning" not in said
-        assert re.search(r"CPU: .*1\.5 GB free of 1\.5 GB, threads 1", said)
-        assert f"specllama run --rpc {worker.endpoint}" in said
+        assert f"RPC worker at {worker.endpoint}, protocol 7.0" in printed
+        assert "warning" not in printed
+        assert re.search(r"CPU: .*1\.5 GB free of 1\.5 GB, threads 1", printed)
+        assert f"specllama run --rpc {worker.endpoint}" in printed
 
     def test_json(self, shared: Command) -> None:
         with rpc_worker(shared, "--json", "-d", "CPU") as worker:
@@ -240,9 +240,9 @@ class TestWorker:
 
     def test_another_address_is_a_warning(self, shared: Command) -> None:
         with rpc_worker(shared, "--host", "0.0.0.0") as worker:
-            code, said = worker.end(signal.SIGINT)
+            code, printed = worker.end(signal.SIGINT)
         assert code == 130
-        (warning,) = [line for line in said.splitlines() if line.startswith("warning: ")]
+        (warning,) = [line for line in printed.splitlines() if line.startswith("warning: ")]
         assert "no password and no encryption" in warning
         assert "ssh -N -L" in warning
 
@@ -250,9 +250,9 @@ class TestWorker:
     def test_a_signal_ends_it_completely(self, shared: Command, number: signal.Signals) -> None:
         worker = RpcWorker(shared)
         server = worker.server
-        code, said = worker.end(number)
+        code, printed = worker.end(number)
         assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
-        assert "Traceback" not in said
+        assert "Traceback" not in printed
         psutil.wait_procs([server], timeout=5)
         assert not server.is_running()
         with socket.create_server(("127.0.0.1", int(worker.endpoint.split(":")[1]))):

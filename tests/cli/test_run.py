@@ -216,8 +216,8 @@ def test_until_stop_and_until_the_context_is_full(shared: Command) -> None:
     full = shared.generate("-p", "zip", "-n", "-2", "-c", "256", "--seed", "2", "--json").json
     assert full["finish_reason"] == "context"
     assert full["n_prompt"] + full["n_predict"] == 256
-    said = shared.generate("-p", "zip", "-n", "-2", "-c", "256", "--seed", "2")
-    assert said.lines[-1] == "note: the context of 256 tokens is full; -c makes it larger"
+    output = shared.generate("-p", "zip", "-n", "-2", "-c", "256", "--seed", "2")
+    assert output.lines[-1] == "note: the context of 256 tokens is full; -c makes it larger"
 
 
 def test_stop_strings_and_banned_tokens(shared: Command, plain: Result) -> None:
@@ -394,13 +394,13 @@ def test_the_next_run_begins_with_what_was_measured_and_learnt(command: Command)
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize(("length", "said"), [("16", False), ("17", True), ("40", True)])
-def test_shortened_drafts_are_mentioned(command: Command, length: str, said: bool) -> None:
+@pytest.mark.parametrize(("length", "mentioned"), [("16", False), ("17", True), ("40", True)])
+def test_shortened_drafts_are_mentioned(command: Command, length: str, mentioned: bool) -> None:
     """Before rows were compared, and where wider decodes are rounded in another way."""
     result = command("run", "-p", "zip", "-n", "4", "--draft-max", length)
     assert result.code == 0
     note = f"note: drafts have 16 tokens at most, not {length}"
-    assert (note in " ".join(result.err.split())) is said
+    assert (note in " ".join(result.err.split())) is mentioned
 
 
 def test_runs_at_once_leave_one_whole_file(command: Command) -> None:
@@ -499,10 +499,10 @@ def test_colour_on_terminals_only(shared: Command, env: dict[str, str], coloured
     assert process.stdout.read() == b""
     assert process.wait(60) == 3
     process.stdout.close()
-    said = os.read(ours, 4096)
+    output = os.read(ours, 4096)
     os.close(ours)
-    assert b"there is no file nope.gguf" in said
-    assert (b"\x1b[" in said) is coloured
+    assert b"there is no file nope.gguf" in output
+    assert (b"\x1b[" in output) is coloured
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")

@@ -68,7 +68,7 @@ class TestThroughTheEngineCore:
     def test_text_and_ids_can_be_forced(self, front: Front) -> None:
         ids = front.prompt_ids(prompt="x = 1\n")
         assert front.text(prompt="zip", forced=RENAMED, params={"temperature": 0}) == RENAMED
-        done = front.said[-1]
+        done = front.messages[-1]
         assert isinstance(done, m.Done)
         assert done.reason == "length"
         assert front.ids(prompt="zip", forced=list(ids)) == ids

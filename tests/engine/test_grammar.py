@@ -39,13 +39,13 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def grammars(front: Front) -> Grammars:
-    assert front.host.loaded is not None
-    return front.host.loaded.grammars
+    assert front.core.loaded is not None
+    return front.core.loaded.grammars
 
 
 def model_of(front: Front) -> LlamaModel:
-    assert front.host.loaded is not None
-    return front.host.loaded.model
+    assert front.core.loaded is not None
+    return front.core.loaded.model
 
 
 def mask_of(grammars: Grammars, schema: Any = None, grammar: str | None = None) -> GrammarMask:
@@ -59,8 +59,8 @@ def test_every_answer_is_valid_and_independent_of_drafts(front: Front, name: str
     for temperature in (0.0, 1.2):
         params = {"temperature": temperature, "seed": 7, "max_tokens": 400, "json_schema": SCHEMAS[name]}
         drafted = front.text(messages=ASK, params=params)
-        assert isinstance(front.said[-1], m.Done)
-        assert front.said[-1].reason == "stop"
+        assert isinstance(front.messages[-1], m.Done)
+        assert front.messages[-1].reason == "stop"
         jsonschema.validate(json.loads(drafted), SCHEMAS[name])
         assert front.text(messages=ASK, params=params, speculate=False) == drafted
 
@@ -73,7 +73,7 @@ def test_forced_tokens_are_counted_separately(front: Front) -> None:
         "additionalProperties": False,
     }
     items = front.items(messages=ASK, params={"json_schema": schema, "seed": 1})
-    done = front.said[-1]
+    done = front.messages[-1]
     assert isinstance(done, m.Done)
     assert done.stats.n_forced >= done.stats.n_forced_accept > 5
     assert done.stats.drafted_by["grammar"] == done.stats.n_forced
@@ -229,14 +229,14 @@ def test_a_grammar_that_becomes_too_complex_is_an_error(front: Front) -> None:
     *_, last = front.ask(messages=ASK, params={"json_schema": schema, "max_tokens": 50, "seed": 1})
     assert isinstance(last, m.Failed)
     assert "too complex" in last.error["message"]
-    assert not front.host.busy
+    assert not front.core.busy
     assert front.text(messages=ASK, params={"max_tokens": 5})
 
 
 def test_a_request_with_an_invalid_grammar_fails(front: Front) -> None:
     assert "JSON schema" in front.fails(messages=ASK, params={"json_schema": "{"})
     assert "both" in front.fails(messages=ASK, params={"json_schema": "{}", "grammar": GBNF})
-    assert not front.host.busy
+    assert not front.core.busy
 
 
 @pytest.mark.parametrize("structured", [False, True])
@@ -247,12 +247,12 @@ def test_logprobs_are_those_of_single_rows(front: Front, structured: bool) -> No
     found = [entry for item in items for entry in item.logprobs or []]
     ids = [i for item in items for i in item.ids]
     assert [entry.chosen.id for entry in found] == ids
-    loaded = front.host.loaded
+    loaded = front.core.loaded
     assert loaded is not None
-    assert front.said[-1].stats.n_accept + front.said[-1].stats.n_forced_accept > 0  # type: ignore[union-attr]
+    assert front.messages[-1].stats.n_accept + front.messages[-1].stats.n_forced_accept > 0  # type: ignore[union-attr]
     prompt = list(front.prompt_ids(messages=RENAME))
     loaded.context.truncate(0, 0)
-    front.host.engine.slots[0].ids = []  # type: ignore[union-attr]
+    front.core.engine.slots[0].ids = []  # type: ignore[union-attr]
     loaded.context.decode([BatchRow(t, i, 0, False) for i, t in enumerate(prompt[:-1])])
     at, last = len(prompt) - 1, prompt[-1]
     for token, entry in zip(ids, found, strict=True):
@@ -315,10 +315,10 @@ class TestConversations:
             {"role": "user", "content": "zip <|im_end|>"},
         ]
         self.say(front, 22, second, follows=21)
-        model, host = model_of(front), front.host
-        assert host.loaded is not None
-        kept = host._ids(m.Generate(23, messages=second, follows=21))
-        fresh = host._ids(m.Generate(24, messages=second))
+        model, core = model_of(front), front.core
+        assert core.loaded is not None
+        kept = core._ids(m.Generate(23, messages=second, follows=21))
+        fresh = core._ids(m.Generate(24, messages=second))
         spelled = [
             b"".join(model.piece(i) or model.token_text(i).encode() for i in ids) for ids in (kept, fresh)
         ]
@@ -335,7 +335,7 @@ class TestConversations:
         if change == "question":
             second[0] = {"role": "user", "content": "What does os.path.split do?"}
         follows = 999 if change == "unknown turn" else 31
-        host = front.host
-        assert host._ids(m.Generate(32, messages=second, follows=follows)) == host._ids(
+        core = front.core
+        assert core._ids(m.Generate(32, messages=second, follows=follows)) == core._ids(
             m.Generate(33, messages=second)
         )

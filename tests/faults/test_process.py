@@ -49,13 +49,13 @@ class TestSignals:
         out, err = front.communicate(timeout=SOON)
         assert front.returncode == 9
         assert len(first + out) > 0
-        said = [
+        printed = [
             line
             for line in err.decode().splitlines()
             if not line.startswith(("speculation on", "note: ", "loading the "))
         ]
-        assert len(said) == 1
-        assert said[0].startswith("error: the engine process was ended by SIGKILL")
+        assert len(printed) == 1
+        assert printed[0].startswith("error: the engine process was ended by SIGKILL")
 
     def test_an_engine_killed_during_the_load(self, command: Command) -> None:
         front = command.start(*LONG)
@@ -83,13 +83,13 @@ class TestSignals:
         engine = child_of(front.pid)
         front.send_signal(signal.SIGINT)
         out, err = front.communicate(timeout=SOON)
-        text, said = (first + out).decode(), err.decode()
+        text, printed = (first + out).decode(), err.decode()
         assert front.returncode == 130
         assert text.endswith("\n")
-        n_predict = int(said.split("n_predict = ")[1].split()[0])
+        n_predict = int(printed.split("n_predict = ")[1].split()[0])
         assert 0 < n_predict < 200_000
-        assert "decoded" in said
-        assert "Traceback" not in said
+        assert "decoded" in printed
+        assert "Traceback" not in printed
         assert is_gone(engine)
         plain = command.generate(
             "-p", "zip", "--ignore-eos", "-n", str(n_predict), "--seed", "1", "-c", "65536"

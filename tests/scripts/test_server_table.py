@@ -56,18 +56,18 @@ def test_labels() -> None:
 
 
 def test_lines() -> None:
-    told = {
+    found = {
         "medians": medians(RATES), "ratios": ratios(RATES),
         "health": healths({"specllama": [3.0, 5.0, None, 4.0], "other": [None]}),
         "overhead": {"http_ms": 21.5, "engine_ms": 21.25, "added_ms": 0.25, "added_mean_ms": 0.125},
     }  # fmt: skip
-    text = "\n".join(lines(told))
+    text = "\n".join(lines(found))
     assert "/health of specllama: p99 4.0 ms, worst run 5.0 ms" in text
     assert "other" not in text
     assert "HTTP adds 0.250 ms" in text
     assert "same answers: 0.125 ms" in text
     assert "1.750 (1.500 - 2.000, 2 runs)" in text
-    assert "HTTP" not in "\n".join(lines(told | {"overhead": None}))
+    assert "HTTP" not in "\n".join(lines(found | {"overhead": None}))
 
 
 def test_health_is_polled_from_another_process() -> None:

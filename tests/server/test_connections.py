@@ -69,10 +69,10 @@ def trickle(link: socket.socket, data: bytes, seconds: float) -> bytes:
 class TestSlowSenders:
     def test_a_head_that_never_ends(self, brief: Server) -> None:
         with socket.create_connection((brief.host, brief.port)) as link:
-            said = trickle(link, HEAD + b"X: " + b"y" * 10_000, SOON)
-        assert said.startswith(b"HTTP/1.1 408 ")
-        assert b"connection: close" in said
-        error = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+            output = trickle(link, HEAD + b"X: " + b"y" * 10_000, SOON)
+        assert output.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in output
+        error = json.loads(output.partition(b"\r\n\r\n")[2])["error"]
         assert (error["type"], "head" in error["message"]) == ("timeout_error", True)
 
     def test_a_silent_client_is_disconnected(self, brief: Server) -> None:
@@ -91,9 +91,9 @@ class TestSlowSenders:
     def test_a_body_that_never_ends(self, brief: Server, head: bytes) -> None:
         with socket.create_connection((brief.host, brief.port)) as link:
             link.sendall(HEAD + head)
-            said = trickle(link, b'{"prompt": "' + b"x" * 9000, SOON)
-        assert said.startswith(b"HTTP/1.1 408 ")
-        assert b"did not arrive within" in said
+            output = trickle(link, b'{"prompt": "' + b"x" * 9000, SOON)
+        assert output.startswith(b"HTTP/1.1 408 ")
+        assert b"did not arrive within" in output
 
     @pytest.mark.parametrize("path", [b"/nothing", b"/health", b"/v1/messages"])
     def test_a_body_that_is_not_needed(self, brief: Server, path: bytes) -> None:

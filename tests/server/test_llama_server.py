@@ -1,4 +1,4 @@
-"""What llama-server's clients read beside the OpenAI routes."""
+"""What llama-server's clients read besides the OpenAI routes."""
 
 from __future__ import annotations
 

@@ -77,9 +77,9 @@ class TestKeys:
             headers={"Authorization": f"Bearer {KEY}"},
         )
         locked.wait_for("/v1/chat/completions 200")
-        said = "\n".join(locked.lines)
-        assert KEY not in said
-        assert "secret question" not in said
+        output = "\n".join(locked.lines)
+        assert KEY not in output
+        assert "secret question" not in output
 
 
 class TestPages:

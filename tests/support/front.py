@@ -14,36 +14,36 @@ from specllama.worker.engine_core import EngineCore
 
 
 class Front:
-    """Speaks to a host as a client does, without pipes."""
+    """Sends messages to an EngineCore of this process, as a client does through pipes."""
 
     def __init__(self, settings: LoadSettings, store: Store, measure_when_idle: bool = False) -> None:
-        self.said: list[m.Message] = []
+        self.messages: list[m.Message] = []
         self.settings = settings
-        self.host = EngineCore(self.said.append, store)
-        self.host.handle(m.Load(settings, measure_when_idle=measure_when_idle))
+        self.core = EngineCore(self.messages.append, store)
+        self.core.handle(m.Load(settings, measure_when_idle=measure_when_idle))
 
     @classmethod
     def of_pair(cls, store: Path, draft_max: int | None = None) -> Front:
-        """A host that has loaded the embedded pair, one thread each. It remembers nothing of what it wrote:
-        tests ask for the same text again.
+        """With the embedded pair, one thread each, and without request history: tests ask for the same text
+        again.
         """
         paths = EMBEDDED_TARGET, EMBEDDED_DRAFT
         target, draft = (ModelSettings(path=str(path), n_threads=1, n_ctx=512) for path in paths)
         settings = LoadSettings(target=target, draft=draft, draft_max=draft_max, memory=False)
         front = cls(settings, Store(store))
-        assert isinstance(front.said[-1], m.Ready)
+        assert isinstance(front.messages[-1], m.Ready)
         return front
 
     def ask(self, id_: int = 1, **request: object) -> list[m.Message]:
         """All messages about one request."""
-        self.said.clear()
-        self.host.handle(m.Generate(id_, **request))  # type: ignore[arg-type]
-        while self.host.busy:
-            self.host.step()
-        return list(self.said)
+        self.messages.clear()
+        self.core.handle(m.Generate(id_, **request))  # type: ignore[arg-type]
+        while self.core.busy:
+            self.core.step()
+        return list(self.messages)
 
     def items(self, **request: object) -> list[m.SequenceDelta]:
-        """What a request went on by, round by round."""
+        """The tokens of a request, round by round."""
         messages = self.ask(**request)  # type: ignore[arg-type]
         assert isinstance(messages[-1], m.Done), messages
         return [message.items[0] for message in messages if isinstance(message, m.Tokens)]
@@ -53,11 +53,11 @@ class Front:
 
     def text(self, **request: object) -> str:
         self.items(**request)
-        return fold(self.said).text
+        return fold(self.messages).text
 
     def prompt_ids(self, **request: object) -> Sequence[int]:
-        """The ids that a request is made of."""
-        return self.host._ids(m.Generate(1, **request))  # type: ignore[arg-type]
+        """The ids of the prompt."""
+        return self.core._ids(m.Generate(1, **request))  # type: ignore[arg-type]
 
     def fails(self, **request: object) -> str:
         (only,) = self.ask(**request)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ class Front:
         return str(only.error["message"])
 
     def close(self) -> None:
-        loaded = self.host.loaded
+        loaded = self.core.loaded
         if loaded is not None:
             for one in (loaded.context, loaded.draft, loaded.model):
                 if one is not None:

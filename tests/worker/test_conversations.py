@@ -33,7 +33,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Front]]:
 def ask(front: Front, **more: object) -> tuple[str, dict[str, int]]:
     """The text, and the number of its tokens that each drafter drafted."""
     text = front.text(**(REQUEST | more))
-    done = front.said[-1]
+    done = front.messages[-1]
     assert isinstance(done, m.Done)
     return text, done.stats.drafted_by
 
@@ -61,10 +61,10 @@ def test_output_without_drafts_and_of_cancelled_requests_is_kept(load: Callable[
     ask(front, speculate=False)
     assert ask(front)[1]["memory"] > 30
     other = {**REQUEST, "prompt": "class Reader"}
-    front.host.handle(m.Generate(9, **other))  # type: ignore[arg-type]
+    front.core.handle(m.Generate(9, **other))  # type: ignore[arg-type]
     for _ in range(20):
-        front.host.step()
-    front.host.handle(m.Cancel(9))
+        front.core.step()
+    front.core.handle(m.Cancel(9))
     assert ask(front, **other)[1]["memory"] > 5
 
 
@@ -82,7 +82,7 @@ def test_memory_needs_the_copy_drafter_and_permission(
     load: Callable[..., Front], settings, has_memory: bool
 ) -> None:
     front = load(**settings)
-    (ready,) = (message for message in front.said if isinstance(message, m.Ready))
+    (ready,) = (message for message in front.messages if isinstance(message, m.Ready))
     assert ready.info.memory is has_memory
     assert "memory" not in ready.info.drafters  # only names that --drafters accepts
     if not has_memory:
@@ -94,15 +94,15 @@ def test_memory_needs_the_copy_drafter_and_permission(
 def test_its_acceptance_table_is_stored_with_the_pair(load: Callable[..., Front]) -> None:
     """The key of the pair is the same with and without memory; a table that was not used is kept."""
     front = load()
-    loaded = front.host.loaded
+    loaded = front.core.loaded
     assert loaded is not None
     loaded.profile.planner.learnt.tables["memory"].observe(12, True)
     ask(front)
-    front.host.shut_down()
+    front.core.shut_down()
     for settings in ({"memory": False}, {}):
         again = load(**settings)
-        assert again.host.loaded.profile.pair == loaded.profile.pair
-        stored = again.host.loaded.profile.planner.learnt.to_dict()["tables"]["memory"]
+        assert again.core.loaded.profile.pair == loaded.profile.pair
+        stored = again.core.loaded.profile.planner.learnt.to_dict()["tables"]["memory"]
         assert sum(stored["seen"]) == 1
         ask(again)
-        again.host.shut_down()
+        again.core.shut_down()

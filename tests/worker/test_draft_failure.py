@@ -25,7 +25,7 @@ class Failing:
     """Makes the draft context fail after n decodes."""
 
     def __init__(self, front: Front, n: int) -> None:
-        loaded = front.host.loaded
+        loaded = front.core.loaded
         assert loaded is not None
         assert loaded.draft is not None
         (self.drafter,) = (d for d in loaded.drafters if isinstance(d, ModelDrafter))
@@ -43,14 +43,14 @@ class SlowTarget:
     """A clock by which a decode of the target takes 0.1 s and all else nothing, so that drafts pay."""
 
     def __init__(self, front: Front) -> None:
-        host, self.now = front.host, 0.0
-        assert host.engine is not None
-        assert host.loaded is not None
-        host.engine.clock = self
-        if (planner := host.loaded.profile.planner) is not None:
+        core, self.now = front.core, 0.0
+        assert core.engine is not None
+        assert core.loaded is not None
+        core.engine.clock = self
+        if (planner := core.loaded.profile.planner) is not None:
             planner.clock = planner._loop.clock = self
-        self.decode = host.loaded.context.decode
-        host.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
+        self.decode = core.loaded.context.decode
+        core.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
 
     def __call__(self) -> float:
         self.now += 1e-6
@@ -70,14 +70,14 @@ def front(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Front]:
 
 
 def answer(front: Front, id_: int, messages: Sequence[dict[str, str]], **more: object) -> tuple[str, m.Done]:
-    said = front.ask(id_, messages=list(messages), params=PARAMS, **more)
-    done = said[-1]
-    assert isinstance(done, m.Done), said
-    return fold(said).text, done
+    output = front.ask(id_, messages=list(messages), params=PARAMS, **more)
+    done = output[-1]
+    assert isinstance(done, m.Done), output
+    return fold(output).text, done
 
 
 def notices(front: Front) -> list[str]:
-    return [message.text for message in front.said if isinstance(message, m.Notice)]
+    return [message.text for message in front.messages if isinstance(message, m.Notice)]
 
 
 @pytest.mark.parametrize("n", [0, 1, 9])
@@ -85,8 +85,8 @@ def test_a_failing_draft_gives_one_notice_and_the_same_text(front: Front, n: int
     plain, _ = answer(front, 1, RENAME, speculate=False)
     turn = [*RENAME, {"role": "assistant", "content": plain}, MORE]
     plain_turn, _ = answer(front, 2, turn, speculate=False, follows=1)
-    assert front.host.loaded is not None
-    context, failing = front.host.loaded.draft.context, Failing(front, n)
+    assert front.core.loaded is not None
+    context, failing = front.core.loaded.draft.context, Failing(front, n)
     assert context is not None
     assert answer(front, 3, RENAME)[0] == plain
     assert failing.n_decodes == n + 1
@@ -100,20 +100,20 @@ def test_a_failing_draft_gives_one_notice_and_the_same_text(front: Front, n: int
     assert "model" not in done.stats.drafted_by
     # No policy uses the draft again, and its memory is freed.
     for draft_max in (7, None, 3):
-        front.said.clear()
-        front.host.handle(m.Configure(draft_max))
-        assert front.said == [m.Configured()]
+        front.messages.clear()
+        front.core.handle(m.Configure(draft_max))
+        assert front.messages == [m.Configured()]
         text, done = answer(front, 5, RENAME)
         assert text == plain
         assert set(done.stats.drafted_by) <= {"copy"}
         assert notices(front) == []
         assert done.stats.drafted_by["copy"] > 0
     assert failing.n_decodes == n + 1
-    assert front.host.loaded.draft is None
+    assert front.core.loaded.draft is None
     assert context.handle is None
-    front.said.clear()
-    front.host.handle(m.Calibrate(0.05))
-    assert isinstance(front.said[-1], m.Calibrated)
+    front.messages.clear()
+    front.core.handle(m.Calibrate(0.05))
+    assert isinstance(front.messages[-1], m.Calibrated)
 
 
 def test_the_planner_drops_a_draft_that_failed_under_another_policy(tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_the_planner_drops_a_draft_that_failed_under_another_policy(tmp_path: Pa
     front = Front.of_pair(tmp_path)
     try:
         plain, _ = answer(front, 1, RENAME, speculate=False)
-        front.host.handle(m.Configure(5))
+        front.core.handle(m.Configure(5))
         failing = Failing(front, 3)
         assert answer(front, 2, RENAME)[0] == plain
         assert failing.n_decodes == 4
-        front.host.handle(m.Configure(None))
+        front.core.handle(m.Configure(None))
         for id_ in range(3, 8):
             assert answer(front, id_, RENAME)[0] == plain
         assert failing.n_decodes == 4
@@ -137,13 +137,13 @@ def test_the_draft_is_freed_if_the_request_is_cancelled(tmp_path: Path) -> None:
     front = Front.of_pair(tmp_path, 5)
     try:
         failing = Failing(front, 3)
-        front.host.handle(m.Generate(1, messages=RENAME, params={"max_tokens": 400, "ignore_eos": True}))
+        front.core.handle(m.Generate(1, messages=RENAME, params={"max_tokens": 400, "ignore_eos": True}))
         while failing.n_decodes < 4:
-            front.host.step()
-        front.host.handle(m.Cancel(1))
-        assert front.host.loaded is not None
-        assert front.host.loaded.draft is None
-        front.host.handle(m.Configure(7))
+            front.core.step()
+        front.core.handle(m.Cancel(1))
+        assert front.core.loaded is not None
+        assert front.core.loaded.draft is None
+        front.core.handle(m.Configure(7))
         answer(front, 2, RENAME)
         assert (failing.n_decodes, notices(front)) == (4, [])
     finally:
@@ -155,8 +155,8 @@ def test_draft_and_target_fail_in_the_same_round(tmp_path: Path) -> None:
     front = Front.of_pair(tmp_path, 5)
     try:
         plain, _ = answer(front, 1, RENAME, speculate=False)
-        assert front.host.loaded is not None
-        context = front.host.loaded.context
+        assert front.core.loaded is not None
+        context = front.core.loaded.context
         failing, decode = Failing(front, 2), context.decode
 
         def fail_too(batch: Sequence[BatchRow]) -> np.ndarray:
@@ -165,11 +165,11 @@ def test_draft_and_target_fail_in_the_same_round(tmp_path: Path) -> None:
             return decode(batch)
 
         context.decode = fail_too  # type: ignore[method-assign]
-        said = front.ask(2, messages=RENAME, params=PARAMS)
-        assert isinstance([s for s in said if not isinstance(s, m.Notice)][-1], m.Failed)
+        output = front.ask(2, messages=RENAME, params=PARAMS)
+        assert isinstance([s for s in output if not isinstance(s, m.Notice)][-1], m.Failed)
         assert len(notices(front)) == 1
         context.decode = decode  # type: ignore[method-assign]
-        assert front.host.loaded.draft is None
+        assert front.core.loaded.draft is None
         assert answer(front, 3, RENAME)[0] == plain
     finally:
         front.close()
@@ -192,7 +192,7 @@ def test_a_draft_that_cannot_decode_at_all_is_not_used(
     front = Front.of_pair(tmp_path, 5)
     try:
         assert notices(front) == ["the draft cannot be used: llama_decode answered -3: device lost"]
-        ready = front.said[-1]
+        ready = front.messages[-1]
         assert isinstance(ready, m.Ready)
         assert ready.info.draft is None
         assert ready.info.drafters == ("grammar", "copy")

@@ -30,25 +30,25 @@ PAIR = LoadSettings(
 def test_missing_widths_are_measured_in_slices_and_read_by_the_next_process(tmp_path: Path) -> None:
     first = Front(PAIR, Store(tmp_path))
     expected = first.ids(messages=ZIP, params=LONGER)
-    done = first.said[-1]
+    done = first.messages[-1]
     assert isinstance(done, m.Done)
     assert done.unmeasured is True
     missing, slices = True, 0
     while missing:
-        first.said.clear()
-        first.host.handle(m.Calibrate(1.0))
-        (found,) = first.said
+        first.messages.clear()
+        first.core.handle(m.Calibrate(1.0))
+        (found,) = first.messages
         assert isinstance(found, m.Calibrated)
         missing, slices = found.unmeasured, slices + 1
         assert slices < 100
     assert first.ids(messages=ZIP, params=LONGER) == expected
-    done = first.said[-1]
+    done = first.messages[-1]
     assert isinstance(done, m.Done)
     assert (done.unmeasured, done.stored_t1) == (False, found.t1)
     first.close()
     second = Front(PAIR, Store(tmp_path))
-    assert second.host.loaded is not None
-    stored = second.host.loaded.profile
+    assert second.core.loaded is not None
+    stored = second.core.loaded.profile
     assert stored.planner is not None
     assert all(stored.planner.costs.count(n) >= DEFAULT.min_samples for n in TIMED)
     assert stored.t1 == found.t1
@@ -63,20 +63,20 @@ def test_it_measures_when_idle_only_if_enabled(
     tmp_path: Path, measure_when_idle: bool, calibrate: bool
 ) -> None:
     front = Front(replace(PAIR, calibrate=calibrate), Store(tmp_path), measure_when_idle)
-    assert front.host.step_due_in is None  # there is no text to measure on yet
+    assert front.core.step_due_in is None  # there is no text to measure on yet
     expected = front.ids(messages=ZIP, params=LONGER)
     wanted = measure_when_idle and calibrate
-    due = front.host.step_due_in
+    due = front.core.step_due_in
     assert (due is not None and 0 < due <= idle.IDLE_SECONDS) if wanted else due is None
-    front.said.clear()
+    front.messages.clear()
     for _ in range(400):
-        if front.host.step_due_in is None:
+        if front.core.step_due_in is None:
             break
-        front.host.step()
-    assert front.host.step_due_in is None
-    assert front.said == []
-    assert front.host.loaded is not None
-    assert (front.host.loaded.profile.t1 is not None) == wanted
+        front.core.step()
+    assert front.core.step_due_in is None
+    assert front.messages == []
+    assert front.core.loaded is not None
+    assert (front.core.loaded.profile.t1 is not None) == wanted
     assert front.ids(messages=ZIP, params=LONGER) == expected
     front.close()
 
@@ -89,11 +89,11 @@ def test_another_build_of_llama_cpp_is_measured_separately(
     for compiled in ("one", "other", "one"):
         monkeypatch.setattr(profile_keys, "compiled", lambda compiled=compiled: compiled)
         front = Front(PAIR, Store(tmp_path))
-        assert front.host.loaded is not None
-        stored.append(front.host.loaded.profile.t1)
+        assert front.core.loaded is not None
+        stored.append(front.core.loaded.profile.t1)
         front.ids(messages=ZIP, params=FEW)
-        front.host.handle(m.Calibrate(1.0))
-        front.host.shut_down()
+        front.core.handle(m.Calibrate(1.0))
+        front.core.shut_down()
         front.close()
     assert stored[:2] == [None, None]
     assert stored[2] is not None
@@ -107,7 +107,7 @@ def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pyte
         target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=n_ctx)
         front = Front(LoadSettings(target=target), Store(tmp_path))
         front.ids(ids=[300 + i % 500 for i in range(n_prompt)], params=FEW)
-        front.host.shut_down()
+        front.core.shut_down()
         front.close()
         (file,) = tmp_path.iterdir()
         found.append(json.loads(file.read_text())["curves"])
@@ -120,26 +120,26 @@ def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pyte
 
 
 def test_configuring_keeps_what_was_learnt(front: Front) -> None:
-    front.host.handle(m.Configure(None))
-    assert front.host.engine is not None
-    policy = front.host.engine.policy
+    front.core.handle(m.Configure(None))
+    assert front.core.engine is not None
+    policy = front.core.engine.policy
     front.ids(messages=ZIP, params=FEW)
-    front.host.handle(m.Configure(4))
-    assert front.host.engine.policy is not policy
+    front.core.handle(m.Configure(4))
+    assert front.core.engine.policy is not policy
     front.ids(messages=ZIP, params=FEW)
-    front.host.handle(m.Configure(None))
-    assert front.host.engine.policy is policy
+    front.core.handle(m.Configure(None))
+    assert front.core.engine.policy is policy
 
 
 def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:
     front = Front(replace(PAIR, calibrate=False), Store(tmp_path / "store"))
     front.ids(messages=ZIP, params=LONGER)
-    front.said.clear()
-    front.host.handle(m.Calibrate(0.1))
-    (found,) = front.said
+    front.messages.clear()
+    front.core.handle(m.Calibrate(0.1))
+    (found,) = front.messages
     assert isinstance(found, m.Calibrated)
     assert found.t1 > 0  # because it was requested
-    front.host.shut_down()
+    front.core.shut_down()
     front.close()
     assert not (tmp_path / "store").exists()
 

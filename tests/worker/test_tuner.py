@@ -70,7 +70,7 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
 
     def make(**settings: Any) -> Front:
         made.append(Front(LoadSettings(**{"target": TARGET, **settings}), Store(tmp_path / "store")))
-        assert isinstance(made[-1].said[-1], m.Ready), made[-1].said
+        assert isinstance(made[-1].messages[-1], m.Ready), made[-1].messages
         return made[-1]
 
     yield make
@@ -81,16 +81,16 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
 def tuned(
     front: Front, *drafts: ModelSettings, stop: Callable[[m.Message], bool] | None = None, **order: Any
 ) -> Tuner:
-    """Tune to the end, or cancel when `stop` is true for a message. The messages are in front.said."""
-    front.said.clear()
-    front.host.handle(Tune(**{"id": 7, "prompts": PROMPTS, "drafts": list(drafts), "n_tokens": 24, **order}))
-    active, n_checked = front.host.tuner, 0
-    assert active is not None, front.said
-    while front.host.busy:
-        front.host.step()
-        while n_checked < len(front.said):
-            if stop is not None and stop(front.said[n_checked]):
-                front.host.handle(m.Cancel(7))
+    """Tune to the end, or cancel when `stop` is true for a message. The messages are in front.messages."""
+    front.messages.clear()
+    front.core.handle(Tune(**{"id": 7, "prompts": PROMPTS, "drafts": list(drafts), "n_tokens": 24, **order}))
+    active, n_checked = front.core.tuner, 0
+    assert active is not None, front.messages
+    while front.core.busy:
+        front.core.step()
+        while n_checked < len(front.messages):
+            if stop is not None and stop(front.messages[n_checked]):
+                front.core.handle(m.Cancel(7))
             n_checked += 1
     return active
 
@@ -103,12 +103,12 @@ PARTS = {
 
 def parts(front: Front, name: str) -> list[dict[str, Any]]:
     """The measurements of this kind as plain data."""
-    found = [one.found for one in front.said if isinstance(one, TuneMeasurement)]
+    found = [one.found for one in front.messages if isinstance(one, TuneMeasurement)]
     return [asdict(part) for part in found if isinstance(part, PARTS[name])]
 
 
 def ended(front: Front) -> Tuned:
-    last = front.said[-1]
+    last = front.messages[-1]
     assert isinstance(last, Tuned), last
     return last
 
@@ -160,14 +160,14 @@ def test_the_next_run_starts_with_the_measurements(front: Callable[..., Front]) 
     tuned(one, DRAFT)
     (curve,), (_, drafted) = parts(one, "curve"), parts(one, "draft")
     run = front(draft=DRAFT)
-    assert run.host.loaded is not None
-    stored = run.host.loaded.profile
+    assert run.core.loaded is not None
+    stored = run.core.loaded.profile
     assert stored.planner is not None
     for point in curve["points"]:
         assert stored.planner.costs.predict(point["rows"]) == pytest.approx(
             max(point["seconds"], curve["points"][0]["seconds"])
         )
-    assert stored.unmeasured(run.host.loaded.context, 100) == []
+    assert stored.unmeasured(run.core.loaded.context, 100) == []
     assert stored.t1 == curve["points"][0]["seconds"]
     assert stored.epsilon == parts(one, "epsilon")[0]["value"]
     learnt = stored.planner.learnt
@@ -178,7 +178,7 @@ def test_the_next_run_starts_with_the_measurements(front: Callable[..., Front]) 
 def test_learnt_acceptance_of_a_pair_is_kept(front: Callable[..., Front], tmp_path: Path) -> None:
     run = front(draft=DRAFT)
     run.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 60, "ignore_eos": True})
-    run.host.shut_down()
+    run.core.shut_down()
     (file,) = (tmp_path / "store").iterdir()
     before = json.loads(file.read_text())
     tuned(front(), DRAFT)
@@ -199,9 +199,9 @@ def test_answers_are_the_same_afterwards(front: Callable[..., Front]) -> None:
     one, zip_ = front(), [{"role": "user", "content": "zip"}]
     params = {"max_tokens": 30, "temperature": 0}
     before = one.ids(messages=zip_, params=params)
-    threads = one.host.loaded.context.n_threads, one.host.loaded.context.n_threads_batch  # type: ignore[union-attr]
+    threads = one.core.loaded.context.n_threads, one.core.loaded.context.n_threads_batch  # type: ignore[union-attr]
     tuned(one, DRAFT)
-    assert (one.host.loaded.context.n_threads, one.host.loaded.context.n_threads_batch) == threads  # type: ignore[union-attr]
+    assert (one.core.loaded.context.n_threads, one.core.loaded.context.n_threads_batch) == threads  # type: ignore[union-attr]
     assert one.ids(messages=zip_, params=params) == before
 
 
@@ -213,10 +213,10 @@ def test_cancelling_keeps_the_completed_measurements(
     tuned(
         one,
         DRAFT,
-        stop=lambda said: isinstance(said, TuneMeasurement) and isinstance(said.found, PARTS[part]),
+        stop=lambda message: isinstance(message, TuneMeasurement) and isinstance(message.found, PARTS[part]),
     )
     assert ended(one).cancelled
-    assert not one.host.busy
+    assert not one.core.busy
     (curve,) = parts(one, "curve") or [{"complete": False}]
     assert curve["complete"] == (part != "plan")
     assert (tmp_path / "store").exists() == (part != "plan")
@@ -231,10 +231,14 @@ def test_cancelling_in_the_middle_of_a_stage(
 ) -> None:
     monkeypatch.setattr(tuner, "_PROGRESS_SECONDS", 0.0)
     one = front()
-    assert one.host.loaded is not None
-    tuned(one, DRAFT, stop=lambda said: isinstance(said, Tuning) and said.label == label and said.share > 0)
+    assert one.core.loaded is not None
+    tuned(
+        one,
+        DRAFT,
+        stop=lambda message: isinstance(message, Tuning) and message.label == label and message.share > 0,
+    )
     assert ended(one).cancelled
-    assert one.host.loaded.context.n_threads == 1
+    assert one.core.loaded.context.n_threads == 1
     assert one.ids(messages=[{"role": "user", "content": "zip"}], params={"max_tokens": 4})
     tuned(one, DRAFT)
     assert not ended(one).cancelled
@@ -244,13 +248,13 @@ def test_progress_is_reported_by_stage(front: Callable[..., Front], monkeypatch:
     monkeypatch.setattr(tuner, "_PROGRESS_SECONDS", 0.0)
     one = front()
     tuned(one, DRAFT)
-    said = [found for found in one.said if isinstance(found, Tuning)]
-    assert list(dict.fromkeys(found.label for found in said)) == [
+    message = [found for found in one.messages if isinstance(found, Tuning)]
+    assert list(dict.fromkeys(found.label for found in message)) == [
         "t(n)", "threads", "writing texts", "copying", "draft pydoc-draft.gguf"
     ]  # fmt: skip
-    shares = [found.share for found in said]
+    shares = [found.share for found in message]
     assert all(0 <= a <= b + 0.02 <= 1.03 for a, b in pairwise(shares))
-    assert all(found.left >= 0 for found in said)
+    assert all(found.left >= 0 for found in message)
 
 
 def test_a_curve_is_measured_in_a_longer_context_too(
@@ -262,10 +266,10 @@ def test_a_curve_is_measured_in_a_longer_context_too(
     near, far = parts(one, "curve")
     assert near["n_ids"] < 200 < far["n_ids"]
     assert far["complete"]
-    assert one.host.loaded is not None
-    stored = one.host.loaded.profile.curves.to_dict()
+    assert one.core.loaded is not None
+    stored = one.core.loaded.profile.curves.to_dict()
     assert list(stored) == ["0", "200"]
-    assert one.host.loaded.profile.t1 == near["points"][0]["seconds"]
+    assert one.core.loaded.profile.t1 == near["points"][0]["seconds"]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "jamba", "lfm2"])
@@ -276,9 +280,9 @@ def test_every_kind_of_memory_can_be_tuned(front: Callable[..., Front], tmp_path
     tuned(one, ModelSettings(path=str(draft), n_threads=1, n_ctx=512), raw=True)
     assert not ended(one).cancelled
     assert parts(one, "curve")[0]["complete"]
-    assert one.host.loaded is not None
+    assert one.core.loaded is not None
     (epsilon,) = parts(one, "epsilon")
-    assert (epsilon["value"] is None) == (not can_roll_back(one.host.loaded.context))
+    assert (epsilon["value"] is None) == (not can_roll_back(one.core.loaded.context))
     assert bool(epsilon["reason"]) == (epsilon["value"] is None)
     assert parts(one, "plan")[0]["replays"] == (kind in ("mamba", "jamba"))
     _, drafted = parts(one, "draft")
@@ -310,11 +314,11 @@ def test_prompts_and_texts_that_exceed_a_context(front: Callable[..., Front]) ->
     workloads = parts(one, "draft")[1]["forecast"]["workloads"]
     assert workloads["long"]["acceptance"] == 0
     assert workloads["explain"]["acceptance"] > 0.5
-    one.said.clear()
-    one.host.handle(Tune(8, [("x", too_long)]))
-    while one.host.busy:
-        one.host.step()
-    (failed,) = one.said
+    one.messages.clear()
+    one.core.handle(Tune(8, [("x", too_long)]))
+    while one.core.busy:
+        one.core.step()
+    (failed,) = one.messages
     assert isinstance(failed, m.Failed)
     assert failed.id == 8
     assert "no prompt fits the context" in failed.error["message"]
@@ -322,20 +326,20 @@ def test_prompts_and_texts_that_exceed_a_context(front: Callable[..., Front]) ->
 
 def test_tuning_needs_an_idle_engine_without_a_draft(front: Callable[..., Front]) -> None:
     one = front()
-    one.host.handle(Tune(1, PROMPTS))
+    one.core.handle(Tune(1, PROMPTS))
     for request in (Tune(2, PROMPTS), m.Generate(2, prompt="x")):
-        one.said.clear()
-        one.host.handle(request)
-        (refused,) = one.said
+        one.messages.clear()
+        one.core.handle(request)
+        (refused,) = one.messages
         assert isinstance(refused, m.Failed)
         assert refused.id == 2
-    one.host.handle(m.Cancel(5))
-    one.host.step()
-    assert one.host.busy
-    one.host.handle(m.Cancel(1))
-    one.host.step()
-    assert not one.host.busy
+    one.core.handle(m.Cancel(5))
+    one.core.step()
+    assert one.core.busy
+    one.core.handle(m.Cancel(1))
+    one.core.step()
+    assert not one.core.busy
     pair = front(draft=DRAFT)
-    pair.host.handle(Tune(1, PROMPTS))
-    assert isinstance(pair.said[-1], m.Failed)
-    assert "without a draft" in pair.said[-1].error["message"]
+    pair.core.handle(Tune(1, PROMPTS))
+    assert isinstance(pair.messages[-1], m.Failed)
+    assert "without a draft" in pair.messages[-1].error["message"]
