@@ -25,6 +25,7 @@ name of a recorded workload includes its temperature.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import random
 import statistics
@@ -39,7 +40,7 @@ from scripts import cli
 from scripts.figures import mean
 from scripts.replay import hindsight
 from specllama.bench import workloads
-from specllama.core.interfaces import Drafter
+from specllama.core.interfaces import CachingDrafter, Drafter, RememberingDrafter, SpanDrafter
 from specllama.core.policy.base import Draft, Round
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
@@ -168,6 +169,14 @@ def parts(traces: Workloads, how: ReplaySettings) -> None:
         print(f"    {name}: {whole / rate(config=config) - 1:+.1%}", flush=True)
 
 
+DRAFTER_METHODS = {  # of the interfaces of drafters
+    name
+    for interface in (CachingDrafter, RememberingDrafter, SpanDrafter)
+    for name, member in inspect.getmembers(interface, inspect.isfunction)
+    if not name.startswith("_")
+}
+
+
 class TimedPlanner(Planner):
     """A planner that measures itself. rounds: real seconds of each round, without those of its drafters."""
 
@@ -175,7 +184,7 @@ class TimedPlanner(Planner):
         self.rounds: list[float] = []
         self._spent = self._outside = 0.0
         for drafter in drafters:
-            for name in ("start", "step", "propose", "view", "restart_from_tail", "committed", "forget"):
+            for name in DRAFTER_METHODS:
                 if hasattr(drafter, name):
                     setattr(drafter, name, self._counted_outside(getattr(drafter, name)))
         super().__init__(drafters, clock, costs)
