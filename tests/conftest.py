@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent
 SLOWEST_FIRST = ("faults", "server", "cli", "worker", "api", "engine", "scripts", "unit")
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from specllama.cli import console
 from specllama.cli.download import DownloadProgress, library
 from specllama.cli.formatting import columns, listing, printable, wrapped
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IntegrityError, SpecllamaError
 from specllama.gguf.header import Header, read_model
+from specllama.models.demo import DemoStore
 from specllama.models.installed import (
     InstalledModel,
     installed_models,
@@ -23,6 +27,7 @@ from specllama.models.installed import (
 from specllama.models.installed import remove as remove_model
 from specllama.models.installed import verify as verify_file
 from specllama.models.manifest import ManifestEntry
+from specllama.models.names import DEMO, PYDOC
 from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
 from specllama.models.sizes import size
@@ -52,6 +57,7 @@ def models(given: Mapping[str, Any]) -> int:
                 {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
             ],
             "known": [_entry(known, e, there) for e in known.manifest.entries.values()],
+            "built_in": _built_in(known),
         }
         console.data(json.dumps(report) + "\n")
         return 0
@@ -60,7 +66,7 @@ def models(given: Mapping[str, Any]) -> int:
     for u in begun:
         text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
         lines += wrapped(text, width, more="  ")
-    lines += ["", *_known_lines(known, there, width)]
+    lines += ["", *_built_in_lines(known, width), "", *_known_lines(known, there, width)]
     console.data("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -70,7 +76,10 @@ def remove(given: Mapping[str, Any]) -> int:
 
     Raises NotFoundError, before anything is removed, and ResourceError.
     """
-    known, names = library(), given["names"]
+    known, names = library(), [name for name in given["names"] if name != DEMO]
+    demo = DemoStore(known.environ) if DEMO in given["names"] else None
+    if demo is not None:
+        demo.require()
     todo = {model.files: model for name in names for model in select(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
     removed: list[dict[str, Any]] = []
@@ -79,6 +88,8 @@ def remove(given: Mapping[str, Any]) -> int:
     for repo in sorted(repos):
         if freed := remove_unfinished(known, repo):
             removed.append({"name": f"{repo}, unfinished", "bytes": freed})
+    if demo is not None:
+        removed.append({"name": DEMO, "bytes": demo.remove()})
     if given.get("json"):
         console.data(json.dumps({"schema": "specllama.models-rm/1", "removed": removed}) + "\n")
         return 0
@@ -93,7 +104,13 @@ def verify(given: Mapping[str, Any]) -> int:
     Raises NotFoundError, and IntegrityError for the first damaged file, once all are verified.
     """
     known, names = library(), given.get("names", ())
-    todo = [m for name in names for m in select(known, name)] if names else list(installed_models(known))
+    demo = DemoStore(known.environ)
+    if names:
+        todo = [file for name in names if name != DEMO for m in select(known, name) for file in _files(m)]
+    else:
+        todo = [file for model in installed_models(known) for file in _files(model)]
+    if DEMO in names or (not names and demo.is_on_disk()):
+        todo.append(_File(DEMO, demo.require(), partial(_verify_demo, demo)))
     damaged: list[IntegrityError] = []
     results = list(_verified(todo, damaged))
     if given.get("json"):
@@ -107,26 +124,45 @@ def verify(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _verified(todo: Sequence[InstalledModel], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
+class _File(NamedTuple):
+    """A file to verify. verify: hashes it, calls its argument with the bytes read so far, and returns False
+    where there is nothing to compare the hash with; raises IntegrityError.
+    """
+
+    name: str
+    path: Path
+    verify: Callable[[Callable[[int], None]], bool]
+
+
+def _files(model: InstalledModel) -> Iterator[_File]:
+    for file in model.files:
+        yield _File(model.name, file.link, partial(verify_file, file))
+
+
+def _verify_demo(demo: DemoStore, progress: Callable[[int], None]) -> bool:
+    demo.verify(progress)
+    return True
+
+
+def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[dict[str, Any]]:
     """Each file and whether it is intact, None where its hash is unknown. damaged: collects the errors."""
     display = DownloadProgress()
-    total, done = sum(model.n_bytes for model in todo), 0
-    for model in todo:
-        for file in model.files:
+    total, done = sum(file.path.stat().st_size for file in todo), 0
+    for file in todo:
 
-            def progress(n_bytes: int, path: str = file.path, before: int = done) -> None:
-                display.state(DownloadState("verifying", path, before + n_bytes, total))
+        def progress(n_bytes: int, name: str = file.path.name, before: int = done) -> None:
+            display.state(DownloadState("verifying", name, before + n_bytes, total))
 
-            ok: bool | None = None
-            reason = ""
-            try:
-                ok = verify_file(file, progress) or None
-            except IntegrityError as error:
-                damaged.append(error)
-                ok, reason = False, error.message
-            done += file.link.stat().st_size
-            display.clear()
-            yield {"name": model.name, "path": str(file.link), "ok": ok, "reason": reason}
+        ok: bool | None = None
+        reason = ""
+        try:
+            ok = file.verify(progress) or None
+        except IntegrityError as error:
+            damaged.append(error)
+            ok, reason = False, error.message
+        done += file.path.stat().st_size
+        display.clear()
+        yield {"name": file.name, "path": str(file.path), "ok": ok, "reason": reason}
 
 
 def _header(model: InstalledModel) -> Header | None:
@@ -173,6 +209,29 @@ def _entry(
     }
 
 
+def _built_in(known: Library) -> list[dict[str, Any]]:
+    """The models that need no hub. bytes: of the file, of both files of the embedded pair."""
+    demo, pair = DemoStore(known.environ), (EMBEDDED_TARGET, EMBEDDED_DRAFT)
+    return [
+        {
+            "name": DEMO,
+            "model": demo.model.name,
+            "path": str(demo.path),
+            "bytes": demo.model.n_bytes,
+            "licence": demo.model.licence,
+            "on_disk": demo.is_on_disk(),
+        },
+        {
+            "name": PYDOC,
+            "model": "the embedded pair",
+            "path": str(EMBEDDED_TARGET),
+            "bytes": sum(path.stat().st_size for path in pair),
+            "licence": "PSF-2.0",
+            "on_disk": True,
+        },
+    ]
+
+
 def _licence(entry: ManifestEntry | None, header: Header | None) -> str:
     stated = ""
     if header is not None:
@@ -199,6 +258,21 @@ def _disk_lines(
         alias = f" ({_short_name(model.entry)})" if model.entry else ""
         rows.append((model.name + alias, size(model.n_bytes), quant, context, state))
     yield from listing(("name", "size", "quant", "context", "licence"), rows, width)
+
+
+def _built_in_lines(known: Library, width: int | None) -> Iterator[str]:
+    yield "used where no model is named: demo, else pydoc"
+    rows = [
+        (
+            one["name"],
+            one["model"],
+            size(one["bytes"]),
+            one["licence"],
+            "on disk" if one["on_disk"] else f"specllama pull {one['name']}",
+        )
+        for one in _built_in(known)
+    ]
+    yield from listing(("name", "model", "size", "licence", ""), rows, width)
 
 
 def _known_lines(

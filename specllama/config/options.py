@@ -98,7 +98,7 @@ MODELS = table(
         "model",
         "-m --model",
         str,
-        "the target: a GGUF file, a name (specllama models) or user/repo:QUANT (default: the embedded pair)",
+        "the target: a GGUF file, a name (specllama models) or user/repo:QUANT (default: the demo model)",
         "MODEL",
         (GGUF,),
     ),

@@ -18,7 +18,7 @@ from typing import Any
 import platformdirs
 
 from specllama.errors import ConfigError, UsageError
-from specllama.models.names import RepoName, check_file
+from specllama.models.names import BUILT_IN, RepoName, check_file
 
 SCHEMA = "specllama.models/1"
 FILE = "models.toml"
@@ -203,6 +203,9 @@ def _entry(file: _File, name: str, table: Any) -> ManifestEntry:
     if "quant" in table and "file" in table:
         file.fail(name, "quant and file are both given")
     aliases = file.texts(table.get("aliases", []), "aliases")
+    for taken in (name, *aliases):
+        if taken.lower() in BUILT_IN:
+            file.fail(taken, "this name belongs to a model of specllama itself")
     for alias in aliases:
         if not _NAME.fullmatch(alias):
             file.fail(alias, "aliases are letters, digits, dots and dashes")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specllama.errors import UsageError
 
+DEMO, PYDOC = BUILT_IN = ("demo", "pydoc")  # need no hub: the demo model, the embedded pair
 MAX_NAME = 4096  # characters of a name or path that the user types
 MAX_FILE = 1024  # characters of a file's path in a repository
 DEFAULT_REVISION = "main"

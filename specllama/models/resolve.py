@@ -12,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.data import EMBEDDED_TARGET
 from specllama.errors import AccessError, IntegrityError, NotFoundError, UsageError
 from specllama.models import manifest
+from specllama.models.demo import DemoStore
 from specllama.models.hub.cache import RepoCache
 from specllama.models.hub.env import hub_cache
 from specllama.models.manifest import Manifest, ManifestEntry
-from specllama.models.names import RepoName, check_text, parse_repo, shown
+from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
 from specllama.models.progress import Listener, Silent
 from specllama.models.quants import ModelFiles, choose, find_models
 
@@ -28,11 +30,14 @@ if TYPE_CHECKING:  # not needed for models on disk
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """A parsed model name, before it is looked up. where: None for a path. entry: in models.toml."""
+    """A parsed model name, before it is looked up. where: None for a path and for a built-in name. entry: in
+    models.toml. built_in: "demo", "pydoc" (the embedded pair), or "" for other names.
+    """
 
     name: str
     where: RepoName | None = None
     entry: ManifestEntry | None = None
+    built_in: str = ""
 
     @property
     def default(self) -> str:
@@ -103,6 +108,8 @@ class Library:
             raise UsageError(f"{argument}: {shown(name)} cannot be used: {error}") from None
         if is_file or path.startswith((os.sep, ".")):
             return ParsedName(name)
+        if name in BUILT_IN:
+            return ParsedName(name, built_in=name)
         alias, _, tag = name.partition(":")
         if "/" not in alias and (entry := self.manifest.find(alias)) is not None:
             if name.endswith(":"):
@@ -127,8 +134,10 @@ class Library:
 
     def on_disk(self, parsed: ParsedName, argument: str = "") -> ResolvedModel | None:
         """The model if it is complete on this disk; None if it must be downloaded. Raises NotFoundError for a
-        path that does not exist.
+        path that does not exist, and if the demo model is not on disk.
         """
+        if parsed.built_in:
+            return ResolvedModel(parsed, str(self.built_in(parsed.built_in)))
         if parsed.where is None:
             return ResolvedModel(parsed, self._path(parsed.name, argument))
         cache = RepoCache(self.root, parsed.where.repo)
@@ -195,6 +204,12 @@ class Library:
         except (ValueError, IndexError):
             return None
         return self.manifest.of_repo("/".join(first.split("--")[1:]))
+
+    def built_in(self, name: str) -> Path:
+        """The path of a built-in model, for the embedded pair that of its target. Raises NotFoundError if the
+        demo model is not on disk.
+        """
+        return DemoStore(self.environ).require() if name == DEMO else EMBEDDED_TARGET
 
     def _path(self, name: str, argument: str) -> str:
         path = os.path.expanduser(name)

@@ -83,6 +83,8 @@ class Command:
             "XDG_CONFIG_HOME": str(home / "config"),
             "HOME": str(home),
             "PYTHONPATH": str(ROOT),
+            "SPECLLAMA_DATA": str(home / "data"),
+            "SPECLLAMA_MODEL": "pydoc",  # whether or not the demo model is on this disk
             "SPECLLAMA_N_THREADS": "1",
             "LC_ALL": "C.UTF-8",
         }
