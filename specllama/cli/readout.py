@@ -31,8 +31,10 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
 
 
 def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
-    """The statistics for people. What was not measured is left out. off: why next to nothing was drafted."""
-    out = [_rate("encoded", stats.n_prompt - stats.n_reused, stats.encode_seconds, stats.encode_tps)]
+    """The statistics for people. What was not measured is left out. off: why nothing, or next to nothing, was
+    drafted.
+    """
+    out = [_rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps)]
     decoded = _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps)
     gain = speedup(stats, plain)
     if gain is not None:
@@ -55,7 +57,9 @@ def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
     if stats.decode_seconds > 0:
         shares = (f"{name} {100 * t / stats.decode_seconds:.0f} %" for name, t in stats.time_shares.items())
         out.append(f"time      = {' · '.join(shares)}")
-    return [*out, f"speculation was off: {off}"] if off else out
+    if off:
+        out.append(f"{'hardly anything' if stats.n_drafted else 'nothing'} was drafted: {off}")
+    return out
 
 
 def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:
@@ -91,6 +95,7 @@ def as_json(
         "finish_reason": reason,
         "seed": seed,
         "n_prompt": stats.n_prompt,
+        "n_evaluated": stats.n_evaluated,
         "n_predict": stats.n_predict,
         "n_drafted": stats.n_drafted,
         "n_accept": stats.n_accept,

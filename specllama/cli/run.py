@@ -130,7 +130,7 @@ def _show(
         return
     console.data("" if answer.text.endswith("\n") else "\n")
     console.note("")
-    for line in readout.lines(answer.stats, plain, "" if info.off_reason else answer.off_reason):
+    for line in readout.lines(answer.stats, plain, answer.off_reason):
         console.note(line)
     if answer.finish_reason == "context":
         console.note(f"note: the context of {info.n_ctx} tokens is full; -c makes it larger")

@@ -212,12 +212,14 @@ class Scheduler:
             return
         generation.n_past += n
         generation.n_chunks += 1
+        stats = generation.stats
+        stats.n_evaluated = min(generation.n_past, generation.n_prompt) - stats.n_reused
         if last:
             self._begin(generation, rows[0])
         took = self.clock() - started
         if n >= CHUNK or self._row_seconds is None:  # in a small chunk a row costs more
             self._row_seconds = took / n
-        generation.stats.encode_seconds += took
+        stats.encode_seconds += took
         if last:
             self._share_prefix(generation, rows[0])
 

@@ -23,18 +23,21 @@ PlainSource = Literal["run", "stored", "none"]
 class RunStats:
     """Counters of one sequence; times in seconds of the engine's clock.
 
-    n_drafted: guessed draft tokens that were verified, of which n_accept were emitted. n_discarded: tokens
-    drafted but not verified. n_forced, n_forced_accept: as n_drafted and n_accept, for tokens that a grammar
-    forces; the other counters leave them out, except drafted_by and forced_by. n_modelled: verified tokens of
-    a draft model. reached[j]: rounds whose draft had more than j guessed tokens; accepted_at[j]: those of
-    them in which token j was emitted. decode_seconds: from the first token to the end, n_predict - 1 tokens.
-    plain_seconds: of the plain rounds, without drafting. near_ties: tokens chosen with a margin below the
-    rounding error of a batched row; redecided: those chosen again from a row decoded by itself.
-    round_seconds: by number of rows, the number of such decodes and their seconds.
+    n_evaluated: prompt tokens evaluated, without the n_reused ones that were in a cache; after a cancelled
+    prefill the two are less than n_prompt. n_drafted: guessed draft tokens that were verified, of which
+    n_accept were emitted. n_discarded: tokens drafted but not verified. n_forced, n_forced_accept: as
+    n_drafted and n_accept, for tokens that a grammar forces; the other counters leave them out, except
+    drafted_by and forced_by. n_modelled: verified tokens of a draft model. reached[j]: rounds whose draft had
+    more than j guessed tokens; accepted_at[j]: those of them in which token j was emitted. decode_seconds:
+    from the first token to the end, n_predict - 1 tokens. plain_seconds: of the plain rounds, without
+    drafting. near_ties: tokens chosen with a margin below the rounding error of a batched row; redecided:
+    those chosen again from a row decoded by itself. round_seconds: by number of rows, the number of such
+    decodes and their seconds.
     """
 
     n_prompt: int = 0
     n_reused: int = 0
+    n_evaluated: int = 0
     n_predict: int = 0
     n_drafted: int = 0
     n_accept: int = 0
@@ -127,8 +130,7 @@ class RunStats:
     @property
     def encode_tps(self) -> float | None:
         """Prompt tokens evaluated per second."""
-        n = self.n_prompt - self.n_reused
-        return n / self.encode_seconds if self.encode_seconds > 0 else None
+        return self.n_evaluated / self.encode_seconds if self.encode_seconds > 0 else None
 
     @property
     def decode_tps(self) -> float | None:
@@ -209,10 +211,11 @@ class PlainRate:
 
 def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
     """The speed of plain decoding, from the plain rounds of the run; where they are fewer than
-    MIN_PLAIN_ROUNDS, `stored_t1` (seconds of a plain decode) stands in for the missing ones.
+    MIN_PLAIN_ROUNDS, `stored_t1` (seconds of a plain decode) stands in for the missing ones, and without it
+    the speed is unknown.
     """
     missing = MIN_PLAIN_ROUNDS - stats.plain_rounds
-    if missing <= 0 or (stats.plain_rounds and not stored_t1):
+    if missing <= 0:
         return PlainRate(stats.plain_tps, "run", stats.plain_rounds)
     if stored_t1:
         # Besides its decode, a plain round samples a row and does other work.
@@ -220,7 +223,7 @@ def plain_rate(stats: RunStats, stored_t1: float | None) -> PlainRate:
         other = stats.time_shares["other"] / max(1, stats.rounds)
         seconds = stats.plain_seconds + missing * (stored_t1 + sampling + other)
         return PlainRate(MIN_PLAIN_ROUNDS / seconds, "stored", stats.plain_rounds)
-    return PlainRate(None, "none", 0)
+    return PlainRate(None, "none", stats.plain_rounds)
 
 
 def speedup(stats: RunStats, plain: PlainRate) -> float | None:

@@ -18,8 +18,8 @@ _MIN_TOKENS = 8  # drafted, to report their acceptance
 
 @dataclass(frozen=True, slots=True)
 class DraftingVerdict:
-    """reason: why nothing was drafted for an answer; "" if something was, or if the answer was too short to
-    judge. by_costs: the reason is the time that decodes and drafts take.
+    """reason: why nothing was drafted for an answer, or next to nothing for a long one; "" if something was.
+    by_costs: the reason is the time that decodes and drafts take in a long answer.
     """
 
     reason: str = ""
@@ -34,9 +34,14 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
         return DraftingVerdict(off_reason)
     if not g.request.speculate:
         return DraftingVerdict("off for this request")
-    if g.stats.rounds < _MIN_ROUNDS or g.stats.n_drafted + g.stats.n_forced > _FEW * g.stats.n_predict:
+    drafted, is_long = g.stats.n_drafted + g.stats.n_forced, g.stats.rounds >= _MIN_ROUNDS
+    if drafted and (not is_long or drafted > _FEW * g.stats.n_predict):
         return DraftingVerdict()
-    return _why(policy, g)
+    if not g.stats.rounds:
+        ended = "no token was generated" if not g.stats.n_predict else "the answer is a single token"
+        return DraftingVerdict(ended)
+    found = _why(policy, g)
+    return found if is_long else DraftingVerdict(found.reason or "the answer was short")
 
 
 def _why(policy: Policy, g: Generation) -> DraftingVerdict:
@@ -45,11 +50,9 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     stats = policy.offer_stats(g.seq_id) if isinstance(policy, Planner) else OfferStats()
     copies = stats.free_drafted > _FEW * stats.rounds
     if not model and not copies:
-        return DraftingVerdict(
-            "there is no draft model, and the text hardly repeats anything" if policy.drafters else ""
-        )
+        return DraftingVerdict("there is no draft model, and the text hardly repeats anything")
     if not isinstance(policy, Planner):
-        return DraftingVerdict()
+        return DraftingVerdict("the drafters had nothing to propose")
     if model and stats.model_used and not stats.model_drafted:
         return DraftingVerdict("the draft model had nothing to propose")
     return DraftingVerdict(_costs(policy, stats, model), by_costs=True)

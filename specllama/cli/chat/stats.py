@@ -21,7 +21,7 @@ def turn_line(answer: GenerationResult) -> str:
         if stats.n_drafted
         else "",
         f"forced {stats.n_forced_accept}" if stats.n_forced else "",
-        f"prompt {stats.n_prompt - stats.n_reused} evaluated, {stats.n_reused} reused",
+        f"prompt {stats.n_evaluated} evaluated, {stats.n_reused} reused",
         f"first token {stats.ttft_seconds:.3f} s" if stats.n_predict else "",
     ]
     return " · ".join(part for part in parts if part)
@@ -39,7 +39,7 @@ class Totals:
     def add(self, answer: GenerationResult) -> None:
         """Count an answer that has ended."""
         self.last, self.answers = answer, self.answers + 1
-        for name in ("n_prompt", "n_reused", "n_predict", "n_drafted", "n_accept"):
+        for name in ("n_prompt", "n_reused", "n_evaluated", "n_predict", "n_drafted", "n_accept"):
             setattr(self.sum, name, getattr(self.sum, name) + getattr(answer.stats, name))
         self.n_decoded += max(0, answer.stats.n_predict - 1)
         self.sum.decode_seconds += answer.stats.decode_seconds
@@ -59,7 +59,7 @@ class Totals:
             f"context   = {used} of {n_ctx} tokens after it",
             "",
             f"session   = {counted(self.answers, 'answer')}, {total.n_predict} tokens written{rate}",
-            f"            {total.n_prompt - total.n_reused} prompt tokens evaluated, {total.n_reused} reused",
+            f"            {total.n_evaluated} prompt tokens evaluated, {total.n_reused} reused",
         ]
         if total.n_drafted:
             share = 100 * total.n_accept / total.n_drafted

@@ -206,6 +206,21 @@ def test_cancel_frees_the_slot_and_keeps_the_text():
     assert engine.target.cells[0] == g.history[: g.n_past] == engine.slots[0].ids
 
 
+def test_a_cancelled_prefill_counts_the_tokens_that_were_evaluated():
+    target = TableContext(N_VOCAB, 400)
+    target.n_batch = 16
+    engine = engine_over(target, Fixed([], 0))
+    prompt = [5 + i % 20 for i in range(100)]
+    g = engine.submit(Request(prompt, SamplingParams(max_tokens=4), 1))
+    engine.step()
+    engine.cancel(g)
+    assert (g.finish_reason, g.stats.n_predict) == ("cancel", 0)
+    assert 0 < g.stats.n_evaluated == g.n_past < g.stats.n_prompt == 100
+    again = run(engine, Request(prompt, SamplingParams(max_tokens=4, ignore_eos=True), 1))[0]
+    assert again.stats.n_reused == g.stats.n_evaluated
+    assert again.stats.n_evaluated == 100 - again.stats.n_reused
+
+
 def test_deadline_ends_a_generation():
     engine = engine_over(TableContext(N_VOCAB), Fixed([], 0))
     got = run(engine, Request([5, 6], SamplingParams(max_tokens=-2), 1, deadline=60.0))[0]

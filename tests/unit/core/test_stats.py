@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.stats import RunStats
+from specllama.core.stats import RunStats, plain_rate, speedup
 
 
 def test_unmeasured_figures_are_none():
@@ -21,11 +21,35 @@ def test_unmeasured_figures_are_none():
 
 
 def test_rates_are_tokens_per_second():
-    stats = RunStats(n_prompt=90, n_reused=30, encode_seconds=2.0, n_predict=101, decode_seconds=4.0)
+    stats = RunStats(
+        n_prompt=90, n_reused=30, n_evaluated=60, encode_seconds=2.0, n_predict=101, decode_seconds=4.0
+    )
     assert stats.encode_tps == 30
     assert stats.decode_tps == 25
     stats.plain_rounds, stats.plain_seconds = 10, 2.0
     assert stats.plain_tps == 5
+
+
+@pytest.mark.parametrize(
+    ("plain_rounds", "stored_t1", "source", "tps"),
+    [
+        (8, None, "run", 100),
+        (8, 0.02, "run", 100),
+        (7, None, "none", None),  # too few to be called a rate
+        (0, None, "none", None),
+        (4, 0.02, "stored", 8 / (4 * 0.01 + 4 * 0.02)),
+        (0, 0.02, "stored", 50),
+    ],
+)
+def test_the_plain_rate_needs_eight_plain_rounds_or_a_stored_time(plain_rounds, stored_t1, source, tps):
+    seconds = plain_rounds / 100
+    stats = RunStats(n_predict=41, rounds=20, plain_rounds=plain_rounds, plain_seconds=seconds)
+    stats.decode_seconds = stats.verify_seconds = 0.2
+    rate = plain_rate(stats, stored_t1)
+    assert (rate.source, rate.rounds) == (source, plain_rounds)
+    assert rate.tps == (None if tps is None else pytest.approx(tps))
+    gain = speedup(stats, rate)
+    assert gain == (None if tps is None else pytest.approx(200 / tps))
 
 
 def test_acceptance_by_position_counts_rounds_with_such_a_position():

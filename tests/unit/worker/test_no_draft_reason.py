@@ -127,9 +127,9 @@ def test_the_reason_names_the_width_with_the_lowest_break_even():
 
 def test_without_candidate_drafts_the_reason_says_so():
     world = World(EXPENSIVE)
-    nothing = world.planner("copy", guess=lambda history, draft: None)  # noqa: ARG005
+    nothing = world.planner("copy", guess=lambda _history, _draft: None)
     assert off_reason(world, nothing) == "there is no draft model, and the text hardly repeats anything"
-    fixed = Fixed([ScriptedDrafter(lambda history, draft: None, "copy")], 4)  # noqa: ARG005
+    fixed = Fixed([ScriptedDrafter(lambda _history, _draft: None, "copy")], 4)
     assert (
         off_reason(World(EXPENSIVE), fixed) == "there is no draft model, and the text hardly repeats anything"
     )
@@ -170,10 +170,39 @@ def test_speculation_that_pays_is_on():
     assert verdict(policy, generation) == ON
 
 
-def test_a_short_answer_gives_no_reason():
+def test_a_short_answer_gives_a_reason_only_if_nothing_at_all_was_drafted():
+    world = World({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.4})
+    policy = world.planner("copy")
+    generation = world.answer(policy, 40)
+    assert generation.stats.n_drafted > 0
+    assert verdict(policy, generation) == ON
     world = World(EXPENSIVE)
     policy = world.planner("copy")
-    assert verdict(policy, world.answer(policy, 40)) == ON
+    generation = world.answer(policy, 40)
+    assert generation.stats.n_drafted == 0
+    reason = verdict(policy, generation)["reason"]
+    assert re.fullmatch(r"a decode of 2 rows takes 1\.90 x one row's here, a draft pays from .*", reason)
+
+
+@pytest.mark.parametrize("names", [(), ("copy",), ("model",)])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_the_shortest_answers_give_a_reason(names, n):
+    world = World(EXPENSIVE)
+    policy = world.planner(*names, guess=lambda _history, _draft: None)
+    generation = world.answer(policy, n)
+    found = verdict(policy, generation)
+    assert found["speculation"] == "off"
+    assert found["reason"]
+    assert (found["reason"] == "the answer is a single token") == (n == 1)
+
+
+def test_an_answer_cancelled_before_its_first_token_says_so():
+    world = World(EXPENSIVE)
+    policy = world.planner("copy")
+    engine = Engine(world.context, policy, end_ids=(), clock=lambda: world.now)
+    generation = engine.submit(Request([3, 4, 5], SamplingParams(temperature=0, max_tokens=9), 1))
+    engine.cancel(generation)
+    assert verdict(policy, generation) == {"speculation": "off", "reason": "no token was generated"}
 
 
 def test_speculation_switched_off_by_the_settings_or_by_the_request():

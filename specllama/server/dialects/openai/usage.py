@@ -48,7 +48,7 @@ def figures(fold: Accumulator, enabled: bool) -> dict[str, Any]:
 
 def _timings(stats: Iterable[RunStats]) -> dict[str, Any]:
     all_ = list(stats)
-    prompt_n = sum(s.n_prompt - s.n_reused for s in all_)
+    prompt_n = sum(s.n_evaluated for s in all_)
     predicted_n = sum(s.n_predict for s in all_)
     prompt, predicted = sum(s.encode_seconds for s in all_), sum(s.decode_seconds for s in all_)
     decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first token comes from the prompt's decode
