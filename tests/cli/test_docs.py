@@ -49,6 +49,7 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "pip install": "changes the environment that the tests run in",
     "export CMAKE_ARGS=": "is for the pip install after it",
     "scripts/specllama doctor # cuda": "needs a GPU and compiles llama.cpp",
+    "docker": "needs Docker",
     "ssh": "needs another machine",
     "specllama run --rpc": "needs other machines; tests/cli/test_rpc_command.py has workers on this one",
     "specllama doctor --rpc": "the same",
@@ -367,7 +368,7 @@ def code_is_there(page: str, code: str) -> bool:
     elif re.fullmatch(r"(?:specllama|scripts|tests|docs|\.ci)(?:/[\w.-]+)+", code):
         return (ROOT / code).exists() or code == "scripts/bench_peers.py"  # as it was called then
     elif variable := re.match(r"SPECLLAMA_([A-Z_]+)", code):
-        known = {"BACKEND", "PYTHON", "CONFIG", "MODELS", "CACHE", "API_KEY"}
+        known = {"BACKEND", "BUILD", "DEMO", "PYTHON", "CONFIG", "MODELS", "CACHE", "API_KEY"}
         return variable[1] in known or variable[1].lower() in STORED
     return True
 

@@ -1,4 +1,5 @@
-/* Included before every C++ source of llama.cpp on machines with AMX (setup.sh, scripts/bench/peers/build.py).
+/* Included before every C++ source of llama.cpp on machines with AMX (scripts/installation,
+   scripts/bench/peers/build.py).
 
    GCC's _tile_loadconfig names 8 of the 64 bytes that ldtilecfg reads (amxtileintrin.h of GCC 12.2), so the
    optimiser drops what llama.cpp writes into the rest, and the first multiplication crashes with SIGSEGV. Known to

@@ -1,5 +1,5 @@
-# Runs inside ggml's project (setup.sh): makes rows of a batch bit-identical to single rows, and lets them share the
-# reading of weights.
+# Runs inside ggml's project (scripts/installation): makes rows of a batch bit-identical to single rows, and lets them
+# share the reading of weights.
 #
 # llama.cpp's CPU backend sums a row in a batch in another order than a single row, so that a text generated with drafts
 # is not always the text generated without them. This file changes the unpacked source (of llama-cpp-python 0.3.36)
@@ -9,6 +9,7 @@
 # llama-cpp-python's CMakeLists forces llama.cpp's common library on, 40 % of the compilation; nothing here uses it.
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   set(LLAMA_BUILD_COMMON OFF PARENT_SCOPE)
+  include("${CMAKE_CURRENT_LIST_DIR}/libllama.cmake")
 endif()
 
 set(SPECLLAMA_ROWS 18) # batches of this many rows count as a prompt; drafts have up to 16 tokens usually

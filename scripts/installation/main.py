@@ -1,0 +1,224 @@
+"""The installation: lock, .venv, llama-cpp-python from the first source that has it, packages, demo model."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from . import ready_made
+from .compilation import compile_llama, wheel_key
+from .demo import DemoDownload
+from .errors import InstallError, Interrupted, of_system
+from .processes import Children
+from .progress import Progress
+from .ready_made import PACKAGE, ReadyMade
+from .request import Request
+from .tools import LOCAL, PACKAGES_BYTES, Tools, environment
+from .wheels import WheelCache, cache_directory
+
+SMOKE_SECONDS = 120.0
+SEARCHING = "looking for a compiled llama.cpp"
+WITHOUT_KERNELS = (
+    "it was not compiled with specllama's kernels: text with drafts may differ from text without them where "
+    "tokens are almost equally likely, and small batches are slower; "
+    "SPECLLAMA_BUILD=1 scripts/specllama doctor compiles it"
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Install; returns the exit code. Messages go to stderr."""
+    root = Path(__file__).resolve().parents[2]
+    progress = Progress(sys.stderr, sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
+    log, began = root / ".venv" / "install.log", time.time()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        request = Request.parse(arguments, root)
+        with locked(root / ".installing", progress):
+            if not request.is_fulfilled():
+                install(request, progress)
+        return 0
+    except InstallError as error:
+        found = error
+    except OSError as error:
+        found = of_system(error, root)
+    except Interrupted as stopped:
+        progress.say("interrupted; the next call starts the installation again")
+        return stopped.code
+    progress.say(f"error: {found.message}")
+    if found.hint:
+        progress.say(found.hint)
+    if log.exists() and log.stat().st_mtime >= began - 1:  # written by this call
+        progress.say(f"the whole log is in {log}")
+    return found.code
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def locked(path: Path, progress: Progress) -> Iterator[None]:
+    """One installation at a time. The system releases the lock of a process that ends, however it ends."""
+    if path.is_dir():  # the lock of an earlier version of the scripts
+        shutil.rmtree(path)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say("another installation is under way, waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def install(request: Request, progress: Progress) -> None:
+    """Install what is missing. Raises InstallError, OSError and Interrupted."""
+    request.venv.mkdir(exist_ok=True)
+    for stamp in request.venv.glob(".installed-*"):
+        stamp.unlink()
+    with (request.venv / "install.log").open("wb") as log:
+        children = Children(log, environment(request.environ))
+        try:
+            Installation(Tools(request, progress, children)).run()
+        finally:
+            progress.clear()
+            children.end()
+            shutil.rmtree(request.venv / "work", ignore_errors=True)
+
+
+class Installation:
+    """One installation into .venv, under the lock."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools, self.request, self.progress = tools, tools.request, tools.progress
+        self.cache = WheelCache(cache_directory(tools.request.environ) / "wheels")
+        self.demo = DemoDownload(tools)
+
+    def run(self) -> None:
+        """Install everything, then fetch the demo model."""
+        self.make_venv()
+        used = self.install_llama()
+        self.progress.say("installing Python packages")
+        extra = f"[{self.request.kind}]" if self.request.kind else ""
+        arguments = self.tools.constrained("install", "-e", f"{self.request.root}{extra}")
+        self.tools.call(self.tools.pip_command(*arguments), "installing Python packages")
+        if used is not None:
+            self.check(used)
+        for stamp in self.request.stamps(compiled=self.recorded.startswith("compiled")):
+            stamp.touch()
+        self.demo.finish()
+
+    def make_venv(self) -> None:
+        """Make .venv unless it is there and whole, and remove what a killed installation has left in it."""
+        work, python = self.tools.work, self.request.python
+        shutil.rmtree(work, ignore_errors=True)
+        whole = python.exists() and self.tools.run([python, "-c", "import pip"], "checking .venv")[0] == 0
+        if not whole:
+            self.tools.check_room(PACKAGES_BYTES)
+            self.progress.say(f"making {self.request.venv}")
+            for name in ("bin", "lib", "lib64", "include", "pyvenv.cfg", ".backend", ".demo"):
+                _remove(self.request.venv / name)
+            self.tools.call([sys.executable, "-m", "venv", self.request.venv], "making .venv")
+        work.mkdir()
+
+    @property
+    def recorded(self) -> str:
+        """How the installed llama.cpp was made, "" if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.record.read_text("utf-8").strip()
+        return ""
+
+    @property
+    def record(self) -> Path:
+        return self.request.venv / ".backend"
+
+    def install_llama(self) -> ReadyMade | None:
+        """Install llama-cpp-python. Returns the ready-made build if one was taken, which is to be checked."""
+        fitting = [f"compiled: {self.request.build}"]
+        if not self.request.must_compile:
+            fitting.append(f"ready-made: {self.request.version}")
+        if self.recorded in fitting:
+            return None
+        self.record.unlink(missing_ok=True)
+        if self.install_cached():
+            return None
+        if not self.request.must_compile:
+            find = ready_made.ready_made(
+                self.request.version,
+                lambda *arguments: self.tools.try_pip(SEARCHING, *arguments),
+                self.tools.work / "found",
+                self.tools.children.write,
+            )
+            for build in find:
+                if self.install_ready_made(build):
+                    return build
+        self.compile()
+        return None
+
+    def install_cached(self) -> bool:
+        """Install the wheel of an earlier compilation; False if there is none."""
+        wanted = wheel_key(self.tools)
+        try:
+            wheel = self.cache.find(wanted)
+            if wheel is None:
+                return False
+            if self.tools.try_pip("installing llama.cpp", *LOCAL, wheel)[0]:
+                self.cache.remove(wanted)
+                raise ValueError(f"the wheel in {wheel.parent} cannot be installed")
+        except ValueError as error:
+            self.progress.say(f"{error}; it is removed, and llama.cpp compiled again")
+            return False
+        self.progress.say("llama.cpp was compiled here before; that build is used")
+        self.record.write_text(f"compiled: {self.request.build}\n", "utf-8")
+        return True
+
+    def install_ready_made(self, build: ReadyMade) -> bool:
+        """Install a ready-made build; False if it does not fit this Python or system."""
+        if build.wheel is not None:
+            return self.tools.try_pip(SEARCHING, *LOCAL, build.wheel)[0] == 0
+        assert build.installed is not None
+        self.tools.try_pip(SEARCHING, "uninstall", "-y", PACKAGE)
+        ready_made.copy_installed(build.installed, self.tools.packages)
+        return True
+
+    def compile(self) -> None:
+        """Compile and install llama.cpp."""
+        compile_llama(self.tools, self.cache, self.demo)
+        self.record.write_text(f"compiled: {self.request.build}\n", "utf-8")
+
+    def check(self, used: ReadyMade) -> None:
+        """Record a ready-made build if it works, else compile."""
+        name = f"llama-cpp-python {self.request.version} of {used.where}"
+        if not self.works():
+            self.progress.say(f"{name} does not work on this machine; compiling llama.cpp instead")
+            self.compile()
+            return
+        has_kernels = ready_made.has_kernels(self.tools.packages)
+        self.progress.say(f"{name} is used; {'it has specllama kernels' if has_kernels else WITHOUT_KERNELS}")
+        self.record.write_text(f"ready-made: {self.request.version}\n", "utf-8")
+
+    def works(self) -> bool:
+        """Whether the embedded pair answers, in a process of its own: a wrong build can crash."""
+        work = self.tools.work
+        (work / "empty.toml").touch()
+        environ = {name: "" for name in self.request.environ if name.startswith("SPECLLAMA_")}
+        environ |= {"SPECLLAMA_CONFIG": str(work / "empty.toml"), "SPECLLAMA_CACHE": str(work / "cache")}
+        arguments = ("run", "-m", "pydoc", "-p", "hello", "-n", "2", "--no-calibrate")
+        command = (self.request.venv / "bin" / "specllama", *arguments)
+        return self.tools.run(command, "testing llama.cpp", environ, seconds=SMOKE_SECONDS)[0] == 0
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or directory that may not be there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""Child processes whose output goes to the log, and which end with the installation, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import Interrupted
+
+_GRACE_SECONDS = 3.0
+
+
+class Children:
+    """Starts processes in one group of their own.
+
+    A watcher in the group kills it when this process is gone: its end of a pipe is closed even by SIGKILL.
+    """
+
+    def __init__(self, log: BinaryIO, environ: Mapping[str, str], wait_seconds: float = 0.5) -> None:
+        self._log, self._environ, self._wait_seconds = log, dict(environ), wait_seconds
+        self._parent = os.getppid()
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", "read _; kill -KILL 0"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+
+    def write(self, line: str) -> None:
+        """A line for the log."""
+        self._log.write(f"{line}\n".encode("utf-8", "surrogateescape"))
+        self._log.flush()
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        output: int | BinaryIO = subprocess.PIPE,
+        environ: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process with stdout and stderr together in `output`. environ: changes, "" removes."""
+        merged = {**self._environ, **(environ or {})}
+        self.write(f"\n$ {shlex.join(map(str, command))}")
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={name: value for name, value in merged.items() if value},
+            cwd=directory,
+            process_group=self._watcher.pid,
+        )
+        self._started.append(process)
+        return process
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        tick: Callable[[], None],
+        line: Callable[[str], None] = lambda _: None,
+        environ: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        seconds: float | None = None,
+    ) -> tuple[int, str]:
+        """Run a process to its end; returns its exit code and its output, which also goes to the log.
+
+        tick: called at least every half second; line: gets each line. seconds: the process is killed then.
+        Raises Interrupted if the process that started this one has ended.
+        """
+        process = self.start(command, environ=environ, directory=directory)
+        assert process.stdout is not None
+        ends = None if seconds is None else time.monotonic() + seconds
+        output, rest = bytearray(), b""
+        with process.stdout as pipe:
+            while True:
+                if select.select([pipe], [], [], self._wait_seconds)[0]:
+                    data = os.read(pipe.fileno(), 1 << 16)
+                    if not data:
+                        break
+                    self._log.write(data)
+                    self._log.flush()
+                    output += data
+                    *lines, rest = (rest + data).split(b"\n")
+                    for one in lines:
+                        line(one.decode("utf-8", "replace"))
+                tick()
+                self.check_parent()
+                if ends is not None and time.monotonic() > ends:
+                    process.kill()
+        return process.wait(), output.decode("utf-8", "replace")
+
+    def check_parent(self) -> None:
+        """Raise Interrupted if the shell that called the installation has ended."""
+        if os.getppid() != self._parent:
+            raise Interrupted(signal.SIGTERM)
+
+    def end(self) -> None:
+        """End all processes of the group."""
+        group = self._watcher.pid
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGTERM)
+            ends = time.monotonic() + _GRACE_SECONDS
+            while time.monotonic() < ends and self._is_alive():
+                time.sleep(0.02)
+            os.killpg(group, signal.SIGKILL)
+        for process in (*self._started, self._watcher):
+            process.wait()
+        if self._watcher.stdin is not None:
+            self._watcher.stdin.close()
+
+    def _is_alive(self) -> bool:
+        for process in (*self._started, self._watcher):
+            process.poll()  # without this an ended process counts as one of the group
+        try:
+            os.killpg(self._watcher.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
