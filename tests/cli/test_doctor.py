@@ -74,6 +74,9 @@ def test_a_healthy_installation(healthy: Result, shared: Command) -> None:
     assert engine["features"]["CPU"]
     assert {type(engine[name]) for name in ("gpu_offload", "mmap", "mlock", "rpc")} == {bool}
     assert report["embedded_pair"] == {"ok": True, "n_ctx": 2048}
+    demo = report["demo_model"]
+    assert (demo["name"], demo["on_disk"]) == ("SmolLM2-135M-Instruct", False)
+    assert demo["path"].endswith("/data/demo/SmolLM2-135M-Instruct.Q4_1.gguf")
     cache = report["cache"]
     assert (cache["path"], cache["writable"], cache["broken"]) == (str(shared.cache), True, 0)
     assert cache["calibrations"] == 1
@@ -168,6 +171,15 @@ def test_broken_calibrations_are_counted(command: Command) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_half_a_demo_model_is_a_problem(command: Command) -> None:
+    path = command.home / "data" / "demo" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    result = command("doctor")
+    assert result.code == 0
+    assert f"problem: {path} is incomplete" in " ".join(result.raw.decode().split())
+
+
 def test_a_cache_that_cannot_be_written(command: Command) -> None:
     command.cache.mkdir(mode=0o500)
     result = command("doctor", "--json", env=OFFLINE)

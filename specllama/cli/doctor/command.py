@@ -49,6 +49,7 @@ def examine(workers: str | None = None) -> tuple[dict[str, Any], list[Problem]]:
         "machine": machine.machine(started, problems),
         "engine": started,
         "embedded_pair": engine.embedded_pair(problems),
+        "demo_model": engine.demo_model(problems),
         "cache": files.cache(problems),
         "exactness": files.exactness(),
         "hub": hub.hub(os.environ, probe, problems),

@@ -1,4 +1,4 @@
-"""What `doctor` reports on llama.cpp, which only an engine process may load, and on the embedded pair."""
+"""What `doctor` reports on llama.cpp, which only an engine process may load, and on specllama's models."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.cli.doctor import Problem, reported
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.models.demo import DemoStore
 
 if TYPE_CHECKING:
     from specllama.client.client import EngineClient
@@ -51,6 +52,15 @@ def _time_limit(client: EngineClient) -> Iterator[None]:
         raise EngineDiedError(what, error.hint) from None
     finally:
         timer.cancel()
+
+
+def demo_model(problems: list[Problem]) -> dict[str, Any]:
+    """Where the demo model is stored, and whether it is there; it may be absent."""
+    store = DemoStore()
+    if store.path.exists() and not store.is_on_disk():
+        what = f"{store.path} is incomplete, so that the embedded pair answers where no model is named"
+        problems.append(Problem(what, "specllama pull demo fetches it again"))
+    return {"name": store.model.name, "path": str(store.path), "on_disk": store.is_on_disk()}
 
 
 def embedded_pair(problems: list[Problem]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def _versions(report: Mapping[str, Any]) -> Rows:
     yield "llama-cpp-python", v["llama_cpp_python"] or "not installed"
     if v["llama_cpp"]:
         yield "llama.cpp", f"{v['llama_cpp']}, ggml {v['ggml']}"
+    demo = report["demo_model"]
+    yield "demo model", demo["path"] if demo["on_disk"] else "not on disk; specllama pull demo fetches it"
     pair = report["embedded_pair"]
     yield "embedded pair", f"whole, context {pair['n_ctx']}" if pair["ok"] else "cannot be used"
 
