@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.models.demo import DemoStore
 from tests.support.command import Command
 from tests.support.hub import LocalHub, local_hub
 
@@ -17,6 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+DEMO = DemoStore()  # the user's
 os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent
 SLOWEST_FIRST = ("faults", "server", "cli", "worker", "api", "engine", "scripts", "unit")
@@ -46,6 +48,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     found = Command(tmp_path_factory.mktemp("shared"))
     yield found
     found.end_started()
+
+
+@pytest.fixture(scope="session")
+def demo() -> dict[str, str | None]:
+    """Changes to a command's environment by which the demo model answers."""
+    if not DEMO.is_on_disk():
+        pytest.skip("the demo model is not on this disk: specllama pull demo")
+    return {"SPECLLAMA_MODEL": None, "SPECLLAMA_DATA": str(DEMO.folder.parent)}
 
 
 @pytest.fixture

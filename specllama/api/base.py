@@ -51,10 +51,10 @@ class BaseLLM(ABC):
         """Load a pair of models, downloading what is not on disk once the headers show that the two fit.
 
         model: the target: path of a GGUF file, a name ("8B", see specllama models), "user/repo:Q4_K_M"; None
-        for the small pair that comes with the package. speculative_model: the draft, named the same way;
-        None for no draft; "auto" for the known draft of the model, if it is on disk. num_speculative_tokens:
-        most draft tokens per round; "auto" decides by measured cost, 0 for no drafts. speculative_config:
-        vLLM's dict of these two instead.
+        for the demo model if it is on disk, else for the embedded pair. speculative_model: the draft, named
+        the same way; None for no draft; "auto" for the known draft of the model, if it is on disk.
+        num_speculative_tokens: most draft tokens per round; "auto" decides by measured cost, 0 for no drafts.
+        speculative_config: vLLM's dict of these two instead.
 
         max_num_seqs: texts written at once; further ones wait. max_model_len: tokens of a prompt and its text
         together; one cache of that many tokens is shared by all texts written at once. n_gpu_layers: a

@@ -211,13 +211,21 @@ def test_a_command_runs(line: Line, ran: dict[str, subprocess.CompletedProcess[s
     assert done.stdout.strip() or line.text.startswith(QUIET) or ">" in line.text
 
 
-def test_the_first_answer_is_the_one_that_is_shown(ran: dict[str, subprocess.CompletedProcess[str]]) -> None:
+def test_the_first_answer_is_the_one_that_is_shown(command: Command, demo: dict[str, str | None]) -> None:
+    """And more is accepted than half of its tokens, since it is shown for what drafts gain."""
     shown = next(block for page, block in blocks("text") if page == "README.md")
-    done = ran[RUN[0].text]
-    first, answer = shown.split("\n", 1)
     assert RUN[0].page == "README.md"
-    assert first in done.stderr
-    assert answer.strip() == done.stdout.strip()
+    assert RUN[0].text.startswith("scripts/specllama ")
+    done = command(*shlex.split(RUN[0].text)[1:], env=demo)
+    first, answer = shown.split("\n", 1)
+    assert first in done.err
+    assert answer.strip() == done.raw.decode().strip()
+    n_predict, n_drafted, n_accept = (
+        int(re.search(rf"{name} += (\d+)", done.err)[1])  # type: ignore[index]
+        for name in ("n_predict", "n_drafted", "n_accept")
+    )
+    assert n_drafted >= n_accept > n_predict / 2
+    assert re.search(r"compare +=.* the same text", done.err)
 
 
 def test_the_pair_check_is_the_one_that_is_shown(ran: dict[str, subprocess.CompletedProcess[str]]) -> None:
@@ -368,7 +376,7 @@ def code_is_there(page: str, code: str) -> bool:
     elif re.fullmatch(r"(?:specllama|scripts|tests|docs|\.ci)(?:/[\w.-]+)+", code):
         return (ROOT / code).exists() or code == "scripts/bench_peers.py"  # as it was called then
     elif variable := re.match(r"SPECLLAMA_([A-Z_]+)", code):
-        known = {"BACKEND", "BUILD", "DEMO", "PYTHON", "CONFIG", "MODELS", "CACHE", "API_KEY"}
+        known = {"BACKEND", "BUILD", "PYTHON", "CONFIG", "DATA", "DEMO", "MODELS", "CACHE", "API_KEY"}
         return variable[1] in known or variable[1].lower() in STORED
     return True
 
