@@ -16,12 +16,14 @@ from typing import BinaryIO
 from .errors import Interrupted
 
 _GRACE_SECONDS = 3.0
+# ninja runs each compiler in a group of its own, and ends them when it gets SIGTERM.
+_WATCH = "trap : TERM; read _; kill -TERM 0; sleep 1; kill -KILL 0"
 
 
 class Children:
     """Starts processes in one group of their own.
 
-    A watcher in the group kills it when this process is gone: its end of a pipe is closed even by SIGKILL.
+    A watcher in the group ends it when this process is gone: its end of a pipe is closed even by SIGKILL.
     """
 
     def __init__(self, log: BinaryIO, environ: Mapping[str, str], wait_seconds: float = 0.5) -> None:
@@ -29,7 +31,7 @@ class Children:
         self._parent = os.getppid()
         self._started: list[subprocess.Popen[bytes]] = []
         self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", "read _; kill -KILL 0"],
+            ["/bin/sh", "-c", _WATCH],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -107,19 +109,21 @@ class Children:
     def end(self) -> None:
         """End all processes of the group."""
         group = self._watcher.pid
+        self._watcher.kill()
+        self._watcher.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGTERM)
             ends = time.monotonic() + _GRACE_SECONDS
             while time.monotonic() < ends and self._is_alive():
                 time.sleep(0.02)
             os.killpg(group, signal.SIGKILL)
-        for process in (*self._started, self._watcher):
+        for process in self._started:
             process.wait()
         if self._watcher.stdin is not None:
             self._watcher.stdin.close()
 
     def _is_alive(self) -> bool:
-        for process in (*self._started, self._watcher):
+        for process in self._started:
             process.poll()  # without this an ended process counts as one of the group
         try:
             os.killpg(self._watcher.pid, 0)

@@ -492,11 +492,18 @@ def test_the_lock_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
     assert stream.getvalue() == ""
 
 
-WATCHED = """
+NINJA_LIKE = """
+import signal, subprocess, sys
+compiler = subprocess.Popen(["sleep", "60"], process_group=0)
+signal.signal(signal.SIGTERM, lambda *_: (compiler.kill(), sys.exit()))
+print(compiler.pid, flush=True)
+compiler.wait()
+"""
+WATCHED = f"""
 import os, sys
 from scripts.installation.processes import Children
 children = Children(open(os.devnull, "wb"), os.environ)
-children.start(["sh", "-c", "sleep 60 & echo $!; wait"], sys.stdout.fileno())
+children.start([sys.executable, "-c", {NINJA_LIKE!r}], sys.stdout.fileno())
 os.read(0, 1)
 os.kill(os.getpid(), 9)
 """
