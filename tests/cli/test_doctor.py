@@ -92,7 +92,8 @@ def test_a_healthy_installation(healthy: Result, shared: Command) -> None:
     hub = report["hub"]
     assert hub["cache"] == str(shared.home / ".cache" / "huggingface" / "hub")
     assert (hub["cache_bytes"], hub["offline"], hub["answers"], hub["token"]) == (0, True, None, "not set")
-    assert report["config"] == {"files": [], "environment": ["SPECLLAMA_CACHE", "SPECLLAMA_N_THREADS"]}
+    variables = [f"SPECLLAMA_{name}" for name in ("CACHE", "DATA", "MODEL", "N_THREADS")]
+    assert report["config"] == {"files": [], "environment": variables}
 
 
 @pytest.mark.parametrize("columns", [None, "80", "20"])

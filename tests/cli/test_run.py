@@ -44,7 +44,7 @@ READ_OUT = [
 NUMBER = (int, float)
 OBJECT = {
     "schema": str, "text": str, "tokens": list, "finish_reason": str, "seed": int,
-    "n_prompt": int, "n_predict": int,
+    "n_prompt": int, "n_evaluated": int, "n_predict": int,
     "n_drafted": int, "n_accept": int, "n_discarded": int, "accept_by_position": list, "drafted_by": dict,
     "load_ms": NUMBER, "ttft_ms": NUMBER, "encode_tps": NUMBER, "decode_tps": NUMBER,
     "plain_tps": (int, float, type(None)), "plain_source": str, "plain_rounds": int,
