@@ -171,7 +171,6 @@ def test_broken_calibrations_are_counted(command: Command) -> None:
     assert sorted(f.name for f in calibration.iterdir()) == sorted(contents)  # doctor only looks
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
 def test_half_a_demo_model_is_a_problem(command: Command) -> None:
     path = command.home / "data" / "demo" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     path.parent.mkdir(parents=True)
@@ -181,6 +180,7 @@ def test_half_a_demo_model_is_a_problem(command: Command) -> None:
     assert f"problem: {path} is incomplete" in " ".join(result.raw.decode().split())
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_cache_that_cannot_be_written(command: Command) -> None:
     command.cache.mkdir(mode=0o500)
     result = command("doctor", "--json", env=OFFLINE)
