@@ -35,4 +35,5 @@ EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=2m \
   CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
 ENTRYPOINT ["specllama"]
+# An address that other machines reach needs a key: -e SPECLLAMA_API_KEY=...
 CMD ["serve", "--host", "0.0.0.0"]

@@ -25,8 +25,8 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
-    compiled for, by backend.
+    """A build of llama.cpp: versions, registered backends, what it supports. kernels: whether it was compiled
+    with specllama's changes. features: what each backend was compiled for, by backend.
     """
 
     llama_cpp_python: str
@@ -37,6 +37,7 @@ class BuildInfo:
     mmap: bool
     mlock: bool
     rpc: bool
+    kernels: bool
     features: dict[str, list[str]]
     devices: tuple[DeviceInfo, ...]
 

@@ -65,8 +65,8 @@ llama.llama_backend_init()
 
 
 def build_info() -> dict[str, Any]:
-    """What `doctor` reports of the build: versions, registered backends, llama.cpp's system_info line, and
-    whether it supports GPU offload, mmap, mlock and RPC.
+    """What `doctor` reports of the build: versions, registered backends, llama.cpp's system_info line,
+    whether it supports GPU offload, mmap, mlock and RPC, and whether it has specllama's kernels.
     """
     registered = (ggml.ggml_backend_reg_get(i) for i in range(ggml.ggml_backend_reg_count()))
     return {
@@ -79,6 +79,7 @@ def build_info() -> dict[str, Any]:
         "mmap": bool(llama.llama_supports_mmap()),
         "mlock": bool(llama.llama_supports_mlock()),
         "rpc": bool(llama.llama_supports_rpc()),
+        "kernels": hasattr(ggml, "specllama_takes"),  # a function that native/rows.cmake adds
     }
 
 

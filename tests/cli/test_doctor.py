@@ -73,6 +73,7 @@ def test_a_healthy_installation(healthy: Result, shared: Command) -> None:
     assert cpu["total"] > 0
     assert engine["features"]["CPU"]
     assert {type(engine[name]) for name in ("gpu_offload", "mmap", "mlock", "rpc")} == {bool}
+    assert engine["kernels"] is True  # scripts/test compiles llama.cpp with them
     assert report["embedded_pair"] == {"ok": True, "n_ctx": 2048}
     demo = report["demo_model"]
     assert (demo["name"], demo["on_disk"]) == ("SmolLM2-135M-Instruct", False)

@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import specllama
 from specllama.cli.doctor import Problem, reported
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -17,6 +19,10 @@ from specllama.models.demo import DemoStore
 if TYPE_CHECKING:
     from specllama.client.client import EngineClient
 
+_NO_KERNELS = (
+    "llama.cpp was not compiled with specllama's kernels: text with drafts may differ from text without them "
+    "where tokens are almost equally likely, and small batches are slower"
+)
 SECONDS = 60.0  # for an engine process to start
 
 
@@ -28,8 +34,17 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
     with reported(problems, "install specllama again") as messages, EngineClient() as client:
         with _time_limit(client):
             found = client.inspect()
+        if not found.kernels:
+            problems.append(Problem(_NO_KERNELS, _compile()))
         return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **asdict(found)}
     return {"ok": False, "error": messages[0]}
+
+
+def _compile() -> str:
+    """What to do to get llama.cpp with specllama's kernels."""
+    if (Path(specllama.__file__).parent.parent / "scripts" / "specllama").is_file():
+        return "SPECLLAMA_BUILD=1 scripts/specllama doctor compiles it"
+    return "docs/install.md says how to compile it with pip"
 
 
 @contextlib.contextmanager
