@@ -182,7 +182,9 @@ def test_a_cache_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_llama(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python whose environment has no llama-cpp-python."""
+    """A Python whose environment has no llama-cpp-python. (monkeypatch.syspath_prepend would restore the path
+    that is set here.)
+    """
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("site-packages")])
 
 
@@ -212,7 +214,7 @@ def installed_in(folder: Path, version: str, more: Mapping[str, bytes] | None = 
 @pytest.mark.usefixtures("no_llama")
 def test_ready_made_builds_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = installed_in(tmp_path / "packages", VERSION)
-    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
     linked, cached = wheel(tmp_path / "links"), wheel(tmp_path / "pip's cache")
     found = list(ready_made.ready_made(VERSION, pip_with(linked, (cached,)), tmp_path / "new", print))
     assert [one.where for one in found] == [str(packages), "pip's find-links", "pip's cache"]
@@ -222,15 +224,16 @@ def test_ready_made_builds_and_their_order(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("no_llama")
 def test_another_version_is_ignored_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(installed_in(tmp_path / "packages", "0.3.35"))
+    packages = installed_in(tmp_path / "packages", "0.3.35")
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
     cached = (
         wheel(tmp_path, "0.3.3"),
         wheel(tmp_path, "0.3.360"),
         tmp_path / "llama_cpp_python-0.3.36-gone.whl",
     )
-    said: list[str] = []
-    assert list(ready_made.ready_made(VERSION, pip_with(None, cached), tmp_path / "new", said.append)) == []
-    assert [line.split(": ")[1] for line in said] == ["another version than 0.3.36, ignored"] * 3
+    logged: list[str] = []
+    assert list(ready_made.ready_made(VERSION, pip_with(None, cached), tmp_path / "new", logged.append)) == []
+    assert [line.split(": ")[1] for line in logged] == ["another version than 0.3.36, ignored"] * 3
 
 
 @pytest.mark.usefixtures("no_llama")
@@ -239,7 +242,7 @@ def test_an_installed_build_is_copied_with_its_record(
 ) -> None:
     packages = installed_in(tmp_path / "packages", VERSION, {"llama_cpp/lib/libggml-cpu.so": b"\x7fELF"})
     (packages / "numpy").mkdir()
-    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
     (found,) = ready_made.ready_made(VERSION, pip_with(), tmp_path / "new", print)
     assert found.installed is not None
     ready_made.copy_installed(found.installed, tmp_path / "copy")
@@ -255,7 +258,7 @@ def test_an_editable_build_is_ignored(tmp_path: Path, monkeypatch: pytest.Monkey
     packages = installed_in(tmp_path / "packages", VERSION)
     record = packages / f"llama_cpp_python-{VERSION}.dist-info" / "RECORD"
     record.write_text(record.read_text().replace("llama_cpp/__init__.py", "__editable__.pth"))
-    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
     assert list(ready_made.ready_made(VERSION, pip_with(), tmp_path / "new", print)) == []
 
 
@@ -615,10 +618,10 @@ def test_a_build_that_crashes_is_replaced_and_the_result_is_kept(user: Installin
     processes = [second.start("-p", str(i)) for i in range(2)]
     results = [process.communicate(timeout=60) for process in processes]
     assert sorted(out for out, _ in results) == ["built here -p 0\n", "built here -p 1\n"], results
-    said = "".join(err for _, err in results)
-    assert said.count("another installation is under way, waiting for it") == 1
-    assert said.count("installing Python packages") == 1
-    assert said.count("llama.cpp was compiled here before; that build is used") == 1
+    logged = "".join(err for _, err in results)
+    assert logged.count("another installation is under way, waiting for it") == 1
+    assert logged.count("installing Python packages") == 1
+    assert logged.count("llama.cpp was compiled here before; that build is used") == 1
 
 
 def test_a_ready_made_build_until_compiling_is_asked_for(user: Installing) -> None:
