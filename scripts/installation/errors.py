@@ -25,65 +25,65 @@ class Interrupted(BaseException):
         self.code = 128 + number
 
 
-_NO_ROOM = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded")
-_NO_MEMORY = re.compile(r"Killed signal terminated program|out of memory allocating|\bMemoryError\b")
-_UNREACHABLE = re.compile(
-    r"NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|"
-    r"connection broken by '\w+Error|Temporary failure in name resolution|Network is unreachable"
+_KNOWN = (  # what a command printed, what that means, what to do, exit code; the first that fits
+    (
+        r"No space left on device|\[Errno 28\]|Disk quota exceeded",
+        "the disk is full",
+        "make room and call this again",
+        RESOURCES,
+    ),
+    (
+        r"Killed signal terminated program|out of memory allocating|\bMemoryError\b",
+        "the compiler ran out of memory",
+        "CMAKE_BUILD_PARALLEL_LEVEL=1 compiles one file at a time",
+        RESOURCES,
+    ),
+    (
+        r"DO NOT MATCH THE HASHES|HashMismatch|Expected sha256",
+        "a downloaded file has another hash than the package index says",
+        "try again; if it stays, check the index or proxy that pip is set to (pip config list)",
+        INTEGRITY,
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED|SSLError",
+        "the certificate of the package index is not trusted",
+        "set PIP_CERT to your network's certificates, or check the clock",
+        NETWORK,
+    ),
+    (
+        r"NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|"
+        r"connection broken by '\w+Error|Temporary failure in name resolution|Network is unreachable",
+        "pip cannot reach its package index",
+        "check the connection, and proxy and index in `pip config list`; then call this again",
+        NETWORK,
+    ),
+    (
+        r"\b(?:401|403) (?:Client )?Error|HTTP error 40[13]\b",
+        "the package index refuses access",
+        "check the index in `pip config list`",
+        NETWORK,
+    ),
+    (
+        r"No matching distribution found for (?P<what>\S+)",
+        "pip finds no {what}",
+        "check the indexes in `pip config list`; offline, PIP_FIND_LINKS needs all packages",
+        NOT_FOUND,
+    ),
+    (
+        r"specllama: (?P<what>\S+ of this llama\.cpp is not the version that is known)",
+        "{what}",
+        "specllama/llama/native/rows.cmake has to be adapted to it",
+        UNEXPECTED,
+    ),
 )
-_CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED|SSLError")
-_REFUSED = re.compile(r"\b(?:401|403) (?:Client )?Error|HTTP error 40[13]\b")
-_WRONG_HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch|Expected sha256")
-_MISSING = re.compile(r"No matching distribution found for (\S+)")
-_UNKNOWN_SOURCE = re.compile(r"specllama: \S+ of this llama\.cpp is not the version that is known")
 _FAULT = re.compile(r"^\s*(?:.*?\berror: .+|CMake Error.*|ERROR: .+|\*\*\* .*failed.*)", re.I | re.M)
 
 
 def explained(output: str, what: str) -> InstallError:
     """The error for a failed command. output: what it printed; what: what it was to do, "compiling ..."."""
-    if _NO_ROOM.search(output):
-        return InstallError(f"{what} failed: the disk is full", "make room and call this again", RESOURCES)
-    if _NO_MEMORY.search(output):
-        return InstallError(
-            f"{what} failed: the compiler ran out of memory",
-            "CMAKE_BUILD_PARALLEL_LEVEL=1 compiles one file at a time",
-            RESOURCES,
-        )
-    if _WRONG_HASH.search(output):
-        return InstallError(
-            f"{what} failed: a downloaded file has another hash than the package index says",
-            "try again; if it stays, check the index or proxy that pip is set to (pip config list)",
-            INTEGRITY,
-        )
-    if _CERTIFICATE.search(output):
-        return InstallError(
-            f"{what} failed: the certificate of the package index is not trusted",
-            "set PIP_CERT to your network's certificates, or check the clock",
-            NETWORK,
-        )
-    if _UNREACHABLE.search(output):
-        return InstallError(
-            f"{what} failed: pip cannot reach its package index",
-            "check the connection, and proxy and index in `pip config list`; then call this again",
-            NETWORK,
-        )
-    if _REFUSED.search(output):
-        return InstallError(
-            f"{what} failed: the package index refuses access",
-            "check the index in `pip config list`",
-            NETWORK,
-        )
-    if found := _MISSING.search(output):
-        return InstallError(
-            f"{what} failed: pip finds no {found[1]}",
-            "check the indexes in `pip config list`; offline, PIP_FIND_LINKS needs all packages",
-            NOT_FOUND,
-        )
-    if found := _UNKNOWN_SOURCE.search(output):
-        return InstallError(
-            f"{what} failed: {found[0].removeprefix('specllama: ')}",
-            "specllama/llama/native/rows.cmake has to be adapted to it",
-        )
+    for pattern, meaning, hint, code in _KNOWN:
+        if found := re.search(pattern, output):
+            return InstallError(f"{what} failed: {meaning.format(**found.groupdict())}", hint, code)
     fault = _FAULT.search(output)
     reason = " ".join(fault[0].split())[:200] if fault else "it gave no reason"
     return InstallError(f"{what} failed: {reason}", "the log has the details")
