@@ -131,16 +131,16 @@ class ModelProfile:
         If the memory refuses to be rolled back, the slot is empty afterwards. Returns whether another call
         could measure more. with_widths: False measures t(1) and epsilon only.
         """
-        n_before = self._figures.get("n_rows")
+        before = dict(self._figures)
         try:
             n_timed = self._measure(context, slot, seconds, with_widths)
         except DecodeError:
             n_timed, self._refused = 0, True
-        n_kept, n_compared = context.n_past(slot.seq_id), int(self._figures.get("n_rows") != n_before)
+        n_kept, measured = context.n_past(slot.seq_id), n_timed > 0 or self._figures != before
         slot.ids = slot.ids[:n_kept]
-        self._changed |= n_timed + n_compared > 0
+        self._changed |= measured
         self.flush()
-        return n_timed + n_compared > 0 and bool(self.unmeasured(context, n_kept, seconds))
+        return measured and bool(self.unmeasured(context, n_kept, seconds))
 
     def _measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool) -> int:
         """Returns the number of decodes that were timed."""

@@ -15,7 +15,7 @@ from specllama.config.store import Store
 from specllama.core.policy.config import DEFAULT
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.worker import idle, profile, profile_keys
-from specllama.worker.calibrate import TIMED
+from specllama.worker.calibrate import TIMED, Calibration
 from tests.support.front import Front
 
 ZIP = [{"role": "user", "content": "zip"}]
@@ -54,6 +54,29 @@ def test_missing_widths_are_measured_in_slices_and_read_by_the_next_process(tmp_
     assert stored.t1 == found.t1
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
+
+
+def test_a_comparison_of_as_many_rows_as_the_stored_one_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_args: object) -> None:
+        found = _args[-1]
+        assert isinstance(found, Calibration)
+        found.singles, found.changes, found.widths, found.reach = [0.001], [0.0, 0.0], {2: True}, 100
+
+    monkeypatch.setattr(profile, "measure", measure)
+    monkeypatch.setattr(profile, "time_widths", lambda *_args: 0)
+    store = Store(tmp_path)
+    first = Front(PAIR, store)
+    assert first.core.loaded is not None
+    key = first.core.loaded.profile.key
+    store.write(key, {"n_rows": 2, "reach": 100, "alike": 2})  # neither t1 nor epsilon
+    first.close()
+    second = Front(PAIR, store)
+    second.ids(messages=ZIP, params=FEW)
+    second.core.handle(m.Calibrate(1.0))
+    second.close()
+    assert (store.read(key)["t1"], store.read(key)["epsilon"]) == (0.001, 0.0)
 
 
 @pytest.mark.parametrize(
