@@ -1,5 +1,5 @@
-// Flash attention on a cache of 16-bit floats, for any number of rows (x86-64 with AVX2). rows.cmake makes llama.cpp's
-// ggml-cpu/ops.cpp include this file.
+// Flash attention on a cache of 16-bit floats, for any number of rows (x86-64 with AVX2). kernels.cpp
+// includes this file.
 //
 // llama.cpp reads keys and values once per row and head, one cell of the cache after the other, and sums values as
 // 16-bit floats; from 64 rows on it uses tiles, which sum in another order. Here sixteen cells are read and converted
@@ -8,15 +8,6 @@
 // alone and in any batch, however heads are distributed over threads.
 // The running maximum and sum are those of "Online normalizer calculation for softmax", arXiv:1805.02867.
 #pragma once
-
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define SPECLLAMA_ATTENTION
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 
 namespace specllama_attention {
 
@@ -61,6 +52,38 @@ inline floats totals(const floats * a) {  // the sum of each of LANES vectors
     }
     return plus(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xDD));
 }
+
+// From ggml's vec.h (ggml/LICENSE), as the one below.
+// adapted from arm limited optimized routine
+// the maximum error is 1.45358 plus 0.5 ulps
+// numbers above 88.38 will flush to infinity
+// numbers beneath -103.97 will flush to zero
+inline __m512 ggml_v_expf(__m512 x) {
+  const __m512 r = _mm512_set1_ps(0x1.8p23f);
+  const __m512 z = _mm512_fmadd_ps(x, _mm512_set1_ps(0x1.715476p+0f), r);
+  const __m512 n = _mm512_sub_ps(z, r);
+  const __m512 b =
+      _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.7f7d1cp-20f),
+                       _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.62e4p-1f), x));
+  const __mmask16 d =
+      _mm512_cmp_ps_mask(_mm512_abs_ps(n), _mm512_set1_ps(192), _CMP_GT_OQ);
+  const __m512 u = _mm512_mul_ps(b, b);
+  const __m512 j = _mm512_fmadd_ps(
+      _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_set1_ps(0x1.0e4020p-7f), b,
+                                      _mm512_set1_ps(0x1.573e2ep-5f)),
+                      u,
+                      _mm512_fmadd_ps(_mm512_set1_ps(0x1.555e66p-3f), b,
+                                      _mm512_set1_ps(0x1.fffdb6p-2f))),
+      u,
+      _mm512_fmadd_ps(_mm512_set1_ps(0x1.ffffecp-1f), b, _mm512_set1_ps(1.0F)));
+  const __m512 res = _mm512_scalef_ps(j, n);
+  if (_mm512_kortestz(d, d))
+    return res;
+  const __m512 zero = _mm512_setzero_ps();
+  const __m512 alt = _mm512_mask_blend_ps(
+      _mm512_cmp_ps_mask(n, zero, _CMP_LE_OQ), _mm512_set1_ps(INFINITY), zero);
+  return _mm512_mask_blend_ps(d, res, alt);
+}
 #else
 using floats                = __m256;
 constexpr int     LANES     = 8;
@@ -99,6 +122,49 @@ inline floats totals(const floats * a) {  // the sum of each of LANES vectors
         two[i] = _mm256_hadd_ps(_mm256_hadd_ps(p[0], p[1]), _mm256_hadd_ps(p[2], p[3]));
     }
     return plus(_mm256_permute2f128_ps(two[0], two[1], 0x20), _mm256_permute2f128_ps(two[0], two[1], 0x31));
+}
+
+// adapted from arm limited optimized routine
+// the maximum error is 1.45358 plus 0.5 ulps
+// numbers above 88.38 will flush to infinity
+// numbers beneath -103.97 will flush to zero
+inline __m256 ggml_v_expf(__m256 x) {
+  const __m256 r = _mm256_set1_ps(0x1.8p23f);
+  const __m256 z = _mm256_fmadd_ps(x, _mm256_set1_ps(0x1.715476p+0f), r);
+  const __m256 n = _mm256_sub_ps(z, r);
+  const __m256 b = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.7f7d1cp-20f),
+                                    _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.62e4p-1f), x));
+  const __m256i e = _mm256_slli_epi32(_mm256_castps_si256(z), 23);
+  const __m256 k = _mm256_castsi256_ps(
+      _mm256_add_epi32(e, _mm256_castps_si256(_mm256_set1_ps(1))));
+  const __m256i c = _mm256_castps_si256(
+      _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.f), n),
+                    _mm256_set1_ps(126), _CMP_GT_OQ));
+  const __m256 u = _mm256_mul_ps(b, b);
+  const __m256 j = _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_set1_ps(0x1.0e4020p-7f), b,
+                                                                   _mm256_set1_ps(0x1.573e2ep-5f)), u,
+                                                   _mm256_fmadd_ps(_mm256_set1_ps(0x1.555e66p-3f), b,
+                                                                   _mm256_set1_ps(0x1.fffdb6p-2f))),
+                                   u, _mm256_mul_ps(_mm256_set1_ps(0x1.ffffecp-1f), b));
+  if (!_mm256_movemask_ps(_mm256_castsi256_ps(c)))
+    return _mm256_fmadd_ps(j, k, k);
+  const __m256i g = _mm256_and_si256(
+      _mm256_castps_si256(_mm256_cmp_ps(n, _mm256_setzero_ps(), _CMP_LE_OQ)),
+      _mm256_set1_epi32(0x82000000u));
+  const __m256 s1 =
+      _mm256_castsi256_ps(_mm256_add_epi32(g, _mm256_set1_epi32(0x7f000000u)));
+  const __m256 s2 = _mm256_castsi256_ps(_mm256_sub_epi32(e, g));
+  const __m256i d = _mm256_castps_si256(
+      _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.f), n),
+                    _mm256_set1_ps(192), _CMP_GT_OQ));
+  return _mm256_or_ps(
+      _mm256_and_ps(_mm256_castsi256_ps(d), _mm256_mul_ps(s1, s1)),
+      _mm256_andnot_ps(
+          _mm256_castsi256_ps(d),
+          _mm256_or_ps(
+              _mm256_and_ps(_mm256_castsi256_ps(c),
+                            _mm256_mul_ps(_mm256_fmadd_ps(s2, j, s2), s1)),
+              _mm256_andnot_ps(_mm256_castsi256_ps(c), _mm256_fmadd_ps(k, j, k)))));
 }
 #endif
 
@@ -146,7 +212,7 @@ class attention {
             for (int64_t d = 0; d < dk; d += LANES) {
                 write(given[x] + d, times(read(from + d), all(scale)));
             }
-            std::fill(sums[x], sums[x] + dv, 0.0f);
+            memset(sums[x], 0, dv * sizeof(float));
         }
         const int64_t kv = head / (q->ne[2] / k->ne[2]), kv_batch = batch / (q->ne[3] / k->ne[3]);
         const char *  k_data = (const char *) k->data + kv * k->nb[2] + kv_batch * k->nb[3];
@@ -219,7 +285,7 @@ class attention {
             query.cells = 0;
             for (int j = 0; j < CELLS; j++) {
                 const float value = j >= count ? -INFINITY : query.mask == nullptr ? 0.0f :
-                    query.slope * GGML_CPU_FP16_TO_FP32(query.mask[cell + j]);
+                    query.slope * float_of(query.mask[cell + j]);
                 added[j] = value;
                 query.cells |= (value == -INFINITY ? 0u : 1u) << j;
             }
@@ -361,15 +427,14 @@ inline void attend(const ggml_compute_params * params, ggml_tensor * dst) {
     const int64_t rows   = std::max<int64_t>(1, QUERIES / heads);
     const int64_t groups = (q->ne[1] + rows - 1) / rows, parts = parts_of(heads, rows);
     if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        specllama_ggml.chunk_set(params->threadpool, params->nth);
     }
-    ggml_barrier(params->threadpool);
+    specllama_ggml.barrier(params->threadpool);
     const attention all_of_it(dst);
-    for (int64_t part = params->ith; part < parts; part = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+    for (int64_t part = params->ith; part < parts; part = specllama_ggml.chunk_add(params->threadpool, 1)) {
         const int64_t row = part % groups * rows, head = part / groups % (q->ne[2] / heads) * heads;
         all_of_it.compute(part / groups / (q->ne[2] / heads), head, heads, row, std::min(rows, q->ne[1] - row));
     }
 }
 
 }  // namespace specllama_attention
-#endif

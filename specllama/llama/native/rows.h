@@ -1,20 +1,10 @@
-// Rows of a batch share the reading and unpacking of weights (x86-64 with AVX2). rows.cmake makes llama.cpp's
-// ggml-cpu/repack.cpp include this file.
+// Rows of a batch share the reading and unpacking of weights (x86-64 with AVX2). kernels.cpp includes this file.
 //
 // llama.cpp reads or unpacks weights once per row of a small batch, so that verifying three tokens takes two to three
 // times as long as one decode. Here weights are unpacked once and multiplied by up to eight rows. Integer sums are
 // exact in any order; the floating-point sums of a row have one order for any number of rows, that of llama.cpp's
 // single row except for F16. So a row is bit-identical alone and in any batch.
 #pragma once
-
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include <immintrin.h>
 
 // Otherwise the compiler keeps sums in memory from some number of rows on.
 #if defined(__clang__)
@@ -30,9 +20,6 @@ namespace specllama {
 constexpr int     MOST = 8;          // rows at once: more do not fit in registers
 constexpr int64_t CACHED = 1 << 17;  // bytes of weights that stay in the cache for the next rows
 constexpr int64_t TOGETHER = 128;    // rows that are prepared together
-
-template <typename BLOCK>  // types that repack.cpp stores in groups of eight columns on x86
-constexpr bool shared = std::is_same_v<BLOCK, block_q4_0> || std::is_same_v<BLOCK, block_q4_K>;
 
 // Vectors of 32 bytes: half a group in each. The products of SUMMED unsigned and signed bytes form one sum of 32 bits,
 // or of 16 bits, which neither sixteen products of 4-bit weights nor four of 6-bit weights overflow.
@@ -131,7 +118,7 @@ struct narrow {
     static void load(ints * numbers, ints * begin, floats * d, const block_q8_0 * w, const block_q8_0 *) {
         *numbers = row(w->qs);
         *begin   = SUMMED == 4 ? less(zero(), plus(zero(), bytes(MORE), *numbers)) : zero();
-        *d       = all(GGML_CPU_FP16_TO_FP32(w->d));
+        *d       = all(float_of(w->d));
     }
     static ints products(ints begin, ints numbers, const int8_t * from) {
         if (SUMMED == 4) {
@@ -227,8 +214,8 @@ struct wide {
     static void load(ints * numbers, ints * begin, floats * d, const block_q8_0 * w, const block_q8_0 * next) {
         *numbers = two(narrow::row(w->qs), narrow::row(next->qs));
         *begin   = less(zero(), plus(zero(), bytes(MORE), *numbers));
-        *d = _mm512_castsi512_ps(two(_mm256_castps_si256(narrow::all(GGML_CPU_FP16_TO_FP32(w->d))),
-                                     _mm256_castps_si256(narrow::all(GGML_CPU_FP16_TO_FP32(next->d)))));
+        *d = _mm512_castsi512_ps(two(_mm256_castps_si256(narrow::all(float_of(w->d))),
+                                     _mm256_castps_si256(narrow::all(float_of(next->d)))));
     }
     static ints products(ints begin, ints numbers, const int8_t * from) {
         return plus(begin, _mm512_broadcast_i64x4(narrow::row(from)), numbers);
@@ -276,12 +263,19 @@ template <typename V, typename GROUP> static void ahead(const GROUP * w, const G
     }
 }
 
+// Room of this thread, kept for the next multiplication.
 template <typename T> static T * scratch(size_t size) {
-    static thread_local std::vector<T> kept;
-    if (kept.size() < size) {
-        kept.resize(size);
+    static thread_local struct room {
+        void * data = nullptr;
+        size_t size = 0;
+        ~room() { free(data); }
+    } kept;
+    if (kept.size < size * sizeof(T)) {
+        free(kept.data);
+        kept.size = (size * sizeof(T) + 63) / 64 * 64;
+        kept.data = aligned_alloc(64, kept.size);
     }
-    return kept.data();
+    return (T *) kept.data;
 }
 
 // Below, for each type: R rows of `n` values each, `stride` bytes apart, times `nc` columns of weights; row r of the
@@ -302,7 +296,7 @@ static const of_q8_0 * all_of_q8_0(int64_t nb, const char * rows, size_t stride,
             for (int i = 0; i < QK8_0; i++) {
                 sum += a[b].qs[i];
             }
-            of[r * nb + b] = { GGML_CPU_FP16_TO_FP32(a[b].d), 8 * sum };
+            of[r * nb + b] = { float_of(a[b].d), 8 * sum };
         }
     }
     return of;
@@ -477,7 +471,7 @@ static void rows_q6_k(int64_t n, int64_t nc, float * s, size_t bs, const char * 
                     sum[r] = V::plus_pairs(sum[r], V::plus(V::zero(), numbers, V::row(a.qs + step * SIZE)), by);
                 }
             }
-            const float d = GGML_CPU_FP16_TO_FP32(w[b].d);
+            const float d = float_of(w[b].d);
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {  // weights of -32 to 31 were computed as 0 to 63
                 const block_q8_K & a = ((const block_q8_K *) (rows + r * stride))[b];
@@ -504,7 +498,7 @@ static const more_q8_0 * more_of_q8_0(int64_t nb, const char * rows, size_t stri
     for (int64_t r = 0; r < n_rows; r++) {
         const block_q8_0 * a = (const block_q8_0 *) (rows + r * stride);
         for (int64_t b = 0; b < nb; b++) {
-            of[r * nb + b].d = GGML_CPU_FP16_TO_FP32(a[b].d);
+            of[r * nb + b].d = float_of(a[b].d);
             for (int i = 0; i < QK8_0; i++) {
                 of[r * nb + b].qs[i] = (int8_t) (a[b].qs[i] ^ widest::MORE);
             }
@@ -669,53 +663,73 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
     }
 }
 
+// Rows of the batch, counted over all its planes.
+inline int64_t rows_of(const ggml_tensor * a) { return a->ne[1] * a->ne[2] * a->ne[3]; }
+
+// Converts the batch to the type that the weights are multiplied with; each thread converts a part of every row.
+inline void convert(const ggml_compute_params * params, const ggml_tensor * a, ggml_type to) {
+    const int64_t n = a->ne[0], size = specllama_ggml.block_size(to), blocks = n / size;
+    const size_t  stride = specllama_ggml.row_size(to, n), block = specllama_ggml.row_size(to, size);
+    const int64_t from = params->ith * blocks / params->nth, end = (params->ith + 1) * blocks / params->nth;
+    if (from == end) {
+        return;
+    }
+    for (int64_t r = 0; r < rows_of(a); r++) {
+        const char * row = (const char *) a->data + r % a->ne[1] * a->nb[1] + r / a->ne[1] % a->ne[2] * a->nb[2] +
+                           r / a->ne[1] / a->ne[2] * a->nb[3];
+        specllama_ggml.cpu_traits(to)->from_float((const float *) row + from * size,
+                                                  (char *) params->wdata + r * stride + from * block,
+                                                  (end - from) * size);
+    }
+}
+
 template <typename BLOCK>
 static void by_columns(const ggml_compute_params * params, ggml_tensor * dst) {
     const ggml_tensor * weights = dst->src[0];
-    const int64_t n = weights->ne[0], nc = weights->ne[1], n_rows = dst->src[1]->ne[1];
-    const size_t  stride = ggml_row_size(ggml_get_type_traits_cpu(weights->type)->vec_dot_type, n);
+    const int64_t n = weights->ne[0], nc = weights->ne[1], n_rows = rows_of(dst->src[1]);
+    const size_t  stride = specllama_ggml.row_size(specllama_ggml.cpu_traits(weights->type)->vec_dot_type, n);
     const int64_t size   = (nc / (4 * params->nth) + 16) / 16 * 16;  // several parts per thread
-    for (int64_t at = params->ith; at * size < nc; at = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+    for (int64_t at = params->ith; at * size < nc; at = specllama_ggml.chunk_add(params->threadpool, 1)) {
         batch<BLOCK>(n, std::min(size, nc - at * size), (float *) dst->data + at * size, dst->nb[1] / sizeof(float),
                            (const char *) weights->data + at * size * weights->nb[1], weights->nb[1],
                            (const char *) params->wdata, stride, n_rows);
     }
 }
 
-static bool takes(const ggml_tensor * dst) {
+// Whether this file multiplies these weights with this batch.
+inline bool multiplies(const ggml_tensor * dst, layout stored) {
     const ggml_tensor * w = dst->src[0], * a = dst->src[1];
-    if (a->type != GGML_TYPE_F32 || ggml_n_dims(w) > 2 || ggml_n_dims(a) > 2 || !ggml_is_contiguous(w)) {
+    if (a->type != GGML_TYPE_F32 || a->nb[0] != sizeof(float) || w->ne[2] != 1 || w->ne[3] != 1 || w->view_src ||
+        dst->nb[2] != dst->nb[1] * dst->ne[1] || dst->nb[3] != dst->nb[2] * dst->ne[2]) {
+        return false;
+    }
+    if (stored == layout::groups) {
+        return w->type == GGML_TYPE_Q4_0 || w->type == GGML_TYPE_Q4_K;
+    }
+    if (w->nb[1] != specllama_ggml.row_size(w->type, w->ne[0])) {
         return false;
     }
     if (w->type == GGML_TYPE_F16) {  // for more rows llama.cpp's own kernel is as fast, with the same result
-        return w->ne[0] % widest::FLOATS == 0 && a->ne[1] <= 10;
+        return w->ne[0] % widest::FLOATS == 0 &&
+               (rows_of(a) <= 10 || (specllama_ggml.has_avx512() != 0) != (widest::FLOATS == 16));
     }
-    return a->ne[1] > 1 && (w->type == GGML_TYPE_Q6_K || w->type == GGML_TYPE_Q8_0);
+    return w->type == GGML_TYPE_Q6_K || w->type == GGML_TYPE_Q8_0;
 }
 
 static void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
-    switch (dst->src[0]->type) {
+    const ggml_type type = dst->src[0]->type;
+    convert(params, dst->src[1], specllama_ggml.cpu_traits(type)->vec_dot_type);
+    if (params->ith == 0) {
+        specllama_ggml.chunk_set(params->threadpool, params->nth);
+    }
+    specllama_ggml.barrier(params->threadpool);
+    switch (type) {
         case GGML_TYPE_F16: by_columns<ggml_half>(params, dst); break;
+        case GGML_TYPE_Q4_0: by_columns<block_q4_0>(params, dst); break;
+        case GGML_TYPE_Q4_K: by_columns<block_q4_K>(params, dst); break;
         case GGML_TYPE_Q8_0: by_columns<block_q8_0>(params, dst); break;
         default: by_columns<block_q6_K>(params, dst); break;
     }
 }
 
 }  // namespace specllama
-#else
-namespace specllama {
-template <typename BLOCK> constexpr bool shared = false;
-template <typename BLOCK>
-static void batch(int64_t, int64_t, float *, size_t, const char *, size_t, const char *, size_t, int64_t) {}
-static bool takes(const ggml_tensor *) { return false; }
-static void multiply(const ggml_compute_params *, ggml_tensor *) {}
-}  // namespace specllama
-#endif
-
-// For ggml-cpu.c and tiled.cpp: whether this file multiplies these weights with a batch, and the multiplication, after
-// the batch has been converted into params->wdata and all threads have passed the barrier.
-extern "C" bool specllama_takes(const ggml_tensor * dst);
-extern "C" void specllama_multiply(const ggml_compute_params * params, ggml_tensor * dst);
-
-bool specllama_takes(const ggml_tensor * dst) { return specllama::takes(dst); }
-void specllama_multiply(const ggml_compute_params * params, ggml_tensor * dst) { specllama::multiply(params, dst); }

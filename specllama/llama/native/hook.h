@@ -1,0 +1,65 @@
+// What the plug-in (plugin.cpp) and its kernels (kernels.cpp, compiled once per instruction set) share: the functions of
+// ggml that they call, and the declarations that ggml keeps in private headers.
+#pragma once
+
+#include "ggml/ggml-backend-impl.h"
+#include "ggml/ggml-backend.h"
+#include "ggml/ggml-cpu.h"
+#include "ggml/ggml.h"
+#define GGML_COMMON_DECL_CPP
+#include "ggml/ggml-common.h"
+
+#include <cstddef>
+#include <cstdint>
+
+struct ggml_compute_params {  // as in ggml-cpu-impl.h
+    int    ith, nth;
+    size_t wsize;
+    void * wdata;
+    struct ggml_threadpool * threadpool;
+    bool   use_ref;
+};
+
+struct block_q4_0x8 {  // as in repack.h: eight columns of Q4_0, in groups of eight values
+    ggml_half d[8];
+    int8_t    qs[QK4_0 * 4];
+};
+
+struct block_q4_Kx8 {
+    ggml_half d[8];
+    ggml_half dmin[8];
+    uint8_t   scales[96];
+    uint8_t   qs[1024];
+};
+
+// Functions of ggml, found by name when the plug-in starts: it is not linked to ggml.
+struct ggml_functions {
+    void (*barrier)(struct ggml_threadpool *);
+    void (*chunk_set)(struct ggml_threadpool *, int);
+    int (*chunk_add)(struct ggml_threadpool *, int);
+    const ggml_type_traits * (*traits)(ggml_type);
+    const ggml_type_traits_cpu * (*cpu_traits)(ggml_type);
+    size_t (*row_size)(ggml_type, int64_t);
+    int64_t (*block_size)(ggml_type);
+    size_t (*tiled_size)(int, ggml_tensor *);
+    int (*has_avx512)();
+    ggml_backend_reg_t (*cpu_reg)();
+    ggml_backend_dev_t (*device)(ggml_backend_reg_t, size_t);
+    ggml_backend_buffer_type_t (*cpu_buffer)();
+    ggml_backend_buffer_t (*allocate)(ggml_backend_buffer_type_t, size_t);
+    void (*attention)(const ggml_compute_params *, ggml_tensor *);
+};
+extern ggml_functions specllama_ggml;
+
+// How weights are stored: as in the file, or in groups of eight columns (CPU_REPACK).
+enum class layout { plain, groups };
+
+// The kernels of one instruction set..
+struct kernels {
+    const char * name;
+    bool (*multiplies)(const ggml_tensor * dst, layout weights);
+    void (*multiply)(const ggml_compute_params * params, ggml_tensor * dst);
+    bool (*attends)(const ggml_tensor * dst);
+    void (*attend)(const ggml_compute_params * params, ggml_tensor * dst);
+};
+extern "C" const kernels specllama_avx2, specllama_avxvnni, specllama_avx512;

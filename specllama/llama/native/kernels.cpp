@@ -1,0 +1,30 @@
+// The kernels for one instruction set: compiled once for each, with SPECLLAMA_LEVEL as its name. Everything but the table
+// is local to the object file, so that no function compiled for one instruction set is linked into another's kernels;
+// templates of the standard library that might not be inlined are avoided for the same reason.
+#include "hook.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+namespace {
+
+inline float float_of(ggml_half a) { return _cvtsh_ss(a); }
+
+#include "attention.h"
+#include "rows.h"
+
+}  // namespace
+
+#define SPECLLAMA_TEXT(name) #name
+#define SPECLLAMA_NAME(name) SPECLLAMA_TEXT(name)
+#define SPECLLAMA_JOINED(a, b) a##b
+#define SPECLLAMA_TABLE(level) SPECLLAMA_JOINED(specllama_, level)
+extern "C" const kernels SPECLLAMA_TABLE(SPECLLAMA_LEVEL) = {
+    SPECLLAMA_NAME(SPECLLAMA_LEVEL), specllama::multiplies, specllama::multiply, specllama_attention::attends,
+    specllama_attention::attend,
+};

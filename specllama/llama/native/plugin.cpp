@@ -1,0 +1,206 @@
+// A plug-in for an unmodified llama.cpp: multiplications and attention are computed by our kernels (kernels.cpp).
+//
+// Before ggml's CPU backend plans or computes an operation, it asks each extra buffer type for traits that do so instead.
+// The list of these types is a variable of the library that an exported function returns; the plug-in puts a type of its
+// own first. It stores no weights (supports_op is false): only the question for traits matters.
+//
+// Classes of ggml are declared here again, with the same virtual functions in the same order, so that the plug-in needs
+// neither ggml's objects nor its symbols when it is linked.
+#include "hook.h"
+
+#include <cpuid.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+ggml_functions specllama_ggml;
+
+namespace {
+
+const ggml_functions & ggml = specllama_ggml;
+const kernels *        chosen = nullptr;
+const void *           q4_0_groups = nullptr, * q4_K_groups = nullptr;  // virtual tables of repack.cpp's traits
+std::vector<ggml_backend_buffer_type_t> * types = nullptr;              // ggml's list
+
+struct tensor_traits {  // ggml::cpu::tensor_traits
+    virtual ~tensor_traits() {}
+    virtual bool work_size(int n_threads, const ggml_tensor * op, size_t & size)   = 0;
+    virtual bool compute_forward(ggml_compute_params * params, ggml_tensor * op) = 0;
+};
+
+struct extra_buffer_type {  // ggml::cpu::extra_buffer_type
+    virtual ~extra_buffer_type() {}
+    virtual bool            supports_op(ggml_backend_dev_t, const ggml_tensor * op) = 0;
+    virtual tensor_traits * get_tensor_traits(const ggml_tensor * op)             = 0;
+};
+
+bool multiplies(const ggml_tensor * op) {
+    const ggml_tensor * weights = op->src[0];
+    layout stored = layout::plain;
+    if (weights->buffer != nullptr) {
+        const ggml_backend_buffer_type_t type = weights->buffer->buft;
+        if (std::find(types->begin(), types->end(), type) != types->end()) {
+            const void * table = weights->extra == nullptr ? nullptr : *(const void **) weights->extra;
+            if (table == nullptr || (table != q4_0_groups && table != q4_K_groups)) {
+                return false;
+            }
+            stored = layout::groups;
+        }
+    }
+    return chosen->multiplies(op, stored);
+}
+
+bool applies(const ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT ? multiplies(op) : op->op == GGML_OP_FLASH_ATTN_EXT && chosen->attends(op);
+}
+
+struct multiplication : tensor_traits {
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {  // llama.cpp's, which is not less
+        const ggml_type type = ggml.cpu_traits(op->src[0]->type)->vec_dot_type;
+        int64_t         n    = 1;
+        for (int i = 0; i < GGML_MAX_DIMS; i++) {
+            n *= op->src[1]->ne[i];
+        }
+        size = GGML_PAD(ggml.row_size(type, n), 64) + ggml.tiled_size(n_threads, (ggml_tensor *) op);
+        return true;
+    }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (params->use_ref) {
+            return false;
+        }
+        chosen->multiply(params, op);
+        return true;
+    }
+};
+
+struct attention : tensor_traits {
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {  // llama.cpp's; ours needs nothing
+        const int64_t heads = op->src[0]->ne[2], dk = op->src[1]->ne[0], dv = op->src[2]->ne[0], tile = 64;
+        const int64_t prompt = (tile * dk + 2 * tile * tile + tile * dv + tile * dv + tile * dk) * n_threads;
+        const int64_t row    = heads * n_threads * (2 + dv) + n_threads * (dk + 2 * dv);
+        size = sizeof(float) * std::max(prompt, row);
+        return true;
+    }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (params->use_ref) {
+            return false;
+        }
+        chosen->attend(params, op);
+        return true;
+    }
+};
+
+struct hook : extra_buffer_type {
+    multiplication multiply;
+    attention      attend;
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
+    tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_FLASH_ATTN_EXT) || !applies(op)) {
+            return nullptr;
+        }
+        return op->op == GGML_OP_MUL_MAT ? (tensor_traits *) &multiply : &attend;
+    }
+};
+
+const char * name_of(ggml_backend_buffer_type_t) { return "SPECLLAMA"; }
+size_t alignment_of(ggml_backend_buffer_type_t) { return 64; }
+ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t, size_t size) { return ggml.allocate(ggml.cpu_buffer(), size); }
+
+ggml_backend_buffer_type our_type;
+
+bool has_avxvnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
+const kernels * best(const std::string & wanted) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) {
+        return nullptr;
+    }
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni");
+    const struct { const kernels * table; bool there; } levels[] = {
+        {&specllama_avx512, wide}, {&specllama_avxvnni, has_avxvnni()}, {&specllama_avx2, true}};
+    for (const auto & level : levels) {
+        if (level.there && (wanted.empty() || wanted == level.table->name)) {
+            return level.table;
+        }
+    }
+    return nullptr;
+}
+
+std::string reason;
+
+template <typename F> bool find(void * library, F & function, const char * name) {
+    function = (F) dlsym(library, name);
+    if (function == nullptr && reason.empty()) {
+        reason = std::string("this llama.cpp does not export ") + name;
+    }
+    return function != nullptr;
+}
+
+}  // namespace
+
+// Registers the kernels with the ggml that `library` (a handle of dlopen) is linked to. `level`: the instruction set, or
+// an empty text for the best one. Returns why it was not possible, or null.
+extern "C" __attribute__((visibility("default"))) const char * specllama_start(void * library, const char * level) {
+    if (chosen != nullptr) {
+        return nullptr;
+    }
+    const kernels * const found = best(level);
+    if (found == nullptr) {
+        return *level ? "this processor lacks the instruction set that was asked for" : "this processor lacks AVX2";
+    }
+    ggml_functions & all = specllama_ggml;
+    std::vector<ggml_backend_buffer_type_t> & (*list)() = nullptr;
+    reason.clear();
+    find(library, list, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
+    find(library, all.barrier, "ggml_barrier");
+    find(library, all.chunk_set, "ggml_threadpool_chunk_set");
+    find(library, all.chunk_add, "ggml_threadpool_chunk_add");
+    find(library, all.traits, "ggml_get_type_traits");
+    find(library, all.cpu_traits, "ggml_get_type_traits_cpu");
+    find(library, all.row_size, "ggml_row_size");
+    find(library, all.block_size, "ggml_blck_size");
+    find(library, all.tiled_size, "ggml_tiled_wdata_size");
+    find(library, all.has_avx512, "ggml_cpu_has_avx512");
+    find(library, all.cpu_reg, "ggml_backend_cpu_reg");
+    find(library, all.device, "ggml_backend_reg_dev_get");
+    find(library, all.cpu_buffer, "ggml_backend_cpu_buffer_type");
+    find(library, all.allocate, "ggml_backend_buft_alloc_buffer");
+    find(library, all.attention, "ggml_compute_forward_flash_attn_ext");
+    if (!reason.empty()) {
+        return reason.c_str();
+    }
+    // An object's first word points behind two others of its virtual table.
+    const auto table = [&](const char * name) {
+        const void ** at = (const void **) dlsym(library, name);
+        return at == nullptr ? nullptr : (const void *) (at + 2);
+    };
+    q4_0_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI10block_q4_0Ll8ELl8EL9ggml_type8EEE");
+    q4_K_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI10block_q4_KLl8ELl8EL9ggml_type15EEE");
+    types = &list();
+    // Weights packed for AMX have a layout of their own, and GCC 12 compiles ggml's use of AMX into code that crashes
+    // (ggml-org/llama.cpp, pull request 26954): those types are left to the kernels of AVX-512.
+    types->erase(std::remove_if(types->begin(), types->end(), [](ggml_backend_buffer_type_t type) {
+                     return type != nullptr && strcmp(type->iface.get_name(type), "AMX") == 0;
+                 }), types->end());
+    our_type.iface.get_name      = name_of;
+    our_type.iface.alloc_buffer  = allocate;
+    our_type.iface.get_alignment = alignment_of;
+    our_type.device              = all.device(all.cpu_reg(), 0);
+    our_type.context             = new hook;
+    chosen                       = found;
+    types->insert(types->begin(), &our_type);
+    return nullptr;
+}
+
+// The instruction set in use, or null before `specllama_start` has succeeded.
+extern "C" __attribute__((visibility("default"))) const char * specllama_level() {
+    return chosen == nullptr ? nullptr : chosen->name;
+}
