@@ -25,8 +25,9 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """A build of llama.cpp: versions, registered backends, what it supports. kernels: whether it was compiled
-    with specllama's changes. features: what each backend was compiled for, by backend.
+    """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
+    compiled for, by backend. kernels: the instruction set of specllama's kernels, "" if they are not used;
+    kernels_reason: why not.
     """
 
     llama_cpp_python: str
@@ -37,9 +38,10 @@ class BuildInfo:
     mmap: bool
     mlock: bool
     rpc: bool
-    kernels: bool
     features: dict[str, list[str]]
     devices: tuple[DeviceInfo, ...]
+    kernels: str = ""
+    kernels_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from specllama.errors import EngineError
+from specllama.llama.kernels import load
 from specllama.llama.log import log
 
 TESTED = "0.3.36"
@@ -36,7 +37,7 @@ try:
 except (ImportError, RuntimeError, FileNotFoundError, OSError) as error:
     raise EngineError(f"llama-cpp-python cannot be loaded: {error}", f"install it again: {INSTALL}") from None
 
-__all__ = ["INSTALL", "TESTED", "build_info", "compiled", "ggml", "llama"]
+__all__ = ["INSTALL", "KERNELS", "TESTED", "build_info", "compiled", "ggml", "llama"]
 
 # ggml's functions, found through llama.cpp, which is linked to them: llama_cpp._ggml loads a second copy of
 # the library, whose list of devices llama.cpp never sees.
@@ -62,11 +63,12 @@ for _name, _result, _args in (
 
 llama.llama_log_set(log.callback, ctypes.c_void_p(0))
 llama.llama_backend_init()
+KERNELS = load(ggml)
 
 
 def build_info() -> dict[str, Any]:
-    """What `doctor` reports of the build: versions, registered backends, llama.cpp's system_info line,
-    whether it supports GPU offload, mmap, mlock and RPC, and whether it has specllama's kernels.
+    """What `doctor` reports of the build: versions, registered backends, llama.cpp's system_info line, and
+    whether it supports GPU offload, mmap, mlock and RPC; and specllama's kernels, or why they are not used.
     """
     registered = (ggml.ggml_backend_reg_get(i) for i in range(ggml.ggml_backend_reg_count()))
     return {
@@ -79,13 +81,15 @@ def build_info() -> dict[str, Any]:
         "mmap": bool(llama.llama_supports_mmap()),
         "mlock": bool(llama.llama_supports_mlock()),
         "rpc": bool(llama.llama_supports_rpc()),
-        "kernels": hasattr(ggml, "specllama_takes"),  # a function that native/rows.cmake adds
+        "kernels": KERNELS.level,
+        "kernels_reason": KERNELS.reason,
     }
 
 
 def compiled() -> str:
     """An identifier of this build of llama.cpp, 16 hexadecimal digits: a hash over the checksums of its
-    libraries recorded at installation, or over their sizes and times if there is no record.
+    libraries recorded at installation, or over their sizes and times if there is no record, and over the
+    kernels in use.
     """
     files = metadata.distribution("llama-cpp-python").files or []
     kept = [f"{file.name} {file.hash.value}" for file in files if file.hash and file.parent.name == "lib"]
@@ -93,4 +97,5 @@ def compiled() -> str:
         here = os.path.dirname(_lib._name)
         found = [entry for entry in os.scandir(here) if entry.is_file()] if os.path.isdir(here) else []
         kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in found]
-    return hashlib.sha256("\n".join(sorted(kept)).encode()).hexdigest()[:16]
+    kept = [*sorted(kept), *filter(None, (KERNELS.identity,))]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ from specllama.errors import Note, option
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
-from specllama.llama.library import build_info
+from specllama.llama.library import KERNELS, build_info
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import gpus_present
 from specllama.worker.loader import Loaded
@@ -111,6 +111,11 @@ def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]
         notes.append(
             f"{option('draft_min')} and {option('draft_p_min')} have no effect unless {option('draft_max')} "
             "is a number"
+        )
+    if KERNELS.reason:
+        notes.append(
+            f"specllama's kernels are not used: {KERNELS.reason}; drafts may change the text after 256 "
+            "tokens, and small batches are slower"
         )
     if context.cuts_need_checkpoint and settings.drafters and settings.draft_max != 0:
         notes.append(

@@ -77,7 +77,8 @@ def _engine(e: Mapping[str, Any]) -> Rows:
         yield "device", f"{device['name']}: {device['description']}{memory}"
     for backend, features in e["features"].items():
         yield "built for", f"{backend}: {' '.join(features)}"
-    words = {"mmap": "mmap", "mlock": "mlock", "rpc": "RPC workers", "kernels": "specllama's kernels"}
+    yield "kernels", e["kernels"] or f"llama.cpp's own: {e['kernels_reason']}"
+    words = {"mmap": "mmap", "mlock": "mlock", "rpc": "RPC workers"}
     yield "supports", ", ".join(word for name, word in words.items() if e[name]) or "nothing more"
 
 

@@ -24,6 +24,7 @@ const ggml_functions & ggml = specllama_ggml;
 const kernels *        chosen = nullptr;
 const void *           q4_0_groups = nullptr, * q4_K_groups = nullptr;  // virtual tables of repack.cpp's traits
 std::vector<ggml_backend_buffer_type_t> * types = nullptr;              // ggml's list
+long computed[2] = {0, 0};  // multiplications and attentions, counted by the first thread of each
 
 struct tensor_traits {  // ggml::cpu::tensor_traits
     virtual ~tensor_traits() {}
@@ -71,6 +72,7 @@ struct multiplication : tensor_traits {
         if (params->use_ref) {
             return false;
         }
+        computed[0] += params->ith == 0;
         chosen->multiply(params, op);
         return true;
     }
@@ -88,6 +90,7 @@ struct attention : tensor_traits {
         if (params->use_ref) {
             return false;
         }
+        computed[1] += params->ith == 0;
         chosen->attend(params, op);
         return true;
     }
@@ -199,6 +202,20 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
     types->insert(types->begin(), &our_type);
     return nullptr;
 }
+
+// Takes the type out of ggml's list again.
+extern "C" __attribute__((visibility("default"))) void specllama_stop() {
+    if (types != nullptr) {
+        types->erase(std::remove(types->begin(), types->end(), &our_type), types->end());
+    }
+    chosen = nullptr;
+}
+
+// How many multiplications (0) or attentions (1) the kernels have computed.
+extern "C" __attribute__((visibility("default"))) long specllama_computed(int kind) { return computed[kind]; }
+
+// The checksum of the sources that this object was compiled from.
+extern "C" __attribute__((visibility("default"))) const char * specllama_sources() { return SPECLLAMA_SOURCES; }
 
 // The instruction set in use, or null before `specllama_start` has succeeded.
 extern "C" __attribute__((visibility("default"))) const char * specllama_level() {
