@@ -38,25 +38,19 @@ struct extra_buffer_type {  // ggml::cpu::extra_buffer_type
     virtual tensor_traits * get_tensor_traits(const ggml_tensor * op)             = 0;
 };
 
-bool multiplies(const ggml_tensor * op) {
-    const ggml_tensor * weights = op->src[0];
-    layout stored = layout::plain;
-    if (weights->buffer != nullptr) {
-        const ggml_backend_buffer_type_t type = weights->buffer->buft;
-        if (std::find(types->begin(), types->end(), type) != types->end()) {
-            const void * table = weights->extra == nullptr ? nullptr : *(const void **) weights->extra;
-            if (table == nullptr || (table != q4_0_groups && table != q4_K_groups)) {
-                return false;
-            }
-            stored = layout::groups;
-        }
-    }
-    return chosen->multiplies(op, stored);
+// Traits that ggml itself would use for these weights: null if they are stored as in the file.
+tensor_traits * own_traits(const ggml_tensor * op) {
+    const ggml_backend_buffer_t buffer = op->src[0]->buffer;
+    const bool extra = buffer != nullptr && std::find(types->begin(), types->end(), buffer->buft) != types->end();
+    return extra ? (tensor_traits *) op->src[0]->extra : nullptr;
 }
 
-bool applies(const ggml_tensor * op) {
-    return op->op == GGML_OP_MUL_MAT ? multiplies(op) : op->op == GGML_OP_FLASH_ATTN_EXT && chosen->attends(op);
+bool in_groups(const tensor_traits * traits) {
+    const void * table = *(const void * const *) traits;
+    return table == q4_0_groups || table == q4_K_groups;
 }
+
+constexpr int64_t PROMPT = 64;  // rows
 
 struct multiplication : tensor_traits {
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {  // llama.cpp's, which is not less
@@ -66,6 +60,10 @@ struct multiplication : tensor_traits {
             n *= op->src[1]->ne[i];
         }
         size = GGML_PAD(ggml.row_size(type, n), 64) + ggml.tiled_size(n_threads, (ggml_tensor *) op);
+        if (op->op == GGML_OP_MUL_MAT_ID) {  // its lists of rows by expert
+            const int64_t experts = op->src[0]->ne[2], rows = op->src[2]->ne[0] * op->src[2]->ne[1];
+            size += 64 + experts * (2 * sizeof(int64_t) + rows * 2 * sizeof(int32_t) + 2 * 64);
+        }
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
@@ -74,6 +72,29 @@ struct multiplication : tensor_traits {
         }
         computed[0] += params->ith == 0;
         chosen->multiply(params, op);
+        return true;
+    }
+};
+
+// Weights in a layout that only ggml knows are multiplied by ggml, row by row, since it has other kernels for several.
+struct row_by_row : tensor_traits {
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
+        return own_traits(op)->work_size(n_threads, op, size);
+    }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        ggml_tensor a = *op->src[1], part = *op;
+        part.src[1] = &a;
+        part.ne[1] = a.ne[1] = 1;
+        for (int64_t r = 0; r < op->ne[1]; r++) {
+            a.data    = (char *) op->src[1]->data + r * a.nb[1];
+            part.data = (char *) op->data + r * part.nb[1];
+            if (r > 0) {  // the last row is still being read from the work buffer
+                ggml.barrier(params->threadpool);
+            }
+            if (!own_traits(op)->compute_forward(params, &part)) {
+                return false;
+            }
+        }
         return true;
     }
 };
@@ -98,13 +119,28 @@ struct attention : tensor_traits {
 
 struct hook : extra_buffer_type {
     multiplication multiply;
+    row_by_row     by_row;
     attention      attend;
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
     tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        if ((op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_FLASH_ATTN_EXT) || !applies(op)) {
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+            return chosen->attends(op) ? &attend : nullptr;
+        }
+        if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) {
             return nullptr;
         }
-        return op->op == GGML_OP_MUL_MAT ? (tensor_traits *) &multiply : &attend;
+        const tensor_traits * own = own_traits(op);
+        if (own == nullptr) {
+            return chosen->multiplies(op, layout::plain) ? &multiply : nullptr;
+        }
+        if (op->op == GGML_OP_MUL_MAT_ID) {  // ggml itself multiplies row by row
+            return nullptr;
+        }
+        if (in_groups(own)) {
+            return chosen->multiplies(op, layout::groups) ? &multiply : nullptr;
+        }
+        const bool several = op->ne[1] > 1 && op->ne[1] < PROMPT && op->ne[2] * op->ne[3] == 1;
+        return several ? (tensor_traits *) &by_row : nullptr;
     }
 };
 

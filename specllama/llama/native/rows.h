@@ -117,7 +117,7 @@ struct narrow {
     static constexpr int MORE    = SUMMED == 4 ? 0x80 : 0;
     static void load(ints * numbers, ints * begin, floats * d, const block_q8_0 * w, const block_q8_0 *) {
         *numbers = row(w->qs);
-        *begin   = SUMMED == 4 ? less(zero(), plus(zero(), bytes(MORE), *numbers)) : zero();
+        *begin   = less_more(*numbers);
         *d       = all(float_of(w->d));
     }
     static ints products(ints begin, ints numbers, const int8_t * from) {
@@ -127,6 +127,13 @@ struct narrow {
         return whole(plus(begin, _mm256_abs_epi8(numbers), _mm256_sign_epi8(row(from), numbers)));
     }
     static void store_sums(float * to, floats sums) { *to = sum(sums); }
+    // A value of one column, or of two: the second is asked for only then.
+    template <typename F> static ints columns_of(__m256i column, F) { return column; }
+    template <typename F> static floats columns_of(float column, F) { return all(column); }
+    static ints twice(const int8_t * from) { return row(from); }  // for each column
+    static ints less_more(ints numbers) {                          // what `products` begins with
+        return SUMMED == 4 ? less(zero(), plus(zero(), bytes(MORE), numbers)) : zero();
+    }
     static float sum(__m256 sums) {
         const __m128 four = _mm_add_ps(_mm256_extractf128_ps(sums, 1), _mm256_castps256_ps128(sums));
         const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -213,13 +220,18 @@ struct wide {
     static ints two(__m256i a, __m256i b) { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
     static void load(ints * numbers, ints * begin, floats * d, const block_q8_0 * w, const block_q8_0 * next) {
         *numbers = two(narrow::row(w->qs), narrow::row(next->qs));
-        *begin   = less(zero(), plus(zero(), bytes(MORE), *numbers));
+        *begin   = less_more(*numbers);
         *d = _mm512_castsi512_ps(two(_mm256_castps_si256(narrow::all(float_of(w->d))),
                                      _mm256_castps_si256(narrow::all(float_of(next->d)))));
     }
-    static ints products(ints begin, ints numbers, const int8_t * from) {
-        return plus(begin, _mm512_broadcast_i64x4(narrow::row(from)), numbers);
+    template <typename F> static ints columns_of(__m256i column, F next) { return two(column, next()); }
+    template <typename F> static floats columns_of(float column, F next) {
+        return _mm512_castsi512_ps(two(_mm256_castps_si256(narrow::all(column)),
+                                       _mm256_castps_si256(narrow::all(next()))));
     }
+    static ints twice(const int8_t * from) { return _mm512_broadcast_i64x4(narrow::row(from)); }
+    static ints less_more(ints numbers) { return less(zero(), plus(zero(), bytes(MORE), numbers)); }
+    static ints products(ints begin, ints numbers, const int8_t * from) { return plus(begin, twice(from), numbers); }
     static void store_sums(float * to, floats sums) {
         to[0] = narrow::sum(_mm512_castps512_ps256(sums));
         to[1] = narrow::sum(_mm512_extractf32x8_ps(sums, 1));
@@ -591,6 +603,8 @@ static int64_t rows_f16(int64_t n, int64_t nc, float * s, size_t bs, const char 
     return x;
 }
 
+#include "blocks.h"
+
 template <typename BLOCK>
 constexpr int most = std::is_same_v<BLOCK, ggml_half> ? widest::MOST_F16 : MOST;
 
@@ -606,8 +620,16 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
         rows_f16<widest, R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
     } else if constexpr (std::is_same_v<BLOCK, block_q8_0>) {
         const more_q8_0 * of = (const more_q8_0 *) more;
-        x = rows_q8_0<widest, R>(n, nc, s, bs, w, pitch, of);
+        if (R > 1) {  // for one row, reading column after column is faster
+            x = rows_q8_0<widest, R>(n, nc, s, bs, w, pitch, of);
+        }
         rows_q8_0<narrow, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
+    } else if constexpr (small<BLOCK>::known) {
+        const more_small * of = (const more_small *) more;
+        if (R > 1) {
+            x = rows_small<widest, BLOCK, R>(n, nc, s, bs, w, pitch, of);
+        }
+        rows_small<narrow, BLOCK, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
     } else if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
         const of_q8_0 * of = (const of_q8_0 *) more;
         x = rows_q4_0<widest, R>(n, nc, s, bs, (const block_q4_0x8 *) w, rows, stride, of);
@@ -637,19 +659,22 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
                                          at_once<BLOCK, M < 6 ? M : 6>, at_once<BLOCK, M < 7 ? M : 7>,
                                          at_once<BLOCK, M < 8 ? M : 8> };
     const char * more  = nullptr;
-    size_t       small = 0;  // bytes per row
+    size_t       per_row = 0;  // bytes per row
     if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
-        more  = (const char *) all_of_q8_0(n / QK8_0, rows, stride, n_rows);
-        small = n / QK8_0 * sizeof(of_q8_0);
+        more    = (const char *) all_of_q8_0(n / QK8_0, rows, stride, n_rows);
+        per_row = n / QK8_0 * sizeof(of_q8_0);
     } else if constexpr (std::is_same_v<BLOCK, block_q4_K>) {
-        more  = (const char *) sums_of_q8_k(n / QK_K, rows, stride, n_rows);
-        small = n / QK_K * 8 * sizeof(int16_t);
+        more    = (const char *) sums_of_q8_k(n / QK_K, rows, stride, n_rows);
+        per_row = n / QK_K * 8 * sizeof(int16_t);
     } else if constexpr (std::is_same_v<BLOCK, block_q8_0>) {
-        more  = (const char *) more_of_q8_0(n / QK8_0, rows, stride, n_rows);
-        small = n / QK8_0 * sizeof(more_q8_0);
+        more    = (const char *) more_of_q8_0(n / QK8_0, rows, stride, n_rows);
+        per_row = n / QK8_0 * sizeof(more_q8_0);
+    } else if constexpr (small<BLOCK>::known) {
+        more    = (const char *) more_of_small<BLOCK>(n / QK8_0, rows, stride, n_rows);
+        per_row = n / QK8_0 * sizeof(more_small);
     } else if constexpr (std::is_same_v<BLOCK, ggml_half>) {
-        more  = (const char *) floats_of_f16(n, rows, stride, n_rows);
-        small = n * sizeof(float);
+        more    = (const char *) floats_of_f16(n, rows, stride, n_rows);
+        per_row = n * sizeof(float);
     }
     const int64_t fit = n_rows <= M ? nc : std::max<int64_t>(16, CACHED / (int64_t) pitch / 16 * 16);
     for (int64_t x = 0; x < nc; x += fit) {
@@ -657,7 +682,7 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
         for (int64_t done = 0, parts = (n_rows + M - 1) / M; parts > 0; parts--) {
             const int64_t count = (n_rows - done) / parts;
             BY_ROWS[count - 1](n, now, s + done * bs + x, bs, w + x * pitch, pitch, rows + done * stride, stride,
-                               more + done * small);
+                               more + done * per_row);
             done += count;
         }
     }
@@ -683,24 +708,40 @@ inline void convert(const ggml_compute_params * params, const ggml_tensor * a, g
     }
 }
 
+inline int64_t columns_of_part(const ggml_compute_params * params, int64_t nc) {  // several parts per thread
+    return (nc / (4 * params->nth) + 16) / 16 * 16;
+}
+
 template <typename BLOCK>
-static void by_columns(const ggml_compute_params * params, ggml_tensor * dst) {
+static void by_columns(const ggml_compute_params * params, ggml_tensor * dst, const char * rows, size_t stride) {
     const ggml_tensor * weights = dst->src[0];
     const int64_t n = weights->ne[0], nc = weights->ne[1], n_rows = rows_of(dst->src[1]);
-    const size_t  stride = specllama_ggml.row_size(specllama_ggml.cpu_traits(weights->type)->vec_dot_type, n);
-    const int64_t size   = (nc / (4 * params->nth) + 16) / 16 * 16;  // several parts per thread
+    const int64_t size = columns_of_part(params, nc);
     for (int64_t at = params->ith; at * size < nc; at = specllama_ggml.chunk_add(params->threadpool, 1)) {
         batch<BLOCK>(n, std::min(size, nc - at * size), (float *) dst->data + at * size, dst->nb[1] / sizeof(float),
-                           (const char *) weights->data + at * size * weights->nb[1], weights->nb[1],
-                           (const char *) params->wdata, stride, n_rows);
+                           (const char *) weights->data + at * size * weights->nb[1], weights->nb[1], rows, stride,
+                           n_rows);
     }
 }
+
+inline bool is_flat(const ggml_tensor * a) {  // rows of all planes are the same distance apart
+    return a->nb[2] == a->nb[1] * a->ne[1] && a->nb[3] == a->nb[2] * a->ne[2];
+}
+
+#include "dots.h"
+
+constexpr int64_t PROMPT = 64;  // from this many rows on, a batch is a prompt: llama.cpp's kernels for it are used
 
 // Whether this file multiplies these weights with this batch.
 inline bool multiplies(const ggml_tensor * dst, layout stored) {
     const ggml_tensor * w = dst->src[0], * a = dst->src[1];
-    if (a->type != GGML_TYPE_F32 || a->nb[0] != sizeof(float) || w->ne[2] != 1 || w->ne[3] != 1 || w->view_src ||
-        dst->nb[2] != dst->nb[1] * dst->ne[1] || dst->nb[3] != dst->nb[2] * dst->ne[2]) {
+    if (a->type != GGML_TYPE_F32 || a->nb[0] != sizeof(float) || w->ne[3] != 1 || w->view_src || !is_flat(dst)) {
+        return false;
+    }
+    if (dst->op == GGML_OP_MUL_MAT_ID) {
+        return stored == layout::plain && a->ne[2] < PROMPT && a->ne[3] == 1 && has_dots(w, a);
+    }
+    if (w->ne[2] != 1) {
         return false;
     }
     if (stored == layout::groups) {
@@ -709,26 +750,52 @@ inline bool multiplies(const ggml_tensor * dst, layout stored) {
     if (w->nb[1] != specllama_ggml.row_size(w->type, w->ne[0])) {
         return false;
     }
-    if (w->type == GGML_TYPE_F16) {  // for more rows llama.cpp's own kernel is as fast, with the same result
-        return w->ne[0] % widest::FLOATS == 0 &&
-               (rows_of(a) <= 10 || (specllama_ggml.has_avx512() != 0) != (widest::FLOATS == 16));
+    switch (w->type) {
+        case GGML_TYPE_F16:  // for more rows llama.cpp's own kernel is as fast, with the same result
+            return w->ne[0] % widest::FLOATS == 0 &&
+                   (rows_of(a) <= 10 || (specllama_ggml.has_avx512() != 0) != (widest::FLOATS == 16));
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_Q6_K: return true;
+        case GGML_TYPE_Q4_1:
+        case GGML_TYPE_Q5_0:
+        case GGML_TYPE_Q5_1: return true;
+        default: return rows_of(a) < PROMPT && has_dots(w, a);
     }
-    return w->type == GGML_TYPE_Q6_K || w->type == GGML_TYPE_Q8_0;
 }
 
 static void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
-    const ggml_type type = dst->src[0]->type;
-    convert(params, dst->src[1], specllama_ggml.cpu_traits(type)->vec_dot_type);
+    const ggml_tensor * a = dst->src[1];
+    const ggml_type type = dst->src[0]->type, converted = specllama_ggml.cpu_traits(type)->vec_dot_type;
+    const char * rows   = (const char *) params->wdata;
+    size_t       stride = specllama_ggml.row_size(converted, a->ne[0]);
+    if (converted == a->type) {
+        rows   = (const char *) a->data;
+        stride = a->nb[1];
+    } else {
+        convert(params, a, converted);
+    }
     if (params->ith == 0) {
         specllama_ggml.chunk_set(params->threadpool, params->nth);
     }
     specllama_ggml.barrier(params->threadpool);
+    if (dst->op == GGML_OP_MUL_MAT_ID) {
+        dots_of_experts(params, dst, rows, stride);
+        return;
+    }
     switch (type) {
-        case GGML_TYPE_F16: by_columns<ggml_half>(params, dst); break;
-        case GGML_TYPE_Q4_0: by_columns<block_q4_0>(params, dst); break;
-        case GGML_TYPE_Q4_K: by_columns<block_q4_K>(params, dst); break;
-        case GGML_TYPE_Q8_0: by_columns<block_q8_0>(params, dst); break;
-        default: by_columns<block_q6_K>(params, dst); break;
+        case GGML_TYPE_F16: by_columns<ggml_half>(params, dst, rows, stride); break;
+        case GGML_TYPE_Q4_0: // in groups, as Q4_K; else as the other types
+            dst->src[0]->extra ? by_columns<block_q4_0>(params, dst, rows, stride) : dots(params, dst, rows, stride);
+            break;
+        case GGML_TYPE_Q4_K:
+            dst->src[0]->extra ? by_columns<block_q4_K>(params, dst, rows, stride) : dots(params, dst, rows, stride);
+            break;
+        case GGML_TYPE_Q8_0: by_columns<block_q8_0>(params, dst, rows, stride); break;
+        case GGML_TYPE_Q6_K: by_columns<block_q6_K>(params, dst, rows, stride); break;
+        case GGML_TYPE_Q4_1: by_columns<block_q4_1>(params, dst, rows, stride); break;
+        case GGML_TYPE_Q5_0: by_columns<block_q5_0>(params, dst, rows, stride); break;
+        case GGML_TYPE_Q5_1: by_columns<block_q5_1>(params, dst, rows, stride); break;
+        default: dots(params, dst, rows, stride); break;
     }
 }
 
