@@ -759,6 +759,8 @@ inline bool multiplies(const ggml_tensor * dst, layout stored) {
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q5_0:
         case GGML_TYPE_Q5_1: return true;
+        case GGML_TYPE_F32:  // of small matrices, such as routers, whose rows may be heads; Hadamard has its own kernel
+            return dst->op_params[1] != GGML_HINT_SRC0_IS_HADAMARD && rows_of(a) < 64 * PROMPT && has_dots(w, a);
         default: return rows_of(a) < PROMPT && has_dots(w, a);
     }
 }
