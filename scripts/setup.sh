@@ -49,8 +49,8 @@ amx() { # 1 if llama.cpp would use AMX, which needs native/amx.h
   if [ "$(uname -m)" = x86_64 ] && grep -qsw amx_tile /proc/cpuinfo; then echo 1; else echo 0; fi
 }
 
-changes() { # checksum of our changes to llama.cpp; a new one means compiling again
-  cat "$root"/specllama/llama/native/*.cmake "$root"/specllama/llama/native/*.h | cksum | tr ' ' '-'
+changes() { # checksum of how llama.cpp is compiled; a new one means compiling again
+  cat "$root"/specllama/llama/native/*.cmake "$root"/specllama/llama/native/amx.h | cksum | tr ' ' '-'
 }
 
 checksum() { # of everything that an installation depends on

@@ -1,4 +1,4 @@
-"""Compiles llama-cpp-python from its source package, with specllama's changes to llama.cpp."""
+"""Compiles llama-cpp-python from its source package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wheel_key(tools: Tools) -> str:
     """The key in the cache of the wheel that `compile_llama` makes."""
     request = tools.request
     parts = {"version": request.version, "device": request.device, "amx": str(request.amx)}
-    sources = [*request.native.glob("*.cmake"), *request.native.glob("*.h")]
+    sources = [*request.native.glob("*.cmake"), request.native / "amx.h"]
     return key(parts, sources, request.environ, Path("/proc/cpuinfo"))
 
 

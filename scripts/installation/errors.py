@@ -69,12 +69,6 @@ _KNOWN = (  # what a command printed, what that means, what to do, exit code; th
         "check the indexes in `pip config list`; offline, PIP_FIND_LINKS needs all packages",
         NOT_FOUND,
     ),
-    (
-        r"specllama: (?P<what>\S+ of this llama\.cpp is not the version that is known)",
-        "{what}",
-        "specllama/llama/native/rows.cmake has to be adapted to it",
-        UNEXPECTED,
-    ),
 )
 _FAULT = re.compile(r"^\s*(?:.*?\berror: .+|CMake Error.*|ERROR: .+|\*\*\* .*failed.*)", re.I | re.M)
 

@@ -26,12 +26,6 @@ from .wheels import WheelCache, cache_directory
 
 SMOKE_SECONDS = 120.0
 SEARCHING = "looking for a compiled llama.cpp"
-WITH_KERNELS = "it was compiled with specllama's kernels, of this or another version"
-WITHOUT_KERNELS = (
-    "it was not compiled with specllama's kernels: text with drafts may differ from text without them where "
-    "tokens are almost equally likely, and small batches are slower; "
-    "SPECLLAMA_BUILD=1 scripts/specllama doctor compiles it"
-)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -202,8 +196,7 @@ class Installation:
             self.progress.say(f"{name} does not work on this machine; compiling llama.cpp instead")
             self.compile()
             return
-        has_kernels = ready_made.has_kernels(self.tools.packages)
-        self.progress.say(f"{name} is used; {WITH_KERNELS if has_kernels else WITHOUT_KERNELS}")
+        self.progress.say(f"{name} is used")
         self.record.write_text(f"ready-made: {self.request.version}\n", "utf-8")
 
     def works(self) -> bool:

@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 PACKAGE = "llama-cpp-python"
-SYMBOL = b"specllama_takes"  # a function that native/rows.cmake adds to ggml's CPU library
 Pip = Callable[..., tuple[int, str]]
 
 
@@ -87,9 +86,3 @@ def copy_installed(found: metadata.Distribution, target: Path) -> None:
         copy = target.joinpath(*parts)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(str(file.locate()), copy)
-
-
-def has_kernels(packages: Path) -> bool:
-    """Whether the llama-cpp-python in a directory of packages was compiled with specllama's kernels."""
-    libraries = packages.glob("llama_cpp/lib/libggml-cpu*")
-    return any(SYMBOL in file.read_bytes() for file in libraries if file.is_file())

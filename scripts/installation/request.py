@@ -26,8 +26,8 @@ class Request:
     """What to install into root/.venv.
 
     kind: "", or "dev" with the packages of the tests. device: the backend that llama.cpp is compiled for.
-    changes: checksum of the files that change llama.cpp. amx: whether the processor has AMX. stamp: names the
-    files that tell setup.sh what is installed.
+    changes: checksum of the files that say how llama.cpp is compiled. amx: whether the processor has AMX.
+    stamp: names the files that tell setup.sh what is installed.
     """
 
     root: Path
@@ -68,7 +68,7 @@ class Request:
 
     @property
     def native(self) -> Path:
-        """The files that change llama.cpp."""
+        """The files that are compiled, or say how llama.cpp is."""
         return self.root / "specllama" / "llama" / "native"
 
     @property
@@ -78,7 +78,7 @@ class Request:
 
     @property
     def must_compile(self) -> bool:
-        """Whether a ready-made build, without specllama's kernels, is not enough."""
+        """Whether a ready-made build is not enough."""
         asked = self.environ.get("SPECLLAMA_BUILD", "") not in ("", "0")
         given = any(self.environ.get(name) for name in ("SPECLLAMA_BACKEND", "CMAKE_ARGS"))
         return self.kind == "dev" or asked or given
@@ -99,7 +99,7 @@ class Request:
     def cmake_arguments(self) -> list[str]:
         """The arguments for CMake, without those of CMAKE_ARGS."""
         options = ["-DGGML_RPC=ON", "-DGGML_RPC_RDMA=OFF", "-DLLAVA_BUILD=OFF"]
-        options.append(f"-DCMAKE_PROJECT_ggml_INCLUDE={self.native / 'rows.cmake'}")
+        options.append(f"-DCMAKE_PROJECT_ggml_INCLUDE={self.native / 'build.cmake'}")
         if self.device == "cpu" and os.uname().sysname == "Darwin":
             options.append("-DGGML_METAL=OFF")
         return [*options, *CMAKE_OPTIONS[self.device]]

@@ -143,9 +143,8 @@ def _run(commands: list[list[str]], directory: Path) -> None:
         raise Unusable(f"{commands[0][0]} took longer than {_SECONDS} s to compile them") from None
     finally:
         for process in running:
-            if process.poll() is None:
+            with process:
                 process.kill()
-                process.communicate()
 
 
 def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
@@ -154,7 +153,7 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
     version = library.ggml_version().decode() if hasattr(library, "ggml_version") else "unknown"
     if version != GGML:
         raise Unusable(f"they are for ggml {GGML}, this is {version}")
-    plugin = _load_object(environ)
+    plugin = load_object(environ)
     why = plugin.specllama_start(library._handle, level.encode())
     if why is not None:
         raise Unusable(why.decode())
@@ -167,7 +166,7 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
     return Kernels(name, "", f"{sources()} {name}")
 
 
-def _load_object(environ: Mapping[str, str]) -> Any:
+def load_object(environ: Mapping[str, str] = os.environ) -> Any:
     """The ready-made object if there is one of these sources, else the compiled one in the cache."""
     here = sources()
     cached = cache_dir() / "kernels" / f"{here}.so"

@@ -12,7 +12,7 @@ from typing import Any
 from specllama.config.load import ALL_LAYERS, AUTO, ModelSettings
 from specllama.errors import IntegrityError, ResourceError, UsageError, option
 from specllama.llama.devices import buffer_type, devices
-from specllama.llama.library import llama
+from specllama.llama.library import KERNELS, llama
 from specllama.llama.log import log
 
 _SPLIT = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # llama_split_mode
@@ -206,8 +206,9 @@ class LlamaModel:
 
     @property
     def uses_amx(self) -> bool:
-        """Whether ggml multiplies this model's matrices with AMX integer tiles."""
-        on_amx = b"AMX_INT8 = 1" in llama.llama_print_system_info() and self.settings.n_gpu_layers == 0
+        """Whether ggml multiplies this model's matrices with AMX tiles; specllama's kernels do not."""
+        built = not KERNELS.level and b"AMX_INT8 = 1" in llama.llama_print_system_info()
+        on_amx = built and self.settings.n_gpu_layers == 0
         return on_amx and self.metadata("general.file_type") not in _FLOAT_TYPES
 
     def metadata(self, key: str) -> str | None:

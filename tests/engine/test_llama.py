@@ -13,8 +13,9 @@ import pytest
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_DRAFT
-from specllama.llama import library
+from specllama.llama import library, model
 from specllama.llama.context import LlamaContext
+from specllama.llama.kernels import Kernels
 from specllama.llama.library import compiled
 from specllama.llama.model import LlamaModel
 from tests.support import tinygguf
@@ -27,7 +28,8 @@ def draft() -> Iterator[LlamaModel]:
     model.close()
 
 
-def info(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+def info(monkeypatch: pytest.MonkeyPatch, text: bytes, level: str = "") -> None:
+    monkeypatch.setattr(model, "KERNELS", Kernels(level, "", ""))
     monkeypatch.setattr(library.llama, "llama_print_system_info", lambda: text)
 
 
@@ -90,6 +92,8 @@ def test_row_multiple_is_32_with_amx_only(draft: LlamaModel, monkeypatch: pytest
     context.close()
     info(monkeypatch, b"AVX2 = 1 | ")
     assert not draft.uses_amx
+    info(monkeypatch, b"AMX_INT8 = 1", level="avx512")
+    assert not draft.uses_amx, "specllama's kernels take AMX out of ggml"
 
 
 def test_amx_is_not_used_on_a_gpu_or_with_float_weights(

@@ -60,11 +60,11 @@ def n_equal_rows(compared: dict[int, Calibration]) -> int:
     return min(found.equal_up_to for found in compared.values())
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="rows.cmake was written for x86-64")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64")
 def test_batched_rows_are_bit_equal_to_single_rows_at_every_length(
     compared: dict[int, Calibration],
 ) -> None:
-    """The purpose of native/rows.cmake."""
+    """The purpose of the kernels in native."""
     assert {n: found.reach for n, found in compared.items()} == {n: n for n in LENGTHS}
     assert len({length_class(n) for n in LENGTHS}) == 3
     assert n_equal_rows(compared) >= ENOUGH_ROWS

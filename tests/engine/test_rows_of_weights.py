@@ -1,6 +1,4 @@
-"""Batched rows are bit-equal to single rows for each kind of weights in native/rows.h, and in native/tiles.h
-where there is AMX.
-"""
+"""Batched rows are bit-equal to single rows for each kind of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +23,10 @@ from specllama.worker.calibrate import WIDTHS, measure
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 TEXT = "def load(path):\n    with open(path) as file:\n        return json.load(file)\n\n\n" * 30
-KINDS = ["q4_0", "q4_k_m", "q8_0", "q6_k", "f16", *(["q5_k_m"] if "amx_tile" in FLAGS else [])]
+KINDS = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k"),
+    *("iq4_nl", "iq4_xs", "f16", "bf16"),
+)
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or not {"avx2", "fma", "f16c"} <= set(FLAGS),

@@ -26,7 +26,7 @@ from scripts.installation.tools import Tools
 from specllama.config import store
 from specllama.models.demo import SMOLLM2
 from tests.support.fake_checkout import VERSION, FakeCheckout, sdist, wheel
-from tests.support.paths import NATIVE, ROOT
+from tests.support.paths import ROOT
 
 
 class Clock:
@@ -91,7 +91,7 @@ def compilers(tmp_path: Path) -> dict[str, str]:
 
 
 def make_key(environ: Mapping[str, str], folder: Path, **parts: str) -> str:
-    sources = [folder / "rows.cmake", folder / "rows.h"]
+    sources = [folder / "build.cmake", folder / "amx.h"]
     folder.mkdir(exist_ok=True)
     for source in sources:
         if not source.exists():
@@ -124,7 +124,7 @@ def test_a_key_is_of_everything_that_a_compilation_depends_on(
     differs(make_key(compilers | {"CXX": f"'{clang}' -stdlib=libc++"}, tmp_path / "checkout"))
     executable(Path(compilers["PATH"]) / "cc", "echo cc 12.3.0")
     differs(make_key(compilers, tmp_path / "checkout"))
-    (tmp_path / "checkout" / "rows.h").write_text("changed")
+    (tmp_path / "checkout" / "amx.h").write_text("changed")
     differs(make_key(compilers, tmp_path / "checkout"))
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: avx2 avx512f\n")
     differs(make_key(compilers, tmp_path / "checkout"))
@@ -262,18 +262,6 @@ def test_an_editable_build_is_ignored(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(ready_made.ready_made(VERSION, pip_with(), tmp_path / "new", print)) == []
 
 
-def test_kernels_are_recognised_by_a_function_that_they_add(tmp_path: Path) -> None:
-    assert ready_made.SYMBOL.decode() in (NATIVE / "rows.cmake").read_text()
-    assert f"{ready_made.SYMBOL.decode()}(" in (NATIVE / "rows.h").read_text()
-    library = tmp_path / "llama_cpp" / "lib" / "libggml-cpu.so"
-    assert not ready_made.has_kernels(tmp_path)
-    library.parent.mkdir(parents=True)
-    library.write_bytes(b"\x7fELF ggml_cpu_init\0")
-    assert not ready_made.has_kernels(tmp_path)
-    library.write_bytes(b"\x7fELF ggml_cpu_init\0specllama_takes\0")
-    assert ready_made.has_kernels(tmp_path)
-
-
 # Requests
 
 
@@ -407,13 +395,7 @@ MISSING = "ERROR: No matching distribution found for llama_cpp_python==0.3.36\n"
         ("c++: fatal error: Killed signal terminated program cc1plus\n", 8, "ran out of memory"),
         ("SSLError(SSLCertVerificationError('[SSL: CERTIFICATE_VERIFY_FAILED]'))\n", 5, "is not trusted"),
         ("ERROR: HTTP error 403 while getting llama.whl\n", 5, "refuses access"),
-        (
-            "CMake Error at rows.cmake:29 (message):\n  specllama: ops.cpp of this llama.cpp is not the "
-            "version that is known:\n",
-            1,
-            "ops.cpp of this llama.cpp is not the version",
-        ),
-        ("note\nrows.h:7:3: error: 'x' was not declared\nERROR: Failed building wheel\n", 1, "'x' was not"),
+        ("note\nops.cpp:7:3: error: 'x' was not declared\nERROR: Failed building wheel\n", 1, "'x' was not"),
         ("\n", 1, "it gave no reason"),
     ],
 )
@@ -631,7 +613,7 @@ def test_a_ready_made_build_until_compiling_is_asked_for(user: Installing) -> No
     sdist(user.links)
     code, out, err = checkout.run()
     assert (code, out) == (0, "ready-made\n"), err
-    assert f"llama-cpp-python {VERSION} of pip's find-links is used; it was not compiled with" in err
+    assert f"llama-cpp-python {VERSION} of pip's find-links is used" in err
     assert "SPECLLAMA_BUILD=1 scripts/specllama doctor compiles it" in err
     assert checkout.run() == (0, "ready-made\n", "")
 
@@ -648,10 +630,10 @@ def test_a_ready_made_build_until_compiling_is_asked_for(user: Installing) -> No
     assert gone(int(pids.read_text()))
     assert not (checkout.venv / "work").exists()
 
-    code, out, err = checkout.run(SPECLLAMA_BUILD="1", FAKE_ERROR="rows.h:1:1: error: no such thing")
+    code, out, err = checkout.run(SPECLLAMA_BUILD="1", FAKE_ERROR="ops.cpp:1:1: error: no such thing")
     assert (code, out) == (1, "")
     assert err.splitlines()[-3:] == [
-        "specllama: error: compiling llama.cpp failed: rows.h:1:1: error: no such thing",
+        "specllama: error: compiling llama.cpp failed: ops.cpp:1:1: error: no such thing",
         "specllama: the log has the details",
         f"specllama: the whole log is in {checkout.venv}/install.log",
     ]

@@ -1,4 +1,4 @@
-# Included by rows.cmake: compiles libllama in less time. ggml and its kernels stay as they are.
+# Included by build.cmake: compiles libllama in less time. ggml and its kernels stay as they are.
 #
 # Most of libllama runs once, while a model is loaded or its graph is built: -O1 does for it, as it contains no
 # arithmetic on weights. What runs in every decode keeps -O2.

@@ -751,9 +751,8 @@ inline bool multiplies(const ggml_tensor * dst, layout stored) {
         return false;
     }
     switch (w->type) {
-        case GGML_TYPE_F16:  // for more rows llama.cpp's own kernel is as fast, with the same result
-            return w->ne[0] % widest::FLOATS == 0 &&
-                   (rows_of(a) <= 10 || (specllama_ggml.has_avx512() != 0) != (widest::FLOATS == 16));
+        case GGML_TYPE_F16:  // llama.cpp's kernel for prompts sums odd columns in another order
+            return w->ne[0] % widest::FLOATS == 0 && rows_of(a) < PROMPT;
         case GGML_TYPE_Q8_0:
         case GGML_TYPE_Q6_K: return true;
         case GGML_TYPE_Q4_1:

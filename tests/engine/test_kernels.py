@@ -1,0 +1,205 @@
+"""The plug-in with specllama's kernels: products of every type computed by ggml through it, and what happens
+where it cannot be used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specllama.errors import EngineError, UsageError
+from specllama.llama import kernels
+from specllama.llama.library import KERNELS, ggml
+from tests.support.paths import ROOT
+
+CPUINFO = Path("/proc/cpuinfo")
+FLAGS = set(CPUINFO.read_text().split()) if CPUINFO.exists() else set()
+SUPPORTED = (
+    platform.system() == "Linux" and platform.machine() == "x86_64" and {"avx2", "fma", "f16c"} <= FLAGS
+)
+TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q2_k": 10, "q3_k": 11,
+    "q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_nl": 20, "iq4_xs": 23, "bf16": 30, "mxfp4": 39,
+}  # fmt: skip
+ERROR = {"q2_k": 0.5, "q3_k": 0.25, "mxfp4": 0.25}  # relative to the largest result
+POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the kernels are for Linux on x86-64 with AVX2")
+
+
+def call(name: str, result: object, *arguments: ctypes._SimpleCData[object] | ctypes.Structure) -> object:
+    return ctypes.CFUNCTYPE(result, *map(type, arguments))((name, ggml))(*arguments)
+
+
+class Room(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+class Products:
+    """Weights (..., columns, n) in a type of ggml, multiplied with batches."""
+
+    def __init__(self, kind: str, weights: NDArray[np.float32]) -> None:
+        self.room = call("ggml_init", POINTER, Room(512 << 20, None, False))
+        self.kind, self.weights = kind, self.put(weights, TYPES[kind])
+
+    def close(self) -> None:
+        call("ggml_free", None, POINTER(self.room))
+
+    def put(self, values: NDArray[np.generic], kind: int) -> ctypes.c_void_p:
+        shape = [LONG(n) for n in [*reversed(values.shape), 1, 1, 1][:4]]
+        new = call("ggml_new_tensor_4d", POINTER, POINTER(self.room), ctypes.c_int(kind), *shape)
+        to = call("ggml_get_data", POINTER, POINTER(new))
+        dense = np.ascontiguousarray(values)
+        if kind in (0, 26):
+            ctypes.memmove(to, dense.ctypes.data, dense.nbytes)
+        else:
+            rows = dense.size // dense.shape[-1]
+            call(
+                "ggml_quantize_chunk",
+                ctypes.c_size_t,
+                *(ctypes.c_int(kind), POINTER(dense.ctypes.data), POINTER(to)),
+                *(LONG(0), LONG(rows), LONG(dense.shape[-1]), POINTER(None)),
+            )
+        return POINTER(new)
+
+    def times(
+        self, batch: NDArray[np.float32], ids: NDArray[np.int32] | None = None, n_threads: int = 1
+    ) -> NDArray[np.float32]:
+        a = [self.weights, self.put(batch, 0)]
+        if ids is None:
+            node = call("ggml_mul_mat", POINTER, POINTER(self.room), *a)
+        else:
+            node = call("ggml_mul_mat_id", POINTER, POINTER(self.room), *a, self.put(ids, 26))
+        graph = call("ggml_new_graph", POINTER, POINTER(self.room))
+        call("ggml_build_forward_expand", None, POINTER(graph), POINTER(node))
+        arguments = (POINTER(self.room), POINTER(graph), ctypes.c_int(n_threads))
+        before = n_computed()
+        assert call("ggml_graph_compute_with_ctx", ctypes.c_int, *arguments) == 0
+        self.ours = n_computed() > before
+        n = call("ggml_nelements", LONG, POINTER(node))
+        found = np.empty(n, np.float32)
+        ctypes.memmove(found.ctypes.data, call("ggml_get_data", POINTER, POINTER(node)), found.nbytes)
+        return found
+
+
+def n_computed() -> int:
+    return kernels.load_object().specllama_computed(0)
+
+
+def numbers(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def test_the_kernels_are_in_use() -> None:
+    assert KERNELS.level in kernels.LEVELS, KERNELS.reason
+    assert not KERNELS.reason
+    assert KERNELS.identity == f"{kernels.sources()} {KERNELS.level}"
+
+
+@pytest.mark.parametrize("columns", [16, 37])
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_are_right_and_bit_equal_alone_and_among_others(kind: str, columns: int) -> None:
+    weights, batch = numbers(columns, 512), numbers(63, 512)
+    products = Products(kind, weights)
+    try:
+        right = batch @ weights.T
+        alone = np.stack([products.times(batch[i : i + 1], n_threads=i % 3 + 1) for i in range(63)])
+        assert products.ours
+        assert np.abs(alone - right).max() < ERROR.get(kind, 0.12) * np.abs(right).max()
+        for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 17, 24, 63):
+            together = products.times(batch[:n], n_threads=n % 3 + 1).reshape(n, columns)
+            assert (together == alone[:n]).all(), n
+    finally:
+        products.close()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "iq4_xs"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_experts_are_bit_equal_alone_and_among_others(kind: str, shared: bool) -> None:
+    """Of 30 tokens, more than 8 go to one expert. shared: all experts of a token get the same row."""
+    weights, batch = numbers(4, 37, 256), numbers(30, 1 if shared else 2, 256)
+    ids = np.random.default_rng(0).permuted(np.tile(np.arange(4, dtype=np.int32), (30, 1)), axis=1)[:, :2]
+    products = Products(kind, weights)
+    try:
+        together = products.times(batch, ids, n_threads=2).reshape(30, 2, 37)
+        assert products.ours
+        for token in range(30):
+            alone = products.times(batch[token : token + 1], ids[token : token + 1]).reshape(2, 37)
+            assert (alone == together[token]).all()
+            for slot in range(2):
+                right = weights[ids[token, slot]] @ batch[token, 0 if shared else slot]
+                assert together[token, slot] == pytest.approx(right, abs=0.12 * float(np.abs(together).max()))
+    finally:
+        products.close()
+
+
+def test_off_and_unknown_values() -> None:
+    found = kernels.load(ggml, {kernels.VARIABLE: "off"})
+    assert (found.level, found.identity) == ("", "")
+    assert "off" in found.reason
+    with pytest.raises(UsageError, match="SPECLLAMA_KERNELS is 'fast', which is not one of off, on, auto"):
+        kernels.load(ggml, {kernels.VARIABLE: "fast"})
+
+
+def test_another_ggml_keeps_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "GGML", "0.0.1")
+    found = kernels.load(ggml, {})
+    assert found.level == ""
+    assert found.reason.startswith("they are for ggml 0.0.1, this is ")
+    with pytest.raises(EngineError, match=r"kernels cannot be used: they are for ggml 0\.0\.1"):
+        kernels.load(ggml, {kernels.VARIABLE: "on"})
+
+
+def test_another_system_keeps_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
+    assert kernels.load(ggml, {}).reason == "they are for Linux on x86-64, this is Linux on aarch64"
+
+
+def test_without_a_compiler(tmp_path: Path) -> None:
+    for environ, words in (
+        ({"CXX": "no-such-compiler -O3"}, "CXX is 'no-such-compiler -O3', which is not on the path"),
+        ({"CXX": "false"}, "false does not compile them: exit code 1"),
+    ):
+        with pytest.raises(kernels.Unusable, match=words):
+            kernels.compile_object(tmp_path / "k.so", environ)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(kernels.Unusable, match=str(tmp_path / "file")):
+        kernels.compile_object(tmp_path / "file" / "k.so", {"CXX": "true"})
+
+
+PROGRAM = """
+from specllama.llama.library import KERNELS, compiled
+print(repr(KERNELS.level), repr(KERNELS.reason), compiled())
+"""
+
+
+def in_a_process(**environ: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.rsplit(maxsplit=1)
+
+
+def test_figures_are_kept_apart(tmp_path: Path) -> None:
+    without, its_figures = in_a_process(SPECLLAMA_CACHE=str(tmp_path), CXX="no-such-compiler")
+    assert without == "'' \"CXX is 'no-such-compiler', which is not on the path\""
+    off, figures_of_off = in_a_process(SPECLLAMA_KERNELS="off")
+    assert off == "'' 'SPECLLAMA_KERNELS is off'"
+    narrow, figures_of_avx2 = in_a_process(SPECLLAMA_KERNELS="avx2")
+    assert narrow == "'avx2' ''"
+    assert its_figures == figures_of_off != figures_of_avx2
