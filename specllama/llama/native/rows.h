@@ -106,9 +106,23 @@ struct narrow {
         const ints two  = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *) w.qh + half), 2 * i);
         *numbers = _mm256_or_si256(both(i < 2 ? four : high(four), bytes(15)),
                                    _mm256_slli_epi16(both(two, bytes(3)), 4));
-        *by = scales<16>(of_16, 2 * step);
+        *by = scales_of_16(of_16, step);
     }
     static ints row(const int8_t * from) { return _mm256_loadu_si256((const __m256i *) from); }
+    static ints scales_of_16(__m128i of_16, int step) { return scales<16>(of_16, 2 * step); }
+    static ints signed_plus(ints begin, ints a, ints numbers) {  // of both; `a` and `begin` as in `products`
+        if (SUMMED == 4) {
+            return plus(begin, a, numbers);
+        }
+        return plus(begin, _mm256_abs_epi8(numbers), _mm256_sign_epi8(a, numbers));
+    }
+    static ints plus_large(ints sum, ints products, ints by) {  // four products may not fit into 16 bits
+        if (SUMMED == 4) {
+            const ints scale = _mm256_srai_epi32(_mm256_slli_epi32(by, 16), 16);
+            return _mm256_add_epi32(sum, _mm256_mullo_epi32(products, scale));
+        }
+        return plus_pairs(sum, products, by);
+    }
     static __m256i eight_sums(ints sums) { return sums; }
 
     // Q8_0: the values of COLUMNS, and the initial values of their products with a row. If the row must be unsigned,
@@ -206,11 +220,19 @@ struct wide {
         const ints down = _mm512_inserti64x4(_mm512_set1_epi16(4 * i), _mm256_set1_epi16(4 * i + 2), 1);
         *numbers = _mm512_or_si512(both(i ? high(four) : four, bytes(15)),
                                    _mm512_slli_epi16(both(_mm512_srlv_epi16(two, down), bytes(3)), 4));
-        const __m128i place = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-        const __m128i at    = _mm_add_epi8(place, _mm_set1_epi8((char) (4 * step)));
-        *by = _mm512_maskz_mov_epi16(0x55555555, _mm512_cvtepi8_epi32(_mm_shuffle_epi8(of_16, at)));
+        *by = scales_of_16(of_16, step);
     }
     static ints row(const int8_t * from) { return _mm512_loadu_si512(from); }
+    static ints scales_of_16(__m128i of_16, int step) {
+        const __m128i place = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        const __m128i at    = _mm_add_epi8(place, _mm_set1_epi8((char) (4 * step)));
+        return _mm512_maskz_mov_epi16(0x55555555, _mm512_cvtepi8_epi32(_mm_shuffle_epi8(of_16, at)));
+    }
+    static ints signed_plus(ints begin, ints a, ints numbers) { return plus(begin, a, numbers); }
+    static ints plus_large(ints sum, ints products, ints by) {
+        const ints scale = _mm512_srai_epi32(_mm512_slli_epi32(by, 16), 16);
+        return _mm512_add_epi32(sum, _mm512_mullo_epi32(products, scale));
+    }
     static __m256i eight_sums(ints sums) {
         return _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
     }
@@ -604,6 +626,7 @@ static int64_t rows_f16(int64_t n, int64_t nc, float * s, size_t bs, const char 
 }
 
 #include "blocks.h"
+#include "supers.h"
 
 template <typename BLOCK>
 constexpr int most = std::is_same_v<BLOCK, ggml_half> ? widest::MOST_F16 : MOST;
@@ -624,6 +647,8 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
             x = rows_q8_0<widest, R>(n, nc, s, bs, w, pitch, of);
         }
         rows_q8_0<narrow, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
+    } else if constexpr (super<BLOCK>::known) {
+        rows_super<widest, BLOCK, R>(n, nc, s, bs, w, pitch, (const more_super *) more);
     } else if constexpr (small<BLOCK>::known) {
         const more_small * of = (const more_small *) more;
         if (R > 1) {
@@ -669,6 +694,9 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
     } else if constexpr (std::is_same_v<BLOCK, block_q8_0>) {
         more    = (const char *) more_of_q8_0(n / QK8_0, rows, stride, n_rows);
         per_row = n / QK8_0 * sizeof(more_q8_0);
+    } else if constexpr (super<BLOCK>::known) {
+        more    = (const char *) more_of_super<BLOCK>(n / QK_K, rows, stride, n_rows);
+        per_row = n / QK_K * sizeof(more_super);
     } else if constexpr (small<BLOCK>::known) {
         more    = (const char *) more_of_small<BLOCK>(n / QK8_0, rows, stride, n_rows);
         per_row = n / QK8_0 * sizeof(more_small);
@@ -783,7 +811,17 @@ static void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
         dots_of_experts(params, dst, rows, stride);
         return;
     }
+    const bool single = rows_of(a) == 1;
     switch (type) {
+        case GGML_TYPE_Q5_K:
+            single ? dots(params, dst, rows, stride) : by_columns<block_q5_K>(params, dst, rows, stride);
+            break;
+        case GGML_TYPE_Q3_K:
+            single ? dots(params, dst, rows, stride) : by_columns<block_q3_K>(params, dst, rows, stride);
+            break;
+        case GGML_TYPE_IQ4_XS:
+            single ? dots(params, dst, rows, stride) : by_columns<block_iq4_xs>(params, dst, rows, stride);
+            break;
         case GGML_TYPE_F16: by_columns<ggml_half>(params, dst, rows, stride); break;
         case GGML_TYPE_Q4_0: // in groups, as Q4_K; else as the other types
             dst->src[0]->extra ? by_columns<block_q4_0>(params, dst, rows, stride) : dots(params, dst, rows, stride);
