@@ -97,7 +97,7 @@ class FakeCheckout:
         for name in ("setup.sh", "specllama", "install.py"):
             shutil.copy2(ROOT / "scripts" / name, scripts / name)
         (self.root / "constraints.txt").touch()
-        (self.root / "specllama/llama/native/rows.cmake").write_text("# changes\n")
+        (self.root / "specllama/llama/native/build.cmake").write_text("# changes\n")
         (self.root / "specllama/llama/native/amx.h").write_text("/* AMX */\n")
         (self.root / "backend.py").write_text(BACKEND + PROJECT)
         (self.root / "package" / "fake_specllama.py").write_text(COMMAND)
