@@ -13,6 +13,7 @@ namespace specllama_attention {
 
 constexpr int CELLS   = 16;   // cells of the cache converted at once
 constexpr int QUERIES = 16;   // queries that share one conversion
+constexpr int FEW     = 4;    // up to so many queries it is faster not to write converted cells to memory
 constexpr int WIDEST  = 256;  // largest head size; queries and cells then fit in the L1 cache
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
@@ -168,6 +169,8 @@ inline __m256 ggml_v_expf(__m256 x) {
 }
 #endif
 
+inline floats read(const ggml_fp16_t * from) { return widen(from); }
+
 constexpr int PARTS = CELLS / LANES;  // vectors of a query's scores
 constexpr int COLUMNS = 4 * LANES;    // columns of values that are summed at once
 
@@ -226,30 +229,19 @@ class attention {
             if (any == 0) {
                 continue;
             }
+            const char * k_cell = k_data + cell * k->nb[1], * v_cell = v_data + cell * v->nb[1];
+            if (n <= FEW && count == CELLS) {
+                combine(n, queries, given, (const ggml_fp16_t *) k_cell, k->nb[1] / sizeof(ggml_fp16_t),
+                        (const ggml_fp16_t *) v_cell, v->nb[1] / sizeof(ggml_fp16_t), scores, sums);
+                continue;
+            }
             for (int j = 0; j < CELLS; j++) {
                 if (any >> j & 1) {
-                    convert(k_data + (cell + j) * k->nb[1], keys + j * dk, dk);
-                    convert(v_data + (cell + j) * v->nb[1], values + j * dv, dv);
+                    convert(k_cell + j * k->nb[1], keys + j * dk, dk);
+                    convert(v_cell + j * v->nb[1], values + j * dv, dv);
                 }
             }
-            for (int x = 0; x < n; x++) {
-                if (queries[x].cells != 0) {
-                    weigh(queries[x], given[x], keys, scores[x], sums[x]);
-                }
-            }
-            for (int x = 0; x < n; x += 2) {
-                if (x + 1 < n && queries[x].cells == ALL && queries[x + 1].cells == ALL) {
-                    add<2>(scores[x], values, sums[x]);
-                    continue;
-                }
-                for (int y = x; y < std::min(n, x + 2); y++) {
-                    if (queries[y].cells == ALL) {
-                        add<1>(scores[y], values, sums[y]);
-                    } else {
-                        add_some(queries[y].cells, scores[y], values, sums[y]);
-                    }
-                }
-            }
+            combine(n, queries, given, keys, dk, values, dv, scores, sums);
         }
         for (int x = 0; x < n; x++) {
             finish(batch, queries[x], sums[x]);
@@ -277,6 +269,31 @@ class attention {
                                  : std::pow(std::pow(2.0f, -bias / 2 / power), (float) (2 * (head - power) + 1));
         }
         return {row, head, at, slope, -INFINITY, 0.0f, 0};
+    }
+
+    // Adds sixteen cells to the sums of n queries; T: floats, or 16-bit floats that are widened as they are read. Keys and
+    // values of two cells are k_step and v_step numbers apart.
+    template <typename T>
+    void combine(int n, query * queries, const float (*given)[WIDEST], const T * keys, int64_t k_step, const T * values,
+                 int64_t v_step, float (*scores)[CELLS], float (*sums)[WIDEST]) const {
+        for (int x = 0; x < n; x++) {
+            if (queries[x].cells != 0) {
+                weigh(queries[x], given[x], keys, k_step, scores[x], sums[x]);
+            }
+        }
+        for (int x = 0; x < n; x += 2) {
+            if (x + 1 < n && queries[x].cells == ALL && queries[x + 1].cells == ALL) {
+                add<2>(scores[x], values, v_step, sums[x]);
+                continue;
+            }
+            for (int y = x; y < std::min(n, x + 2); y++) {
+                if (queries[y].cells == ALL) {
+                    add<1>(scores[y], values, v_step, sums[y]);
+                } else {
+                    add_some(queries[y].cells, scores[y], values, v_step, sums[y]);
+                }
+            }
+        }
     }
 
     // Which of `count` cells are visible, and the bias added to their scores.
@@ -307,7 +324,8 @@ class attention {
     }
 
     // Turns scores and biases into weights; rescales the sums if there is a new maximum.
-    void weigh(query & query, const float * given, const float * keys, float * scores, float * sums) const {
+    template <typename T>
+    void weigh(query & query, const float * given, const T * keys, int64_t step, float * scores, float * sums) const {
         floats part[PARTS], most;
         for (int p = 0; p < PARTS; p++) {
             floats products[LANES];
@@ -317,7 +335,7 @@ class attention {
             for (int64_t d = 0; d < dk; d += LANES) {
                 const floats mine = read(given + d);
                 for (int j = 0; j < LANES; j++) {
-                    products[j] = more(mine, read(keys + (p * LANES + j) * dk + d), products[j]);
+                    products[j] = more(mine, read(keys + (p * LANES + j) * step + d), products[j]);
                 }
             }
             part[p] = totals(products);
@@ -351,17 +369,19 @@ class attention {
     }
 
     // Adds the values of all cells with their weights for N queries.
-    template <int N> void add(const float * weights, const float * values, float * sums) const {
+    template <int N, typename T>
+    void add(const float * weights, const T * values, int64_t step, float * sums) const {
         int64_t d = 0;
         for (; d + COLUMNS <= dv; d += COLUMNS) {
-            add_columns<N, 4>(weights, values + d, sums + d);
+            add_columns<N, 4>(weights, values + d, step, sums + d);
         }
         for (; d < dv; d += LANES) {
-            add_columns<N, 1>(weights, values + d, sums + d);
+            add_columns<N, 1>(weights, values + d, step, sums + d);
         }
     }
 
-    template <int N, int VECTORS> void add_columns(const float * weights, const float * values, float * sums) const {
+    template <int N, int VECTORS, typename T>
+    void add_columns(const float * weights, const T * values, int64_t step, float * sums) const {
         floats sum[N][VECTORS];
         for (int x = 0; x < N; x++) {
             for (int i = 0; i < VECTORS; i++) {
@@ -370,7 +390,7 @@ class attention {
         }
         for (int j = 0; j < CELLS; j++) {
             for (int i = 0; i < VECTORS; i++) {
-                const floats value = read(values + j * dv + i * LANES);
+                const floats value = read(values + j * step + i * LANES);
                 for (int x = 0; x < N; x++) {
                     sum[x][i] = more(all(weights[x * CELLS + j]), value, sum[x][i]);
                 }
@@ -384,11 +404,12 @@ class attention {
     }
 
     // The same if some cells are hidden: their values may be anything, NaN included.
-    void add_some(unsigned cells, const float * weights, const float * values, float * sums) const {
+    template <typename T>
+    void add_some(unsigned cells, const float * weights, const T * values, int64_t step, float * sums) const {
         for (int j = 0; j < CELLS; j++) {
             if (cells >> j & 1) {
                 for (int64_t d = 0; d < dv; d += LANES) {
-                    write(sums + d, more(all(weights[j]), read(values + j * dv + d), read(sums + d)));
+                    write(sums + d, more(all(weights[j]), read(values + j * step + d), read(sums + d)));
                 }
             }
         }

@@ -781,8 +781,8 @@ inline bool multiplies(const ggml_tensor * dst, layout stored) {
     switch (w->type) {
         case GGML_TYPE_F16:  // llama.cpp's kernel for prompts sums odd columns in another order
             return w->ne[0] % widest::FLOATS == 0 && rows_of(a) < PROMPT;
+        case GGML_TYPE_Q6_K: return rows_of(a) < PROMPT;  // for prompts llama.cpp's kernel is faster
         case GGML_TYPE_Q8_0:
-        case GGML_TYPE_Q6_K: return true;
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q5_0:
         case GGML_TYPE_Q5_1: return true;
