@@ -18,7 +18,8 @@ from specllama.errors import ConfigError
 
 PREFIX = "SPECLLAMA_"
 NOT_OPTIONS = frozenset(
-    f"{PREFIX}{name}" for name in ("BACKEND", "BUILD", "CACHE", "CONFIG", "DATA", "DEMO", "MODELS", "PYTHON")
+    f"{PREFIX}{name}"
+    for name in ("BACKEND", "BUILD", "CACHE", "CONFIG", "DATA", "DEMO", "KERNELS", "MODELS", "PYTHON")
 )  # read elsewhere
 Kinds = Mapping[str, tuple[type, bool]]  # option name to (type of a value, whether it is a list)
 

@@ -376,7 +376,7 @@ def code_is_there(page: str, code: str) -> bool:
     elif re.fullmatch(r"(?:specllama|scripts|tests|docs|\.ci)(?:/[\w.-]+)+", code):
         return (ROOT / code).exists() or code == "scripts/bench_peers.py"  # as it was called then
     elif variable := re.match(r"SPECLLAMA_([A-Z_]+)", code):
-        known = {"BACKEND", "BUILD", "PYTHON", "CONFIG", "DATA", "DEMO", "MODELS", "CACHE", "API_KEY"}
+        known = {"BACKEND", "BUILD", "DEMO", "PYTHON", "CONFIG", "MODELS", "CACHE", "API_KEY", "KERNELS"}
         return variable[1] in known or variable[1].lower() in STORED
     return True
 
