@@ -42,7 +42,6 @@ struct ggml_functions {
     size_t (*row_size)(ggml_type, int64_t);
     int64_t (*block_size)(ggml_type);
     size_t (*tiled_size)(int, ggml_tensor *);
-    int (*has_avx2)();
     ggml_backend_reg_t (*cpu_reg)();
     ggml_backend_dev_t (*device)(ggml_backend_reg_t, size_t);
     ggml_backend_buffer_type_t (*cpu_buffer)();

@@ -137,10 +137,6 @@ struct hook : extra_buffer_type {
             return nullptr;
         }
         if (in_groups(own)) {
-            // For a single row ggml's kernel is faster, with the same result.
-            if (ggml.has_avx2() && op->ne[1] * op->ne[2] * op->ne[3] == 1) {
-                return nullptr;
-            }
             return chosen->multiplies(op, layout::groups) ? &multiply : nullptr;
         }
         const bool several = op->ne[1] > 1 && op->ne[1] < PROMPT && op->ne[2] * op->ne[3] == 1;
@@ -211,7 +207,6 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
     find(library, all.row_size, "ggml_row_size");
     find(library, all.block_size, "ggml_blck_size");
     find(library, all.tiled_size, "ggml_tiled_wdata_size");
-    find(library, all.has_avx2, "ggml_cpu_has_avx2");
     find(library, all.cpu_reg, "ggml_backend_cpu_reg");
     find(library, all.device, "ggml_backend_reg_dev_get");
     find(library, all.cpu_buffer, "ggml_backend_cpu_buffer_type");

@@ -657,11 +657,15 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
         rows_small<narrow, BLOCK, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
     } else if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
         const of_q8_0 * of = (const of_q8_0 *) more;
-        x = rows_q4_0<widest, R>(n, nc, s, bs, (const block_q4_0x8 *) w, rows, stride, of);
+        if (R > 1) {  // for one row, reading group after group is faster
+            x = rows_q4_0<widest, R>(n, nc, s, bs, (const block_q4_0x8 *) w, rows, stride, of);
+        }
         rows_q4_0<narrow, R>(n, nc - x, s + x, bs, (const block_q4_0x8 *) (w + x * pitch), rows, stride, of);
     } else {
         const int16_t * sums = (const int16_t *) more;
-        x = rows_q4_k<widest, R>(n, nc, s, bs, (const block_q4_Kx8 *) w, rows, stride, sums);
+        if (R > 1) {
+            x = rows_q4_k<widest, R>(n, nc, s, bs, (const block_q4_Kx8 *) w, rows, stride, sums);
+        }
         rows_q4_k<narrow, R>(n, nc - x, s + x, bs, (const block_q4_Kx8 *) (w + x * pitch), rows, stride, sums);
     }
 }
