@@ -376,8 +376,19 @@ def code_is_there(page: str, code: str) -> bool:
     elif re.fullmatch(r"(?:specllama|scripts|tests|docs|\.ci)(?:/[\w.-]+)+", code):
         return (ROOT / code).exists() or code == "scripts/bench_peers.py"  # as it was called then
     elif variable := re.match(r"SPECLLAMA_([A-Z_]+)", code):
-        known = {"BACKEND", "BUILD", "DEMO", "PYTHON", "CONFIG", "MODELS", "CACHE", "API_KEY", "KERNELS"}
-        return variable[1] in known or variable[1].lower() in STORED
+        elsewhere = [
+            "API_KEY",
+            "BACKEND",
+            "BUILD",
+            "CACHE",
+            "CONFIG",
+            "DATA",
+            "DEMO",
+            "KERNELS",
+            "MODELS",
+            "PYTHON",
+        ]
+        return variable[1] in elsewhere or variable[1].lower() in STORED
     return True
 
 

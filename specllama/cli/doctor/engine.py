@@ -7,10 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import specllama
 from specllama.cli.doctor import Problem, reported
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -19,9 +17,9 @@ from specllama.models.demo import DemoStore
 if TYPE_CHECKING:
     from specllama.client.client import EngineClient
 
-_NO_KERNELS = (
-    "llama.cpp was not compiled with specllama's kernels: text with drafts may differ from text without them "
-    "where tokens are almost equally likely, and small batches are slower"
+_WITHOUT_KERNELS = (
+    "text with drafts may differ from text without them where tokens are almost equally likely, and small "
+    "batches are slower"
 )
 SECONDS = 60.0  # for an engine process to start
 
@@ -35,16 +33,10 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
         with _time_limit(client):
             found = client.inspect()
         if not found.kernels:
-            problems.append(Problem(_NO_KERNELS, _compile()))
+            what = f"specllama's kernels are not used, {found.kernels_reason}: {_WITHOUT_KERNELS}"
+            problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
         return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **asdict(found)}
     return {"ok": False, "error": messages[0]}
-
-
-def _compile() -> str:
-    """What to do to get llama.cpp with specllama's kernels."""
-    if (Path(specllama.__file__).parent.parent / "scripts" / "specllama").is_file():
-        return "SPECLLAMA_BUILD=1 scripts/specllama doctor compiles it"
-    return "docs/install.md says how to compile it with pip"
 
 
 @contextlib.contextmanager
