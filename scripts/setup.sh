@@ -54,7 +54,8 @@ changes() { # checksum of how llama.cpp is compiled; a new one means compiling a
 }
 
 checksum() { # of everything that an installation depends on
-  cat "$root/pyproject.toml" "$root/constraints.txt" - | cksum | tr ' ' '-'
+  cat "$root/pyproject.toml" "$root/constraints.txt" "$root"/specllama/llama/{kernel_build.py,native/*.cpp,native/*.h} - |
+    cksum | tr ' ' '-'
 }
 
 ensure_venv() { # $1: "" or "dev", which adds the packages of the tests

@@ -105,6 +105,7 @@ class Installation:
         extra = f"[{self.request.kind}]" if self.request.kind else ""
         arguments = self.tools.constrained("install", "-e", f"{self.request.root}{extra}")
         self.tools.call(self.tools.pip_command(*arguments), "installing Python packages")
+        self.compile_kernels()
         if used is not None:
             self.check(used)
         for stamp in self.request.stamps(compiled=self.recorded.startswith("compiled")):
@@ -188,6 +189,11 @@ class Installation:
         """Compile and install llama.cpp."""
         compile_llama(self.tools, self.cache, self.demo)
         self.record.write_text(f"compiled: {self.request.build}\n", "utf-8")
+
+    def compile_kernels(self) -> None:
+        """Compile the plug-in for llama.cpp. Where that fails, specllama says why and answers without it."""
+        build = self.request.native.parent / "kernel_build.py"
+        self.tools.run([sys.executable, build], "compiling specllama's kernels")
 
     def check(self, used: ReadyMade) -> None:
         """Record a ready-made build if it works, else compile."""

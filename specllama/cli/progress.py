@@ -48,8 +48,8 @@ class Progress:
             console.write(sys.stderr, f"{label} {share:4.0%}" + (f" {detail}" if detail else "") + "\n")
 
     def loading(self, name: str, share: float) -> None:
-        """Show how much of a model is loaded."""
-        self.show(f"loading the {name}", share)
+        """Show how much of a model is loaded, or of the kernels compiled."""
+        self.show(f"{'compiling' if name == 'kernels' else 'loading'} the {name}", share, stage=name)
 
     def clear(self) -> None:
         """Clear the line."""

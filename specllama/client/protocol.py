@@ -210,7 +210,9 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """From the engine: the share of a model's file that is loaded. model: "target" or "draft"."""
+    """From the engine: the share of a model's file that is loaded. model: "target", "draft", or "kernels"
+    while specllama's kernels are compiled, which happens once.
+    """
 
     model: str
     share: float

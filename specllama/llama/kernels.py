@@ -7,14 +7,8 @@ the reason is kept for the user. Knows nothing about models.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,25 +18,20 @@ from numpy.typing import NDArray
 
 from specllama.config.store import cache_dir
 from specllama.errors import EngineError, UsageError
+from specllama.llama.kernel_build import (
+    LEVELS,
+    OBJECT,
+    Unusable,
+    compile_object,
+    is_current,
+    sources,
+    unsupported,
+)
 
 GGML = "0.25.3"  # the version of ggml whose private structures the plug-in knows
-NATIVE = Path(__file__).parent / "native"
-OBJECT = "specllama_kernels.so"  # the ready-made object in a wheel
 VARIABLE = "SPECLLAMA_KERNELS"
-LEVELS: Mapping[str, tuple[str, ...]] = {  # the compiler's options for each instruction set
-    "avx2": (),
-    "avxvnni": ("-mavxvnni",),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
-}
-FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-rtti", "-w")
-COMMON = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
-_COMPILERS = ("g++", "c++", "clang++")
-_SECONDS = 300  # for the compiler
 _F32, _F16 = 0, 1  # ggml_type
-
-
-class Unusable(Exception):
-    """Why the kernels are not used, in words for the user."""
+_failures: list[Unusable] = []  # of compile_into_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,86 +66,16 @@ def load(library: Any, environ: Mapping[str, str] = os.environ) -> Kernels:
         return Kernels("", str(error), "")
 
 
-def sources() -> str:
-    """The checksum of the kernels' sources and of how they are compiled, 16 hexadecimal digits."""
-    digest = hashlib.sha256(repr((FLAGS, COMMON, LEVELS)).encode())
-    for path in sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp"), *NATIVE.glob("ggml/*.h")]):
-        digest.update(f"{path.name}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def compile_object(to: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """Compile the object into the file `to`. Raises Unusable."""
-    compiler = _compiler(environ)
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=to.parent) as directory:
-            _compile(compiler, Path(directory)).replace(to)
-    except OSError as error:
-        raise Unusable(f"{to.parent}: {error.strerror or error}") from None
-
-
-def _compiler(environ: Mapping[str, str]) -> list[str]:
-    given = environ.get("CXX")
-    for command in [shlex.split(given)] if given else [[name] for name in _COMPILERS]:
-        if command and shutil.which(command[0]):
-            return command
-    if given:
-        raise Unusable(f"CXX is {given!r}, which is not on the path")
-    raise Unusable("no C++ compiler was found to compile them (Debian: apt install g++)")
-
-
-def _compile(compiler: list[str], directory: Path) -> Path:
-    """The object, compiled in `directory`; two instruction sets at a time."""
-    jobs = [["plugin.cpp", "-o", "plugin.o", f'-DSPECLLAMA_SOURCES="{sources()}"']]
-    for level, options in LEVELS.items():
-        jobs.append(["kernels.cpp", "-o", f"{level}.o", f"-DSPECLLAMA_LEVEL={level}", *COMMON, *options])
-    for pair in (jobs[i : i + 2] for i in range(0, len(jobs), 2)):
-        commands = [[*compiler, *FLAGS, "-c", str(NATIVE / source), *rest] for source, *rest in pair]
-        _run(commands, directory)
-    objects = [rest[1] for _, *rest in jobs]
-    _run([[*compiler, "-shared", "-o", OBJECT, *objects, "-ldl"]], directory)
-    return directory / OBJECT
-
-
-def _run(commands: list[list[str]], directory: Path) -> None:
-    running = [
-        subprocess.Popen(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        for command in commands
-    ]
-    try:
-        for command, process in zip(commands, running, strict=True):
-            _, printed = process.communicate(timeout=_SECONDS)
-            if process.returncode:
-                lines = [line for line in printed.splitlines() if "error" in line] or printed.splitlines()
-                said = lines[0].strip() if lines else f"exit code {process.returncode}"
-                raise Unusable(f"{command[0]} does not compile them: {said}")
-    except subprocess.TimeoutExpired:
-        raise Unusable(f"{commands[0][0]} took longer than {_SECONDS} s to compile them") from None
-    finally:
-        for process in running:
-            with process:
-                process.kill()
-
-
 def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise Unusable(f"they are for Linux on x86-64, this is {platform.system()} on {platform.machine()}")
+    if why := unsupported():
+        raise Unusable(why)
     version = library.ggml_version().decode() if hasattr(library, "ggml_version") else "unknown"
     if version != GGML:
         raise Unusable(f"they are for ggml {GGML}, this is {version}")
     plugin = load_object(environ)
-    why = plugin.specllama_start(library._handle, level.encode())
-    if why is not None:
-        raise Unusable(why.decode())
+    problem = plugin.specllama_start(library._handle, level.encode())
+    if problem is not None:
+        raise Unusable(problem.decode())
     try:
         check(library, plugin)
     except Unusable:
@@ -166,20 +85,41 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
     return Kernels(name, "", f"{sources()} {name}")
 
 
+def must_compile(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `load` would compile the object first."""
+    return environ.get(VARIABLE) != "off" and not unsupported() and _find_object() is None
+
+
+def compile_into_cache(report: Callable[[float], None], environ: Mapping[str, str] = os.environ) -> None:
+    """Compile the object for `load`, which reports it if that fails. report: gets the share that is done."""
+    try:
+        compile_object(_cached(), environ, report)
+    except Unusable as error:
+        _failures.append(error)
+
+
 def load_object(environ: Mapping[str, str] = os.environ) -> Any:
-    """The ready-made object if there is one of these sources, else the compiled one in the cache."""
-    here = sources()
-    cached = cache_dir() / "kernels" / f"{here}.so"
-    for path in (NATIVE / OBJECT, cached):
-        if path.is_file():
-            found = _open(path)
-            if found is not None and found.specllama_sources().decode() == here:
-                return found
-    compile_object(cached, environ)
-    compiled = _open(cached)
-    if compiled is None:
-        raise Unusable(f"{cached} cannot be loaded")
-    return compiled
+    """The ready-made object or the one in the cache; compiled into the cache if there is none of these
+    sources. Raises Unusable.
+    """
+    path = _find_object()
+    if path is None:
+        if _failures:
+            raise _failures[0]
+        path = _cached()
+        compile_object(path, environ)
+    plugin = _open(path)
+    if plugin is None:
+        raise Unusable(f"{path} cannot be loaded")
+    return plugin
+
+
+def _cached() -> Path:
+    return cache_dir() / "kernels" / f"{sources()}.so"
+
+
+def _find_object() -> Path | None:
+    return next((path for path in (OBJECT, _cached()) if is_current(path)), None)
 
 
 def _open(path: Path) -> Any:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from specllama.client import protocol
@@ -90,7 +91,8 @@ def main() -> None:
 
 def _serve(pipes: _Pipes) -> None:
     """Handle messages as they arrive; between them step the engine while it has work to do."""
-    from specllama.worker.engine_core import EngineCore
+    compile_kernels(pipes.send)
+    from specllama.worker.engine_core import EngineCore  # loads llama.cpp
 
     core = pipes.core = EngineCore(pipes.send)
     threading.Thread(target=_send_heartbeats, args=(pipes, core), daemon=True).start()
@@ -110,6 +112,29 @@ def _serve(pipes: _Pipes) -> None:
             core.handle(message)
             if isinstance(message, protocol.Load):
                 gc.freeze()  # the loaded objects stay: no collection needs to scan them
+
+
+def compile_kernels(send: Callable[[protocol.Message], None]) -> None:
+    """Compile specllama's kernels if there is no object of them yet, and report the progress: the front ends
+    a process that sends nothing.
+    """
+    from specllama.llama import kernels
+
+    if not kernels.must_compile():
+        return
+    share, done = [0.0], threading.Event()
+
+    def report() -> None:
+        while not done.wait(_HEARTBEAT_SECONDS):
+            send(protocol.Loading("kernels", share[0]))
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        kernels.compile_into_cache(lambda value: share.__setitem__(0, value))
+    finally:
+        done.set()
+        thread.join()
 
 
 def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from specllama.client import protocol
 from specllama.errors import EngineError, UsageError
-from specllama.llama import kernels
+from specllama.llama import kernel_build, kernels
 from specllama.llama.library import KERNELS, ggml
+from specllama.worker import main
 from tests.support.paths import ROOT
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -159,7 +161,7 @@ def test_another_ggml_keeps_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_system_keeps_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(kernel_build.platform, "machine", lambda: "aarch64")
     assert kernels.load(ggml, {}).reason == "they are for Linux on x86-64, this is Linux on aarch64"
 
 
@@ -179,14 +181,18 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 PROGRAM = """
+import sys
+from pathlib import Path
+from specllama.llama import kernels
+kernels.OBJECT = Path(sys.argv[1])
 from specllama.llama.library import KERNELS, compiled
 print(repr(KERNELS.level), repr(KERNELS.reason), compiled())
 """
 
 
-def in_a_process(**environ: str) -> list[str]:
+def in_a_process(ready_made: Path = kernel_build.OBJECT, **environ: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, str(ready_made)],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
         capture_output=True,
         text=True,
@@ -196,10 +202,30 @@ def in_a_process(**environ: str) -> list[str]:
 
 
 def test_figures_are_kept_apart(tmp_path: Path) -> None:
-    without, its_figures = in_a_process(SPECLLAMA_CACHE=str(tmp_path), CXX="no-such-compiler")
+    without, its_figures = in_a_process(
+        tmp_path / "none.so", SPECLLAMA_CACHE=str(tmp_path), CXX="no-such-compiler"
+    )
     assert without == "'' \"CXX is 'no-such-compiler', which is not on the path\""
     off, figures_of_off = in_a_process(SPECLLAMA_KERNELS="off")
     assert off == "'' 'SPECLLAMA_KERNELS is off'"
     narrow, figures_of_avx2 = in_a_process(SPECLLAMA_KERNELS="avx2")
     assert narrow == "'avx2' ''"
     assert its_figures == figures_of_off != figures_of_avx2
+
+
+def test_compiling_them_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every half second, since the front ends a process that sends nothing."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nsleep 0.7\necho 'error: no space' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(kernels, "OBJECT", tmp_path / "none.so")
+    monkeypatch.setattr(kernels, "_failures", [])
+    monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    sent: list[protocol.Message] = []
+    main.compile_kernels(sent.append)
+    assert sent == [protocol.Loading("kernels", 0.0)]
+    assert kernels.load(ggml).reason == f"{compiler} does not compile them: error: no space"
+    assert not list((tmp_path / "cache" / "kernels").iterdir())
+    monkeypatch.setenv(kernels.VARIABLE, "off")
+    assert not kernels.must_compile()

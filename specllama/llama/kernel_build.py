@@ -1,0 +1,141 @@
+"""Compiles the plug-in with specllama's kernels (native/) into one shared object, in seconds.
+
+Imports nothing but the standard library, so that the build of a wheel and the installation of a clone can use
+this file before any package is installed. As a program it compiles the ready-made object of the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+NATIVE = Path(__file__).parent / "native"
+OBJECT = NATIVE / "specllama_kernels.so"  # ready-made: in a wheel, and in a clone that was installed
+LEVELS: Mapping[str, tuple[str, ...]] = {  # the compiler's options for each instruction set
+    "avx2": (),
+    "avxvnni": ("-mavxvnni",),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+}
+FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-rtti", "-w")
+COMMON = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+_COMPILERS = ("g++", "c++", "clang++")
+_SECONDS = 300  # for the compiler
+
+
+class Unusable(Exception):
+    """Why the kernels are not used, in words for the user."""
+
+
+def sources() -> str:
+    """The checksum of the kernels' sources and of how they are compiled, 16 hexadecimal digits."""
+    digest = hashlib.sha256(repr((FLAGS, COMMON, LEVELS)).encode())
+    for path in sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp"), *NATIVE.glob("ggml/*.h")]):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def unsupported() -> str:
+    """Why there are no kernels for this system, "" where there are."""
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        return ""
+    return f"they are for Linux on x86-64, this is {platform.system()} on {platform.machine()}"
+
+
+def is_current(path: Path) -> bool:
+    """Whether the file is an object of these sources."""
+    try:
+        return sources().encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
+def compile_object(
+    to: Path, environ: Mapping[str, str] = os.environ, report: Callable[[float], None] = lambda _: None
+) -> None:
+    """Compile the object into the file `to`. report: gets the share that is done. Raises Unusable."""
+    compiler = _compiler(environ)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=to.parent) as directory:
+            _compile(compiler, Path(directory), report).replace(to)
+    except OSError as error:
+        raise Unusable(f"{to.parent}: {error.strerror or error}") from None
+
+
+def _compiler(environ: Mapping[str, str]) -> list[str]:
+    given = environ.get("CXX")
+    for command in [shlex.split(given)] if given else [[name] for name in _COMPILERS]:
+        if command and shutil.which(command[0]):
+            return command
+    if given:
+        raise Unusable(f"CXX is {given!r}, which is not on the path")
+    raise Unusable("no C++ compiler was found to compile them (Debian: apt install g++)")
+
+
+def _compile(compiler: list[str], directory: Path, report: Callable[[float], None]) -> Path:
+    """The object, compiled in `directory`; two instruction sets at a time."""
+    jobs = [["plugin.cpp", "-o", "plugin.o", f'-DSPECLLAMA_SOURCES="{sources()}"']]
+    for level, options in LEVELS.items():
+        jobs.append(["kernels.cpp", "-o", f"{level}.o", f"-DSPECLLAMA_LEVEL={level}", *COMMON, *options])
+    for i in range(0, len(jobs), 2):
+        report(i / len(jobs))
+        commands = [
+            [*compiler, *FLAGS, "-c", str(NATIVE / source), *rest] for source, *rest in jobs[i : i + 2]
+        ]
+        _run(commands, directory)
+    objects = [rest[1] for _, *rest in jobs]
+    _run([[*compiler, "-shared", "-o", OBJECT.name, *objects, "-ldl"]], directory)
+    return directory / OBJECT.name
+
+
+def _run(commands: list[list[str]], directory: Path) -> None:
+    running = [
+        subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        for command in commands
+    ]
+    try:
+        for command, process in zip(commands, running, strict=True):
+            _, printed = process.communicate(timeout=_SECONDS)
+            if process.returncode:
+                lines = [line for line in printed.splitlines() if "error" in line] or printed.splitlines()
+                said = lines[0].strip() if lines else f"exit code {process.returncode}"
+                raise Unusable(f"{command[0]} does not compile them: {said}")
+    except subprocess.TimeoutExpired:
+        raise Unusable(f"{commands[0][0]} took longer than {_SECONDS} s to compile them") from None
+    finally:
+        for process in running:
+            with process:
+                process.kill()
+
+
+def main() -> int:
+    """Compile the ready-made object unless it is current. Returns 1, and says why on stderr, if that fails."""
+    try:
+        if why := unsupported():
+            raise Unusable(why)
+        if not is_current(OBJECT):
+            compile_object(OBJECT)
+    except Unusable as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
