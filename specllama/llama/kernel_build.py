@@ -125,7 +125,7 @@ def _run(commands: list[list[str]], directory: Path) -> None:
 
 
 def main() -> int:
-    """Compile the ready-made object unless it is current. Returns 1, and says why on stderr, if that fails."""
+    """Compile the ready-made object unless it is current; 1, with the reason on stderr, if that fails."""
     try:
         if why := unsupported():
             raise Unusable(why)

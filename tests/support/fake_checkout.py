@@ -100,9 +100,7 @@ class FakeCheckout:
         (self.root / "specllama/llama/native/build.cmake").write_text("# changes\n")
         (self.root / "specllama/llama/native/amx.h").write_text("/* AMX */\n")
         (self.root / "specllama/llama/native/plugin.cpp").touch()
-        (self.root / "specllama/llama/kernel_build.py").write_text(
-            "raise SystemExit('no compiler')\n"
-        )
+        (self.root / "specllama/llama/kernel_build.py").write_text("raise SystemExit('no compiler')\n")
         (self.root / "backend.py").write_text(BACKEND + PROJECT)
         (self.root / "package" / "fake_specllama.py").write_text(COMMAND)
         system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
