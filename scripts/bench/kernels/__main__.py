@@ -1,0 +1,309 @@
+"""How near products of weights and rows come to the limits of this machine, and how they compare with
+llama.cpp's own.
+
+usage: python -m scripts.bench.kernels [--types T,...] [--rows N,...] [-t N] [--runs N] [--mib N] [--json F]
+
+Random weights of each type, more than the processor's caches hold, stored as a model's are (in groups of
+columns where llama.cpp has such a layout) and multiplied through ggml. Two processes, with specllama's
+kernels and without, are measured in turn. Of their medians: a single row as a share of the memory's
+bandwidth, 16 rows as a share of the peak of multiply-add instructions (of 8-bit integers; of 32-bit floats
+for F16 and BF16), both measured beside them with as many threads; and times relative to llama.cpp's own. Run
+nothing else on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts import cli
+from specllama.llama.kernels import VARIABLE
+
+TYPES = {  # ggml_type, and bits per weight
+    "f16": (1, 16.0), "bf16": (30, 16.0), "q8_0": (8, 8.5), "q6_k": (14, 6.5625), "q5_k": (13, 5.5),
+    "q5_1": (7, 6.0), "q5_0": (6, 5.5), "q4_k": (12, 4.5), "q4_1": (3, 5.0), "q4_0": (2, 4.5),
+    "iq4_nl": (20, 4.5), "iq4_xs": (23, 4.25), "mxfp4": (39, 4.25), "q3_k": (11, 3.4375), "q2_k": (10, 2.625),
+}  # fmt: skip
+FLOATS = ("f16", "bf16")
+COLUMNS, N = 4096, 4096  # of one matrix; n is the length of a row
+GROUPED = ("q4_0", "q4_k", "q2_k", "iq4_nl", "q8_0", "mxfp4")  # where llama.cpp may have a layout of groups
+EXTRA = 320  # bytes of ggml_tensor before `extra`
+STEPS = 4_000_000  # of a measurement of the peak
+POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+
+
+class Room(ctypes.Structure):
+    """ggml_init_params."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+class Ggml:
+    """ggml's functions by name, as this process has loaded them."""
+
+    def __init__(self) -> None:
+        from specllama.llama.library import ggml
+
+        self._library = ggml
+
+    def call(self, name: str, result: Any, *arguments: Any) -> Any:
+        return ctypes.CFUNCTYPE(result, *map(type, arguments))((name, self._library))(*arguments)
+
+    def group_buffers(self) -> list[int]:
+        """ggml's buffer types for weights in groups of columns."""
+        reg = self.call("ggml_backend_cpu_reg", POINTER)
+        name = ctypes.c_char_p(b"ggml_backend_dev_get_extra_bufts")
+        address = self.call("ggml_backend_reg_get_proc_address", POINTER, POINTER(reg), name)
+        device = self.call("ggml_backend_reg_dev_get", POINTER, POINTER(reg), ctypes.c_size_t(0))
+        found = ctypes.CFUNCTYPE(ctypes.POINTER(POINTER), POINTER)(address)(device)
+        types: list[int] = []
+        while found[len(types)]:
+            types.append(found[len(types)])
+        named = {self.call("ggml_backend_buft_name", ctypes.c_char_p, POINTER(t)): t for t in types}
+        return [named[b"CPU_REPACK"]] if b"CPU_REPACK" in named else []
+
+
+class Matrices:
+    """Random matrices of one type, which together have about `mib` MiB, ready to be multiplied."""
+
+    def __init__(self, ggml: Ggml, kind: str, mib: int) -> None:
+        self.ggml, (number, bits) = ggml, TYPES[kind]
+        self.bytes_each = int(COLUMNS * N * bits / 8)
+        self.n = max(1, round(mib * 2**20 / self.bytes_each))
+        self._rooms: list[int] = []
+        data = self._random(number)
+        self.matrices = [self._stored(kind, number, data) for _ in range(self.n)]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n * self.bytes_each
+
+    def close(self) -> None:
+        for room in self._rooms:
+            self.ggml.call("ggml_free", None, POINTER(room))
+
+    def _room(self, size: int, no_alloc: bool = False) -> int:
+        room: int = self.ggml.call("ggml_init", POINTER, Room(size, None, no_alloc))
+        self._rooms.append(room)
+        return room
+
+    def _new(self, room: int, kind: int, columns: int) -> int:
+        shape = (LONG(N), LONG(columns))
+        found: int = self.ggml.call("ggml_new_tensor_2d", POINTER, POINTER(room), INT(kind), *shape)
+        return found
+
+    def _data(self, tensor: int) -> int:
+        found: int = self.ggml.call("ggml_get_data", POINTER, POINTER(tensor))
+        return found
+
+    def _random(self, number: int) -> bytes:
+        values = np.random.default_rng(0).normal(size=(COLUMNS, N)).astype(np.float32)
+        data, room = ctypes.create_string_buffer(self.bytes_each), (LONG(0), LONG(COLUMNS), LONG(N))
+        importance = np.ones(N, np.float32)
+        self.ggml.call(
+            "ggml_quantize_chunk",
+            ctypes.c_size_t,
+            *(INT(number), POINTER(values.ctypes.data), POINTER(ctypes.addressof(data))),
+            *(*room, POINTER(importance.ctypes.data)),
+        )
+        return data.raw
+
+    def _stored(self, kind: str, number: int, data: bytes) -> int:
+        for buffer_type in self.ggml.group_buffers() if kind in GROUPED else ():
+            room = self._room(1 << 16, no_alloc=True)
+            tensor = self._new(room, number, COLUMNS)
+            self.ggml.call(
+                "ggml_backend_alloc_ctx_tensors_from_buft", POINTER, POINTER(room), POINTER(buffer_type)
+            )
+            if ctypes.c_void_p.from_address(tensor + EXTRA).value:
+                size = (ctypes.c_size_t(0), ctypes.c_size_t(len(data)))
+                self.ggml.call("ggml_backend_tensor_set", None, POINTER(tensor), ctypes.c_char_p(data), *size)
+                return tensor
+        tensor = self._new(self._room(len(data) + (1 << 16)), number, COLUMNS)
+        ctypes.memmove(self._data(tensor), data, len(data))
+        return tensor
+
+    def seconds(self, n_rows: int, n_threads: int) -> float:
+        """Seconds for the product of every matrix with `n_rows` rows."""
+        room = self._room(self.n * COLUMNS * n_rows * 4 + n_rows * N * 4 + (64 << 20))
+        rows = self._new(room, 0, n_rows)
+        values = np.random.default_rng(n_rows).normal(size=(n_rows, N)).astype(np.float32)
+        ctypes.memmove(self._data(rows), values.ctypes.data, values.nbytes)
+        call = self.ggml.call
+        graph = call("ggml_new_graph", POINTER, POINTER(room))
+        for matrix in self.matrices:
+            node = call("ggml_mul_mat", POINTER, POINTER(room), POINTER(matrix), POINTER(rows))
+            call("ggml_build_forward_expand", None, POINTER(graph), POINTER(node))
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            call("ggml_graph_compute_with_ctx", INT, POINTER(room), POINTER(graph), INT(n_threads))
+            times.append(time.perf_counter() - began)
+        self._rooms.remove(room)
+        call("ggml_free", None, POINTER(room))
+        return statistics.median(times[1:])
+
+
+def serve(n_threads: int, mib: int) -> None:
+    """A child process: reads "type rows" lines, answers each with a line of seconds and bytes."""
+    ggml = Ggml()
+    kind, matrices = "", None
+    for line in sys.stdin:
+        wanted, n_rows = line.split()
+        if wanted != kind:
+            if matrices is not None:
+                matrices.close()
+            kind, matrices = wanted, Matrices(ggml, wanted, mib)
+        assert matrices is not None
+        print(matrices.seconds(int(n_rows), n_threads), matrices.n_bytes, flush=True)
+
+
+class Child:
+    """A process that multiplies, with specllama's kernels or without."""
+
+    def __init__(self, kernels: str, args: argparse.Namespace) -> None:
+        line = [sys.executable, "-m", "scripts.bench.kernels", "--child", "-t", str(args.threads)]
+        self._process = subprocess.Popen(
+            [*line, "--mib", str(args.mib)],
+            env=os.environ | {VARIABLE: kernels},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def seconds(self, kind: str, n_rows: int) -> tuple[float, int]:
+        """(seconds, bytes of the weights). Raises BadInput if the process has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{kind} {n_rows}\n")
+            self._process.stdin.flush()
+            seconds, n_bytes = self._process.stdout.readline().split()
+        except (OSError, ValueError):
+            raise cli.BadInput("a process that multiplies has ended (its reason is above)") from None
+        return float(seconds), int(n_bytes)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+class Limits:
+    """Measures what the machine can do at most."""
+
+    def __init__(self, n_threads: int, mib: int) -> None:
+        self._n_threads, self._data = n_threads, np.ones(mib << 20, np.uint8)
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "limits.so"
+            source = Path(__file__).with_name("limits.cpp")
+            options = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+            try:
+                subprocess.run([os.environ.get("CXX", "g++"), *options, source, "-o", path], check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise cli.BadInput(f"the measuring of limits cannot be compiled: {error}") from None
+            self._library = ctypes.CDLL(str(path))
+        for name in ("read_bandwidth", "int8_peak", "float_peak"):
+            getattr(self._library, name).restype = ctypes.c_double
+
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        data = POINTER(self._data.ctypes.data)
+        found: float = self._library.read_bandwidth(self._n_threads, data, ctypes.c_size_t(self._data.nbytes))
+        return found
+
+    def peak(self, of_floats: bool) -> float:
+        """Operations a second; a multiplication and an addition are two."""
+        peak = self._library.float_peak if of_floats else self._library.int8_peak
+        found: float = peak(self._n_threads, LONG(STEPS))
+        return found
+
+
+def measured(kind: str, rows: Sequence[int], runs: int, limits: Limits, children: dict[str, Child]) -> Any:
+    """The medians for one type: seconds by rows with and without kernels, shares of the limits."""
+    seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in rows} for name in children}
+    bandwidths, peaks, n_bytes = list[float](), list[float](), 0
+    for run in range(runs):
+        bandwidths.append(limits.bandwidth())
+        peaks.append(limits.peak(kind in FLOATS))
+        for n in rows:
+            for name in sorted(children, reverse=run % 2 == 1):
+                found, n_bytes = children[name].seconds(kind, n)
+                seconds[name][n].append(found)
+    median = {
+        name: {n: statistics.median(x) for n, x in by_rows.items()} for name, by_rows in seconds.items()
+    }
+    bandwidth, peak = statistics.median(bandwidths), statistics.median(peaks)
+    weights = n_bytes * 8 / TYPES[kind][1]
+    return {
+        "type": kind,
+        "bandwidth": bandwidth,
+        "peak": peak,
+        "seconds": median,
+        "share_of_bandwidth": n_bytes / median["on"][1] / bandwidth if 1 in rows else None,
+        "share_of_peak": 2 * 16 * weights / median["on"][16] / peak if 16 in rows else None,
+        "relative": {n: median["on"][n] / median["off"][n] for n in rows},
+        "rows_to_single": {n: median["on"][n] / median["on"][1] for n in rows} if 1 in rows else {},
+    }
+
+
+def main() -> None:
+    p = cli.parser(__doc__)
+    p.add_argument("--types", default=",".join(TYPES), help="comma-separated")
+    p.add_argument("--rows", type=cli.whole_list(1), default=[1, 2, 4, 8, 16, 64])
+    p.add_argument("-t", "--threads", type=cli.whole(1))
+    p.add_argument("--runs", type=cli.whole(1), default=5, help="of both processes for each number of rows")
+    p.add_argument("--mib", type=cli.whole(1), default=256, help="MiB of weights")
+    p.add_argument("--json", type=Path, help="write all figures to this file")
+    p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.child:
+        serve(args.threads, args.mib)
+        return
+    kinds = args.types.split(",")
+    if unknown := [kind for kind in kinds if kind not in TYPES]:
+        raise cli.BadInput(f"{unknown[0]!r} is none of {', '.join(TYPES)}")
+    limits = Limits(args.threads, args.mib)
+    children = {name: Child(name, args) for name in ("on", "off")}
+    found = []
+    print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {n} |" for n in args.rows), sep="")
+    print("|---|---|---|", *("---|" for _ in args.rows), sep="")
+    try:
+        for kind in kinds:
+            one = measured(kind, args.rows, args.runs, limits, children)
+            found.append(one)
+            shares = (
+                "" if x is None else f"{x:.2f}" for x in (one["share_of_bandwidth"], one["share_of_peak"])
+            )
+            print(f"| {kind.upper()} |", *(f" {s} |" for s in shares), sep="", end="")
+            print(*(f" {one['relative'][n]:.2f} |" for n in args.rows), sep="", flush=True)
+    finally:
+        for child in children.values():
+            child.close()
+    bandwidth, peaks = (
+        statistics.median(x["bandwidth"] for x in found),
+        [(x["type"], x["peak"]) for x in found],
+    )
+    print(f"\n{args.threads} threads: {bandwidth / 1e9:.1f} GB/s;", end="")
+    for name, of_floats in (("8-bit integers", False), ("32-bit floats", True)):
+        if some := [peak for kind, peak in peaks if (kind in FLOATS) == of_floats]:
+            print(f" {statistics.median(some) / 1e9:.0f} Gop/s of {name};", end="")
+    print()
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)
