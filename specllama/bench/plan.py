@@ -11,17 +11,23 @@ from typing import NamedTuple
 from specllama.core.stats import RunStats
 
 PLAIN, AUTO = "plain", "auto"
+LLAMA_CPP = "llama.cpp"  # plain decoding with llama.cpp's own kernels
 BLOCK = 4  # prompts that a configuration answers in a row
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """A draft length, as in LoadSettings.draft_max: 0 plain decoding, None auto, else a fixed length."""
+    """draft_max: a draft length, as in LoadSettings: 0 plain decoding, None auto, else a fixed length.
+    kernels: False for an engine without specllama's kernels.
+    """
 
     draft_max: int | None
+    kernels: bool = True
 
     @property
     def name(self) -> str:
+        if not self.kernels:
+            return LLAMA_CPP
         if self.draft_max is None:
             return AUTO
         return str(self.draft_max) if self.draft_max else PLAIN
@@ -77,11 +83,17 @@ class BenchSample:
         return self.step.config.name
 
 
-def configs(lengths: Iterable[int], speculation: bool = True) -> list[BenchConfig]:
-    """Plain decoding, each fixed length, auto; plain decoding alone if nothing can be drafted."""
+def configs(
+    lengths: Iterable[int], speculation: bool = True, without_kernels: bool = False
+) -> list[BenchConfig]:
+    """Plain decoding, each fixed length, auto; plain decoding alone if nothing can be drafted.
+
+    without_kernels: plain decoding with llama.cpp's own kernels too.
+    """
+    own = [BenchConfig(0, kernels=False)] if without_kernels else []
     if not speculation:
-        return [BenchConfig(0)]
-    return [BenchConfig(0), *(BenchConfig(k) for k in sorted(set(lengths))), BenchConfig(None)]
+        return [BenchConfig(0), *own]
+    return [BenchConfig(0), *own, *(BenchConfig(k) for k in sorted(set(lengths))), BenchConfig(None)]
 
 
 def order(

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from specllama.bench.page import bars, entry, lines, page, table, whiskers
-from specllama.bench.plan import AUTO, PLAIN
+from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, label, notes, times
 
@@ -34,6 +34,10 @@ def report(s: BenchSummary, about: Mapping[str, Any], verdict: str) -> str:
     return page(names, sections)
 
 
+def _name(config: str) -> str:
+    return config if config in (AUTO, LLAMA_CPP) else f"k = {config}"
+
+
 def _settings(s: BenchSummary, about: Mapping[str, Any]) -> str:
     settings, machine = about["settings"], about["machine"]
     return (
@@ -49,7 +53,7 @@ def _total(s: BenchSummary) -> Iterator[str]:
     yield "<h2>Speed over plain decoding, all workloads</h2>"
     found = {name: e for name, cell in s.total.cells.items() if (e := cell.speedup) is not None}
     if found:
-        labels = [name if name == AUTO else f"k = {name}" for name in found]
+        labels = [_name(name) for name in found]
         yield whiskers(labels, list(found.values()), "speed over plain decoding by draft length")
     rows = []
     for name, cell in s.total.cells.items():
@@ -99,10 +103,7 @@ def _acceptance(s: BenchSummary) -> Iterator[str]:
     if not found:
         return
     names = list(found)[-_MAX_LINES:]  # auto and the longest
-    series = {
-        name if name == AUTO else f"k = {name}": [(float(j), p) for j, p in enumerate(found[name], 1)]
-        for name in names
-    }
+    series = {_name(name): [(float(j), p) for j, p in enumerate(found[name], 1)] for name in names}
     yield "<h2>Accepted by position in the draft</h2>"
     yield lines(series, "share of accepted draft tokens by position", "position", percent=True)
 

@@ -17,7 +17,7 @@ _FILLER = "Hello"  # prompt between two equal prompts, so that the second is not
 
 @dataclass(slots=True)
 class BenchRunner:
-    """A loaded engine with one slot.
+    """A loaded engine with one slot, and another one without specllama's kernels where that is measured too.
 
     params: sampling parameters that all answers share; variables: of the chat template; raw: prompts go in
     without the chat template; skipped: cases whose prompt does not fit the context, and why.
@@ -28,8 +28,9 @@ class BenchRunner:
     variables: Mapping[str, Any] = field(default_factory=dict)
     raw: bool = False
     skipped: dict[BenchCase, str] = field(default_factory=dict)
+    without_kernels: EngineClient | None = None
     _config: BenchConfig | None = None
-    _last_prompt: str = ""
+    _last_prompt: dict[bool, str] = field(default_factory=dict)  # of each engine
 
     def warm_up(self, configs: Sequence[BenchConfig], cases: Iterable[BenchCase]) -> Iterator[BenchConfig]:
         """Generates one unmeasured answer under each configuration and yields the configuration after it.
@@ -56,27 +57,31 @@ class BenchRunner:
 
     def answer(self, step: BenchStep) -> BenchSample | None:
         """The answer of a step; None if its prompt does not fit the context."""
+        client = self.client if step.config.kernels else self.without_kernels
+        assert client is not None
         if step.config != self._config:
-            self.client.configure(step.config.draft_max)
+            client.configure(step.config.draft_max)
             self._config = step.config
-        if step.case.prompt == self._last_prompt:
-            self._generate(_FILLER, {"max_tokens": 1, "temperature": 0}, None)
-        self._last_prompt = step.case.prompt
+        if self._last_prompt.get(step.config.kernels) == step.case.prompt:
+            self._generate(client, _FILLER, {"max_tokens": 1, "temperature": 0}, None)
+        self._last_prompt[step.config.kernels] = step.case.prompt
         params = {**self.params, "temperature": step.case.temperature, "seed": step.run}
         try:
-            answer = self._generate(step.case.prompt, params, step.case.forced)
+            answer = self._generate(client, step.case.prompt, params, step.case.forced)
         except ContextLengthError as error:
             self.skipped[step.case] = error.message
             return None
         stats, ties_known = answer.stats, answer.epsilon is not None
         return BenchSample(step, tuple(answer.ids), stats, stats.round_seconds, ties_known)
 
-    def _generate(self, prompt: str, params: dict[str, Any], text: ForcedText | None) -> GenerationResult:
-        id_ = self.client.next_id()
+    def _generate(
+        self, client: EngineClient, prompt: str, params: dict[str, Any], text: ForcedText | None
+    ) -> GenerationResult:
+        id_ = client.next_id()
         forced = text.text if text else None
         if self.raw or (text and text.raw):
             request = protocol.Generate(id_, prompt=prompt, params=params, forced=forced)
         else:
             messages, variables = [{"role": "user", "content": prompt}], dict(self.variables)
             request = protocol.Generate(id_, messages, params=params, variables=variables, forced=forced)
-        return fold(self.client.generate(request))
+        return fold(client.generate(request))

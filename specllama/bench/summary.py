@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from specllama.bench.costs import BenchCosts, costs_of
 from specllama.bench.intervals import Estimate, estimate
-from specllama.bench.plan import AUTO, PLAIN, BenchCase, BenchSample
+from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN, BenchCase, BenchSample
 from specllama.core.stats import RunStats
 
 Key = tuple[BenchCase, int]  # a case and a run: answers with the same key are compared
@@ -92,12 +92,13 @@ def summarise(samples: Sequence[BenchSample], configs: Sequence[str]) -> BenchSu
         for t in temperatures:
             rows.append(_row(by_config, present, [g for (_, u), g in groups.items() if u == t], None, t))
     differences, compared = _differences(by_config)
-    known = [s for s in samples if s.ties_known]
+    ours = [s for s in samples if s.config != LLAMA_CPP]
+    known = [s for s in ours if s.ties_known]
     return BenchSummary(
         configs=present,
         rows=rows,
         total=_row(by_config, present, list(groups.values()), None, None),
-        costs=costs_of(samples),
+        costs=costs_of(ours),
         differences=differences,
         compared=compared,
         too_short=sum(s.stats.decode_tps is None for s in samples),
@@ -165,7 +166,11 @@ def best_fixed(cells: Mapping[str, SummaryCell]) -> str | None:
     """The fixed length with the highest speed, plain decoding included; None without plain answers."""
     if PLAIN not in cells or cells[PLAIN].rate is None:
         return None
-    speeds = {name: c.speedup.value for name, c in cells.items() if name != AUTO and c.speedup is not None}
+    speeds = {
+        name: c.speedup.value
+        for name, c in cells.items()
+        if name not in (AUTO, LLAMA_CPP) and c.speedup is not None
+    }
     return max([PLAIN, *speeds], key=lambda name: speeds.get(name, 1.0))
 
 
@@ -190,7 +195,7 @@ def _differences(by_config: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[li
     for name, samples in by_config.items():
         for key, sample in samples.items():
             base = plain.get(key)
-            if base is None or name == PLAIN:
+            if base is None or name in (PLAIN, LLAMA_CPP):
                 continue
             compared += 1
             if base.tokens != sample.tokens:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.bench.intervals import Estimate
-from specllama.bench.plan import AUTO, PLAIN
+from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 
 _MIN_LOSS = 0.02  # smaller losses are not mentioned
@@ -88,6 +88,11 @@ def notes(s: BenchSummary, about: Mapping[str, Any]) -> list[str]:
         found.append(f"Left out: {len(about['skipped']) - _MAX_NOTES} more prompts.")
     if s.too_short:
         found.append(f"{s.too_short} answers ended with their first token and have no speed.")
+    own = s.total.cells.get(LLAMA_CPP)
+    if own is not None and own.speedup is not None:
+        found.append(
+            f"With llama.cpp's own kernels plain decoding runs at {times(own.speedup)} of this speed."
+        )
     if about["settings"]["text"] is not None:
         return [*found, _FORCED]
     return found + ([_text_note(s, about["exact"])] if s.compared else [])
@@ -119,7 +124,8 @@ def _certain(s: BenchSummary) -> bool:
 
 
 def _speedups(s: BenchSummary) -> list[Estimate]:
-    return [c.speedup for name, c in s.total.cells.items() if name != PLAIN and c.speedup is not None]
+    drafting = (c.speedup for name, c in s.total.cells.items() if name not in (PLAIN, LLAMA_CPP))
+    return [speedup for speedup in drafting if speedup is not None]
 
 
 def _loses(row: SummaryRow) -> bool:

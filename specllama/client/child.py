@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +33,7 @@ _BAD_BUILD = (
     "if that happens every time and at once, llama.cpp was compiled for another processor or miscompiled: "
     "see the README, Limits"
 )
+WITHOUT_KERNELS = {"SPECLLAMA_KERNELS": "off"}
 _CHILDREN: weakref.WeakSet[EngineProcess] = weakref.WeakSet()  # to be cut off in a forked child
 
 
@@ -42,7 +43,8 @@ class EngineProcess:
     on_message: called with every message except heartbeats; on_end: called once when the process has ended
     and `dead` is set. Both are called in the reading thread (messages in the loop, if `start` has got one)
     and must not raise; nothing is read before `start`. log: receives the process's stderr too; the last lines
-    are kept for error messages in any case. Raises EngineError if the process cannot be started.
+    are kept for error messages in any case. environ: variables to set. Raises EngineError if the process
+    cannot be started.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class EngineProcess:
         on_message: Callable[[protocol.Message], None],
         on_end: Callable[[], None],
         log: IO[str] | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._on_message, self._on_end, self._log = on_message, on_end, log
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -70,7 +73,12 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "GGML_NO_BACKTRACE": "1"},
+                env={
+                    **os.environ,
+                    **(environ or {}),
+                    "PYTHONPATH": os.pathsep.join(path),
+                    "GGML_NO_BACKTRACE": "1",
+                },
             )
         except OSError as error:
             raise EngineError(f"the engine process cannot be started: {error}") from None

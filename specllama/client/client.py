@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, NoReturn, TypeVar
 
 from specllama.client import protocol
-from specllama.client.child import EngineProcess
+from specllama.client.child import WITHOUT_KERNELS, EngineProcess
 from specllama.client.model_info import BuildInfo, LoadInfo
 from specllama.client.tune_messages import Tune, Tuned
 from specllama.config.load import LoadSettings
@@ -56,8 +56,9 @@ class EngineClient:
     without it, or if it cannot watch pipes, a thread does so. notice: called with the engine's notices, which
     are otherwise collected in `notices`. ended: called in a thread once the process has ended and every
     pending request has its error. handed_out: called after the deliveries of each message, and after `ended`.
-    spelling: of options in the engine's texts. Threads may share a client. Every call raises EngineDiedError
-    once the process has ended, EngineError in a forked child.
+    spelling: of options in the engine's texts. kernels: False leaves specllama's kernels out. Threads may
+    share a client. Every call raises EngineDiedError once the process has ended, EngineError in a forked
+    child.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class EngineClient:
         handed_out: Callable[[], None] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         spelling: Spelling = as_flag,
+        kernels: bool = True,
     ) -> None:
         self.notices: list[str] = []
         self._spelling = spelling
@@ -76,7 +78,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._pending: dict[int | None, Deliver] = {}  # by id; None: the request without an id
         self._control_lock = threading.Lock()  # only one request without an id at a time
-        self._child = EngineProcess(self._dispatch, self._fail_all, log)
+        self._child = EngineProcess(self._dispatch, self._fail_all, log, {} if kernels else WITHOUT_KERNELS)
         self._child.start(loop)
 
     @property

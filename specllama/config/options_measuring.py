@@ -37,6 +37,12 @@ BENCHING = table(
     row("runs", "--runs", int, "measurements of each answer (default 3)", "N"),
     row("lengths", "--k", str, "fixed draft lengths to measure (default 1,2,3,5,7,11,15)", "LIST"),
     row(
+        "without_kernels",
+        "--without-kernels",
+        bool,
+        "also measure plain decoding with llama.cpp's own kernels, in a second engine",
+    ),
+    row(
         "temperatures",
         "--temp --temperature",
         str,

@@ -144,6 +144,17 @@ def test_the_report(shared: Command, found: Result) -> None:
     assert [p.name for p in shared.home.glob(".bench-*")] == []
 
 
+def test_llama_cpp_without_specllamas_kernels(command: Command) -> None:
+    line = ("bench", *QUICK, "--workloads", "edit", "--k", "3", "--temp", "0", "--without-kernels")
+    result = command(*line, "--json")
+    assert result.code == 0, result.err
+    assert result.json["configurations"] == ["plain", "llama.cpp", "3", "auto"]
+    cells = result.json["total"]["configurations"]
+    assert cells["llama.cpp"]["n_drafted"] == 0
+    assert cells["llama.cpp"]["answers"] == cells["plain"]["answers"] > 0
+    assert result.json["texts_compared"] == 2 * cells["plain"]["answers"]
+
+
 def test_own_prompts_and_a_report_that_replaces_an_earlier_one(command: Command) -> None:
     prompts = {"short": ["What is zip?"], "long": ["word " * 3000]}
     (command.home / "mine.json").write_text(json.dumps(prompts))

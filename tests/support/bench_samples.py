@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from specllama.bench.plan import BenchCase, BenchConfig, BenchSample, BenchStep
+from specllama.bench.plan import LLAMA_CPP, BenchCase, BenchConfig, BenchSample, BenchStep
 from specllama.core.stats import RunStats
 
 SECONDS = 2.0
 
 
 def config(name: str) -> BenchConfig:
+    if name == LLAMA_CPP:
+        return BenchConfig(0, kernels=False)
     return BenchConfig({"plain": 0, "auto": None}.get(name, int(name) if name.isdigit() else None))
 
 

@@ -77,8 +77,11 @@ def bench(given: Mapping[str, Any]) -> int:
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
         client = EngineClient(log or (sys.stderr if verbose else None))
-        with results.collecting(), client:
-            _measure(client, settings, plan, variables, verbose, results)
+        own = EngineClient(log or None, kernels=False) if plan.without_kernels else None
+        with results.collecting(), client, own or contextlib.nullcontext():
+            if own is not None:
+                own.load(settings)
+            _measure(client, own, settings, plan, variables, verbose, results)
     if results.samples:
         _show(plan, results, settings.exact, values.get("json", False))
     return results.exit_code()
@@ -98,6 +101,7 @@ def _without_server(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _measure(
     client: EngineClient,
+    own: EngineClient | None,
     settings: LoadSettings,
     plan: BenchPlan,
     variables: dict[str, Any],
@@ -111,8 +115,8 @@ def _measure(
     raw = not info.template_works
     if raw:
         console.note("note: the model has no chat template, prompts go in as they are")
-    runner = BenchRunner(client, plan.params, variables, raw)
-    ways = configs(plan.lengths, bool(_drafters(info)))
+    runner = BenchRunner(client, plan.params, variables, raw, without_kernels=own)
+    ways = configs(plan.lengths, bool(_drafters(info)), own is not None)
     into.planned = len(plan.cases) * len(ways) * plan.runs
     began = time.monotonic()
     with Progress(delay=1.0) as progress:
@@ -149,7 +153,7 @@ def _announce(planned: int, seconds: float) -> None:
 def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) -> None:
     info = results.info
     assert info is not None
-    ways = configs(plan.lengths, bool(_drafters(info)))
+    ways = configs(plan.lengths, bool(_drafters(info)), plan.without_kernels)
     summary = summarise(results.samples, [c.name for c in ways])
     off = "" if _drafters(info) else info.off_reason or "the only drafter needs a grammar"
     sentence, about = verdict(summary, off), _about(plan, results, exact)

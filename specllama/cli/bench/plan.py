@@ -36,6 +36,7 @@ class BenchPlan:
     n_tokens: int | None
     params: Mapping[str, Any]
     report: Path | None
+    without_kernels: bool = False
 
     @property
     def cases(self) -> list[BenchCase]:
@@ -75,6 +76,7 @@ def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
         n_tokens=n_tokens,
         params={**build.sampling(shared), "max_tokens": UNTIL_STOP if n_tokens is None else n_tokens},
         report=report,
+        without_kernels=given.get("without_kernels", False),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specllama.bench.intervals import Estimate
-from specllama.bench.plan import AUTO, PLAIN
+from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, notes
 from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
@@ -104,7 +104,7 @@ def _by_config(s: BenchSummary, width: int | None) -> Iterator[str]:
 
 def _positions(s: BenchSummary, width: int | None) -> Iterator[str]:
     """Acceptance by position: of auto, the best length and the longest one."""
-    lengths = [name for name in s.configs if name not in (PLAIN, AUTO)]
+    lengths = [name for name in s.configs if name not in (PLAIN, AUTO, LLAMA_CPP)]
     shown = {*lengths[-1:], AUTO, s.total.best}
     found = {n: s.total.cells[n].total.accept_by_position[:_POSITIONS] for n in s.configs if n in shown}
     found = {name: shares for name, shares in found.items() if shares}

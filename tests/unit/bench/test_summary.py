@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from specllama.bench.plan import LLAMA_CPP
 from specllama.bench.record import record
 from specllama.bench.summary import BenchSummary, summarise, with_sums
 from specllama.bench.verdict import notes, verdict
@@ -50,6 +51,23 @@ def test_speeds_are_compared_prompt_by_prompt() -> None:
     ttft = edit.cells["auto"].ttft
     assert ttft is not None
     assert ttft.value == pytest.approx(0.5)
+
+
+def test_decoding_without_kernels_is_neither_a_length_nor_a_cost() -> None:
+    samples = [
+        sample("plain", 10, round_seconds={1: (5, 0.5)}),
+        sample(LLAMA_CPP, 20, round_seconds={1: (5, 0.25)}, tokens=(1, 9)),
+        sample("auto", 15, round_seconds={1: (5, 0.5), 3: (5, 0.6)}),
+    ]
+    s = summarise(samples, ["plain", LLAMA_CPP, "auto"])
+    (row,) = s.rows
+    speedup = row.cells[LLAMA_CPP].speedup
+    assert speedup is not None
+    assert (speedup.value, row.best, s.compared, s.differences) == (2.0, "plain", 1, [])
+    assert s.costs.t1 == pytest.approx(0.1)
+    (note, _) = notes(s, ABOUT)
+    assert note == "With llama.cpp's own kernels plain decoding runs at 2.00 x of this speed."
+    assert verdict(s).startswith("Auto decoded at 1.50 x the speed of plain decoding and")
 
 
 def test_auto_is_compared_with_the_best_fixed_length() -> None:
