@@ -155,7 +155,7 @@ struct narrow {
     }
 
     // F16: values as floats, and the number of rows that fit in registers.
-    static constexpr int FLOATS = 8, MOST_F16 = 2;
+    static constexpr int FLOATS = 8, MOST_F16 = 3;
     static floats from_f16(const ggml_half * w) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) w)); }
     static floats load(const float * from) { return _mm256_loadu_ps(from); }
     static void   keep(float * to, floats numbers) { _mm256_storeu_ps(to, numbers); }
@@ -287,12 +287,15 @@ template <typename V> static void eights(typename V::ints * to, const int8_t * f
     }
 }
 
-// Prefetches the block after two groups: the hardware does not predict reading two groups at once.
-template <typename V, typename GROUP> static void ahead(const GROUP * w, const GROUP * next, int64_t nb) {
+// Prefetches what the next columns need, if several columns are read at once, which the hardware does not predict: into
+// the L2 cache, or for MOST rows, which take longer, into L1.
+template <int R> static void prefetch(const void * from) { __builtin_prefetch(from, 0, R < MOST ? 2 : 3); }
+
+template <typename V, int R, typename GROUP> static void ahead(const GROUP * w, const GROUP * next, int64_t nb) {
     if (V::GROUPS > 1) {
         for (size_t at = 0; at < sizeof(GROUP); at += 64) {
-            __builtin_prefetch((const char *) (w + V::GROUPS * nb) + at);
-            __builtin_prefetch((const char *) (next + V::GROUPS * nb) + at);
+            prefetch<R>((const char *) (w + V::GROUPS * nb) + at);
+            prefetch<R>((const char *) (next + V::GROUPS * nb) + at);
         }
     }
 }
@@ -351,7 +354,7 @@ static int64_t rows_q4_0(int64_t n, int64_t nc, float * s, size_t bs, const bloc
             acc[r] = V::none();
         }
         for (int64_t b = 0; b < nb; b++) {
-            ahead<V>(w + b, next + b, nb);
+            ahead<V, R>(w + b, next + b, nb);
             ints first[4], second[4];  // as in eights()
             SPECLLAMA_UNROLL
             for (int i = 0; i < 2; i++) {
@@ -423,7 +426,7 @@ static int64_t rows_q4_k(int64_t n, int64_t nc, float * s, size_t bs, const bloc
             acc[r] = acc_min[r] = V::none();
         }
         for (int64_t b = 0; b < nb; b++) {
-            ahead<V>(w + b, next + b, nb);
+            ahead<V, 1>(w + b, next + b, nb);
             ints first_sum[R], second_sum[R], min_sum[R];
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
@@ -558,8 +561,8 @@ static int64_t rows_q8_0(int64_t n, int64_t nc, float * s, size_t bs, const char
             typename V::ints numbers, begin;
             typename V::floats d;
             V::load(&numbers, &begin, &d, w + b, next + b);
-            __builtin_prefetch((const char *) (w + b) + V::COLUMNS * pitch);
-            __builtin_prefetch((const char *) (next + b) + V::COLUMNS * pitch);
+            prefetch<R>((const char *) (w + b) + V::COLUMNS * pitch);
+            prefetch<R>((const char *) (next + b) + V::COLUMNS * pitch);
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
                 const more_q8_0 & a = of[r * nb + b];
@@ -598,19 +601,19 @@ static int64_t rows_f16(int64_t n, int64_t nc, float * s, size_t bs, const char 
             }
         }
         for (int64_t i = 0; i < n; i += V::FLOATS) {
-            typename V::floats numbers[C];
+            typename V::floats a[R];
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                a[r] = V::load(of + r * n + i);
+            }
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
                 const ggml_half * from = (const ggml_half *) (w + c * pitch) + i;
-                numbers[c] = V::from_f16(from);
-                __builtin_prefetch((const char *) from + C * pitch);
-            }
-            SPECLLAMA_UNROLL
-            for (int r = 0; r < R; r++) {
-                const typename V::floats a = V::load(of + r * n + i);
+                const typename V::floats numbers = V::from_f16(from);
+                prefetch<R>((const char *) from + C * pitch);
                 SPECLLAMA_UNROLL
-                for (int c = 0; c < C; c++) {
-                    acc[r][c] = V::plus(acc[r][c], numbers[c], a);
+                for (int r = 0; r < R; r++) {
+                    acc[r][c] = V::plus(acc[r][c], numbers, a[r]);
                 }
             }
         }
@@ -639,7 +642,7 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
         rows_q6_k<widest, R>(n, nc, s, bs, w, pitch, rows, stride);
     } else if constexpr (std::is_same_v<BLOCK, ggml_half>) {
         const float * of = (const float *) more;
-        x = rows_f16<widest, R, 4>(n, nc, s, bs, w, pitch, of);
+        x = rows_f16<widest, R, R == 1 ? 6 : 4>(n, nc, s, bs, w, pitch, of);
         rows_f16<widest, R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
     } else if constexpr (std::is_same_v<BLOCK, block_q8_0>) {
         const more_q8_0 * of = (const more_q8_0 *) more;
