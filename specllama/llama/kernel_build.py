@@ -92,7 +92,9 @@ def _compile(compiler: list[str], directory: Path, report: Callable[[float], Non
         ]
         _run(commands, directory)
     objects = [rest[1] for _, *rest in jobs]
-    _run([[*compiler, "-shared", "-o", OBJECT.name, *objects, "-ldl"]], directory)
+    # Without the compiler's libraries: in a wheel the object is loaded on older systems too.
+    static = ["-static-libstdc++", "-static-libgcc"]
+    _run([[*compiler, "-shared", "-o", OBJECT.name, *objects, *static, "-ldl"]], directory)
     return directory / OBJECT.name
 
 

@@ -17,7 +17,9 @@ from specllama.llama.kernels import load
 from specllama.llama.log import log
 
 TESTED = "0.3.36"
-INSTALL = f'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF" pip install llama-cpp-python=={TESTED}'
+_WITH_RPC = 'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF" pip install'
+INSTALL = f"{_WITH_RPC} llama-cpp-python=={TESTED}"
+ADD_RPC = f"{_WITH_RPC} --force-reinstall --no-deps --no-cache-dir llama-cpp-python=={TESTED}"
 
 try:
     _installed = metadata.version("llama-cpp-python")
@@ -37,7 +39,7 @@ try:
 except (ImportError, RuntimeError, FileNotFoundError, OSError) as error:
     raise EngineError(f"llama-cpp-python cannot be loaded: {error}", f"install it again: {INSTALL}") from None
 
-__all__ = ["INSTALL", "KERNELS", "TESTED", "build_info", "compiled", "ggml", "llama"]
+__all__ = ["ADD_RPC", "INSTALL", "KERNELS", "TESTED", "build_info", "compiled", "ggml", "llama"]
 
 # ggml's functions, found through llama.cpp, which is linked to them: llama_cpp._ggml loads a second copy of
 # the library, whose list of devices llama.cpp never sees.

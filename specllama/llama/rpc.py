@@ -13,7 +13,7 @@ from typing import Any
 
 from specllama.errors import EngineError, NetworkError
 from specllama.llama.devices import Device
-from specllama.llama.library import ggml
+from specllama.llama.library import ADD_RPC, ggml
 
 _ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _MEMORY = ctypes.CFUNCTYPE(
@@ -40,7 +40,7 @@ def _procedure(name: str, result: type[Any] | None, *args: type[Any]) -> Callabl
     address = ggml.ggml_backend_reg_get_proc_address(reg, name.encode()) if reg else None
     if not address:
         raise EngineError(
-            "this build of llama.cpp has no RPC backend", "install it again with -DGGML_RPC=ON in CMAKE_ARGS"
+            "this build of llama.cpp has no RPC backend", f"compile it again with RPC: {ADD_RPC}"
         )
     return ctypes.CFUNCTYPE(result, *args)(address)
 
