@@ -64,7 +64,7 @@ def compile_object(
     compiler = _compiler(environ)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=to.parent) as directory:
+        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=to.parent) as directory:
             _compile(compiler, Path(directory), report).replace(to)
     except OSError as error:
         raise Unusable(f"{to.parent}: {error.strerror or error}") from None

@@ -7,8 +7,8 @@ Random weights of each type, more than the processor's caches hold, stored as a 
 columns where llama.cpp has such a layout) and multiplied through ggml. Two processes, with specllama's
 kernels and without, are measured in turn. Of their medians: a single row as a share of the memory's
 bandwidth, 16 rows as a share of the peak of multiply-add instructions (of 8-bit integers; of 32-bit floats
-for F16 and BF16), both measured beside them with as many threads; and times relative to llama.cpp's own. Run
-nothing else on the machine.
+for F16 and BF16), both measured beside them with as many threads; and times relative to llama.cpp's own, with
+their geometric mean. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def measured(kind: str, rows: Sequence[int], runs: int, limits: Limits, children
 def main() -> None:
     p = cli.parser(__doc__)
     p.add_argument("--types", default=",".join(TYPES), help="comma-separated")
-    p.add_argument("--rows", type=cli.whole_list(1), default=[1, 2, 4, 8, 16, 64])
+    p.add_argument("--rows", type=cli.whole_list(1), default=[1, 2, 4, 8, 16, 64, 512])
     p.add_argument("-t", "--threads", type=cli.whole(1))
     p.add_argument("--runs", type=cli.whole(1), default=5, help="of both processes for each number of rows")
     p.add_argument("--mib", type=cli.whole(1), default=256, help="MiB of weights")
@@ -278,8 +278,8 @@ def main() -> None:
     limits = Limits(args.threads, args.mib)
     children = {name: Child(name, args) for name in ("on", "off")}
     found = []
-    print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {n} |" for n in args.rows), sep="")
-    print("|---|---|---|", *("---|" for _ in args.rows), sep="")
+    print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {n} |" for n in args.rows), " mean |", sep="")
+    print("|---|---|---|", *("---|" for _ in args.rows), "---|", sep="")
     try:
         for kind in kinds:
             one = measured(kind, args.rows, args.runs, limits, children)
@@ -288,7 +288,8 @@ def main() -> None:
                 "" if x is None else f"{x:.2f}" for x in (one["share_of_bandwidth"], one["share_of_peak"])
             )
             print(f"| {kind.upper()} |", *(f" {s} |" for s in shares), sep="", end="")
-            print(*(f" {one['relative'][n]:.2f} |" for n in args.rows), sep="", flush=True)
+            relative = [*one["relative"].values(), statistics.geometric_mean(one["relative"].values())]
+            print(*(f" {x:.2f} |" for x in relative), sep="", flush=True)
     finally:
         for child in children.values():
             child.close()
