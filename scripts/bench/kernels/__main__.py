@@ -278,8 +278,9 @@ def main() -> None:
     limits = Limits(args.threads, args.mib)
     children = {name: Child(name, args) for name in ("on", "off")}
     found = []
-    print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {n} |" for n in args.rows), " mean |", sep="")
-    print("|---|---|---|", *("---|" for _ in args.rows), "---|", sep="")
+    rows = [*map(str, args.rows), "mean"]
+    print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {name} |" for name in rows), sep="")
+    print("|---|---|---|", *("---|" for _ in rows), sep="")
     try:
         for kind in kinds:
             one = measured(kind, args.rows, args.runs, limits, children)
