@@ -23,7 +23,9 @@ LEVELS: Mapping[str, tuple[str, ...]] = {  # the compiler's options for each ins
     "avx2": (),
     "avxvnni": ("-mavxvnni",),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+    "neon": (),
 }
+OF_MACHINE: Mapping[str, tuple[str, ...]] = {"x86_64": ("avx2", "avxvnni", "avx512"), "aarch64": ("neon",)}
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-rtti", "-w")
 COMMON = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _COMPILERS = ("g++", "c++", "clang++")
@@ -36,7 +38,7 @@ class Unusable(Exception):
 
 def sources() -> str:
     """The checksum of the kernels' sources and of how they are compiled, 16 hexadecimal digits."""
-    digest = hashlib.sha256(repr((FLAGS, COMMON, LEVELS)).encode())
+    digest = hashlib.sha256(repr((FLAGS, COMMON, LEVELS, OF_MACHINE)).encode())
     for path in sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp"), *NATIVE.glob("ggml/*.h")]):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -44,9 +46,9 @@ def sources() -> str:
 
 def unsupported() -> str:
     """Why there are no kernels for this system, "" where there are."""
-    if platform.system() == "Linux" and platform.machine() == "x86_64":
+    if platform.system() == "Linux" and platform.machine() in OF_MACHINE:
         return ""
-    return f"they are for Linux on x86-64, this is {platform.system()} on {platform.machine()}"
+    return f"they are for Linux on x86-64 and aarch64, this is {platform.system()} on {platform.machine()}"
 
 
 def is_current(path: Path) -> bool:
@@ -80,21 +82,28 @@ def _compiler(environ: Mapping[str, str]) -> list[str]:
     raise Unusable("no C++ compiler was found to compile them (Debian: apt install g++)")
 
 
+def objects(machine: str) -> dict[str, list[str]]:
+    """The object files of a processor, and the compiler's arguments for each, without FLAGS."""
+    found = {"plugin.o": [str(NATIVE / "plugin.cpp"), f'-DSPECLLAMA_SOURCES="{sources()}"']}
+    for level in OF_MACHINE[machine]:
+        if level == "neon":
+            found[f"{level}.o"] = [str(NATIVE / "dots.cpp")]
+        else:
+            options = (f"-DSPECLLAMA_LEVEL={level}", *COMMON, *LEVELS[level])
+            found[f"{level}.o"] = [str(NATIVE / "kernels.cpp"), *options]
+    return found
+
+
 def _compile(compiler: list[str], directory: Path, report: Callable[[float], None]) -> Path:
     """The object, compiled in `directory`; two instruction sets at a time."""
-    jobs = [["plugin.cpp", "-o", "plugin.o", f'-DSPECLLAMA_SOURCES="{sources()}"']]
-    for level, options in LEVELS.items():
-        jobs.append(["kernels.cpp", "-o", f"{level}.o", f"-DSPECLLAMA_LEVEL={level}", *COMMON, *options])
+    jobs = list(objects(platform.machine()).items())
     for i in range(0, len(jobs), 2):
         report(i / len(jobs))
-        commands = [
-            [*compiler, *FLAGS, "-c", str(NATIVE / source), *rest] for source, *rest in jobs[i : i + 2]
-        ]
+        commands = [[*compiler, *FLAGS, "-c", *given, "-o", name] for name, given in jobs[i : i + 2]]
         _run(commands, directory)
-    objects = [rest[1] for _, *rest in jobs]
     # Without the compiler's libraries: in a wheel the object is loaded on older systems too.
     static = ["-static-libstdc++", "-static-libgcc"]
-    _run([[*compiler, "-shared", "-o", OBJECT.name, *objects, *static, "-ldl"]], directory)
+    _run([[*compiler, "-shared", "-o", OBJECT.name, *(name for name, _ in jobs), *static, "-ldl"]], directory)
     return directory / OBJECT.name
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,8 @@ def load(library: Any, environ: Mapping[str, str] = os.environ) -> Kernels:
     """Load the kernels into the llama.cpp of `library` (a CDLL) before it loads a model.
 
     SPECLLAMA_KERNELS: "off" leaves them out; "on" raises EngineError where they cannot be used; "auto", the
-    default, continues without them; the name of an instruction set is "on" for that one. Raises UsageError
-    for other values.
+    default, continues without them, and leaves them out on aarch64; the name of an instruction set is "on"
+    for that one. Raises UsageError for other values.
     """
     wanted = environ.get(VARIABLE) or "auto"
     if wanted not in ("off", "on", "auto", *LEVELS):
@@ -58,12 +59,37 @@ def load(library: Any, environ: Mapping[str, str] = os.environ) -> Kernels:
         raise UsageError(f"{VARIABLE} is {wanted!r}, which is not one of {allowed}")
     if wanted == "off":
         return Kernels("", f"{VARIABLE} is off", "")
+    if wanted == "auto" and (why := _left_out()):
+        return Kernels("", why, "")
     try:
         return _start(library, wanted if wanted in LEVELS else "", environ)
     except Unusable as error:
         if wanted != "auto":
             raise EngineError(f"specllama's kernels cannot be used: {error}", f"unset {VARIABLE}") from None
         return Kernels("", str(error), "")
+
+
+def _with_cpu(library: Any) -> Any:
+    """The library in which ggml's functions for the CPU are found. Where backends are loadable, llama.cpp is
+    not linked to it: the one that has been loaded.
+    """
+    if hasattr(library, "ggml_graph_compute_with_ctx"):
+        return library
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split(maxsplit=5)[-1].strip() for line in maps if "libggml-cpu" in line}
+    if not loaded:
+        raise Unusable("no CPU backend of ggml has been loaded")
+    try:
+        return ctypes.CDLL(loaded.pop())
+    except OSError as error:
+        raise Unusable(f"ggml's CPU backend cannot be loaded: {error}") from None
+
+
+def _left_out() -> str:
+    """Why the kernels are not used here unless the user asks for them, "" if they are."""
+    if platform.machine() != "aarch64":
+        return ""
+    return f"how fast they are on aarch64 has not been measured; {VARIABLE}=on uses them"
 
 
 def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
@@ -73,6 +99,7 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
     if version != GGML:
         raise Unusable(f"they are for ggml {GGML}, this is {version}")
     plugin = load_object(environ)
+    library = _with_cpu(library)
     problem = plugin.specllama_start(library._handle, level.encode())
     if problem is not None:
         raise Unusable(problem.decode())
@@ -87,7 +114,9 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
 
 def must_compile(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `load` would compile the object first."""
-    return environ.get(VARIABLE) != "off" and not unsupported() and _find_object() is None
+    wanted = environ.get(VARIABLE) or "auto"
+    left_out = wanted == "off" or (wanted == "auto" and _left_out())
+    return not left_out and not unsupported() and _find_object() is None
 
 
 def compile_into_cache(report: Callable[[float], None], environ: Mapping[str, str] = os.environ) -> None:

@@ -58,13 +58,21 @@ for _name, _result, _args in (
     ("ggml_backend_reg_count", ctypes.c_size_t, []),
     ("ggml_backend_reg_get", ctypes.c_void_p, [ctypes.c_size_t]),
     ("ggml_backend_reg_name", ctypes.c_char_p, [ctypes.c_void_p]),
+    ("ggml_backend_load_all_from_path", None, [ctypes.c_char_p]),
     ("ggml_version", ctypes.c_char_p, []),
 ):
-    _function = getattr(ggml, _name)
+    try:
+        _function = getattr(ggml, _name)
+    except AttributeError:
+        raise EngineError(
+            f"llama-cpp-python was compiled without exporting {_name}", f"install it again: {INSTALL}"
+        ) from None
     _function.restype, _function.argtypes = _result, _args
 
 llama.llama_log_set(log.callback, ctypes.c_void_p(0))
 llama.llama_backend_init()
+if not ggml.ggml_backend_reg_count():  # backends are loadable; llama-cpp-python does not load them
+    ggml.ggml_backend_load_all_from_path(os.fsencode(os.path.dirname(_lib._name)))
 KERNELS = load(ggml)
 
 

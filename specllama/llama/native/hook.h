@@ -53,7 +53,7 @@ extern ggml_functions specllama_ggml;
 // How weights are stored: as in the file, or in groups of eight columns (CPU_REPACK).
 enum class layout { plain, groups };
 
-// The kernels of one instruction set..
+// The kernels of one instruction set.
 struct kernels {
     const char * name;
     bool (*multiplies)(const ggml_tensor * dst, layout weights);
@@ -61,4 +61,4 @@ struct kernels {
     bool (*attends)(const ggml_tensor * dst);
     void (*attend)(const ggml_compute_params * params, ggml_tensor * dst);
 };
-extern "C" const kernels specllama_avx2, specllama_avxvnni, specllama_avx512;
+extern "C" const kernels specllama_avx2, specllama_avxvnni, specllama_avx512, specllama_neon;

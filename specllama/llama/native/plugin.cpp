@@ -8,7 +8,9 @@
 // neither ggml's objects nor its symbols when it is linked.
 #include "hook.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -117,14 +119,30 @@ struct attention : tensor_traits {
     }
 };
 
+// llama.cpp's own attention, without its faster ways for one row and for many, which sum in another order.
+struct reference : attention {
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        ggml_compute_params own = *params;
+        own.use_ref = true;
+        computed[1] += params->ith == 0;
+        ggml.attention(&own, op);
+        return true;
+    }
+    static bool is_needed(const ggml_tensor * op) {
+        const ggml_type k = op->src[1]->type;
+        return op->src[0]->ne[1] < PROMPT && k == op->src[2]->type && (k == GGML_TYPE_F32 || k == GGML_TYPE_F16);
+    }
+};
+
 struct hook : extra_buffer_type {
     multiplication multiply;
     row_by_row     by_row;
     attention      attend;
+    reference      by_reference;
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
     tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         if (op->op == GGML_OP_FLASH_ATTN_EXT) {
-            return chosen->attends(op) ? &attend : nullptr;
+            return chosen->attends(op) ? &attend : reference::is_needed(op) ? &by_reference : nullptr;
         }
         if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) {
             return nullptr;
@@ -136,8 +154,8 @@ struct hook : extra_buffer_type {
         if (op->op == GGML_OP_MUL_MAT_ID) {  // ggml itself multiplies row by row
             return nullptr;
         }
-        if (in_groups(own)) {
-            return chosen->multiplies(op, layout::groups) ? &multiply : nullptr;
+        if (in_groups(own) && chosen->multiplies(op, layout::groups)) {
+            return &multiply;
         }
         const bool several = op->ne[1] > 1 && op->ne[1] < PROMPT && op->ne[2] * op->ne[3] == 1;
         return several ? (tensor_traits *) &by_row : nullptr;
@@ -150,6 +168,7 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t, size_t size) { return
 
 ggml_backend_buffer_type our_type;
 
+#if defined(__x86_64__)
 bool has_avxvnni() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
@@ -172,6 +191,11 @@ const kernels * best(const std::string & wanted) {
     }
     return nullptr;
 }
+#else
+const kernels * best(const std::string & wanted) {
+    return wanted.empty() || wanted == specllama_neon.name ? &specllama_neon : nullptr;
+}
+#endif
 
 std::string reason;
 

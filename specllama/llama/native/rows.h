@@ -723,29 +723,8 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
     }
 }
 
-// Rows of the batch, counted over all its planes.
-inline int64_t rows_of(const ggml_tensor * a) { return a->ne[1] * a->ne[2] * a->ne[3]; }
-
-// Converts the batch to the type that the weights are multiplied with; each thread converts a part of every row.
-inline void convert(const ggml_compute_params * params, const ggml_tensor * a, ggml_type to) {
-    const int64_t n = a->ne[0], size = specllama_ggml.block_size(to), blocks = n / size;
-    const size_t  stride = specllama_ggml.row_size(to, n), block = specllama_ggml.row_size(to, size);
-    const int64_t from = params->ith * blocks / params->nth, end = (params->ith + 1) * blocks / params->nth;
-    if (from == end) {
-        return;
-    }
-    for (int64_t r = 0; r < rows_of(a); r++) {
-        const char * row = (const char *) a->data + r % a->ne[1] * a->nb[1] + r / a->ne[1] % a->ne[2] * a->nb[2] +
-                           r / a->ne[1] / a->ne[2] * a->nb[3];
-        specllama_ggml.cpu_traits(to)->from_float((const float *) row + from * size,
-                                                  (char *) params->wdata + r * stride + from * block,
-                                                  (end - from) * size);
-    }
-}
-
-inline int64_t columns_of_part(const ggml_compute_params * params, int64_t nc) {  // several parts per thread
-    return (nc / (4 * params->nth) + 16) / 16 * 16;
-}
+#include "batch.h"
+#include "dots.h"
 
 template <typename BLOCK>
 static void by_columns(const ggml_compute_params * params, ggml_tensor * dst, const char * rows, size_t stride) {
@@ -759,13 +738,6 @@ static void by_columns(const ggml_compute_params * params, ggml_tensor * dst, co
     }
 }
 
-inline bool is_flat(const ggml_tensor * a) {  // rows of all planes are the same distance apart
-    return a->nb[2] == a->nb[1] * a->ne[1] && a->nb[3] == a->nb[2] * a->ne[2];
-}
-
-#include "dots.h"
-
-constexpr int64_t PROMPT = 64;  // from this many rows on, a batch is a prompt: llama.cpp's kernels for it are used
 
 // Whether this file multiplies these weights with this batch.
 inline bool multiplies(const ggml_tensor * dst, layout stored) {

@@ -1,0 +1,31 @@
+// Included by rows.h and dots.cpp: the rows of a batch, and how they are converted and distributed over threads.
+
+constexpr int64_t PROMPT = 64;  // from this many rows on, a batch is a prompt: llama.cpp's kernels for it are used
+
+// Rows of the batch, counted over all its planes.
+inline int64_t rows_of(const ggml_tensor * a) { return a->ne[1] * a->ne[2] * a->ne[3]; }
+
+// Converts the batch to the type that the weights are multiplied with; each thread converts a part of every row.
+inline void convert(const ggml_compute_params * params, const ggml_tensor * a, ggml_type to) {
+    const int64_t n = a->ne[0], size = specllama_ggml.block_size(to), blocks = n / size;
+    const size_t  stride = specllama_ggml.row_size(to, n), block = specllama_ggml.row_size(to, size);
+    const int64_t from = params->ith * blocks / params->nth, end = (params->ith + 1) * blocks / params->nth;
+    if (from == end) {
+        return;
+    }
+    for (int64_t r = 0; r < rows_of(a); r++) {
+        const char * row = (const char *) a->data + r % a->ne[1] * a->nb[1] + r / a->ne[1] % a->ne[2] * a->nb[2] +
+                           r / a->ne[1] / a->ne[2] * a->nb[3];
+        specllama_ggml.cpu_traits(to)->from_float((const float *) row + from * size,
+                                                  (char *) params->wdata + r * stride + from * block,
+                                                  (end - from) * size);
+    }
+}
+
+inline int64_t columns_of_part(const ggml_compute_params * params, int64_t nc) {  // several parts per thread
+    return (nc / (4 * params->nth) + 16) / 16 * 16;
+}
+
+inline bool is_flat(const ggml_tensor * a) {  // rows of all planes are the same distance apart
+    return a->nb[2] == a->nb[1] * a->ne[1] && a->nb[3] == a->nb[2] * a->ne[2];
+}
