@@ -1,13 +1,13 @@
 """Checks the kernels (specllama/llama/native) with odd sizes: results against sums of 64-bit floats, and rows
 alone against the same rows among others, bit for bit.
 
-usage: python -m scripts.kernel_checks [--levels L,...] [--only PART,...] [--no-sanitizers]
+usage: python -m scripts.kernel_checks [--levels L,...] [--only PART,...] [--no-sanitizers] [--few]
            [--library DIR --machine M --compiler CXX --emulator COMMAND]
 
 Products (MUL_MAT), products with experts (MUL_MAT_ID) and attention are computed by ggml with the kernels,
 compiled with AddressSanitizer and UndefinedBehaviorSanitizer. Each tensor has memory of its own size.
 The second line is for another processor: ggml's libraries compiled for it, a compiler, and an emulator:
-    --library build/bin --machine aarch64 --compiler aarch64-linux-gnu-g++ --no-sanitizers
+    --library build/bin --machine aarch64 --compiler aarch64-linux-gnu-g++ --no-sanitizers --few
     --emulator "qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu"
 Exit code 1 if anything differs. With sanitizers three minutes per level.
 """
@@ -63,6 +63,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = cli.parser(__doc__)
     parser.add_argument("--levels", default="", help="instruction sets; those of the processor by default")
     parser.add_argument("--only", default=",".join(PARTS), help="of " + ", ".join(PARTS))
+    parser.add_argument("--few", action="store_const", const=["few"], default=[], help="fewer sizes")
     parser.add_argument("--no-sanitizers", dest="sanitizers", action="store_false")
     parser.add_argument("--library", type=Path, help="a directory with libggml-cpu.so and libggml-base.so")
     parser.add_argument("--machine", default=platform.machine(), help="the processor, as uname -m names it")
@@ -80,7 +81,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         program = build(Path(directory), args)
         for level in args.levels.split(",") if args.levels else kernel_build.OF_MACHINE[args.machine]:
-            command = [*args.emulator, str(program), level, *args.only.split(",")]
+            command = [
+                *args.emulator,
+                str(program),
+                level,
+                *args.only.split(","),
+                *(["few"] if args.few else []),
+            ]
             code = subprocess.run(command, env=environ, timeout=SECONDS, check=False).returncode
             if code != LACKING or args.levels:
                 failed |= code != 0

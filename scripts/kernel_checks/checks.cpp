@@ -1,7 +1,7 @@
-// Calls the kernels through ggml with odd sizes. Results are compared with sums of 64-bit floats, and rows computed alone
-// with the same rows among others, bit for bit. Each tensor has memory of its own, exactly as large as it is, so that
-// AddressSanitizer sees an access beyond its end.
-//   checks LEVEL [products] [experts] [attention]
+// Calls the kernels through ggml with odd sizes. Results are compared with sums of 64-bit floats, and rows computed
+// alone with the same rows among others, bit for bit. Each tensor has memory of its own, exactly as large as it is, so
+// that AddressSanitizer sees an access beyond its end.
+//   checks LEVEL [products] [experts] [attention] [few]
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
@@ -35,6 +35,7 @@ constexpr int64_t PROMPT = 64;  // rows, from which on equality is not promised
 
 std::mt19937 random_bits(27);
 int          n_failed = 0, n_compared = 0;
+bool         few = false;  // sizes
 
 void fail(const std::string & what, const char * how, double by) {
     if (n_failed++ < 40) {
@@ -42,7 +43,7 @@ void fail(const std::string & what, const char * how, double by) {
     }
 }
 
-int threads_for(int64_t at) { return at % 8 == 3 ? 4 : at % 8 == 5 ? 3 : (int) (at % 2) + 1; }
+int threads_for(int64_t at) { return few ? (at % 8 == 5) + 1 : at % 8 == 3 ? 4 : at % 8 == 5 ? 3 : (int) (at % 2) + 1; }
 
 floats numbers(int64_t n) {
     std::normal_distribution<float> normal;
@@ -161,6 +162,10 @@ struct weights {
             std::copy(row.begin(), row.end(), values.begin() + at);
         }
     }
+    std::string name(bool in_groups) const {
+        return std::string(ggml_type_name(type)) + (in_groups ? " in groups " : " ") + std::to_string(n) + "x" +
+               std::to_string(columns);
+    }
     void compare(const std::string & what, const floats & row, int64_t expert, const float * found) const {
         // ggml rounds sums of Q8_1 to 16 bits, and adds up 16-bit floats as such where the processor can.
         const ggml_type by = ggml_get_type_traits_cpu(type)->vec_dot_type;
@@ -240,14 +245,14 @@ bool check_products(ggml_type type, int64_t n, int64_t columns, bool in_groups) 
     constexpr int64_t ROWS = 70;
     const weights     w(type, n, columns);
     const floats      rows  = numbers(n * ROWS);
-    const std::string shape = std::string(ggml_type_name(type)) + (in_groups ? " in groups " : " ") + std::to_string(n) +
-                              "x" + std::to_string(columns);
+    const std::string shape = w.name(in_groups);
     const auto times = [&](int64_t from, int64_t count, int n_threads, int64_t gap, int64_t planes, floats & found) {
         room         here;
         const placed put(here, w, in_groups);
         const floats some(rows.begin() + from * n, rows.begin() + (from + count) * n);
         if (put.there()) {
-            found = here.compute(ggml_mul_mat(here.get(), put.tensor, batch(here, some, n, count, gap, planes)), n_threads);
+            ggml_tensor * b = batch(here, some, n, count, gap, planes);
+            found = here.compute(ggml_mul_mat(here.get(), put.tensor, b), n_threads);
         }
         return put.there();
     };
@@ -259,7 +264,7 @@ bool check_products(ggml_type type, int64_t n, int64_t columns, bool in_groups) 
         w.compare(shape + " row " + std::to_string(r), as_multiplied(type, rows.data() + r * n, n), 0, found.data());
         alone.insert(alone.end(), found.begin(), found.end());
     }
-    for (int64_t count = 2; count <= ROWS; count++) {
+    for (int64_t count = 2; count <= ROWS; count += few ? count / 3 + 1 : 1) {
         const int64_t     planes = type != GGML_TYPE_F32 && !in_groups && count % 6 == 0 ? 2 : 1;
         const std::string what   = shape + " rows " + std::to_string(count) + " planes " + std::to_string(planes);
         times(0, count, threads_for(count), count % 5 == 0 ? 3 : 0, planes, found);
@@ -283,9 +288,7 @@ void check_experts(ggml_type type, int64_t n, int64_t columns, int64_t used, boo
         std::shuffle(order.begin(), order.end(), random_bits);
         ids.insert(ids.end(), order.begin(), order.begin() + used);
     }
-    const std::string shape = std::string(ggml_type_name(type)) + (in_groups ? " in groups " : " ") + std::to_string(n) +
-                              "x" + std::to_string(columns) + " experts used " + std::to_string(used) +
-                              (shared ? " shared" : "");
+    const std::string shape = w.name(in_groups) + " experts used " + std::to_string(used) + (shared ? " shared" : "");
     const auto times = [&](int64_t token, int64_t count, int n_threads, floats & found) {
         room          here;
         const placed  put(here, w, in_groups);
@@ -326,9 +329,10 @@ struct attended {
 
     std::string name() const {
         char text[200];
-        snprintf(text, sizeof(text), "attention %s %s heads %d/%d of %d/%d cells %d mask %d sinks %d bias %g cap %g streams %d",
-                 ggml_type_name(k), ggml_type_name(v), (int) heads, (int) kv_heads, (int) dk, (int) dv, (int) cells, masked,
-                 sinks, bias, cap, (int) streams);
+        snprintf(text, sizeof(text),
+                 "attention %s %s heads %d/%d of %d/%d cells %d mask %d sinks %d bias %g cap %g streams %d",
+                 ggml_type_name(k), ggml_type_name(v), (int) heads, (int) kv_heads, (int) dk, (int) dv, (int) cells,
+                 masked, sinks, bias, cap, (int) streams);
         return text;
     }
 };
@@ -399,7 +403,9 @@ void check_attention(const attended & a) {
     for (int64_t r = 0; r < ROWS; r++) {
         alone.push_back(attention(r, 1, n_threads));
     }
-    const double allowed = specllama_computed(1) > before && a.k == GGML_TYPE_F16 ? 1e-4 : 5e-2;
+    const bool ours = specllama_computed(1) > before && a.k == GGML_TYPE_F16 && a.v == GGML_TYPE_F16 &&
+                      a.dk % 16 == 0 && a.dk <= 256 && strcmp(specllama_level(), "neon") != 0;
+    const double allowed = ours ? 1e-4 : 5e-2;  // llama.cpp's rounds queries, and sums in 16 bits
     for (int64_t r : {0, 1, 34, 69}) {
         for (int64_t s = 0; s < a.streams; s++) {
             for (int64_t head = 0; head < a.heads; head++) {
@@ -461,6 +467,9 @@ void products() {
         const int64_t block = std::max<int64_t>(ggml_blck_size(type), 8);
         for (int64_t blocks : {1, 2, 5}) {
             for (int64_t columns : {1, 2, 7, 8, 13, 24, 37, 80}) {
+                if (few && (blocks == 1 || (columns != 7 && columns != 24))) {
+                    continue;
+                }
                 const int64_t n = block < 32 && blocks == 5 ? 528 : blocks * block;
                 check_products(type, n, columns, false);
                 if (groups() != nullptr && ggml_is_quantized(type)) {
@@ -473,8 +482,8 @@ void products() {
 }
 
 void experts() {
-    for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K,
-                           GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4}) {
+    for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K,
+                           GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4}) {
         for (bool in_groups : {false, true}) {
             if (in_groups && (groups() == nullptr || !ggml_is_quantized(type))) {
                 continue;
@@ -500,10 +509,13 @@ void attentions() {
             }
             for (int64_t cells : {1, 31, 33, 257, 600}) {
                 at++;
+                if (few && at % 4 != 0) {
+                    continue;
+                }
                 const auto &   heads = shared[at % 4];
-                const attended first{type[0], type[1], size[0], size[1], heads[0], heads[1], cells, at % 8 != 0, at % 3 == 0,
-                                     at % 8 != 0 && at % 5 == 1 ? 8.0f : 0.0f, at % 7 == 0 ? 20.0f : 0.0f, at % 6 == 0 ? 2 : 1};
-                check_attention(first);
+                const bool     masked = at % 8 != 0;
+                check_attention({type[0], type[1], size[0], size[1], heads[0], heads[1], cells, masked, at % 3 == 0,
+                                 masked && at % 5 == 1 ? 8.0f : 0.0f, at % 7 == 0 ? 20.0f : 0.0f, at % 6 == 0 ? 2 : 1});
             }
         }
         printf("attention with caches of %s and %s\n", ggml_type_name(type[0]), ggml_type_name(type[1]));
@@ -528,10 +540,14 @@ int main(int n_args, char ** args) {
         }
         printf("%s\n", specllama_level());
     }
+    const auto given = [&](const char * name) {
+        return std::any_of(args + 2, args + n_args, [&](const char * one) { return strcmp(one, name) == 0; });
+    };
+    few = given("few");
     const std::pair<const char *, void (*)()> all[] = {
         {"products", products}, {"experts", experts}, {"attention", attentions}};
     for (const auto & one : all) {
-        if (n_args == 2 || std::any_of(args + 2, args + n_args, [&](char * given) { return strcmp(given, one.first) == 0; })) {
+        if (given(one.first)) {
             one.second();
         }
     }

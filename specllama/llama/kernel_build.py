@@ -74,7 +74,11 @@ def compile_object(
 
 def _compiler(environ: Mapping[str, str]) -> list[str]:
     given = environ.get("CXX")
-    for command in [shlex.split(given)] if given else [[name] for name in _COMPILERS]:
+    try:
+        commands = [shlex.split(given)] if given else [[name] for name in _COMPILERS]
+    except ValueError as error:
+        raise Unusable(f"CXX is {given!r}, which is not a command: {error}") from None
+    for command in commands:
         if command and shutil.which(command[0]):
             return command
     if given:
@@ -104,6 +108,8 @@ def _compile(compiler: list[str], directory: Path, report: Callable[[float], Non
     # Without the compiler's libraries: in a wheel the object is loaded on older systems too.
     static = ["-static-libstdc++", "-static-libgcc"]
     _run([[*compiler, "-shared", "-o", OBJECT.name, *(name for name, _ in jobs), *static, "-ldl"]], directory)
+    if not (directory / OBJECT.name).exists():
+        raise Unusable(f"{compiler[0]} has compiled nothing")
     return directory / OBJECT.name
 
 

@@ -6,6 +6,7 @@ the reason is kept for the user. Knows nothing about models.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -116,7 +117,7 @@ def must_compile(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `load` would compile the object first."""
     wanted = environ.get(VARIABLE) or "auto"
     left_out = wanted == "off" or (wanted == "auto" and _left_out())
-    return not left_out and not unsupported() and _find_object() is None
+    return not left_out and not unsupported() and not any(map(is_current, (OBJECT, _cached())))
 
 
 def compile_into_cache(report: Callable[[float], None], environ: Mapping[str, str] = os.environ) -> None:
@@ -129,26 +130,20 @@ def compile_into_cache(report: Callable[[float], None], environ: Mapping[str, st
 
 def load_object(environ: Mapping[str, str] = os.environ) -> Any:
     """The ready-made object or the one in the cache; compiled into the cache if there is none of these
-    sources. Raises Unusable.
+    sources that can be loaded. Raises Unusable.
     """
-    path = _find_object()
-    if path is None:
-        if _failures:
-            raise _failures[0]
-        path = _cached()
-        compile_object(path, environ)
-    plugin = _open(path)
-    if plugin is None:
-        raise Unusable(f"{path} cannot be loaded")
-    return plugin
+    for path in (OBJECT, _cached()):
+        if is_current(path):
+            with contextlib.suppress(Unusable):
+                return _open(path)
+    if _failures:
+        raise _failures[0]
+    compile_object(_cached(), environ)
+    return _open(_cached())
 
 
 def _cached() -> Path:
     return cache_dir() / "kernels" / f"{sources()}.so"
-
-
-def _find_object() -> Path | None:
-    return next((path for path in (OBJECT, _cached()) if is_current(path)), None)
 
 
 def _open(path: Path) -> Any:
@@ -158,8 +153,8 @@ def _open(path: Path) -> Any:
             getattr(plugin, name).restype = ctypes.c_char_p
         plugin.specllama_start.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         plugin.specllama_computed.restype = ctypes.c_long
-    except (OSError, AttributeError):
-        return None
+    except (OSError, AttributeError) as error:
+        raise Unusable(f"their object cannot be loaded: {error}") from None
     return plugin
 
 

@@ -1,5 +1,5 @@
-// The multiplications of processors for which there are no kernels of our own (aarch64): each number is ggml's own product
-// of two rows, where llama.cpp computes several rows at once in another order. Attention is llama.cpp's own (plugin.cpp).
+// Multiplications for processors without kernels of our own (aarch64): each number is ggml's own product of two rows,
+// where llama.cpp computes several rows at once in another order. Attention is llama.cpp's own (plugin.cpp).
 #include "hook.h"
 
 #include <algorithm>

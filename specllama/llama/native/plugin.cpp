@@ -26,6 +26,7 @@ const ggml_functions & ggml = specllama_ggml;
 const kernels *        chosen = nullptr;
 const void *           q4_0_groups = nullptr, * q4_K_groups = nullptr;  // virtual tables of repack.cpp's traits
 std::vector<ggml_backend_buffer_type_t> * types = nullptr;              // ggml's list
+std::vector<ggml_backend_buffer_type_t>   without;                      // what it was before
 long computed[2] = {0, 0};  // multiplications and attentions, counted by the first thread of each
 
 struct tensor_traits {  // ggml::cpu::tensor_traits
@@ -246,7 +247,8 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
     };
     q4_0_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI10block_q4_0Ll8ELl8EL9ggml_type8EEE");
     q4_K_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI10block_q4_KLl8ELl8EL9ggml_type15EEE");
-    types = &list();
+    types   = &list();
+    without = *types;
     // Weights packed for AMX have a layout of their own, and GCC 12 compiles ggml's use of AMX into code that crashes
     // (ggml-org/llama.cpp, pull request 26954): those types are left to the kernels of AVX-512.
     types->erase(std::remove_if(types->begin(), types->end(), [](ggml_backend_buffer_type_t type) {
@@ -262,10 +264,10 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
     return nullptr;
 }
 
-// Takes the type out of ggml's list again.
+// Makes ggml's list what it was.
 extern "C" __attribute__((visibility("default"))) void specllama_stop() {
-    if (types != nullptr) {
-        types->erase(std::remove(types->begin(), types->end(), &our_type), types->end());
+    if (chosen != nullptr) {
+        *types = without;
     }
     chosen = nullptr;
 }

@@ -1,0 +1,118 @@
+"""What happens where the kernels cannot be used: one line says why, and nothing else changes. Each case in a
+process of its own, since llama.cpp is loaded once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specllama.llama import kernel_build, kernels
+from specllama.llama.library import ggml
+from tests.support.paths import ROOT
+
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+ANSWER = """
+import sys
+from pathlib import Path
+from specllama.llama import kernels
+if len(sys.argv) > 1:
+    kernels.OBJECT = Path(sys.argv[1])
+from specllama.worker.load_info import KERNELS, build_info
+print(KERNELS.level or build_info()["kernels_reason"])
+"""
+OF_LIBRARY = """
+import ctypes, sys
+from pathlib import Path
+from specllama.llama import kernels
+library = ctypes.CDLL(sys.argv[1])
+library.ggml_version.restype = ctypes.c_char_p
+print(kernels.load(library).reason)
+"""
+
+pytestmark = pytest.mark.skipif(
+    bool(kernel_build.unsupported()), reason="there are no kernels for this system"
+)
+
+
+def said(program: str, *arguments: object, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def library(directory: Path, *functions: str) -> Path:
+    """A library that exports nothing but these functions, and ggml's version."""
+    assert COMPILER is not None
+    source, to = directory / "library.c", directory / "library.so"
+    lines = [f"void {name}(void) {{}}" for name in functions]
+    source.write_text("\n".join([f'const char * ggml_version(void) {{ return "{kernels.GGML}"; }}', *lines]))
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", to, source], check=True)
+    return to
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("no-such-compiler", "CXX is 'no-such-compiler', which is not on the path"),
+        ("g++ 'x", 'CXX is "g++ \'x", which is not a command: No closing quotation'),
+        ("true", "true has compiled nothing"),
+        ("false", "false does not compile them: exit code 1"),
+    ],
+)
+def test_a_compiler_that_compiles_nothing(tmp_path: Path, compiler: str, reason: str) -> None:
+    assert said(ANSWER, tmp_path / "none.so", SPECLLAMA_CACHE=str(tmp_path), CXX=compiler) == reason
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(kernels.Unusable, match=r"^no C\+\+ compiler was found to compile them"):
+        kernels.compile_object(tmp_path / "k.so", {})
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    reason = said(ANSWER, tmp_path / "none.so", SPECLLAMA_CACHE="/proc/specllama", CXX="true")
+    assert reason == "/proc/specllama/kernels: No such file or directory"
+
+
+def test_an_object_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """The ready-made one is made for another system; it is compiled again, or the reason is given."""
+    broken = tmp_path / "broken.so"
+    broken.write_text(kernel_build.sources())
+    assert said(ANSWER, broken, SPECLLAMA_CACHE=str(tmp_path), CXX="true") == "true has compiled nothing"
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho > "$2"\n')
+    compiler.chmod(0o755)
+    reason = said(ANSWER, broken, SPECLLAMA_CACHE=str(tmp_path), CXX=str(compiler))
+    assert reason.startswith("their object cannot be loaded: ")
+    assert "\n" not in reason
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+def test_libraries_that_lack_functions(tmp_path: Path) -> None:
+    """Hidden symbols, and loadable backends of which none has been loaded."""
+    hidden = library(tmp_path, "ggml_graph_compute_with_ctx", "ggml_barrier")
+    name = "_Z39ggml_backend_cpu_get_extra_buffer_typesv"
+    assert said(OF_LIBRARY, hidden) == f"this llama.cpp does not export {name}"
+    assert said(OF_LIBRARY, library(tmp_path)) == "no CPU backend of ggml has been loaded"
+
+
+def test_a_loadable_backend_is_found() -> None:
+    class Linked:
+        """llama.cpp, which is not linked to the CPU backend."""
+
+    found = kernels._with_cpu(Linked())
+    assert ctypes.cast(found.ggml_graph_compute, ctypes.c_void_p).value is not None
+    assert kernels._with_cpu(ggml) is ggml
