@@ -7,6 +7,7 @@ compiler) it is for any, and the kernels are compiled at the first start, where 
 from __future__ import annotations
 
 import importlib.util
+import platform
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 BUILD = Path("specllama") / "llama" / "kernel_build.py"
-TAG = "py3-none-linux_x86_64"
 
 
 class KernelsHook(BuildHookInterface[Any]):
@@ -40,7 +40,7 @@ class KernelsHook(BuildHookInterface[Any]):
             return
         build_data["force_include"][str(compiled)] = build.OBJECT.relative_to(self.root).as_posix()
         build_data["pure_python"] = False
-        build_data["tag"] = TAG
+        build_data["tag"] = f"py3-none-linux_{platform.machine()}"
 
     def finalize(self, *_: object) -> None:
         """Remove the compiled object, which is in the wheel."""

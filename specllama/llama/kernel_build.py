@@ -105,9 +105,9 @@ def _compile(compiler: list[str], directory: Path, report: Callable[[float], Non
         report(i / len(jobs))
         commands = [[*compiler, *FLAGS, "-c", *given, "-o", name] for name, given in jobs[i : i + 2]]
         _run(commands, directory)
-    # Without the compiler's libraries: in a wheel the object is loaded on older systems too.
-    static = ["-static-libstdc++", "-static-libgcc"]
-    _run([[*compiler, "-shared", "-o", OBJECT.name, *(name for name, _ in jobs), *static, "-ldl"]], directory)
+    # libstdc++ is not linked statically: llama.cpp needs it anyway, Fedora's g++ lacks libstdc++.a, and with
+    # Debian's the object would need a newer C library.
+    _run([[*compiler, "-shared", "-o", OBJECT.name, *(name for name, _ in jobs), "-ldl"]], directory)
     if not (directory / OBJECT.name).exists():
         raise Unusable(f"{compiler[0]} has compiled nothing")
     return directory / OBJECT.name

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import os
+import shlex
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -17,9 +20,24 @@ from specllama.llama.kernels import load
 from specllama.llama.log import log
 
 TESTED = "0.3.36"
-_WITH_RPC = 'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF" pip install'
-INSTALL = f"{_WITH_RPC} llama-cpp-python=={TESTED}"
-ADD_RPC = f"{_WITH_RPC} --force-reinstall --no-deps --no-cache-dir llama-cpp-python=={TESTED}"
+_CMAKE_ARGS = 'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF"'
+
+
+def _command(with_pip: str, with_uv: str) -> str:
+    """The command that compiles llama-cpp-python, with RPC, into this environment: with its own pip, or with
+    uv where it has none.
+    """
+    python = shlex.quote(sys.executable)
+    source = "--no-binary llama-cpp-python"  # not a wheel, which may lack RPC
+    if importlib.util.find_spec("pip"):
+        program = f"{python} -m pip install {source} --no-cache-dir {with_pip}"
+    else:
+        program = f"uv pip install --python {python} {source} --no-cache {with_uv}"
+    return f"{_CMAKE_ARGS} {' '.join(program.split())} llama-cpp-python=={TESTED}"
+
+
+INSTALL = _command("", "")
+ADD_RPC = _command("--force-reinstall --no-deps", "--reinstall --no-deps")
 
 try:
     _installed = metadata.version("llama-cpp-python")

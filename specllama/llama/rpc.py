@@ -45,6 +45,11 @@ def _procedure(name: str, result: type[Any] | None, *args: type[Any]) -> Callabl
     return ctypes.CFUNCTYPE(result, *args)(address)
 
 
+def require_rpc() -> None:
+    """Raise EngineError, with the command that adds it, if this build has no RPC backend."""
+    _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+
+
 def add_worker(address: str) -> None:
     """Add the devices of a worker (IPv4:port) to this process and hold a connection to it, so that it serves
     nobody else. Raises NetworkError for a worker without devices, EngineError for a build without RPC.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -56,7 +57,7 @@ def test_the_object_is_compiled_into_the_wheel(
     ((compiled, place),) = data["force_include"].items()
     assert place == "specllama/llama/native/specllama_kernels.so"
     assert Path(compiled).read_text() == "compiled\n"
-    assert (data["pure_python"], data["tag"]) == (False, "py3-none-linux_x86_64")
+    assert (data["pure_python"], data["tag"]) == (False, f"py3-none-linux_{platform.machine()}")
     hook.finalize("standard", data, "")
     assert not Path(compiled).exists()
     assert not hook.warnings

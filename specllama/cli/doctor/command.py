@@ -43,6 +43,8 @@ def examine(workers: str | None = None) -> tuple[dict[str, Any], list[Problem]]:
     rpc = {} if workers is None else {"rpc": setup.workers(workers, problems)}
     probe = hub.Probe(os.environ)  # answers while the engine starts
     started = engine.engine(problems)
+    if rpc:
+        engine.check_rpc(started, problems)
     report = {
         "schema": SCHEMA,
         "versions": machine.versions(started),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specllama.cli.doctor import Problem, reported
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.models.demo import DemoStore
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ def engine(problems: list[Problem]) -> dict[str, Any]:
             problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
         return {"ok": True, "start_seconds": round(time.monotonic() - started, 3), **asdict(found)}
     return {"ok": False, "error": messages[0]}
+
+
+def check_rpc(started: Mapping[str, Any], problems: list[Problem]) -> None:
+    """Add a problem if the build of llama.cpp, as `engine` reports it, cannot use RPC workers."""
+    if started["ok"] and not started["rpc"]:
+        what = "this build of llama.cpp has no RPC backend, which --rpc needs"
+        problems.append(Problem(what, "docs/install.md has the command that adds it", EngineError.exit_code))
 
 
 @contextlib.contextmanager

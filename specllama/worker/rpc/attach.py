@@ -13,7 +13,7 @@ from specllama.client import protocol
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, NetworkError, Note, SpecllamaError, UsageError, option
 from specllama.llama.devices import devices
-from specllama.llama.rpc import add_worker, on_abort
+from specllama.llama.rpc import add_worker, on_abort, require_rpc
 from specllama.rpc.probe import PROBE_SECONDS, Worker, find_workers
 from specllama.worker.rpc import sockets
 
@@ -25,10 +25,11 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
 
     By default the target uses all workers and GPUs, and the draft the local GPUs, or else the CPU. If a
     worker is lost later, ggml aborts the process, after `send` has received the reason. Raises NetworkError,
-    UsageError.
+    UsageError, EngineError if llama.cpp was built without RPC.
     """
     if not settings.rpc:
         return settings
+    require_rpc()
     found = find_workers(settings.rpc)
     on_abort(lambda message: send(protocol.Failed(_lost(found, message).to_dict())))
     for worker in found:

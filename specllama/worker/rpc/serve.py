@@ -19,7 +19,7 @@ from specllama.client.model_info import DeviceInfo
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.devices import Device, devices
 from specllama.llama.log import show_log
-from specllama.llama.rpc import bound_memory, serve_devices
+from specllama.llama.rpc import bound_memory, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
 from specllama.rpc.probe import PROTOCOL
 from specllama.worker.rpc import sockets
@@ -37,6 +37,7 @@ def serve(request: protocol.Serve, send: Send) -> NoReturn:
     llama.cpp was built without RPC.
     """
     show_log(request.verbose)
+    require_rpc()
     served = chosen(devices(), request.devices)
     for device in served:
         if request.memory or not device.gpu:
