@@ -651,7 +651,14 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
         }
         rows_q8_0<narrow, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
     } else if constexpr (super<BLOCK>::known) {
-        rows_super<widest, BLOCK, R>(n, nc, s, bs, w, pitch, (const more_super *) more);
+        const more_super * of = (const more_super *) more;  // the weights are unpacked for more than FEW rows
+        if (pitch > 1) {
+            few_rows_super<widest, BLOCK, R <= FEW ? R : 1>(n, nc, s, bs, w, pitch, of);
+        } else if (pitch == 1) {
+            rows_super<narrow, BLOCK, R>(n, nc, s, bs, (const unpacked<narrow> *) w, of);
+        } else {
+            rows_super<widest, BLOCK, R>(n, nc, s, bs, (const unpacked<widest> *) w, of);
+        }
     } else if constexpr (small<BLOCK>::known) {
         const more_small * of = (const more_small *) more;
         if (R > 1) {
@@ -671,6 +678,26 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
         }
         rows_q4_k<narrow, R>(n, nc - x, s + x, bs, (const block_q4_Kx8 *) (w + x * pitch), rows, stride, sums);
     }
+}
+
+// Unpacks `now` columns, or fewer, in which case `now` changes: for V::COLUMNS at once, where `pitch` becomes 0, or the
+// last one alone, where it becomes 1.
+template <typename BLOCK>
+static const char * unpacked_columns(int64_t nb, const char * w, int64_t * pitch, int64_t * now) {
+    const int64_t at = *pitch;
+    if (*now < widest::COLUMNS) {
+        unpacked<narrow> * to = scratch<unpacked<narrow>>(nb);
+        unpack<narrow, BLOCK>(nb, w, at, to);
+        *now = *pitch = 1;
+        return (const char *) to;
+    }
+    *now -= *now % widest::COLUMNS;
+    unpacked<widest> * to = scratch<unpacked<widest>>(*now / widest::COLUMNS * nb);
+    for (int64_t x = 0; x < *now; x += widest::COLUMNS) {
+        unpack<widest, BLOCK>(nb, w + x * at, at, to + x / widest::COLUMNS * nb);
+    }
+    *pitch = 0;
+    return (const char *) to;
 }
 
 // n_rows of a batch times nc columns of `pitch` bytes each (see above), in blocks of columns that stay in a cache while
@@ -711,12 +738,22 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
         more    = (const char *) floats_of_f16(n, rows, stride, n_rows);
         per_row = n * sizeof(float);
     }
-    const int64_t fit = n_rows <= M ? nc : std::max<int64_t>(16, CACHED / (int64_t) pitch / 16 * 16);
+    int64_t fit = n_rows <= M ? nc : std::max<int64_t>(16, CACHED / (int64_t) pitch / 16 * 16);
+    if (super<BLOCK>::known && n_rows > FEW) {
+        fit = n_rows <= M ? widest::COLUMNS : 16;
+    }
     for (int64_t x = 0; x < nc; x += fit) {
-        const int64_t now = std::min(fit, nc - x);
+        int64_t      now  = std::min(fit, nc - x), of_w = pitch;
+        const char * here = w + x * pitch;
+        if (super<BLOCK>::known && n_rows > FEW) {
+            if constexpr (super<BLOCK>::known) {
+                here = unpacked_columns<BLOCK>(n / QK_K, here, &of_w, &now);
+                fit  = now;
+            }
+        }
         for (int64_t done = 0, parts = (n_rows + M - 1) / M; parts > 0; parts--) {
             const int64_t count = (n_rows - done) / parts;
-            BY_ROWS[count - 1](n, now, s + done * bs + x, bs, w + x * pitch, pitch, rows + done * stride, stride,
+            BY_ROWS[count - 1](n, now, s + done * bs + x, bs, here, of_w, rows + done * stride, stride,
                                more + done * per_row);
             done += count;
         }
@@ -794,6 +831,9 @@ static void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
     switch (type) {
         case GGML_TYPE_Q5_K:
             single ? dots(params, dst, rows, stride) : by_columns<block_q5_K>(params, dst, rows, stride);
+            break;
+        case GGML_TYPE_Q2_K:
+            single ? dots(params, dst, rows, stride) : by_columns<block_q2_K>(params, dst, rows, stride);
             break;
         case GGML_TYPE_Q3_K:
             single ? dots(params, dst, rows, stride) : by_columns<block_q3_K>(params, dst, rows, stride);
