@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -17,9 +18,11 @@ import pytest
 from specllama import LLM, SamplingParams
 from specllama.errors import NetworkError, UsageError
 from specllama.llama.devices import Device
+from specllama.llama.library import KERNELS
 from specllama.worker.rpc.serve import chosen
 from tests.support import tinygguf
 from tests.support.command import Command
+from tests.support.paths import ROOT
 from tests.support.rpc_worker import RpcWorker, rpc_worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -342,6 +345,42 @@ class TestWorker:
             assert not kept[0].exists()
             again = shared.generate(*ask, "--rpc", worker.endpoint)
         assert here.out == first.out == again.out
+
+
+ROWS = """
+import os, sys, time
+from specllama.config.load import ModelSettings
+from specllama.core.engine import Engine
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sequence import Request
+from specllama.data import EMBEDDED_TARGET
+from specllama.llama.context import LlamaContext
+from specllama.llama.model import LlamaModel
+from specllama.llama.rpc import add_worker
+from specllama.worker.calibrate import measure
+add_worker(sys.argv[1])
+model = LlamaModel(ModelSettings(path=str(EMBEDDED_TARGET), devices=("RPC0",), n_gpu_layers=99))
+context = LlamaContext(model, 512)
+engine = Engine(context, Fixed([], 0), end_ids=(), clock=time.perf_counter)
+ids = model.tokenize("def load(path):" * 20, model.adds_bos, False)
+engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 0))
+while engine.busy:
+    engine.step()
+found = measure(context, 0, ids, 2.0, time.perf_counter)
+print(found.unlike, found.epsilon, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not KERNELS.level, reason="a worker is only exact with the kernels")
+def test_rows_of_a_worker_are_bit_equal_alone_and_among_others(shared: Command) -> None:
+    """This process multiplies nothing: only the worker's kernels matter."""
+    environ = os.environ | {"SPECLLAMA_KERNELS": "off", "PYTHONPATH": str(ROOT)}
+    with rpc_worker(shared) as worker:
+        program = [sys.executable, "-c", ROWS, worker.endpoint]
+        done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "None 0.0\n", done.stderr
 
 
 def free_port() -> str:

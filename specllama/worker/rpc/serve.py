@@ -18,6 +18,7 @@ from specllama.client import protocol
 from specllama.client.model_info import DeviceInfo
 from specllama.errors import ResourceError, UsageError, option
 from specllama.llama.devices import Device, devices
+from specllama.llama.library import KERNELS
 from specllama.llama.log import show_log
 from specllama.llama.rpc import bound_memory, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
@@ -95,6 +96,8 @@ def _announce(port: int, found: protocol.Serving, send: Send) -> None:
     with listener:
         sockets.keep_alive(listener)
     send(found)
+    if KERNELS.reason:
+        send(protocol.Notice(f"specllama's kernels are not used: {KERNELS.reason}"))
 
 
 @dataclass(slots=True)
