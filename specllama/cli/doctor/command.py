@@ -40,11 +40,12 @@ def examine(workers: str | None = None) -> tuple[dict[str, Any], list[Problem]]:
     from specllama.cli.doctor import engine, files, hub, machine, setup
 
     problems: list[Problem] = []
-    rpc = {} if workers is None else {"rpc": setup.workers(workers, problems)}
     probe = hub.Probe(os.environ)  # answers while the engine starts
     started = engine.engine(problems)
-    if rpc:
-        engine.check_rpc(started, problems)
+    rpc = {}
+    if workers is not None:
+        engine.check_rpc(started, problems)  # first: `run` ends with this one
+        rpc["rpc"] = setup.workers(workers, problems)
     report = {
         "schema": SCHEMA,
         "versions": machine.versions(started),
