@@ -116,3 +116,11 @@ def test_a_loadable_backend_is_found() -> None:
     found = kernels._with_cpu(Linked())
     assert ctypes.cast(found.ggml_graph_compute, ctypes.c_void_p).value is not None
     assert kernels._with_cpu(ggml) is ggml
+
+
+def test_aarch64_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
+    reason = "how fast they are on aarch64 has not been measured; SPECLLAMA_KERNELS=on uses them"
+    assert kernels.load(ggml, {}) == kernels.Kernels("", reason, "")
+    assert not kernels.must_compile({})
+    assert set(kernel_build.objects("aarch64")) == {"plugin.o", "neon.o"}
