@@ -44,6 +44,24 @@ template <> struct small<block_q5_1> {
     static float min(const block_q5_1 & w) { return float_of(w.data.data.m); }
 };
 
+inline float scale_of(const block_mxfp4 & w) {  // numbers are twofold; 2^-127, and less, is taken for 0
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(w.e > 1 ? (w.e - 1) << 23 : 0)));
+}
+
+template <> struct small<block_iq4_nl> {
+    using row = block_q8_0;
+    static constexpr bool known = true, is_signed = true;
+    static __m256i numbers(const block_iq4_nl & w) { return narrow::looked_up(numbers_of_iq4(), nibbles(w.qs)); }
+    static float min(const block_iq4_nl &) { return 0; }
+};
+
+template <> struct small<block_mxfp4> {
+    using row = block_q8_0;
+    static constexpr bool known = true, is_signed = true;
+    static __m256i numbers(const block_mxfp4 & w) { return narrow::looked_up(numbers_of_mxfp4(), nibbles(w.qs)); }
+    static float min(const block_mxfp4 &) { return 0; }
+};
+
 struct more_small {
     float  d;
     float  part;  // an eighth of the sum of the block's values, which each of eight lanes multiplies with the minimum
@@ -51,7 +69,7 @@ struct more_small {
 };
 
 template <typename BLOCK> inline float scale_of(const BLOCK & a) {
-    ggml_half first;  // of every block of these types
+    ggml_half first;  // of every other block of these types
     memcpy(&first, &a, sizeof(first));
     return float_of(first);
 }

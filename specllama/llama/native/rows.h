@@ -76,6 +76,13 @@ struct narrow {
         const __m128i d = _mm_loadu_si128((const __m128i *) group);
         return _mm256_cvtph_ps(_mm_shuffle_epi32(d, _MM_SHUFFLE(3, 1, 2, 0)));
     }
+    static floats powers(__m128i group, __m128i) {  // 16-bit exponents, as those of MXFP4, whose numbers are twofold
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_shuffle_epi32(group, _MM_SHUFFLE(3, 1, 2, 0))), 23));
+    }
+    static ints looked_up(__m128i table, ints at) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at); }
+    static ints plus_signed(ints sum, ints w, ints a) {  // sums of 32 bits
+        return _mm256_add_epi32(sum, whole(plus(zero(), _mm256_abs_epi8(w), _mm256_sign_epi8(a, w))));
+    }
     static ints pairs(__m128i group, __m128i) {  // pairs of bytes, one per column, as 16-bit values
         return _mm256_cvtepu8_epi16(_mm_shuffle_epi32(group, _MM_SHUFFLE(3, 1, 2, 0)));
     }
@@ -157,6 +164,9 @@ struct narrow {
     // F16: values as floats, and the number of rows that fit in registers.
     static constexpr int FLOATS = 8, MOST_F16 = 3;
     static floats from_f16(const ggml_half * w) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) w)); }
+    static floats from_bf16(const ggml_bf16_t * w) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) w)), 16));
+    }
     static floats load(const float * from) { return _mm256_loadu_ps(from); }
     static void   keep(float * to, floats numbers) { _mm256_storeu_ps(to, numbers); }
     static floats plus(floats sum, floats a, floats b) { return _mm256_fmadd_ps(a, b, sum); }
@@ -203,6 +213,11 @@ struct wide {
     static floats halves(const ggml_half * group, const ggml_half * next) {
         return _mm512_cvtph_ps(in_turn(_mm_loadu_si128((const __m128i *) group), _mm_loadu_si128((const __m128i *) next)));
     }
+    static floats powers(__m128i group, __m128i next) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(in_turn(group, next)), 23));
+    }
+    static ints looked_up(__m128i table, ints at) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at); }
+    static ints plus_signed(ints sum, ints, ints) { return sum; }  // not needed: SUMMED is 4
     static ints pairs(__m128i group, __m128i next) { return _mm512_cvtepu8_epi16(in_turn(group, next)); }
     static void store(float * to, floats sums) {
         const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
@@ -261,6 +276,9 @@ struct wide {
 
     static constexpr int FLOATS = 16, MOST_F16 = 6;
     static floats from_f16(const ggml_half * w) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) w)); }
+    static floats from_bf16(const ggml_bf16_t * w) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) w)), 16));
+    }
     static floats load(const float * from) { return _mm512_loadu_ps(from); }
     static void   keep(float * to, floats numbers) { _mm512_storeu_ps(to, numbers); }
     static floats plus(floats sum, floats a, floats b) { return _mm512_fmadd_ps(a, b, sum); }
@@ -375,6 +393,89 @@ static int64_t rows_q4_0(int64_t n, int64_t nc, float * s, size_t bs, const bloc
                 eights<V>(bytes, ((const block_q8_0 *) (rows + r * stride))[b].qs);
                 const ints sums = V::columns(V::whole(dot<V>(first, bytes)), V::whole(dot<V>(second, bytes)));
                 acc[r] = V::plus(acc[r], V::less(sums, V::words(more.eightfold)), V::times(d, V::all(more.d)));
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            V::store(s + r * bs + x, acc[r]);
+        }
+    }
+    return x;
+}
+
+struct block_iq4_nlx8 {  // as in repack.h: laid out like block_q4_0x8
+    ggml_half d[8];
+    uint8_t   qs[QK4_NL * 4];
+};
+
+struct block_mxfp4x8 {
+    uint8_t e[8];
+    uint8_t qs[QK_MXFP4 * 4];
+};
+
+inline __m128i numbers_of_iq4() {
+    return _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+}
+inline __m128i numbers_of_mxfp4() { return _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12); }
+
+template <typename BLOCK> constexpr bool is_table = false;
+template <> constexpr bool is_table<block_iq4_nlx8> = true;
+template <> constexpr bool is_table<block_mxfp4x8> = true;
+
+template <typename V> static typename V::floats scales_of(const block_iq4_nlx8 & w, const block_iq4_nlx8 & next) {
+    return V::halves(w.d, next.d);
+}
+inline __m128i exponents(const uint8_t * e) {  // 2^-127, and less, is taken for 0
+    const __m128i all = _mm_loadl_epi64((const __m128i *) e);
+    return _mm_cvtepu8_epi16(_mm_subs_epu8(all, _mm_set1_epi8(1)));
+}
+template <typename V> static typename V::floats scales_of(const block_mxfp4x8 & w, const block_mxfp4x8 & next) {
+    return V::powers(exponents(w.e), exponents(next.e));
+}
+
+template <typename V, typename BLOCK, int R>  // IQ4_NL and MXFP4 in groups: each four bits are looked up
+static int64_t rows_table(int64_t n, int64_t nc, float * s, size_t bs, const BLOCK * weights, const char * rows,
+                          size_t stride, const of_q8_0 * of) {
+    using ints = typename V::ints;
+    // Numbers become unsigned by adding MORE, except where sums of 16 bits would overflow.
+    constexpr bool IQ4 = std::is_same_v<BLOCK, block_iq4_nlx8>, SIGNED = IQ4 && V::SUMMED == 2;
+    constexpr int  MORE = SIGNED ? 0 : IQ4 ? 128 : 16;
+    const __m128i  table = _mm_add_epi8(IQ4 ? numbers_of_iq4() : numbers_of_mxfp4(), _mm_set1_epi8((char) MORE));
+    const int64_t  nb = n / QK8_0;
+    int64_t x = 0;
+    for (; x + 8 * V::GROUPS <= nc; x += 8 * V::GROUPS) {
+        const BLOCK * w    = weights + x / 8 * nb;
+        const BLOCK * next = w + (V::GROUPS - 1) * nb;
+        typename V::floats acc[R];
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc[r] = V::none();
+        }
+        for (int64_t b = 0; b < nb; b++) {
+            ahead<V, R>(w + b, next + b, nb);
+            ints first[4], second[4];  // as in eights()
+            SPECLLAMA_UNROLL
+            for (int i = 0; i < 2; i++) {
+                ints one, two;
+                V::load(&one, &two, w[b].qs + 64 * i, next[b].qs + 64 * i);
+                first[i]      = V::looked_up(table, V::both(one, V::bytes(15)));
+                second[i]     = V::looked_up(table, V::both(two, V::bytes(15)));
+                first[i + 2]  = V::looked_up(table, V::both(V::high(one), V::bytes(15)));
+                second[i + 2] = V::looked_up(table, V::both(V::high(two), V::bytes(15)));
+            }
+            const typename V::floats d = scales_of<V>(w[b], next[b]);
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const of_q8_0 & more = of[r * nb + b];
+                ints bytes[4], one = V::zero(), two = V::zero();
+                eights<V>(bytes, ((const block_q8_0 *) (rows + r * stride))[b].qs);
+                SPECLLAMA_UNROLL
+                for (int i = 0; i < 4; i++) {
+                    one = SIGNED ? V::plus_signed(one, first[i], bytes[i]) : V::plus(one, first[i], bytes[i]);
+                    two = SIGNED ? V::plus_signed(two, second[i], bytes[i]) : V::plus(two, second[i], bytes[i]);
+                }
+                const ints sums = SIGNED ? V::columns(one, two) : V::columns(V::whole(one), V::whole(two));
+                acc[r] = V::plus(acc[r], V::less(sums, V::words(more.eightfold * (MORE / 8))), V::times(d, V::all(more.d)));
             }
         }
         SPECLLAMA_UNROLL
@@ -577,18 +678,22 @@ static int64_t rows_q8_0(int64_t n, int64_t nc, float * s, size_t bs, const char
     return x;
 }
 
-static const float * floats_of_f16(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
+template <typename V> static typename V::floats widen(const ggml_half * from) { return V::from_f16(from); }
+template <typename V> static typename V::floats widen(const ggml_bf16_t * from) { return V::from_bf16(from); }
+
+template <typename T>  // ggml_half or ggml_bf16_t
+static const float * floats_of_16_bits(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
     float * of = scratch<float>(n_rows * n);
     for (int64_t r = 0; r < n_rows; r++) {
         for (int64_t i = 0; i < n; i += widest::FLOATS) {
-            widest::keep(of + r * n + i, widest::from_f16((const ggml_half *) (rows + r * stride) + i));
+            widest::keep(of + r * n + i, widen<widest>((const T *) (rows + r * stride) + i));
         }
     }
     return of;
 }
 
-template <typename V, int R, int C>  // C columns at once
-static int64_t rows_f16(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch, const float * of) {
+template <typename V, typename T, int R, int C>  // C columns at once
+static int64_t rows_16_bits(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch, const float * of) {
     int64_t x = 0;
     for (; x + C <= nc; x += C) {
         const char * w = weights + x * pitch;
@@ -608,8 +713,8 @@ static int64_t rows_f16(int64_t n, int64_t nc, float * s, size_t bs, const char 
             }
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
-                const ggml_half * from = (const ggml_half *) (w + c * pitch) + i;
-                const typename V::floats numbers = V::from_f16(from);
+                const T * from = (const T *) (w + c * pitch) + i;
+                const typename V::floats numbers = widen<V>(from);
                 prefetch<R>((const char *) from + C * pitch);
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {
@@ -632,7 +737,10 @@ static int64_t rows_f16(int64_t n, int64_t nc, float * s, size_t bs, const char 
 #include "supers.h"
 
 template <typename BLOCK>
-constexpr int most = std::is_same_v<BLOCK, ggml_half> ? widest::MOST_F16 : MOST;
+constexpr bool is_16_bits = std::is_same_v<BLOCK, ggml_half> || std::is_same_v<BLOCK, ggml_bf16_t>;
+
+template <typename BLOCK>
+constexpr int most = is_16_bits<BLOCK> ? widest::MOST_F16 : MOST;
 
 template <typename BLOCK, int R>
 static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char * rows,
@@ -640,10 +748,10 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
     int64_t x = 0;
     if constexpr (std::is_same_v<BLOCK, block_q6_K>) {
         rows_q6_k<widest, R>(n, nc, s, bs, w, pitch, rows, stride);
-    } else if constexpr (std::is_same_v<BLOCK, ggml_half>) {
+    } else if constexpr (is_16_bits<BLOCK>) {
         const float * of = (const float *) more;
-        x = rows_f16<widest, R, R == 1 ? 6 : 4>(n, nc, s, bs, w, pitch, of);
-        rows_f16<widest, R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
+        x = rows_16_bits<widest, BLOCK, R, R == 1 ? 6 : 4>(n, nc, s, bs, w, pitch, of);
+        rows_16_bits<widest, BLOCK, R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
     } else if constexpr (std::is_same_v<BLOCK, block_q8_0>) {
         const more_q8_0 * of = (const more_q8_0 *) more;
         if (R > 1) {  // for one row, reading column after column is faster
@@ -665,6 +773,12 @@ static void at_once(int64_t n, int64_t nc, float * s, size_t bs, const char * w,
             x = rows_small<widest, BLOCK, R>(n, nc, s, bs, w, pitch, of);
         }
         rows_small<narrow, BLOCK, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
+    } else if constexpr (is_table<BLOCK>) {
+        const of_q8_0 * of = (const of_q8_0 *) more;
+        if (R > 1) {
+            x = rows_table<widest, BLOCK, R>(n, nc, s, bs, (const BLOCK *) w, rows, stride, of);
+        }
+        rows_table<narrow, BLOCK, R>(n, nc - x, s + x, bs, (const BLOCK *) (w + x * pitch), rows, stride, of);
     } else if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
         const of_q8_0 * of = (const of_q8_0 *) more;
         if (R > 1) {  // for one row, reading group after group is faster
@@ -719,7 +833,7 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
                                          at_once<BLOCK, M < 8 ? M : 8> };
     const char * more  = nullptr;
     size_t       per_row = 0;  // bytes per row
-    if constexpr (std::is_same_v<BLOCK, block_q4_0>) {
+    if constexpr (std::is_same_v<BLOCK, block_q4_0> || is_table<BLOCK>) {
         more    = (const char *) all_of_q8_0(n / QK8_0, rows, stride, n_rows);
         per_row = n / QK8_0 * sizeof(of_q8_0);
     } else if constexpr (std::is_same_v<BLOCK, block_q4_K>) {
@@ -734,8 +848,8 @@ static void batch(int64_t n, int64_t nc, float * s, size_t bs, const char * w, s
     } else if constexpr (small<BLOCK>::known) {
         more    = (const char *) more_of_small<BLOCK>(n / QK8_0, rows, stride, n_rows);
         per_row = n / QK8_0 * sizeof(more_small);
-    } else if constexpr (std::is_same_v<BLOCK, ggml_half>) {
-        more    = (const char *) floats_of_f16(n, rows, stride, n_rows);
+    } else if constexpr (is_16_bits<BLOCK>) {
+        more    = (const char *) floats_of_16_bits<BLOCK>(n, rows, stride, n_rows);
         per_row = n * sizeof(float);
     }
     int64_t fit = n_rows <= M ? nc : std::max<int64_t>(16, CACHED / (int64_t) pitch / 16 * 16);
@@ -789,14 +903,15 @@ inline bool multiplies(const ggml_tensor * dst, layout stored) {
         return false;
     }
     if (stored == layout::groups) {
-        return w->type == GGML_TYPE_Q4_0 || w->type == GGML_TYPE_Q4_K;
+        return w->type == GGML_TYPE_Q4_0 || w->type == GGML_TYPE_Q4_K ||
+               ((w->type == GGML_TYPE_IQ4_NL || w->type == GGML_TYPE_MXFP4) && rows_of(a) < PROMPT);
     }
     if (w->nb[1] != specllama_ggml.row_size(w->type, w->ne[0])) {
         return false;
     }
     switch (w->type) {
         case GGML_TYPE_F16:  // llama.cpp's kernel for prompts sums odd columns in another order
-            return w->ne[0] % widest::FLOATS == 0 && rows_of(a) < PROMPT;
+        case GGML_TYPE_BF16: return w->ne[0] % widest::FLOATS == 0 && rows_of(a) < PROMPT;
         case GGML_TYPE_Q6_K: return rows_of(a) < PROMPT;  // for prompts llama.cpp's kernel is faster
         case GGML_TYPE_Q8_0:
         case GGML_TYPE_Q4_1:
@@ -842,6 +957,15 @@ static void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
             single ? dots(params, dst, rows, stride) : by_columns<block_iq4_xs>(params, dst, rows, stride);
             break;
         case GGML_TYPE_F16: by_columns<ggml_half>(params, dst, rows, stride); break;
+        case GGML_TYPE_BF16: by_columns<ggml_bf16_t>(params, dst, rows, stride); break;
+        case GGML_TYPE_IQ4_NL:
+            dst->src[0]->extra ? by_columns<block_iq4_nlx8>(params, dst, rows, stride)
+                               : by_columns<block_iq4_nl>(params, dst, rows, stride);
+            break;
+        case GGML_TYPE_MXFP4:
+            dst->src[0]->extra ? by_columns<block_mxfp4x8>(params, dst, rows, stride)
+                               : by_columns<block_mxfp4>(params, dst, rows, stride);
+            break;
         case GGML_TYPE_Q4_0: // in groups, as Q4_K; else as the other types
             dst->src[0]->extra ? by_columns<block_q4_0>(params, dst, rows, stride) : dots(params, dst, rows, stride);
             break;
