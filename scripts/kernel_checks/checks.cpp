@@ -466,8 +466,13 @@ void products() {
     for (ggml_type type : types) {
         const int64_t block = std::max<int64_t>(ggml_blck_size(type), 8);
         for (int64_t blocks : {1, 2, 5}) {
+#if defined(__aarch64__)
+            if (type == GGML_TYPE_Q5_0 && blocks % 2 == 1) {
+                continue;  // GCC 12 compiles ggml's product of an odd number of blocks for i8mm into a wrong one
+            }
+#endif
             for (int64_t columns : {1, 2, 7, 8, 13, 24, 37, 80}) {
-                if (few && (blocks == 1 || (columns != 7 && columns != 24))) {
+                if (few && (blocks == (type == GGML_TYPE_Q5_0 ? 5 : 1) || (columns != 7 && columns != 24))) {
                     continue;
                 }
                 const int64_t n = block < 32 && blocks == 5 ? 528 : blocks * block;
