@@ -103,7 +103,8 @@ def _compile(compiler: list[str], directory: Path, report: Callable[[float], Non
     jobs = list(objects(platform.machine()).items())
     for i in range(0, len(jobs), 2):
         report(i / len(jobs))
-        commands = [[*compiler, *FLAGS, "-c", *given, "-o", name] for name, given in jobs[i : i + 2]]
+        pair = [(name, _known(compiler, given)) for name, given in jobs[i : i + 2]]
+        commands = [[*compiler, *FLAGS, "-c", *given, "-o", name] for name, given in pair]
         _run(commands, directory)
     # libstdc++ is not linked statically: llama.cpp needs it anyway, Fedora's g++ lacks libstdc++.a, and with
     # Debian's the object would need a newer C library.
@@ -111,6 +112,17 @@ def _compile(compiler: list[str], directory: Path, report: Callable[[float], Non
     if not (directory / OBJECT.name).exists():
         raise Unusable(f"{compiler[0]} has compiled nothing")
     return directory / OBJECT.name
+
+
+def _known(compiler: list[str], given: list[str]) -> list[str]:
+    """The arguments without the instruction sets of LEVELS that the compiler does not know: GCC has -mavxvnni
+    since version 11. The level is then compiled like the one below it.
+    """
+    extra = [option for options in LEVELS.values() for option in options if option in given]
+    trial = [*compiler, *extra, "-fsyntax-only", "-x", "c++", os.devnull]
+    if not extra or subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0:
+        return given
+    return [option for option in given if option not in extra]
 
 
 def _run(commands: list[list[str]], directory: Path) -> None:

@@ -124,3 +124,18 @@ def test_aarch64_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert kernels.load(ggml, {}) == kernels.Kernels("", reason, "")
     assert not kernels.must_compile({})
     assert set(kernel_build.objects("aarch64")) == {"plugin.o", "neon.o"}
+
+
+def test_a_compiler_that_does_not_know_an_instruction_set(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"  # like GCC 10; writes down what it is called with
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *-mavxvnni*) exit 1;; esac\n'
+        'while [ $# -gt 0 ] && [ "$1" != -o ]; do shift; done\n[ -z "$2" ] || echo compiled > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    kernel_build.compile_object(tmp_path / "k.so", {"CXX": str(compiler)})
+    calls = (tmp_path / "calls").read_text().splitlines()
+    levels = [call for call in calls if "-DSPECLLAMA_LEVEL=" in call]
+    assert len(levels) == 3
+    assert ["-mavx512vnni" in call for call in levels] == [False, False, True]
+    assert not any("-mavxvnni" in call for call in levels)
