@@ -174,23 +174,14 @@ inline floats read(const ggml_fp16_t * from) { return widen(from); }
 constexpr int PARTS = CELLS / LANES;  // vectors of a query's scores
 constexpr int COLUMNS = 4 * LANES;    // columns of values that are summed at once
 
-inline bool is_ours(const ggml_tensor * dst) {
+// Whether `attend` can compute the operation.
+inline bool attends(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0], * k = dst->src[1], * v = dst->src[2];
     return q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 &&
            k->ne[0] % LANES == 0 && v->ne[0] % LANES == 0 && k->ne[0] <= WIDEST && v->ne[0] <= WIDEST &&
            k->nb[0] == sizeof(ggml_fp16_t) && v->nb[0] == sizeof(ggml_fp16_t) &&
            k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3] && q->ne[2] % k->ne[2] == 0 && q->ne[3] % k->ne[3] == 0;
 }
-
-// llama.cpp has another kernel for a single row behind 512 cells, and one for prompts; with use_ref there is only one.
-constexpr int64_t PROMPT = 64;
-inline bool is_several_kernels(const ggml_tensor * dst) {
-    const ggml_type k = dst->src[1]->type;
-    return (k == GGML_TYPE_F32 || k == GGML_TYPE_F16) && k == dst->src[2]->type && dst->src[0]->ne[1] < PROMPT;
-}
-
-// Whether `attend` can compute the operation.
-inline bool attends(const ggml_tensor * dst) { return is_ours(dst) || is_several_kernels(dst); }
 
 // One query: one head of one row.
 struct query {
@@ -443,12 +434,6 @@ class attention {
 
 // The whole operation; each thread takes parts as long as there are any.
 inline void attend(const ggml_compute_params * params, ggml_tensor * dst) {
-    if (!is_ours(dst)) {
-        ggml_compute_params one_kernel = *params;
-        one_kernel.use_ref = true;
-        specllama_ggml.attention(&one_kernel, dst);
-        return;
-    }
     const ggml_tensor * q = dst->src[0];
     const int64_t sharing = q->ne[2] / dst->src[1]->ne[2];  // heads
     const auto    parts_of = [&](int64_t heads, int64_t rows) {
