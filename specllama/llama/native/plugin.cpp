@@ -24,7 +24,8 @@ namespace {
 
 const ggml_functions & ggml = specllama_ggml;
 const kernels *        chosen = nullptr;
-const void *           q4_0_groups = nullptr, * q4_K_groups = nullptr;  // virtual tables of repack.cpp's traits
+const void * q4_0_groups = nullptr, * q4_K_groups = nullptr;  // virtual tables of repack.cpp's traits
+const void * iq4_nl_groups = nullptr, * mxfp4_groups = nullptr;
 std::vector<ggml_backend_buffer_type_t> * types = nullptr;              // ggml's list
 std::vector<ggml_backend_buffer_type_t>   without;                      // what it was before
 long computed[2] = {0, 0};  // multiplications and attentions, counted by the first thread of each
@@ -50,7 +51,7 @@ tensor_traits * own_traits(const ggml_tensor * op) {
 
 bool in_groups(const tensor_traits * traits) {
     const void * table = *(const void * const *) traits;
-    return table == q4_0_groups || table == q4_K_groups;
+    return table == q4_0_groups || table == q4_K_groups || table == iq4_nl_groups || table == mxfp4_groups;
 }
 
 constexpr int64_t PROMPT = 64;  // rows
@@ -247,6 +248,8 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
     };
     q4_0_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI10block_q4_0Ll8ELl8EL9ggml_type8EEE");
     q4_K_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI10block_q4_KLl8ELl8EL9ggml_type15EEE");
+    iq4_nl_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI12block_iq4_nlLl8ELl8EL9ggml_type8EEE");
+    mxfp4_groups = table("_ZTVN4ggml3cpu6repack13tensor_traitsI11block_mxfp4Ll8ELl8EL9ggml_type8EEE");
     types   = &list();
     without = *types;
     // Weights packed for AMX have a layout of their own, and GCC 12 compiles ggml's use of AMX into code that crashes
