@@ -137,5 +137,5 @@ def test_a_compiler_that_does_not_know_an_instruction_set(tmp_path: Path) -> Non
     calls = (tmp_path / "calls").read_text().splitlines()
     levels = [call for call in calls if "-DSPECLLAMA_LEVEL=" in call]
     assert len(levels) == 3
-    assert ["-mavx512vnni" in call for call in levels] == [False, False, True]
+    assert ["-mavx512vnni" in call for call in levels].count(True) == 1
     assert not any("-mavxvnni" in call for call in levels)
