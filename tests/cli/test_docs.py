@@ -59,6 +59,7 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "specllama models rm": "the same",
     "specllama bench -m main.gguf -md draft.gguf --report": "takes minutes; the line after it runs",
     "specllama bench -m main.gguf -md draft.gguf --k": "takes minutes",
+    "specllama bench -m main.gguf --without-kernels": "takes minutes; tests/cli/test_bench_command.py has one",
     "specllama bench --server": "takes half a minute; tests/cli/test_bench_server.py runs it",
     "specllama tune": "takes ten seconds or more; tests/cli/test_tune_command.py runs it",
     ".venv/bin/python -m scripts.": "takes minutes to hours",
@@ -98,7 +99,7 @@ class Line:
     @property
     def bare(self) -> str:
         """The text without variables and comment; a backend that is chosen comes as a comment."""
-        text = re.sub(r"^(?:[A-Z_]+=\S+ )+|\s+# .*$", "", self.text)
+        text = re.sub(r"^(?:[A-Z_]+=(?:\"[^\"]*\"|\S)+ )+|\s+# .*$", "", self.text)
         return f"{text} # cuda" if "SPECLLAMA_BACKEND=cuda" in self.text else text
 
 
