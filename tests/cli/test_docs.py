@@ -59,7 +59,7 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "specllama models rm": "the same",
     "specllama bench -m main.gguf -md draft.gguf --report": "takes minutes; the line after it runs",
     "specllama bench -m main.gguf -md draft.gguf --k": "takes minutes",
-    "specllama bench -m main.gguf --without-kernels": "takes minutes; tests/cli/test_bench_command.py has one",
+    "specllama bench -m main.gguf --without-kernels": "takes minutes; test_bench_command.py has one",
     "specllama bench --server": "takes half a minute; tests/cli/test_bench_server.py runs it",
     "specllama tune": "takes ten seconds or more; tests/cli/test_tune_command.py runs it",
     ".venv/bin/python -m scripts.": "takes minutes to hours",
