@@ -18,6 +18,7 @@ from specllama.server.dialects.base import ApiRequest, ApiRoute
 from specllama.server.dialects.llama_server import routes as llama_server
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.http.access import AccessMiddleware
+from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError
 from specllama.server.service import Service
 from specllama.server.supervisor import Say
@@ -46,16 +47,19 @@ def build(service: Service, say: Say) -> Starlette:
     middleware = Middleware(
         AccessMiddleware, service.settings, service.metrics, say, ERRORS, paths, open_paths
     )
+    bodies = BodyReader()
     return Starlette(
-        routes=[Route(r.path, _endpoint(r, service, say), methods=[r.method]) for r in ROUTES],
+        routes=[Route(r.path, _endpoint(r, service, say, bodies), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],
         exception_handlers={SpecllamaError: _on_error, HTTPException: _on_routing_error},
     )
 
 
-def _endpoint(route: ApiRoute, service: Service, say: Say) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(
+    route: ApiRoute, service: Service, say: Say, bodies: BodyReader
+) -> Callable[[Request], Awaitable[Response]]:
     async def respond(http: Request) -> Response:
-        return await route.endpoint(ApiRequest(http, service, say))
+        return await route.endpoint(ApiRequest(http, service, say, bodies))
 
     return respond
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from specllama.errors import NotFoundError
 from specllama.server.dialects.fields import Model, checked
 from specllama.server.dialects.writer import DialectWriter
-from specllama.server.http import body
+from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody
 from specllama.server.requests import CompletionSpec
 from specllama.server.response import Limits, StreamingResponse
@@ -28,10 +28,12 @@ from specllama.server.supervisor import Say
 
 
 class ApiRequest:
-    """One HTTP request, and the operations of its endpoint. say: gets lines for the operator."""
+    """One HTTP request, and the operations of its endpoint. say: gets lines for the operator. bodies: reads
+    the bodies of all requests.
+    """
 
-    def __init__(self, http: Request, service: Service, say: Say) -> None:
-        self._http, self._say = http, say
+    def __init__(self, http: Request, service: Service, say: Say, bodies: BodyReader) -> None:
+        self._http, self._say, self._bodies = http, say, bodies
         self.service, self.settings, self.supervisor = service, service.settings, service.supervisor
 
     @property
@@ -40,7 +42,7 @@ class ApiRequest:
 
     async def body(self, model: type[Model]) -> Model:
         """The body, parsed and checked as this model. Raises UsageError, which names the field."""
-        return await body.read(self._http, partial(checked, model), self.settings.client_seconds)
+        return await self._bodies.read(self._http, partial(checked, model), self.settings.client_seconds)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError for a model that is not served. None: the served one."""

@@ -1,15 +1,25 @@
 """From the JSON object of a request to a checked pydantic model; the fields that have no effect here.
 
-A field that would change the text and is not supported is an error that names it. null means absent.
+A field that would change the text and is not supported is an error that names it. null means absent. Every
+list and object has a bound, AtMost or SMALL, that is checked before anything is made of its items.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
 
@@ -61,12 +71,79 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, with the values that would change nothing."""
 Model = TypeVar("Model", bound=BaseModel)
+MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
 
 
 class Body(BaseModel):
     """The base of all bodies: no unknown fields, no values of another type, finite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_one_unknown(cls, data: Any) -> Any:
+        """Of very many unknown fields one is enough for an error."""
+        known = _names(cls)
+        if not isinstance(data, Mapping) or len(data) <= len(known):
+            return data
+        unknown = next(name for name in data if name not in known)
+        return {name: value for name, value in data.items() if name in known} | {unknown: data[unknown]}
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """The annotation of a list or object with `least` to `most` items: more are refused before any of them is
+    checked, and of a list one wrong item is enough.
+    """
+
+    most: int
+    least: int = 0
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: dict[str, Any] = {**handler(source), "max_length": self.most, "min_length": self.least}
+        if schema["type"] == "list":
+            schema["fail_fast"] = True
+        return core_schema.no_info_before_validator_function(self._counted, cast("CoreSchema", schema))
+
+    def _counted(self, value: Any) -> Any:
+        if isinstance(value, (list, dict)) and len(value) > self.most:
+            raise ValueError(f"must have at most {self.most} items, not {len(value)}")
+        return value
+
+
+def _small(value: Any) -> Any:
+    """The value, if it is not much JSON; counting ends at the limit. Raises ValueError."""
+    size, todo = 0, [value]
+    while todo:
+        one = todo.pop()
+        size += len(one) + 2 if isinstance(one, (str, list, dict)) else 1
+        if size > MAX_JSON:
+            raise ValueError(f"must be at most {MAX_JSON} characters of JSON")
+        if isinstance(one, dict):
+            todo += one
+            todo += one.values()
+        elif isinstance(one, list):
+            todo += one
+    return value
+
+
+class _Small:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_small, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "x-max-characters": MAX_JSON}
+
+
+SMALL = _Small()
+"""The annotation of a value of any form: at most MAX_JSON characters of JSON."""
 
 
 class FieldError(UsageError):

@@ -1,4 +1,4 @@
-"""From the bytes of a request's body to a JSON object, within limits of size, time and depth.
+"""From the bytes of a request's body to a JSON object, within limits of size, time, depth and values.
 
 Knows no fields: what the object must hold is for its caller to check.
 """
@@ -13,71 +13,94 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from specllama.errors import UsageError
+from specllama.errors import BusyError, UsageError
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError
 
 MAX_BYTES, MAX_DEPTH = 4 * 1024 * 1024, 64
+MAX_VALUES, MAX_TEXTS, MAX_CONTAINERS = 2**18, 2**16, 2**14  # of a body; keys are texts
+MAX_HELD = 16 * MAX_BYTES  # bytes of all large bodies that have arrived and are not checked yet
 _LARGE = 64 * 1024  # bytes; larger bodies are parsed in a thread, so that other requests do not wait
 _DISCARDED = 8 * MAX_BYTES  # bytes read of a body that is too large, so that its sender reads the answer
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 Checked = TypeVar("Checked")
 
 
-async def read(request: Request, check: Callable[[dict[str, Any]], Checked], seconds: float) -> Checked:
-    """The result of `check` on the JSON object in a request's body, which must arrive within `seconds`.
-
-    Raises UsageError, BodyTooLargeError, BodyTooSlowError, and what `check` raises.
+class BodyReader:
+    """Reads the bodies of all requests: large ones one after the other, each in a thread, and no more of them
+    at once than MAX_HELD.
     """
-    body = await _received(request, seconds)
 
-    def work() -> Checked:
-        return check(parse(body))
+    def __init__(self) -> None:
+        self._turn = asyncio.Semaphore()
+        self._held = 0  # bytes
 
-    return await asyncio.to_thread(work) if len(body) > _LARGE else work()
+    async def read(
+        self, request: Request, check: Callable[[dict[str, Any]], Checked], seconds: float
+    ) -> Checked:
+        """The result of `check` on the JSON object in a request's body, which must arrive within `seconds`.
+
+        Raises UsageError, BodyTooLargeError, BodyTooSlowError, BusyError while too many large bodies are
+        held, and what `check` raises.
+        """
+        data = bytearray()
+        try:
+            await self._receive(request, data, seconds)
+            if len(data) <= _LARGE:
+                return check(parse(data))
+            async with self._turn:
+                return await asyncio.to_thread(lambda: check(parse(data)))
+        finally:
+            self._held -= _counted(len(data))
+
+    async def _receive(self, request: Request, data: bytearray, seconds: float) -> None:
+        """Collect a body in `data`."""
+        given = request.headers.get("content-length", "0")
+        too_large = given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES
+        size = 0
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    too_large = too_large or size > MAX_BYTES
+                    before = _counted(len(data))
+                    if too_large:
+                        data.clear()
+                    else:
+                        data += part
+                    self._held += _counted(len(data)) - before
+                    if self._held > MAX_HELD:
+                        raise BusyError("too many large bodies arrive at once", "ask again later")
+                    if size > _DISCARDED:
+                        break
+        except TimeoutError:
+            raise BodyTooSlowError(f"the body did not arrive within {seconds:g} s") from None
+        except ClientDisconnect:
+            raise UsageError("the client left before its request was complete") from None
+        if too_large:
+            raise BodyTooLargeError(f"the body has more than {MAX_BYTES} bytes")
 
 
-async def _received(request: Request, seconds: float) -> bytes:
-    given = request.headers.get("content-length", "0")
-    too_large = given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES
-    parts, size = list[bytes](), 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                size += len(part)
-                too_large = too_large or size > MAX_BYTES
-                if too_large:
-                    parts.clear()
-                else:
-                    parts.append(part)
-                if size > _DISCARDED:
-                    break
-    except TimeoutError:
-        raise BodyTooSlowError(f"the body did not arrive within {seconds:g} s") from None
-    except ClientDisconnect:
-        raise UsageError("the client left before its request was complete") from None
-    if too_large:
-        raise BodyTooLargeError(f"the body has more than {MAX_BYTES} bytes")
-    return b"".join(parts)
+def _counted(size: int) -> int:
+    """The bytes of a body that count towards MAX_HELD: those of large ones."""
+    return size if size > _LARGE else 0
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytes | bytearray) -> dict[str, Any]:
     """Parse bytes as a JSON object. Raises UsageError."""
     try:
-        data = json.loads(body, parse_constant=_refuse)
-    except RecursionError:
-        raise UsageError(f"the body is nested deeper than {MAX_DEPTH} levels") from None
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError("the body is not UTF-8") from None
+    _check_counts(body)
+    try:
+        data = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise _too_deep() from None
     except ValueError as error:
         raise UsageError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise UsageError("the body must be a JSON object")
-    _check_depth(data)
-    if _SURROGATE.search(body):
-        try:
-            json.dumps(data, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise UsageError("a text in the body has a lone surrogate, which is no character") from None
+    _check_values(data, surrogates=_SURROGATE.search(body) is not None)
     return data
 
 
@@ -85,11 +108,51 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def _check_depth(data: dict[str, Any]) -> None:
+def _check_counts(body: bytes | bytearray) -> None:
+    """Refuse what would take long to build, by counting bytes. Raises UsageError."""
+    if len(body) <= _LARGE or not _exceeded(body, body):
+        return
+    plain = body.replace(rb"\\", b"//").replace(rb"\"", b"//")  # each quote begins or ends a text now
+    if plain.count(b'"') <= 2 * MAX_TEXTS:
+        outside = b"".join(plain.split(b'"')[::2])
+        if not (most := _exceeded(plain, outside)):
+            return
+    else:
+        most = f"{MAX_TEXTS} texts"
+    raise UsageError(f"the body has more than {most}")
+
+
+def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
+    """The limit that is exceeded, "" if none is. outside: the body without its texts."""
+    if outside.count(b",") >= MAX_VALUES:
+        return f"{MAX_VALUES} values"
+    if outside.count(b"[") + outside.count(b"{") > MAX_CONTAINERS:
+        return f"{MAX_CONTAINERS} lists and objects"
+    return f"{MAX_TEXTS} texts" if body.count(b'"') > 2 * MAX_TEXTS else ""
+
+
+def _check_values(data: dict[str, Any], surrogates: bool) -> None:
+    """Check the depth and, if `surrogates`, each text. Raises UsageError."""
     todo: list[tuple[Any, int]] = [(data, 1)]
     while todo:
         value, level = todo.pop()
         if level > MAX_DEPTH:
-            raise UsageError(f"the body is nested deeper than {MAX_DEPTH} levels")
+            raise _too_deep()
         inside = value.values() if isinstance(value, dict) else value
         todo += [(item, level + 1) for item in inside if isinstance(item, (dict, list))]
+        if surrogates:
+            _check_texts(inside)
+            _check_texts(value)
+
+
+def _check_texts(values: Any) -> None:
+    for value in values:
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise UsageError("a text in the body has a lone surrogate, which is no character") from None
+
+
+def _too_deep() -> UsageError:
+    return UsageError(f"the body is nested deeper than {MAX_DEPTH} levels")

@@ -19,11 +19,11 @@ from specllama.errors import (
     SpecllamaError,
     UsageError,
 )
-from specllama.server.app import ERRORS
+from specllama.server.app import ERRORS, ROUTES
 from specllama.server.dialects.fields import checked
 from specllama.server.dialects.llama_server.requests import TokenizeRequest
-from specllama.server.http import body
 from specllama.server.http.access import Keys, unexpected
+from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import (
     BodyTooLargeError,
     BodyTooSlowError,
@@ -97,20 +97,26 @@ class TestErrors:
         assert ERRORS.response(MethodError("no", details={"allow": "GET"})).headers["allow"] == "GET"
 
 
+def request(parts, headers=()) -> Request:
+    """A request with a body in parts, each with whether more follows; None for one that never comes."""
+
+    async def sent():
+        for part, more in parts:
+            if part is None:
+                await asyncio.sleep(60)
+            yield {"type": "http.request", "body": part, "more_body": more}
+
+    messages = sent()
+    return Request({"type": "http", "method": "POST", "headers": list(headers)}, lambda: anext(messages))
+
+
 class TestBodies:
     def read(self, parts, headers=(), seconds=30.0) -> TokenizeRequest:
-        async def receive():
-            return await anext(messages)
+        async def received() -> TokenizeRequest:
+            check = partial(checked, TokenizeRequest)
+            return await BodyReader().read(request(parts, headers), check, seconds)
 
-        async def sent():
-            for part, more in parts:
-                if part is None:
-                    await asyncio.sleep(60)
-                yield {"type": "http.request", "body": part, "more_body": more}
-
-        messages = sent()
-        scope = {"type": "http", "method": "POST", "headers": list(headers)}
-        return asyncio.run(body.read(Request(scope, receive), partial(checked, TokenizeRequest), seconds))
+        return asyncio.run(received())
 
     def test_a_body_may_come_in_parts(self) -> None:
         assert self.read([(b'{"content"', True), (b': "a"}', False)]).content == "a"
@@ -127,6 +133,61 @@ class TestBodies:
         with pytest.raises(BodyTooLargeError):
             self.read([(part, True)] * 100)
         assert self.read([(b'{"content": "' + part + b'"}', False)]).content == part.decode()
+
+    @pytest.mark.parametrize(
+        ("item", "n", "needle"),
+        [
+            ("-1", 300_000, "values"),
+            ('""', 100_000, "texts"),
+            (r'"\",\""', 100_000, "texts"),
+            ("[]", 20_000, "lists"),
+            ("{}", 60_000, "objects"),
+        ],
+    )
+    def test_a_body_of_very_many_values_is_refused_before_any_is_made(
+        self, item: str, n: int, needle: str
+    ) -> None:
+        body = f'{{"content": [{", ".join([item] * n)}]}}'.encode()
+        with pytest.raises(UsageError, match=needle):
+            self.read([(body, False)])
+
+    @pytest.mark.parametrize("content", ["[{," * 30_000, '\\"' * 70_000, "\\\\" * 50_000 + ",,"])
+    def test_what_a_text_holds_does_not_count(self, content: str) -> None:
+        assert self.read([(json.dumps({"content": content}).encode(), False)]).content == content
+
+    def test_large_bodies_that_arrive_at_once_are_bounded(self, monkeypatch) -> None:
+        monkeypatch.setattr("specllama.server.http.body.MAX_HELD", 300_000)
+        part = json.dumps({"content": "x" * 200_000}).encode()
+
+        async def both() -> list[object]:
+            reader = BodyReader()
+            tasks = [reader.read(request([(part, False)]), dict, 30.0) for _ in range(2)]
+            found: list[object] = await asyncio.gather(*tasks, return_exceptions=True)
+            again = await reader.read(request([(part, False)]), dict, 30.0)
+            assert len(again["content"]) == 200_000
+            return found
+
+        first, second = asyncio.run(both())
+        assert isinstance(first, dict)
+        assert isinstance(second, BusyError)
+
+
+def test_every_list_and_object_of_a_body_has_a_bound() -> None:
+    def walk(value: object, path: str) -> None:
+        if isinstance(value, list):
+            for i, one in enumerate(value):
+                walk(one, f"{path}[{i}]")
+        elif isinstance(value, dict):
+            if value.get("type") == "array":
+                assert value["maxItems"] <= 2**18, path
+            if value.get("type") == "object" and value.get("additionalProperties", True) is not False:
+                assert "maxProperties" in value or "x-max-characters" in value, path
+            for name, one in value.items():
+                walk(one, f"{path}.{name}")
+
+    for route in ROUTES:
+        if route.body is not None:
+            walk(route.body.model_json_schema(), route.path)
 
 
 def test_keys_without_any_key_are_false() -> None:

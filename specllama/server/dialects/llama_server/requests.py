@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specllama.server.dialects.fields import Body
+from specllama.server.dialects.fields import AtMost, Body
 from specllama.server.dialects.openai.chat_request import TemplateInput
+from specllama.server.http.body import MAX_VALUES
 
 
 class TokenizeRequest(Body):
@@ -22,7 +23,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """tokens: ids of the model's vocabulary."""
 
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES)]
 
 
 class TemplateRequest(TemplateInput):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specllama.client import protocol
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import Body, FieldError
+from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Count, SamplingFields, first
 from specllama.text.template_variables import template_variables
 
@@ -33,13 +33,13 @@ class Message(Body):
     """One message. reasoning_content: the reasoning before it, for templates that show it."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    content: str | Annotated[list[TextPart], AtMost(MAX_MESSAGES)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[Any], AtMost(0)] | None = None
     function_call: None = None
-    annotations: list[Any] | None = None
+    annotations: Annotated[list[Any], AtMost(MAX_MESSAGES)] | None = None
     audio: None = None
 
     @property
@@ -61,7 +61,7 @@ class JsonSchema(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Annotated[dict[str, Any], SMALL] | None = Field(None, alias="schema")
 
 
 class ResponseFormat(Body):
@@ -69,7 +69,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Annotated[dict[str, Any], SMALL] | None = Field(None, alias="schema")
 
     def as_schema(self) -> dict[str, Any] | None:
         """The schema that the text must obey, None for free text. Raises FieldError."""
@@ -86,8 +86,8 @@ class TemplateInput(Body):
     """A conversation, and the variables of its chat template."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64, default_factory=dict)]
+    messages: Annotated[list[Message], AtMost(MAX_MESSAGES, 1)]
+    chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
 
     def parts(self) -> tuple[list[dict[str, Any]], str]:

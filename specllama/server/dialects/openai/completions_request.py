@@ -8,17 +8,18 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specllama.client import protocol
-from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.fields import AtMost, FieldError
 from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+from specllama.server.http.body import MAX_VALUES
 
 MAX_PROMPTS, MAX_CHOICES = 64, 64
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 1)]
 
 
 class CompletionRequest(SamplingFields):
     """prompt: a text, ids, or a list of either, each of which has its own choices."""
 
-    prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: str | Ids | Annotated[list[str | Ids], AtMost(MAX_PROMPTS, 1)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
 

@@ -9,7 +9,7 @@ from pydantic import Field, create_model
 
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
-from specllama.server.dialects.fields import Body, FieldError
+from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 16, 256, 1024, MAX_LOGPROBS
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
@@ -39,15 +39,13 @@ class Speculation(Body):
 _TYPES: Mapping[str, Any] = {
     "max_tokens": Count,
     "seed": Annotated[int, Field(ge=-(2**63), lt=2**64)],
-    "stop": Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)],
+    "stop": Stop | Annotated[list[Stop], AtMost(MAX_STOPS)],
     "logit_bias": (
-        Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
-        | Annotated[
-            list[Annotated[list[Any], Field(min_length=2, max_length=2)]], Field(max_length=MAX_BIASES)
-        ]
+        Annotated[dict[str, float], AtMost(MAX_BIASES)]
+        | Annotated[list[Annotated[list[Any], AtMost(2, 2)]], AtMost(MAX_BIASES)]
     ),
-    "grammar": Annotated[str, Field(max_length=64 * 1024)],
-    "json_schema": dict[str, Any] | bool,
+    "grammar": Annotated[str, Field(max_length=MAX_JSON)],
+    "json_schema": Annotated[dict[str, Any], SMALL] | bool,
 }
 """Types of the parameters whose form in JSON differs from that on a command line."""
 

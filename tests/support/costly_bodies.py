@@ -1,0 +1,126 @@
+"""The costliest bodies that clients can send, for every POST route: as large as is accepted, and as large as
+is read before it is refused. Whoever adds a route adds its bodies here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specllama.client import protocol
+from specllama.server.http.body import MAX_BYTES
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_LONG = MAX_BYTES - 200  # bytes of a field that leave room for the others
+_ONE_TOKEN = {"max_tokens": 1}
+
+
+@dataclass(frozen=True)
+class CostlyBody:
+    """A request. command: the message to the engine that it leads to, or would lead to if it were accepted.
+    make: its body.
+    """
+
+    path: str
+    command: type[protocol.Message]
+    name: str
+    make: Callable[[], bytes]
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.name}"
+
+
+def _said(content: Any, **fields: Any) -> Callable[[], bytes]:
+    return lambda: _json(messages=[{"role": "user", "content": content}], **_ONE_TOKEN, **fields)
+
+
+def _asked(**fields: Any) -> Callable[[], bytes]:
+    return lambda: _json(**_ONE_TOKEN, **fields)
+
+
+def _json(**fields: Any) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _body(**fields: Any) -> Callable[[], bytes]:
+    return lambda: _json(**fields)
+
+
+def _filled(before: str, item: str, after: str) -> Callable[[], bytes]:
+    """A list or object that fills a body: `item`, separated by commas, as often as it fits."""
+
+    def make() -> bytes:
+        n = (_LONG - len(before) - len(after)) // (len(item) + 1)
+        return f"{before}{','.join([item] * n)}{after}".encode()
+
+    return make
+
+
+def _numbered(before: str, item: str, after: str) -> Callable[[], bytes]:
+    """The same with a number in each item: {0}."""
+
+    def make() -> bytes:
+        n = (_LONG - len(before) - len(after)) // (len(item) + 6)
+        return f"{before}{','.join([item.replace('{0}', str(i)) for i in range(n)])}{after}".encode()
+
+    return make
+
+
+_MESSAGE = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
+_PARTS = [{"type": "text", "text": "x"}]
+_BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], bytes]]] = {
+    (CHAT, protocol.Generate): {
+        "a text of <, eight answers": _said("<" * _LONG, n=8),
+        "a text of one letter": _said("a" * _LONG),
+        "a text of control tokens": _said("</s><|im_end|>" * (_LONG // 14)),
+        "a text of quotes": _said('"' * (_LONG // 2)),
+        "a text of wide characters": _said("x" + "😀" * (_LONG // 4)),
+        "messages in parts": lambda: _json(
+            messages=[{"role": "user", "content": _PARTS * 16}] * 4096, **_ONE_TOKEN
+        ),
+        "messages with wrong fields": _filled('{"messages":[', '{"role":1,"content":1,"x":1}', "]}"),
+        "a message of unknown fields": _numbered('{"messages":[{', '"a{0}":1', "}]}"),
+        "template variables": _numbered(_MESSAGE + '"chat_template_kwargs":{"a":{', '"a{0}":{}', "}}}"),
+        "a schema": _numbered(_MESSAGE + '"json_schema":{"enum":[', '"a{0}"', "]}}"),
+        "a schema of 64 KiB": _said("x", json_schema={"enum": [f"a{i}" for i in range(6000)]}),
+        "a grammar of 64 KiB": _said("x", grammar='root ::= "a"' + ' | "b"' * 10_000),
+    },
+    (COMPLETIONS, protocol.Generate): {
+        "negative ids": _filled('{"prompt":[', "-1", "]}"),
+        "ids": _filled('{"max_tokens":1,"prompt":[', "7", "]}"),
+        "lists": _filled('{"prompt":[', "[]", "]}"),
+        "empty texts": _filled('{"prompt":[', '""', "]}"),
+        "nested lists": lambda: b'{"prompt":' + b"[" * (_LONG // 2) + b"]" * (_LONG // 2) + b"}",
+        "unknown fields": _numbered("{", '"a{0}":1', "}"),
+        "a long number": lambda: b'{"prompt":"x","top_k":' + b"9" * _LONG + b"}",
+        "biases": _numbered('{"prompt":"x","logit_bias":{', '"a{0}":"x"', "}}"),
+        "pairs of biases": _filled('{"prompt":"x","logit_bias":[', "[1]", "]}"),
+        "stop strings": _filled('{"prompt":"x","stop":[', "1", "]}"),
+        "a text of words, eight answers": _asked(prompt=" a" * (_LONG // 2), n=8),
+        "sixty-four texts": _asked(prompt=["zip " * (_LONG // 300)] * 64),
+        "sixty-four texts that fit": _asked(prompt=["zip " * 400] * 64, n=1),
+        "lone surrogates": lambda: b'{"prompt":"' + rb"\ud800" * (_LONG // 6) + b'"}',
+        "no UTF-8": lambda: b'{"prompt":"' + b"a" * (_LONG - 9) + b'\xed\xa0\x80"}',
+    },
+    ("/tokenize", protocol.Tokenize): {
+        "a text of one letter": _body(content="a" * _LONG, with_pieces=True),
+        "a text of blanks": _body(content=" \n" * (_LONG // 2)),
+        "a text of 64 KiB": _body(content="<a" * (1 << 15), with_pieces=True),
+    },
+    ("/detokenize", protocol.Detokenize): {
+        "ids": _filled('{"tokens":[', "700", "]}"),
+        "small ids": _filled('{"tokens":[', "7", "]}"),
+        "wrong ids": _filled('{"tokens":[', "-1", "]}"),
+    },
+    ("/apply-template", protocol.Render): {
+        "a text of <": _body(messages=[{"role": "user", "content": "<" * _LONG}]),
+        "messages": lambda: _json(messages=[{"role": "user", "content": "<" * 900}] * 4096),
+    },
+}
+BODIES = tuple(
+    CostlyBody(path, command, name, make)
+    for (path, command), bodies in _BODIES.items()
+    for name, make in bodies.items()
+)
