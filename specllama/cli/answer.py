@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -104,6 +105,13 @@ def log_file(values: Mapping[str, Any]) -> IO[str] | None:
         return None
     with mapped_errors(UsageError, f"--log-file: {values['log_file']} cannot be written"):
         return Path(values["log_file"]).open("w", encoding="utf-8")
+
+
+def engine_log(file: IO[str] | None, verbose: bool) -> IO[str] | None:
+    """Where the log of the engine process goes: the file, else stderr with -v, else nowhere."""
+    if file is None and not verbose:
+        return None
+    return console.log_stream(file or sys.stderr)
 
 
 def calibrate(client: EngineClient) -> None:

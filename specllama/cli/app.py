@@ -78,17 +78,18 @@ def root(
 
 
 def run_app(arguments: Sequence[str]) -> int:
-    """Run a command line; the exit code. Raises nothing, except with --debug."""
+    """Run a command line; the exit code. With --debug errors are shown with their tracebacks."""
     console.prepare()
     signal.signal(signal.SIGTERM, _terminated)
     try:
         _refuse_unknown_short_flags(arguments)
         result = app(list(arguments) or ["--help"], prog_name="specllama", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - each has a message or an exit code
         code, message, hint = outcome(error)
         if "--debug" in arguments and isinstance(error, Exception) and code not in (0, USAGE, INTERRUPTED):
-            raise
+            console.traceback(error)
+            return 1
         if message:
             console.error(message, hint)
         return code

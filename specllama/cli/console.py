@@ -1,15 +1,20 @@
 """The only place that prints. stdout carries data, stderr everything else; colour and bars on terminals
 only.
+
+Texts may quote models, files and servers: on a terminal all but `write` pass text/terminal.py's filter.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
-from typing import TextIO
+import threading
+from typing import IO, TextIO
 
 from specllama.errors import Note, ResourceError, spelled
+from specllama.text.terminal import visible
 
 
 class ReaderGoneError(Exception):
@@ -22,6 +27,7 @@ def prepare() -> None:
     Streams that are closed at the start are opened on the null device, so that no pipe gets their file
     descriptors.
     """
+    threading.excepthook = _thread_failed
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
@@ -33,10 +39,13 @@ def prepare() -> None:
             stream.reconfigure(errors="replace")
 
 
-def data(text: str) -> None:
-    """Write to stdout, at once. Raises ReaderGoneError without a reader, ResourceError on a full disk."""
+def data(text: str, style: str = "") -> None:
+    """Write to stdout, at once. style: codes of SGR, for terminals only.
+
+    Raises ReaderGoneError without a reader, ResourceError on a full disk.
+    """
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(styled(_shown(sys.stdout, text), style))
         sys.stdout.flush()
     except BrokenPipeError:
         _drop(sys.stdout)
@@ -46,14 +55,14 @@ def data(text: str) -> None:
         raise ResourceError(f"standard output cannot be written: {problem.strerror}") from None
 
 
-def note(text: str) -> None:
-    """Write a line to stderr."""
-    write(sys.stderr, with_flags(text) + "\n")
+def note(text: str, style: str = "") -> None:
+    """Write a line to stderr. style: codes of SGR, for terminals only."""
+    write(sys.stderr, styled(_shown(sys.stderr, with_flags(text)), style) + "\n")
 
 
 def warning(text: str) -> None:
     """Write a line to stderr that the user should act on."""
-    write(sys.stderr, _styled("warning: ", "33") + with_flags(text) + "\n")
+    write(sys.stderr, _word("warning: ", "33") + _shown(sys.stderr, with_flags(text)) + "\n")
 
 
 def show(note_: Note) -> None:
@@ -67,7 +76,34 @@ def show(note_: Note) -> None:
 def error(message: str, hint: str = "") -> None:
     """Write an error to stderr: what happened and why; what to do next."""
     text = message + "\n" + (f"{hint}\n" if hint else "")
-    write(sys.stderr, _styled("error: ", "31") + with_flags(text))
+    write(sys.stderr, _word("error: ", "31") + _shown(sys.stderr, with_flags(text)))
+
+
+def traceback(error: BaseException) -> None:
+    """Write the traceback of an error to stderr."""
+    from traceback import format_exception
+
+    write(sys.stderr, _shown(sys.stderr, "".join(format_exception(error))))
+
+
+def _thread_failed(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        traceback(args.exc_value)
+
+
+def log_stream(stream: IO[str]) -> IO[str]:
+    """A stream for the log of the engine process, which quotes models: where `stream` is a terminal, one that
+    shows it there as other texts; else `stream` itself. The descriptor stays the stream's.
+    """
+    if not stream.isatty():
+        return stream
+    file = open(stream.fileno(), "wb", closefd=False)  # noqa: SIM115
+    return _TerminalLog(file, encoding=getattr(stream, "encoding", "utf-8"), errors="replace")
+
+
+class _TerminalLog(io.TextIOWrapper):
+    def write(self, text: str, /) -> int:
+        return int(super().write(visible(text)))
 
 
 def with_flags(text: str) -> str:
@@ -105,13 +141,23 @@ def supports_ansi(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _styled(text: str, code: str) -> str:
+def styled(text: str, style: str) -> str:
+    """The text between control sequences; as it is if `style`, the codes of SGR, is empty."""
+    return f"\x1b[{style}m{text}\x1b[0m" if style else text
+
+
+def _word(text: str, style: str) -> str:
     plain = "NO_COLOR" in os.environ or not supports_ansi(sys.stderr)
-    return text if plain else f"\x1b[{code}m{text}\x1b[0m"
+    return text if plain else styled(text, style)
+
+
+def _shown(stream: IO[str], text: str) -> str:
+    """The text as the stream gets it."""
+    return visible(text) if stream.isatty() else text
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write at once; text that the stream does not accept is lost."""
+    """Write at once, control sequences too; text that the stream does not accept is lost."""
     try:
         stream.write(text)
         stream.flush()

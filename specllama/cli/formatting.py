@@ -1,4 +1,4 @@
-"""Text for people: tables, wrapped lines, durations, and text of files made safe to show.
+"""Text for people: tables, wrapped lines, durations.
 
 Knows no command. rich lays tables out; it is imported when there is one.
 """
@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 NARROWEST = 20  # columns; narrower terminals are treated as this wide
-_PICTURES = {c: 0x2400 + c for c in range(0x20)} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-_PICTURES = {c: to for c, to in _PICTURES.items() if c not in b"\n\t\r"}
 
 
 def columns(stream: TextIO) -> int | None:
@@ -128,19 +126,6 @@ def rough_duration(seconds: float) -> str:
 def counted(n: int, noun: str) -> str:
     """ "1 turn", "2 turns"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def printable(text: str) -> str:
-    """A text with escapes for every character that is not printable."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def visible(text: str) -> str:
-    """A text of several lines made safe for a terminal: control characters become their Unicode pictures.
-
-    Newlines and tabs stay; carriage returns, which could hide part of a line, are left out.
-    """
-    return text.replace("\r", "").translate(_PICTURES)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from specllama.cli import console
 from specllama.cli.download import DownloadProgress, library
-from specllama.cli.formatting import columns, listing, printable, wrapped
+from specllama.cli.formatting import columns, listing, wrapped
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IntegrityError, SpecllamaError
 from specllama.gguf.header import Header, read_model
@@ -31,6 +31,7 @@ from specllama.models.names import DEMO, PYDOC
 from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
 from specllama.models.sizes import size
+from specllama.text.terminal import printable
 
 EXAMPLES = """
 Examples:
@@ -256,7 +257,7 @@ def _disk_lines(
         quant = (header.quant if header else model.quant) or "unknown"
         state = "incomplete" if model.missing else printable(_licence(model.entry, header))
         alias = f" ({_short_name(model.entry)})" if model.entry else ""
-        rows.append((model.name + alias, size(model.n_bytes), quant, context, state))
+        rows.append((printable(model.name + alias), size(model.n_bytes), quant, context, state))
     yield from listing(("name", "size", "quant", "context", "licence"), rows, width)
 
 

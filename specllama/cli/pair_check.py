@@ -12,13 +12,14 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
-from specllama.cli.formatting import columns, printable, table, wrapped
+from specllama.cli.formatting import columns, table, wrapped
 from specllama.errors import IncompatiblePairError
 from specllama.gguf.check import check_model, check_tokenizer
 from specllama.gguf.header import Header
 from specllama.models.resolve import Library
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.vocab import Vocab, end_ids, shown
+from specllama.text.terminal import printable
 
 EXAMPLES = """
 Examples:

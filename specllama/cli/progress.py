@@ -9,6 +9,7 @@ import time
 from types import TracebackType
 
 from specllama.cli import console, formatting
+from specllama.text.terminal import printable
 
 _BAR = 24  # columns of the bar
 
@@ -42,10 +43,10 @@ class Progress:
             return
         self._last, self._stage = now, stage
         if redraw:
-            console.write(sys.stderr, f"\r\x1b[2K{_drawn(label, share, detail)}")
+            console.write(sys.stderr, f"\r\x1b[2K{_drawn(printable(label), share, printable(detail))}")
             self._is_drawn = True
         else:
-            console.write(sys.stderr, f"{label} {share:4.0%}" + (f" {detail}" if detail else "") + "\n")
+            console.note(f"{label} {share:4.0%}" + (f" {detail}" if detail else ""))
 
     def loading(self, name: str, share: float) -> None:
         """Show how much of a model is loaded, or of the kernels compiled."""

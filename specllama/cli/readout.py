@@ -7,6 +7,7 @@ from typing import Any
 
 from specllama.client.model_info import LoadInfo
 from specllama.core.stats import PlainRate, RunStats, plain_rate, speedup
+from specllama.text.terminal import printable
 
 __all__ = ["PlainRate", "as_json", "lines", "plain_rate", "speedup", "start_line"]
 
@@ -25,7 +26,7 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
         return f"speculation off: the only drafter is {', '.join(info.forced)}, and there is no grammar"
     if info.draft:
         draft = info.draft
-        parts.insert(0, f"draft {draft.name} {draft.quant} (vocabulary {info.verdict})")
+        parts.insert(0, f"draft {printable(draft.name)} {draft.quant} (vocabulary {info.verdict})")
     length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
     return f"speculation on: {' + '.join(parts)}, length {length}"
 

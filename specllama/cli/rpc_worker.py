@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from specllama.cli import console
+from specllama.cli.answer import engine_log
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.config.load import MAX_THREADS
@@ -42,7 +42,7 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
             "protocol has no password and no encryption. Listen in a network that you trust, or at "
             f"127.0.0.1 through a tunnel (ssh -N -L {port}:127.0.0.1:{port} THIS_MACHINE)"
         )
-    with EngineClient(sys.stderr if request.verbose else None, console.note) as client:
+    with EngineClient(engine_log(None, request.verbose), console.note) as client:
         found = client.serve(request)
         for line in _lines(found):
             console.note(line)

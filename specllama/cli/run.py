@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, calibrate, generate, load, log_file
+from specllama.cli.answer import INTERRUPTED, calibrate, engine_log, generate, load, log_file
 from specllama.cli.download import prepared
 from specllama.client import protocol
 from specllama.client.client import EngineClient
@@ -38,7 +38,7 @@ def run(given: Mapping[str, Any]) -> int:
     settings = prepared(build.load_settings(values), values.get("force", False))  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
-    with EngineClient(log or (sys.stderr if verbose else None)) as client:
+    with EngineClient(engine_log(log, verbose)) as client:
         info = load(client, settings, verbose)
         structured = "json_schema" in params or "grammar" in params
         console.note(readout.start_line(info, structured))

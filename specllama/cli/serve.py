@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import log_file
+from specllama.cli.answer import engine_log, log_file
 from specllama.cli.download import prepared
 from specllama.cli.progress import Progress
 from specllama.client.model_info import LoadInfo
@@ -15,6 +14,7 @@ from specllama.config import build, defaults
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
 from specllama.text.template_variables import reasoning_variables
+from specllama.text.terminal import printable
 
 EXAMPLES = """
 Examples:
@@ -40,16 +40,14 @@ def serve(given: Mapping[str, Any]) -> int:
         console.note(readout.start_line(info, structured=True))
         for note in info.notes:
             console.show(note)
-        n_slots, n_ctx = settings.load.n_slots, info.n_ctx
-        console.note(
-            f"serving {settings.name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all"
-        )
+        name, n_slots, n_ctx = printable(settings.name), settings.load.n_slots, info.n_ctx
+        console.note(f"serving {name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all")
 
     number = run(
         settings,
         console.note,
         ready,
-        log or (sys.stderr if values.get("verbose") else None),
+        engine_log(log, values.get("verbose", False)),
         progress.loading,
     )
     if log is not None:

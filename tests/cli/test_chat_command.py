@@ -25,8 +25,8 @@ from specllama.cli.chat.file import Saved, read, write
 from specllama.cli.chat.history import MAX_INPUTS, HistoryFile
 from specllama.cli.chat.input import is_open, parse_input
 from specllama.cli.chat.settings import NAMES
-from specllama.cli.formatting import visible
 from specllama.errors import NotFoundError, UsageError
+from specllama.text.terminal import visible
 from tests.support import ggufbytes as g
 from tests.support import tinygguf
 from tests.support.chat_pty import ALT_ENTER, CTRL_C, CTRL_D, TAB, UP, Terminal

@@ -23,19 +23,21 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 
 
 class Terminal:
-    """`specllama chat` on a pseudo-terminal; a context manager that ends it.
+    """`specllama chat`, or another command, on a pseudo-terminal; a context manager that ends it.
 
     seen: all that came, with control sequences; text(): without them. `expect` looks after what an earlier
     one found.
     """
 
-    def __init__(self, command: Command, *args: str, env: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self, command: Command, *args: str, env: Mapping[str, str | None] | None = None, verb: str = "chat"
+    ) -> None:
         self._ours, theirs = os.openpty()
         environment = command.environment({"TERM": "xterm", "COLUMNS": None, **(env or {})})
         termios.tcsetwinsize(theirs, (40, 200))
         self.before = termios.tcgetattr(theirs)
         self.process = subprocess.Popen(
-            [*MAIN, "chat", *args],
+            [*MAIN, verb, *args],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -215,6 +215,23 @@ def test_fronts_do_not_need_numpy() -> None:
     ] == []
 
 
+def test_only_the_console_writes_to_the_streams_of_a_front() -> None:
+    """There the text passes the filter for terminals; what goes around it has no text of others."""
+    unfiltered = {"cli.progress", "cli.chat.screen", "cli.chat.input"}
+    found = set()
+    for path in FILES:
+        name = module_name(path)
+        if folder(name) not in FRONTS or name == "cli.console":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called == "print" or re.fullmatch(r"sys\.std(out|err)\.(buffer\.)?write", called):
+                found.add(f"{name}, line {node.lineno}: {called}")
+            if called == "console.write" and name not in unfiltered:
+                found.add(f"{name}, line {node.lineno}: {called}")
+    assert found == set()
+
+
 def test_class_names_are_unique() -> None:
     names = Counter(
         node.name

@@ -17,7 +17,7 @@ from specllama.bench.runner import BenchRunner
 from specllama.bench.summary import summarise
 from specllama.bench.verdict import verdict
 from specllama.cli import console, readout
-from specllama.cli.answer import load, log_file
+from specllama.cli.answer import engine_log, load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
 from specllama.cli.bench.report_file import write_report
 from specllama.cli.bench.text import lines
@@ -76,8 +76,8 @@ def bench(given: Mapping[str, Any]) -> int:
     results = BenchResults()
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
-        client = EngineClient(log or (sys.stderr if verbose else None))
-        own = EngineClient(log or None, kernels=False) if plan.without_kernels else None
+        client = EngineClient(engine_log(log, verbose))
+        own = EngineClient(engine_log(log, False), kernels=False) if plan.without_kernels else None
         with results.collecting(), client, own or contextlib.nullcontext():
             if own is not None:
                 own.load(settings)

@@ -29,10 +29,11 @@ from specllama.cli import console
 from specllama.cli.bench.report_file import write_report
 from specllama.cli.bench.server_plan import ServerPlan, server_plan
 from specllama.cli.bench.server_text import lines
-from specllama.cli.formatting import columns, counted, printable, rough_duration
+from specllama.cli.formatting import columns, counted, rough_duration
 from specllama.cli.measuring import LONG, PartialResults, now
 from specllama.cli.progress import Progress
 from specllama.config import build
+from specllama.text.terminal import printable
 
 
 @dataclass(slots=True)

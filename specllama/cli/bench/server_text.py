@@ -7,7 +7,8 @@ from typing import Any
 
 from specllama.bench.serving.summary import Percentiles, ServingRow, ServingSummary
 from specllama.bench.serving.verdict import extent, name, notes
-from specllama.cli.formatting import printable, table, wrapped
+from specllama.cli.formatting import table, wrapped
+from specllama.text.terminal import printable
 
 _HEADER = ("clients", "series", "t/s", "first", "token", "p99", "answer", "p99", "accept")
 _UNITS = ("", "", "", "ms", "ms", "ms", "s", "s", "")

@@ -9,8 +9,9 @@ from specllama.bench.intervals import Estimate
 from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, notes
-from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
+from specllama.cli.formatting import counted, rough_duration, table, wrapped
 from specllama.config.defaults import is_draft_model
+from specllama.text.terminal import printable
 
 _POSITIONS, _MAX_NAME = 16, 16
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)

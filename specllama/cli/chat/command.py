@@ -20,11 +20,11 @@ from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.download import prepared
-from specllama.cli.formatting import visible
 from specllama.config import build
 from specllama.config.store import cache_dir
 from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.text.template_variables import reasoning_variables
+from specllama.text.terminal import visible
 
 EXAMPLES = """
 Examples:
@@ -77,7 +77,7 @@ def _reader() -> InputReader:
 
 def _greet(session: ChatSession, show_draft: bool) -> None:
     if show_draft and session.screen.show_draft:
-        console.note(f"drafted text is coloured: {session.screen.legend()}")
+        session.screen.legend()
     elif show_draft:
         console.note(
             "note: --show-draft needs a terminal with colours (see NO_COLOR and TERM); nothing is marked"

@@ -12,8 +12,9 @@ from specllama.cli.chat.file import read, write
 from specllama.cli.chat.input import FILE
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, parameter, shown
-from specllama.cli.formatting import counted, nearest, visible
+from specllama.cli.formatting import counted, nearest
 from specllama.errors import UsageError
+from specllama.text.terminal import visible
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, Show, calibrate, generate, load
+from specllama.cli.answer import INTERRUPTED, Show, calibrate, engine_log, generate, load
 from specllama.cli.chat.conversation import Conversation
 from specllama.client import protocol
 from specllama.client.client import EngineClient
@@ -35,7 +34,7 @@ class ChatEngine:
         self.settings, self.measure_when_idle = settings, False
         self._loaded: LoadInfo | None = None  # as the engine reported it
         self._info: LoadInfo | None = None
-        self._log, self._verbose = log or (sys.stderr if verbose else None), verbose or log is not None
+        self._log, self._verbose = engine_log(log, verbose), verbose or log is not None
         self._client = EngineClient(self._log)
 
     @property

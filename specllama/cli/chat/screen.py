@@ -9,7 +9,6 @@ from itertools import cycle
 from typing import TextIO
 
 from specllama.cli import console
-from specllama.cli.formatting import visible
 from specllama.client.stream import GenerationResult
 from specllama.config.defaults import SOURCE_LABELS
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
@@ -33,7 +32,6 @@ class Screen:
         self.styles = not plain and coloured(sys.stdout)
         self._dims = not plain and coloured(sys.stderr)
         self.show_draft = show_draft and self.styles
-        self._terminal = sys.stdout.isatty()
         self._answer = GenerationResult()
         self._splitter: ReasoningSplitter | None = None
         self._at_start = True
@@ -62,13 +60,12 @@ class Screen:
 
     def dim(self, text: str) -> None:
         """Write a dimmed line to stderr."""
-        console.note(_styled(text, _DIM) if self._dims else text)
+        console.note(text, _DIM if self._dims else "")
 
-    def legend(self) -> str:
-        """Which colour marks which source."""
-        return ", ".join(
-            f"{_styled(SOURCE_LABELS[name], code)} {colour}" for name, (colour, code) in COLOURS.items()
-        )
+    def legend(self) -> None:
+        """Say which colour marks which source."""
+        words = [f"{console.styled(SOURCE_LABELS[n], code)} {word}" for n, (word, code) in COLOURS.items()]
+        console.write(sys.stderr, f"drafted text is coloured: {', '.join(words)}\n")
 
     def _pieces(self, pieces: Sequence[ReasoningPiece]) -> None:
         for piece in pieces:
@@ -82,9 +79,4 @@ class Screen:
     def _write(self, text: str, codes: str = "") -> None:
         if text:
             self._at_start = text.endswith("\n")
-            safe = visible(text) if self._terminal else text
-            console.data(_styled(safe, codes) if codes else safe)
-
-
-def _styled(text: str, codes: str) -> str:
-    return f"\x1b[{codes}m{text}\x1b[0m"
+            console.data(text, codes)

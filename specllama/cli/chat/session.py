@@ -15,9 +15,10 @@ from specllama.cli.chat.file import Saved, rescue
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.stats import Totals, turn_line
-from specllama.cli.formatting import counted, visible
+from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
+from specllama.text.terminal import visible
 
 ROOM = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
 

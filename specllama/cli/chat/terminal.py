@@ -123,7 +123,9 @@ class _Commands(Completer):
         if not blank:
             yield from _starting_with(command, self._words)
         elif FILE in (following := tuple(self._words.get(command, ()))):
-            yield from self._paths.get_completions(Document(rest), complete_event)
+            for found in self._paths.get_completions(Document(rest), complete_event):
+                if found.text.isprintable():  # the list of completions is not filtered like other output
+                    yield found
         elif " " not in rest:
             yield from _starting_with(rest, following)
 

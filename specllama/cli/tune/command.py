@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import first_interrupt, load, log_file
+from specllama.cli.answer import engine_log, first_interrupt, load, log_file
 from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import LONG, provenance
 from specllama.cli.progress import Progress
@@ -47,7 +47,7 @@ def tune(given: Mapping[str, Any]) -> int:
     results = TuneResults(plan.drafts, plan.unusable, plan.settings.copies)
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
-        client = EngineClient(log or (sys.stderr if verbose else None))
+        client = EngineClient(engine_log(log, verbose))
         with results.collecting(), client:
             _measure(client, plan, variables, verbose, results)
     if results.curves:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from specllama.cli.doctor.files import meaning
-from specllama.cli.formatting import counted, printable, rough_duration, table, wrapped
+from specllama.cli.formatting import counted, rough_duration, table, wrapped
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.cli.tune.verdict import verdict
 from specllama.client.tune_messages import RowsComparison, ThreadsComparison, TimedCurve
+from specllama.text.terminal import printable
 
 _MAX_NAME = 36
 _BUSY = 1.3  # times the typical decode of one row; more means that other programs keep the machine busy

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specllama.cli.formatting import printable
 from specllama.cli.tune.results import DraftResult, TuneResults
 from specllama.core.policy.break_even import easiest
+from specllama.text.terminal import printable
 
 PAYS = 1.01  # times plain decoding; less is no gain
 _OTHER_WORK = 0.005  # seconds of t(1) below which work other than decoding matters

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from specllama.cli import formatting
-from specllama.cli.formatting import columns, listing, printable, table, visible, wrapped
+from specllama.cli.formatting import columns, listing, table, wrapped
 from specllama.models.sizes import size
 
 HEADER = ["workload", "t/s", "x"]
@@ -95,11 +95,6 @@ def test_durations_and_counts_are_readable() -> None:
     assert [formatting.rough_duration(s) for s in (0.1, 89, 95, 7200)] == ["1 s", "89 s", "2 min", "2.0 h"]
     assert formatting.counted(1, "turn") == "1 turn"
     assert formatting.counted(0, "turn") == "0 turns"
-
-
-def test_text_of_files_cannot_steer_the_terminal() -> None:
-    assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
-    assert visible("a\x1b[2J\r\nb\x9b") == "a\u241b[2J\nb\ufffd"
 
 
 def test_the_nearest_name_is_suggested() -> None:
