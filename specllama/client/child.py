@@ -18,17 +18,18 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 import specllama
 from specllama.client import protocol
+from specllama.client.lines import LineBuffer, LineTooLongError
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 
 _GRACE_SECONDS = 2.0  # for the process to exit, before it is killed
 _READ_BYTES = 65536
-_SILENCE_SECONDS = 30.0  # without a message, after which it is killed; it sends one every half second
+_SILENCE_SECONDS = 30.0  # without a byte, after which it is killed; it sends a message every half second
 _BAD_BUILD = (
     "if that happens every time and at once, llama.cpp was compiled for another processor or miscompiled: "
     "see the README, Limits"
@@ -60,9 +61,9 @@ class EngineProcess:
         self._closing, self._ended = False, threading.Event()
         self._dead: SpecllamaError | None = None
         self._kill_reason: SpecllamaError | None = None
-        self._last_message: float | None = None  # monotonic seconds
+        self._last_bytes: float | None = None  # monotonic seconds
         self._loop_done: threading.Event | None = None  # set when the loop has read all; None: a thread reads
-        self._partial_line = b""  # read in the loop
+        self._lines = LineBuffer()
         self.hang_hint = ""  # of the error for a hanging process
         package = str(Path(specllama.__file__).parent.parent)
         path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -116,8 +117,8 @@ class EngineProcess:
 
     @property
     def silent_for(self) -> float:
-        """Seconds since its last message; infinite before the first."""
-        return math.inf if self._last_message is None else time.monotonic() - self._last_message
+        """Seconds since something arrived from it; infinite before that."""
+        return math.inf if self._last_bytes is None else time.monotonic() - self._last_bytes
 
     def set_reason(self, error: SpecllamaError) -> None:
         """Report this error, from the process's last message, as the reason for its end."""
@@ -159,47 +160,51 @@ class EngineProcess:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
             try:
-                if self._loop_done is None:
-                    self._dispatch(pipe)
-                else:
+                if self._loop_done is not None:
                     self._loop_done.wait()
+                else:
+                    while self._receive(os.read(pipe.fileno(), _READ_BYTES)):
+                        pass
             finally:
                 self._handle_end()
 
     def _readable(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         """Called in the loop when the pipe has data or is closed."""
-        data = os.read(fd, _READ_BYTES)
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         more = False
         try:
-            more = self._dispatch(lines) and data != b""
+            more = self._receive(os.read(fd, _READ_BYTES))
         finally:
             if not more:
                 assert self._loop_done is not None
                 loop.remove_reader(fd)
                 self._loop_done.set()
 
-    def _dispatch(self, lines: Iterable[bytes]) -> bool:
-        """Dispatch messages; False if the process was killed for one of them."""
+    def _receive(self, data: bytes) -> bool:
+        """Dispatch the messages that these bytes complete; False at the end of the pipe, and if the process
+        was killed for one of them.
+        """
+        self._last_bytes = time.monotonic()
         try:
-            for line in lines:
-                self._last_message = time.monotonic()
+            for line in self._lines.add(data):
                 message = protocol.decode(line)
                 if not isinstance(message, protocol.Heartbeat):
                     self._on_message(message)
                 elif message.busy_for > message.allowed:
                     self._kill(
-                        f"the engine process hangs: a decode has run for {message.busy_for:.0f} s, "
+                        f"the engine process hangs: a step has run for {message.busy_for:.0f} s, "
                         f"more than the {message.allowed:.0f} s allowed; it was ended"
                     )
                     return False
+        except LineTooLongError as error:
+            self._kill(f"the engine process sent {error}; it was ended")
+            return False
         except (ValueError, TypeError) as error:
-            self._kill(f"the engine process sent an invalid message: {error}")
+            self._kill("the engine process sent an invalid message", str(error))
             return False
         except BaseException:
             self._kill("a message of the engine process could not be delivered")
             raise
-        return True
+        return data != b""
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -215,12 +220,13 @@ class EngineProcess:
     def _watch(self) -> None:
         """Kill a process without heartbeats: it is stopped or deadlocked, and would never answer."""
         while not self._ended.wait(1.0):
-            if self._last_message is not None and self.silent_for > _SILENCE_SECONDS:
+            if self._last_bytes is not None and self.silent_for > _SILENCE_SECONDS:
                 self._kill(f"the engine process has not responded for {_SILENCE_SECONDS:.0f} s; it was ended")
                 return
 
-    def _kill(self, reason: str) -> None:
-        self._kill_reason = self._kill_reason or EngineDiedError(reason, self.hang_hint)
+    def _kill(self, reason: str, cause: str = "") -> None:
+        hint = "\n".join(filter(None, [cause, self.hang_hint]))
+        self._kill_reason = self._kill_reason or EngineDiedError(reason, hint)
         self._process.kill()
 
     def _handle_end(self) -> None:
@@ -228,23 +234,27 @@ class EngineProcess:
         code = self._process.wait()
         self._threads[0].join(timeout=_GRACE_SECONDS)
         closed = EngineDiedError("the engine process was closed") if self._closing else None
-        hint = _BAD_BUILD if -code in (signal.SIGSEGV, signal.SIGILL) else ""
-        self._dead = self._dead or self._kill_reason or closed or EngineDiedError(self._exit_text(code), hint)
-        self._ended.set()
-        self._outbox.put(None)
-        self._on_end()
+        try:
+            self._dead = self._dead or self._kill_reason or closed or self._exit_error(code)
+        finally:  # whatever happens, everybody who waits gets an error
+            self._dead = self._dead or EngineDiedError("the engine process ended")
+            self._ended.set()
+            self._outbox.put(None)
+            self._on_end()
 
-    def _exit_text(self, code: int) -> str:
-        """The exit code in words, with the last line of stderr."""
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                how = f"was ended by {signal.Signals(-code).name}"
-                if -code == signal.SIGKILL:
-                    how += " (by hand, or the system was out of memory)"
-        else:
-            how = f"ended with exit code {code}"
-        last = next((line for line in reversed(self._stderr) if line.strip()), "")
-        return f"the engine process {how}" + (f": {last[:300]}" if last else "")
+    def _exit_error(self, code: int) -> EngineDiedError:
+        """The exit code in words. The last line of stderr is part of the hint: it may quote a user's text or
+        files, and servers show only messages to their clients.
+        """
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if -code == signal.SIGKILL:
+            how += " (by hand, or the system was out of memory)"
+        last = next((line.strip() for line in reversed(self._stderr.copy()) if line.strip()), "")
+        hints = [
+            f"its last line was: {last[:300]}" if last else "",
+            _BAD_BUILD if -code in (signal.SIGSEGV, signal.SIGILL) else "",
+        ]
+        return EngineDiedError(f"the engine process {how}", "\n".join(filter(None, hints)))
 
     def _cut_off(self) -> None:
         """In a forked child, close its copies of the pipes: they would keep the engine process alive when the
@@ -259,6 +269,14 @@ class EngineProcess:
                 if pipe is not None:
                     os.dup2(null, pipe.fileno(), inheritable=False)
         os.close(null)
+
+
+def _signal_name(number: int) -> str:
+    """SIGSEGV, or "signal 34" for one of those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _after_fork() -> None:

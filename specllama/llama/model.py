@@ -14,6 +14,7 @@ from specllama.errors import IntegrityError, ResourceError, UsageError, option
 from specllama.llama.devices import buffer_type, devices
 from specllama.llama.library import KERNELS, llama
 from specllama.llama.log import log
+from specllama.llama.word_split import WordSplit, with_large_stack
 
 _SPLIT = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # llama_split_mode
 _LOAD_MODE = {  # llama_load_mode, by (use_mmap, use_mlock)
@@ -57,6 +58,7 @@ class LlamaModel:
         self.vocab = llama.llama_model_get_vocab(self.handle)
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self._word_split = WordSplit(self._pre_tokenizer())
         if not vocab_only:
             self._refuse_unsupported()
             self._lora = [self._load_lora(path, scale) for path, scale in settings.lora]
@@ -217,12 +219,26 @@ class LlamaModel:
         n = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None
 
+    def _pre_tokenizer(self) -> str | None:
+        """What splits texts into words before BPE; None for another kind of vocabulary."""
+        if llama.llama_vocab_type(self.vocab) != llama.LLAMA_VOCAB_TYPE_BPE:
+            return None
+        if self.metadata("tokenizer.ggml.model") == "gemma4":  # it has only one
+            return "gemma4"
+        return self.metadata("tokenizer.ggml.pre") or "default"
+
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """The token ids of a text; unpaired surrogates become U+FFFD.
+        """The token ids of a text; unpaired surrogates become U+FFFD. Any thread may call it.
 
         add_special: add BOS and EOS as the vocabulary says. parse_special: control tokens written in the text
-        become their ids. Raises UsageError if llama.cpp cannot tokenise the text.
+        become their ids. Raises UsageError if llama.cpp cannot tokenise the text, ResourceError if memory
+        for it is missing.
         """
+        if self._word_split.needs_stack(text):
+            return with_large_stack(lambda: self._tokenize(text, add_special, parse_special))
+        return self._tokenize(text, add_special, parse_special)
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace" if _has_surrogates(text) else "strict")
         if not data and not add_special:
             return []

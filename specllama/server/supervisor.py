@@ -59,7 +59,7 @@ class Supervisor:
             in_a_row = 1 if loop.time() - began > _LONG_LIFE else in_a_row + 1
             delay = _DELAYS[min(in_a_row - 1, len(_DELAYS) - 1)]
             soon = f"in {delay:.0f} s" if delay else "now"
-            why = self._why.message if self._why else "the engine ended"
+            why = " ".join(str(self._why).split()) if self._why else "the engine ended"
             self._say(f"{why}; another one is started {soon}")
             await asyncio.sleep(delay)
             self.restarts += 1

@@ -375,7 +375,10 @@ class TestHangs:
             ('print("llama.cpp says hello", flush=True); time.sleep(60)', "invalid message"),
             ('send("Nonsense"); time.sleep(60)', "invalid message"),
             ('send("Done", wrong=1); time.sleep(60)', "invalid message"),
-            ('sys.stderr.write("GGML_ASSERT(n > 0) failed\\\\n"); sys.exit(3)', "code 3: GGML_ASSERT"),
+            (
+                'sys.stderr.write("GGML_ASSERT(n > 0) failed\\\\n"); sys.exit(3)',
+                "code 3\nits last line was: GGML_ASSERT",
+            ),
             ("import os; os.abort()", "SIGABRT"),
         ],
     )

@@ -83,6 +83,25 @@ class TestChild:
         assert process.notices == ["one", "two"]
         assert "sent an invalid message" in str(process.child.dead)
 
+    def test_bytes_of_a_line_count_as_life(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
+    ) -> None:
+        monkeypatch.setattr("specllama.client.child._SILENCE_SECONDS", 1.5)
+        drips = r"""["Notice",{"text":"' ; for i in 1 2 3 4 5; do printf x; sleep 0.5; done; printf '"}]\n"""
+        process = Process(tmp_path, monkeypatch, drips)
+        self.run(process, watching, lambda: len(process.notices) == 3 or process.ended.is_set())
+        assert process.notices == ["one", "two", "x" * 5]
+
+    def test_a_signal_without_a_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
+    ) -> None:
+        process = Process(tmp_path, monkeypatch, r"""' ; echo secret >&2 ; kill -40 $$ ; printf '""")
+        self.run(process, watching, process.ended.is_set)
+        error = process.child.dead
+        assert error is not None
+        assert error.message == "the engine process was ended by signal 40"
+        assert "secret" in error.hint
+
 
 class Heard:
     """What was delivered of a request, and that it was in the loop's thread."""

@@ -77,6 +77,7 @@ class Builder:
         noise: float,
         n_ctx_train: int,
         n_layer: int,
+        pre: str = "gpt-2",
     ) -> None:
         self.arch, self.path, self.noise = arch, Path(path), noise
         self.rng, self.other = np.random.default_rng(seed), np.random.default_rng([seed, 1])
@@ -90,7 +91,7 @@ class Builder:
         w.add_vocab_size(n_vocab)
         tokens, merges = vocabulary(n_vocab)
         w.add_tokenizer_model("gpt2")
-        w.add_tokenizer_pre("gpt-2")
+        w.add_tokenizer_pre(pre)
         w.add_token_list(tokens)
         w.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (n_vocab - 3))
         w.add_token_merges(merges)
@@ -195,9 +196,12 @@ def llama(
     noise: float = 0.0,
     n_ctx_train: int = 2048,
     n_layer: int = 2,
+    pre: str = "gpt-2",
 ) -> Path:
-    """Plain attention in every block; with `n_layer=1` the same first block and a cheaper draft."""
-    b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer)
+    """Plain attention in every block; with `n_layer=1` the same first block and a cheaper draft. pre: the
+    pre-tokenizer that the file names.
+    """
+    b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer, pre)
     b.heads(N_HEAD_KV, rope=True)
     b.writer.add_feed_forward_length(N_FF)
     for i in range(n_layer):
