@@ -60,6 +60,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
     given = {
         "host": v.get("host"),
         "port": v.get("port"),
+        "share_cache": v.get("share_cache"),
         "queue": v.get("queue"),
         "seconds": v.get("timeout"),
         "drain_seconds": v.get("drain"),

@@ -38,9 +38,10 @@ class Generate:
     that is written whatever the model would write, to its end or to max_tokens (teacher forcing). prefix:
     text after the rendered messages that the answer continues; control tokens in it are not parsed.
     draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: its index
-    among the generations of its request; they take turns with those of other requests. owner: of the memory
-    of earlier requests: drafts are made from texts of the same owner only. None: from no earlier text, and
-    this one is not remembered.
+    among the generations of its request; they take turns with those of other requests. owner: who asks, in
+    words that are no secret. Nothing that was cached or kept for an owner is used for another one. memory:
+    whether drafts are made from earlier texts of the owner, and later ones from this text. share_cache:
+    reuse the caches of all owners that share theirs, and let them reuse this one's.
     """
 
     id: int
@@ -55,7 +56,9 @@ class Generate:
     prefix: str = ""
     draft_max: int | None = None
     turn: int = 0
-    owner: str | None = ""
+    owner: str = ""
+    memory: bool = True
+    share_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +184,13 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot. n_past: tokens in its cache. id: of the generation that it works on, None where it is idle; the
-    figures after it are those of the generation.
+    """A slot. n_past: tokens in its cache. owner: whose they are (Generate). id: of the generation that it
+    works on, None where it is idle; the figures after it are those of the generation.
     """
 
     slot: int
     n_past: int
+    owner: str = ""
     id: int | None = None
     n_prompt: int = 0
     n_decoded: int = 0

@@ -367,6 +367,12 @@ SERVING = table(
     row("api_key", "--api-key", list, "a key that clients must send", "KEY"),
     row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
     row(
+        "share_cache",
+        "--share-cache",
+        bool,
+        "reuse evaluated prompts across keys, which shows in the figures",
+    ),
+    row(
         "timeout",
         "--timeout",
         float,

@@ -192,6 +192,10 @@ class DraftCacheState(NamedTuple):
 class CachingDrafter(Drafter, Protocol):
     """A drafter with a cache of its own: the cost of a step depends on what the cache holds."""
 
+    def set_cache_scope(self, seq_id: int, scope: str) -> None:
+        """Set the scope of the sequence that starts next; it reuses what the same scope has cached."""
+        ...
+
     def cache_state(self, seq_id: int) -> DraftCacheState:
         """The state of the cache before the next `step` with an empty draft."""
         ...

@@ -6,12 +6,12 @@ itself is in engine.py, which slot to use in slots.py.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.fair_queue import FairQueue
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row
 from specllama.core.policy.base import Policy
 from specllama.core.sampling.sampler import KeyedSampler
@@ -30,23 +30,6 @@ CHUNK = 64  # rows; kernels round groups of this size the same way in a decode o
 UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk for which no other sequence has to wait
 UNUSED_SECONDS = 0.5  # after which an idle cache is moved out of the context
 MAX_PENDING = 16  # rows lost by a truncation that a round evaluates again; more are prefilled in chunks
-QUEUE_STEP = 4  # later requests that each further text of a request lets pass
-
-
-class FairQueue:
-    """The order in which generations get slots: first come, first served, but further texts of a request
-    (`Request.turn` 1, 2, …) let some later requests pass. Ranks only grow, so none waits forever.
-    """
-
-    def __init__(self) -> None:
-        self._arrived = 0
-
-    def join(self, waiting: list[Generation], generation: Generation) -> None:
-        """Insert the generation into `waiting` by its rank."""
-        turn = generation.request.turn
-        self._arrived += turn == 0
-        generation.queue_rank = self._arrived + turn * QUEUE_STEP
-        insort(waiting, generation, key=lambda g: g.queue_rank)
 
 
 class Scheduler:
@@ -137,10 +120,14 @@ class Scheduler:
             if not self._fits(self.waiting[0]):
                 break
             generation = self.waiting.pop(0)
-            owner = generation.prefix_owner = self._find_prefix_owner(generation)
-            cached = [] if owner else [(g.seq_id, g.history[: g.n_past]) for g in self.active]
-            slot, n_past = take_slot(self.target, idle, [] if owner else generation.history, cached)
-            slot.owner, slot.ids, slot.saved = generation, [], None
+            self.queue.served(generation)
+            owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
+            generation.prefix_owner = owner
+            cached = [
+                (g.seq_id, g.history[: g.n_past]) for g in self.active if not owner and _shares(g, scope)
+            ]
+            slot, n_past = take_slot(self.target, idle, [] if owner else generation.history, cached, scope)
+            slot.owner, slot.ids, slot.saved, slot.scope = generation, [], None, scope
             generation.seq_id, generation.n_past = slot.seq_id, n_past
             generation.stats.n_reused = min(n_past, generation.n_prompt)
             generation.admitted = generation.admitted or self.clock()
@@ -253,7 +240,8 @@ class Scheduler:
             generation.first_token = self.clock()
             generation.stats.ttft_seconds = generation.first_token - generation.submitted
         request, history = generation.request, generation.history
-        self.policy.start(generation.seq_id, history, generation.sampler, request.mask, request.memory_scope)
+        scopes = request.memory_scope, request.cache_scope
+        self.policy.start(generation.seq_id, history, generation.sampler, request.mask, *scopes)
 
     def _share_prefix(self, prefix_owner: Generation, row: Row) -> None:
         """Share the cells of the prompt, and `row`, with the generations that wait for the same prompt. Where
@@ -269,10 +257,14 @@ class Scheduler:
                 self._begin(generation, row)
 
     def _find_prefix_owner(self, generation: Generation) -> Generation | None:
-        """The generation that is evaluating the same prompt; its cells are shared after that."""
+        """The generation of the same scope that is evaluating the same prompt; its cells are shared after
+        that.
+        """
         for other in self.active:
             fills = other is not generation and not other.prefilled and other.prefix_owner is None
-            if fills and other.n_output == 0 and other.history == generation.history:
+            if not fills or not _shares(other, generation.request.cache_scope):
+                continue
+            if other.n_output == 0 and other.history == generation.history:
                 return other
         return None
 
@@ -340,6 +332,11 @@ class Scheduler:
         if self.room is not None and now - self._offloaded > UNUSED_SECONDS:
             offload_idle(self.target, self.slots, now - UNUSED_SECONDS, self.room)
             self._offloaded = now
+
+
+def _shares(generation: Generation, scope: str) -> bool:
+    """Whether generations of this scope may reuse what is evaluated for this one."""
+    return generation.request.cache_scope == scope
 
 
 def next_to_fill(filling: Sequence[Generation]) -> Generation | None:

@@ -42,8 +42,9 @@ class Request:
     tokens. deadline: seconds of the engine's clock; None: none. speculate: whether to draft. mask: a grammar
     in its initial state, not shared with another request. forced: ids to write instead of the chosen ones
     (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
-    None: the policy decides. turn: see `scheduler.FairQueue`. memory_scope: scope of the earlier texts that
-    may be drafted from; None: no texts, and this one is not kept.
+    None: the policy decides. owner, turn: see `fair_queue.FairQueue`. memory_scope: scope of the earlier
+    texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
+    reused within it only.
     """
 
     prompt: Sequence[int]
@@ -55,8 +56,10 @@ class Request:
     mask: Mask | None = None
     forced: Sequence[int] | None = None
     draft_max: int | None = None
+    owner: str = ""
     turn: int = 0
     memory_scope: str | None = ""
+    cache_scope: str = ""
 
 
 @dataclass(slots=True)

@@ -17,11 +17,13 @@ MIN_SHARED = 32  # further ids in common with a slot in use from which its cells
 @dataclass(slots=True)
 class Slot:
     """A sequence of the target's cache. ids: the ids in the cache while no generation uses it, or in `saved`,
-    with an empty cache. last_used: time by the engine's clock. owner: the generation that uses it.
+    with an empty cache. scope: whose ids they are; only generations of the same `Request.cache_scope` reuse
+    them. last_used: time by the engine's clock. owner: the generation that uses it.
     """
 
     seq_id: int
     ids: list[int] = field(default_factory=list)
+    scope: str = ""
     saved: Saved | None = None
     last_used: float = 0.0
     owner: Generation | None = None
@@ -32,16 +34,22 @@ def take_slot(
     idle: Sequence[Slot],
     ids: Sequence[int],
     active: Sequence[tuple[int, Sequence[int]]] = (),
+    scope: str = "",
 ) -> tuple[Slot, int]:
     """The idle slot for these ids, and how many of them its cache holds already. active: (seq_id, cached ids)
-    of the slots in use.
+    of the slots in use in the same scope. scope: idle slots of other scopes are overwritten, never reused,
+    whatever they hold.
 
     A slot's cache is reused in place if at least half of it is common; otherwise the common prefix is copied
     to the least recently used slot, so that a long cache survives a short request with the same start. A
     longer common prefix with a slot in use is shared, where the memory can share a part of a sequence.
     """
-    best = max(idle, key=lambda s: (common_prefix(s.ids, ids), s.last_used))
-    common = max(0, min(common_prefix(best.ids, ids), len(ids) - 1))
+
+    def n_common(slot: Slot) -> int:
+        return common_prefix(slot.ids, ids) if slot.scope == scope else 0
+
+    best = max(idle, key=lambda s: (n_common(s), s.last_used))
+    common = max(0, min(n_common(best), len(ids) - 1))
     oldest = min(idle, key=lambda s: s.last_used)
     shared, seq_id = max(((common_prefix(cached, ids), seq) for seq, cached in active), default=(0, 0))
     shared = min(shared, len(ids) - 1)
@@ -49,7 +57,7 @@ def take_slot(
         n = target.copy(seq_id, oldest.seq_id, shared)
         if n or target.n_past(oldest.seq_id) < len(oldest.ids):
             oldest.ids, oldest.saved = [], None
-        return (oldest, n) if n else take_slot(target, idle, ids)
+        return (oldest, n) if n else take_slot(target, idle, ids, scope=scope)
     slot, saved = best if common and 2 * common >= len(best.ids) else oldest, best.saved
     if slot is best and common and saved is None:
         return best, target.truncate(best.seq_id, common)

@@ -53,8 +53,9 @@ class ModelDrafter(RegisteredDrafter):
     probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. end_ids: no token is
     drafted after one of these. A sequence that outgrows the draft model's context, or contains an id that
     the draft model lacks, gets no more proposals until it is forgotten. After `restart_from_tail`, positions
-    in the cache count from the first id covered. `step` raises DecodeError where the draft model fails, which
-    leaves the target unaffected.
+    in the cache count from the first id covered. Sequences of different scopes (`set_cache_scope`) share no
+    cells, and reuse none of each other's. `step` raises DecodeError where the draft model fails, which leaves
+    the target unaffected.
     """
 
     entry = MODEL
@@ -68,6 +69,12 @@ class ModelDrafter(RegisteredDrafter):
         self.states: dict[int, _SequenceState] = {}
         self.cells: dict[int, list[int]] = {i: [] for i in range(context.n_seq_max)}  # ids in the cache
         self.skipped = dict.fromkeys(self.cells, 0)  # ids of the history before the first one in the cache
+        self.scopes = dict.fromkeys(self.cells, "")  # whose ids the cache holds
+
+    def set_cache_scope(self, seq_id: int, scope: str) -> None:
+        if scope != self.scopes[seq_id]:
+            self._restart_at(seq_id, 0)
+            self.scopes[seq_id] = scope
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         if self.skipped[seq_id]:
@@ -134,7 +141,11 @@ class ModelDrafter(RegisteredDrafter):
         return not self.skipped[seq] and len(state.history) > MIN_SHARED + state.n_valid
 
     def _n_shared(self, seq: int, other: int) -> int:
-        """Length of the common prefix of two sequences that both lack it; 0 where it is too short."""
+        """Length of the common prefix of two sequences of one scope that both lack it; 0 where it is too
+        short.
+        """
+        if self.scopes[seq] != self.scopes[other]:
+            return 0
         if not self._lacks_prefix(seq) or not self._lacks_prefix(other):
             return 0
         state = self.states[seq]
@@ -142,13 +153,14 @@ class ModelDrafter(RegisteredDrafter):
         return n if n >= MIN_SHARED + state.n_valid else 0
 
     def _copy_prefix(self, seq: int) -> None:
-        """Share the cells of the sequence whose cache has the longest common prefix with this one, if that is
-        longer than what this one holds.
+        """Share the cells of the sequence of the same scope whose cache has the longest common prefix with
+        this one, if that is longer than what this one holds.
         """
         if not self._lacks_prefix(seq):
             return
-        state = self.states[seq]
-        held = {s: common_prefix(ids, state.history[:-1]) for s, ids in self.cells.items() if s != seq}
+        state, scope = self.states[seq], self.scopes[seq]
+        others = [s for s in self.cells if s != seq and self.scopes[s] == scope]
+        held = {s: common_prefix(self.cells[s], state.history[:-1]) for s in others}
         held = {s: n for s, n in held.items() if not self.skipped[s] and n >= MIN_SHARED + state.n_valid}
         if not held:
             return

@@ -18,11 +18,11 @@ ANY_NAME = "*"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """names: of the model; the first one is shown, "*" accepts any. keys: API keys, one of which a client
-    must send; () requires none. queue: texts that may wait for a slot. seconds: limit of a request, 0 for
-    none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a client to send its
-    request, and for sent bytes to be read. hosts, origins: names of this server and origins of web pages that
-    are accepted, in addition to those of the address itself. sampling, variables: defaults of requests.
-    Raises UsageError.
+    must send; () requires none. share_cache: reuse cached prefixes across keys. queue: texts that may wait
+    for a slot. seconds: limit of a request, 0 for none. drain_seconds: for running requests to end after a
+    SIGTERM. client_seconds: for a client to send its request, and for sent bytes to be read. hosts, origins:
+    names of this server and origins of web pages that are accepted, in addition to those of the address
+    itself. sampling, variables: defaults of requests. Raises UsageError.
     """
 
     load: LoadSettings
@@ -30,6 +30,7 @@ class ServerSettings:
     port: int = defaults.PORT
     names: tuple[str, ...] = ()
     keys: tuple[str, ...] = field(default=(), repr=False)
+    share_cache: bool = False
     queue: int = defaults.QUEUE
     seconds: float = defaults.TIMEOUT_SECONDS
     drain_seconds: float = defaults.DRAIN_SECONDS

@@ -58,10 +58,13 @@ class Grammars:
     def __init__(self, model: GrammarVocabulary) -> None:
         self._model = model
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by scope and source
 
-    def mask(self, *, json_schema: str | None = None, grammar: str | None = None) -> GrammarMask | None:
+    def mask(
+        self, *, json_schema: str | None = None, grammar: str | None = None, scope: str = ""
+    ) -> GrammarMask | None:
         """A mask at the start of a schema (JSON text) or grammar (GBNF or Lark); None if neither is given.
+        What was compiled before is reused within its scope only.
 
         Raises UsageError if it cannot be used.
         """
@@ -71,13 +74,14 @@ class Grammars:
             what, source = "grammar", _from_grammar(grammar)
         else:
             return None
-        matcher = self._compiled.get(source)
+        key = scope, source
+        matcher = self._compiled.get(key)
         if matcher is None:
             matcher = self._compile(source, what)
-            self._compiled[source] = matcher
+            self._compiled[key] = matcher
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(source)
+        self._compiled.move_to_end(key)
         return GrammarMask(matcher.deep_copy(), self._model.n_vocab, self._model.end_ids)
 
     def _compile(self, source: str, what: str) -> LLMatcher:

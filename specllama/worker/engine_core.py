@@ -206,11 +206,11 @@ class EngineCore:
         writer = TokenWriter(self.loaded.model.piece, params.stop if forced is None else ())
         ids = self._ids(message)
         schema = params.json_schema if isinstance(params.json_schema, str) else None
-        mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar)
-        more = {name: getattr(message, name) for name in ("speculate", "draft_max", "turn")}
-        request = Request(
-            ids, params, seed, writer, mask=mask, forced=forced, memory_scope=message.owner, **more
-        )
+        cache_scope = "" if message.share_cache else message.owner
+        mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar, scope=cache_scope)
+        more = {name: getattr(message, name) for name in ("speculate", "draft_max", "owner", "turn")}
+        more |= {"memory_scope": message.owner if message.memory else None, "cache_scope": cache_scope}
+        request = Request(ids, params, seed, writer, mask=mask, forced=forced, **more)
         generation = self.engine.submit(request)
         generation.submitted = received  # template, tokenisation and grammar count towards the first token
         self.running.append(SequenceOutput(message.id, generation, writer, message.messages))
@@ -293,9 +293,9 @@ class EngineCore:
             self.send(protocol.Failed(error.to_dict(), r.id))
             return
         text, runs = r.writer.finish_runs()
-        owner = g.request.memory_scope
-        if self.loaded is not None and self.loaded.memory is not None and owner is not None:
-            self.loaded.memory.keep(owner, g.history, g.n_prompt)
+        scope = g.request.memory_scope
+        if self.loaded is not None and self.loaded.memory is not None and scope is not None:
+            self.loaded.memory.keep(scope, g.history, g.n_prompt)
         if r.messages is not None:
             self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
         self.send(self._done(r, text, runs, unmeasured))

@@ -79,7 +79,7 @@ def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> proto
         r = by_sequence.get(slot.seq_id)
         n_used += 0 if slot.saved is not None else len(slot.ids)
         if r is None:
-            found.append(protocol.SlotState(slot.seq_id, len(slot.ids)))
+            found.append(protocol.SlotState(slot.seq_id, len(slot.ids), slot.scope))
             continue
         g, s = r.generation, r.generation.stats
         n_used += g.n_past
@@ -87,6 +87,7 @@ def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> proto
             protocol.SlotState(
                 slot.seq_id,
                 g.n_past,
+                g.request.owner,
                 id=r.id,
                 n_prompt=g.n_prompt,
                 n_decoded=s.n_predict,

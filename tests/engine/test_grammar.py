@@ -54,6 +54,17 @@ def mask_of(grammars: Grammars, schema: Any = None, grammar: str | None = None) 
     return mask
 
 
+def test_a_compiled_grammar_is_reused_within_its_scope(grammars: Grammars, monkeypatch) -> None:
+    """Compiling takes time, so that a grammar known from another scope would show that it was used there."""
+    compiled, compile_ = [], grammars._compile
+    monkeypatch.setattr(
+        grammars, "_compile", lambda *given: compiled.append(given) or compile_(*given), raising=True
+    )
+    for scope in ("key 1", "key 1", "key 2", "key 1", "key 2"):
+        assert grammars.mask(json_schema='{"const": "only here"}', scope=scope) is not None
+    assert len(compiled) == 2
+
+
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_answer_is_valid_and_independent_of_drafts(front: Front, name: str) -> None:
     for temperature in (0.0, 1.2):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specllama.core.interfaces import Drafter, Mask, RememberingDrafter, Sampler
+from specllama.core.interfaces import CachingDrafter, Drafter, Mask, RememberingDrafter, Sampler
 
 
 @dataclass(slots=True)
@@ -78,9 +78,10 @@ class Policy(Protocol):
         sampler: Sampler,
         mask: Mask | None = None,
         memory_scope: str | None = "",
+        cache_scope: str = "",
     ) -> None:
-        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. memory_scope: the
-        scope of the earlier texts that may be drafted from; None: no texts.
+        """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. memory_scope,
+        cache_scope: see `sequence.Request`.
         """
         ...
 
@@ -137,10 +138,13 @@ class PolicyBase:
         sampler: Sampler,
         mask: Mask | None = None,
         memory_scope: str | None = "",
+        cache_scope: str = "",
     ) -> None:
         for drafter in self.drafters:
             if isinstance(drafter, RememberingDrafter):
                 drafter.set_scope(seq_id, memory_scope)
+            if isinstance(drafter, CachingDrafter):
+                drafter.set_cache_scope(seq_id, cache_scope)
             drafter.start(seq_id, prompt, sampler, mask)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:

@@ -110,8 +110,9 @@ class Planner(PolicyBase):
         sampler: Sampler,
         mask: Mask | None = None,
         memory_scope: str | None = "",
+        cache_scope: str = "",
     ) -> None:
-        super().start(seq_id, prompt, sampler, mask, memory_scope)
+        super().start(seq_id, prompt, sampler, mask, memory_scope, cache_scope)
         self._plans.pop(seq_id, None)
         self._offers[seq_id] = OfferStats()
 

@@ -104,6 +104,9 @@ class TraceDrafter:
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         """Nothing: `begin` has started the sequence."""
 
+    def set_cache_scope(self, seq_id: int, scope: str) -> None:
+        """Nothing: traces share no cells."""
+
     def cache_state(self, seq_id: int) -> DraftCacheState:
         n, kept = len(self._history(seq_id)), self._kept(seq_id, ())
         return DraftCacheState(self._skipped[seq_id], kept - self._skipped[seq_id], n - kept)

@@ -37,6 +37,12 @@ class ApiRequest:
         self.service, self.settings, self.supervisor = service, service.settings, service.supervisor
 
     @property
+    def owner(self) -> str:
+        """Whose request it is: a name, not secret, of its API key; "" where the server has none."""
+        found: str = self._http.scope.get("specllama.owner", "")
+        return found
+
+    @property
     def path_params(self) -> Mapping[str, Any]:
         return self._http.path_params
 
@@ -69,8 +75,15 @@ class ApiRequest:
         memory: whether to draft from earlier texts of this client, and later ones from this text. Raises
         BusyError, EngineDiedError, ResourceError.
         """
-        owner = self._http.scope.get("specllama.owner", "") if memory else None
-        owned = [replace(spec, request=replace(spec.request, owner=owner)) for spec in specs]
+        owned = [
+            replace(
+                spec,
+                request=replace(
+                    spec.request, owner=self.owner, memory=memory, share_cache=self.settings.share_cache
+                ),
+            )
+            for spec in specs
+        ]
         job = await self.service.start(owned, n)
         return StreamingResponse(
             job, writer, stream, Limits(self.settings.seconds, self.settings.client_seconds)

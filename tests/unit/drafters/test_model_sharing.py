@@ -73,3 +73,16 @@ def test_without_room_nothing_is_proposed_until_there_is_room() -> None:
     assert all(drafter.cells[seq] == drafter.context.cells[seq] for seq in (0, 1))
     drafter.forget(1)
     assert drafter.step({0: ()})[0].token == alone([*PROMPT, 9])
+
+
+def test_sequences_of_two_scopes_are_evaluated_as_if_nothing_were_common() -> None:
+    widths = []
+    for other in (PROMPT, PROMPT[::-1]):
+        drafter = make_drafter()
+        for seq, prompt in enumerate((PROMPT, other)):
+            drafter.set_cache_scope(seq, f"key {seq}")
+            drafter.start(seq, [*prompt, 9], SAMPLER)
+        drafter.step({0: (), 1: ()})
+        widths.append(drafter.context.widths)
+    assert widths[0] == widths[1]
+    assert sum(widths[0]) == 2 * (len(PROMPT) + 1)

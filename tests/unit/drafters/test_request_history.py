@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specllama.drafters.request_history import INDEXED_AT_START, MemoryDrafter
@@ -98,6 +98,7 @@ def test_the_drafter_itself_keeps_no_texts() -> None:
     assert after(history, [0], EARLIER[:3], 1) == []
 
 
+@settings(deadline=None)
 @given(histories, histories, st.lists(tokens, max_size=20))
 def test_scopes_do_not_affect_each_other(theirs, mine, text) -> None:
     """The proposals in a scope are the same with and without the texts of other scopes."""

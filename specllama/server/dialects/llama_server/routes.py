@@ -38,7 +38,7 @@ async def props(api: ApiRequest) -> Response:
 
 async def slots(api: ApiRequest) -> Response:
     found = await api.supervisor.query(protocol.GetSlots, protocol.Slots)
-    return JSONResponse(shapes.slots(found, api.supervisor.info))
+    return JSONResponse(shapes.slots(found, api.supervisor.info, api.owner))
 
 
 async def tokenize(api: ApiRequest) -> Response:

@@ -41,20 +41,22 @@ def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> 
     }
 
 
-def slots(found: Slots, info: LoadInfo) -> list[dict[str, Any]]:
-    """The slots, without their prompts. found: the engine's answer to GetSlots."""
+def slots(found: Slots, info: LoadInfo, owner: str) -> list[dict[str, Any]]:
+    """The slots, without their prompts. found: the engine's answer to GetSlots. owner: who asks; of a slot
+    that another owner uses or used last, only whether it is busy is shown.
+    """
     shown = []
     for slot in found.slots:
-        busy = slot.id is not None
+        busy, own = slot.id is not None, slot.owner == owner
         one: dict[str, Any] = {
             "id": slot.slot,
-            "id_task": slot.id if busy else -1,
+            "id_task": slot.id if busy and own else -1,
             "n_ctx": info.n_ctx,
-            "speculative": not info.off_reason and (not busy or slot.speculate),
+            "speculative": not info.off_reason and (slot.speculate or not busy or not own),
             "is_processing": busy,
-            "n_past": slot.n_past,
+            "n_past": slot.n_past if own else 0,
         }
-        if busy:
+        if busy and own:
             one["n_prompt_tokens"] = slot.n_prompt
             one["next_token"] = {"has_next_token": True, "n_decoded": slot.n_decoded}
             one["draft_n"], one["draft_n_accepted"] = slot.n_drafted, slot.n_accept
