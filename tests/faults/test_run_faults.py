@@ -360,15 +360,15 @@ def test_errors_in_the_environment_name_the_variable(shared: Command) -> None:
         assert_error(shared("run", "-p", "zip", env={variable: value}), 2, needle)
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b'{"schema": 99, "t1": 1}'])
-def test_a_malformed_calibration_file_is_renamed_and_measured_again(command: Command, content: bytes) -> None:
+def test_a_malformed_calibration_file_is_renamed_and_measured_again(command: Command) -> None:
     args = ("run", "-p", "zip", "-n", "24", "--ignore-eos", "--seed", "1")
     assert command(*args).code == 0
     (file,) = (command.cache / "calibration").iterdir()
-    file.write_bytes(content)
-    assert command(*args).code == 0
-    assert sorted(f.suffix for f in file.parent.iterdir()) == [".broken", ".json"]
-    assert b'"t1"' in file.read_bytes()
+    for content in (b"", b"[1]", b'{"schema": 99, "t1": 1}'):
+        file.write_bytes(content)
+        assert command(*args).code == 0
+        assert {f.suffix for f in file.parent.iterdir()} == {".broken", ".json"}
+        assert b'"t1"' in file.read_bytes()
 
 
 def test_a_cache_that_cannot_be_written_is_not_an_error(command: Command) -> None:
