@@ -19,13 +19,12 @@ import numpy as np
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError
 from specllama.gguf.key_types import check_types
-from specllama.gguf.parse import TensorInfo, Value, parse
-from specllama.gguf.source import DOWNLOAD_AGAIN, FileSource, GGUFSource
+from specllama.gguf.parse import MAX_TENSORS, TensorInfo, Value, parse
+from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_PARTS, FileSource, GGUFSource
 from specllama.gguf.strings import StringArray
 from specllama.gguf.types import FILE_TYPE_GUESSED, FILE_TYPES
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS: above it llama.cpp aborts
-MAX_PARTS = 1000
 
 _SPLIT_NAME = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -53,6 +52,8 @@ class Header:
     def text(self, key: str) -> str:
         """A string of the metadata, "" if absent."""
         value = self.metadata.get(key)
+        if isinstance(value, bytes):
+            return value.decode(errors="replace")
         return value if isinstance(value, str) else ""
 
     def integer(self, key: str, default: int = 0) -> int:
@@ -74,7 +75,8 @@ class Header:
     def per_layer(self, suffix: str, default: int | None = None) -> tuple[int, ...]:
         """`{architecture}.{suffix}` for each layer, a scalar repeated; () if absent without a default.
 
-        Raises GGUFError for an array of another length and for more than MAX_LAYERS layers.
+        Raises GGUFError for an array of another length or of other than whole numbers, and for more than
+        MAX_LAYERS layers.
         """
         key = f"{self.architecture}.{suffix}"
         value = self.metadata.get(key, default)
@@ -83,6 +85,8 @@ class Header:
         if self.n_layer > MAX_LAYERS:
             self.fail(f"{self.architecture}.block_count", f"{self.n_layer} layers, more than {MAX_LAYERS}")
         if isinstance(value, np.ndarray):
+            if value.dtype.kind not in "biu":
+                self.fail(key, "whole numbers are needed")
             if len(value) != self.n_layer:
                 self.fail(key, f"{len(value)} values for {self.n_layer} layers")
             return tuple(int(v) for v in value)
@@ -173,7 +177,7 @@ class Header:
     def token_texts(self) -> list[bytes]:
         """The texts as llama.cpp stores them: each up to a NUL; an empty one becomes [EMPTY_<id>]."""
         raws = self.tokens.raws()
-        if all(raws) and b"\0" not in b"".join(raws):
+        if all(raw and b"\0" not in raw for raw in raws):
             return raws
         return [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
 
@@ -226,8 +230,13 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
     if n_parts <= 1:
         return first
     names = _part_names(first, n_parts)
-    parts = [first] + [_read_part(first, name, i, opener) for i, name in enumerate(names) if i]
-    tensors = [replace(t, part=i) for i, part in enumerate(parts) for t in part.tensors]
+    tensors, total = list(first.tensors), first.file_bytes
+    for i, name in enumerate(names[1:], 1):
+        part = _read_part(first, name, i, opener)
+        tensors += [replace(t, part=i) for t in part.tensors]
+        total += part.file_bytes
+        if len(tensors) > MAX_TENSORS:
+            raise IntegrityError(f"{name}: more than {MAX_TENSORS} tensors with those of the parts before")
     counts = Counter(t.name for t in tensors)
     for t in tensors:
         if counts[t.name] > 1:
@@ -236,7 +245,6 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
     if expected != len(tensors):
         found = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
         raise IntegrityError(f"{first.path}: {found}: a part belongs to another model", DOWNLOAD_AGAIN)
-    total = sum(part.file_bytes for part in parts)
     return replace(first, tensors=tuple(tensors), file_bytes=total, parts=tuple(names))
 
 

@@ -1,11 +1,15 @@
-"""The value types of the metadata keys that specllama uses or llama.cpp requires."""
+"""The value types and greatest lengths of the metadata keys that specllama uses or llama.cpp requires."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+import numpy as np
 
 from specllama.errors import GGUFError
 from specllama.gguf.parse import MetadataEntry
+from specllama.gguf.strings import StringArray
 
 _LIST_OR_NUMBER = ("u32", "arr[u32]", "arr[i32]")
 _SPECIAL = (
@@ -44,12 +48,28 @@ _ARCH_TYPES: dict[str, tuple[str, ...]] = {
     ),
 }
 
+MAX_TOKENS, MAX_TOKEN_BYTES = 1 << 19, 16 << 20  # twice the largest known vocabulary; of all texts together
+MAX_TEMPLATE_BYTES, MAX_TEXT_BYTES = 1 << 20, 64 << 10
+_ARCHITECTURE = re.compile(r"[\w.-]{0,64}", re.ASCII)
+_LONGEST = {  # bytes
+    "general.architecture": 64,
+    "general.type": 64,
+    "tokenizer.ggml.model": 4096,
+    "tokenizer.ggml.pre": 4096,
+    "tokenizer.chat_template": MAX_TEMPLATE_BYTES,
+}
+
 
 def check_types(name: str, entries: Mapping[str, MetadataEntry]) -> None:
-    """Raises GGUFError, with key and byte offset, for an entry of another type than llama.cpp expects.
+    """Raises GGUFError, with key and byte offset, for an entry of another type than llama.cpp expects, or
+    longer than any model's.
 
     Unknown keys pass. name: the file, for the message.
     """
+    for i, (key, entry) in enumerate(entries.items()):
+        if reason := _excess(key, entry):
+            message = f"{name}: metadata[{i}] {key!r} at byte {entry.offset}: {reason}"
+            raise GGUFError(message, "Get another file of the model.")
     architecture = entries.get("general.architecture")
     prefix = f"{architecture.value}." if architecture and isinstance(architecture.value, str) else None
     for i, (key, entry) in enumerate(entries.items()):
@@ -61,3 +81,22 @@ def check_types(name: str, entries: Mapping[str, MetadataEntry]) -> None:
             raise GGUFError(
                 message + " or ".join(allowed), "Get another file of the model, or convert it again."
             )
+
+
+def _excess(key: str, entry: MetadataEntry) -> str:
+    """Why a value is too long, or holds what no model holds; "" if it does not."""
+    value = entry.value
+    if isinstance(value, (str, bytes)):
+        most = _LONGEST.get(key) or (MAX_TEXT_BYTES if key.startswith("general.") else 0)
+        if most and len(value) > most:
+            return f"it has {len(value)} bytes, more than {most}"
+        if key == "general.architecture" and isinstance(value, str) and not _ARCHITECTURE.fullmatch(value):
+            return f"{value!r} is not a name"
+    elif isinstance(value, StringArray) and key == "tokenizer.ggml.tokens":
+        if len(value) > MAX_TOKENS:
+            return f"{len(value)} tokens, more than {MAX_TOKENS}"
+        if value.n_bytes > MAX_TOKEN_BYTES:
+            return f"the tokens have {value.n_bytes} bytes, more than {MAX_TOKEN_BYTES}"
+    elif isinstance(value, np.ndarray) and key == "tokenizer.ggml.scores" and np.isnan(value).any():
+        return "a score is not a number"
+    return ""

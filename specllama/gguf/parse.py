@@ -20,7 +20,11 @@ from specllama.gguf.strings import StringArray
 from specllama.gguf.types import GGML_TYPES, REMOVED_TYPES
 
 DEFAULT_ALIGNMENT = 32
-MAX_TENSORS = 1 << 20
+MAX_TENSORS = 1 << 16  # 512 layers of 100 tensors are 51,200
+MAX_KEYS = 4096
+MAX_KEY_BYTES = 1024
+MAX_ELEMENTS = 4 << 20  # of all arrays; the largest known vocabularies have 1.3 million with their merges
+LAZY_BYTES = 4096  # a longer text is decoded when it is used
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME with its NUL
 MAX_DIMS = 4
 
@@ -42,11 +46,13 @@ _SMALLEST_KV = 8 + 1 + 4 + 1  # bytes: key length, key, type, value
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # bytes: name length, name, n_dims, one dimension, type, offset
 
 
-Value = bool | int | float | str | StringArray | NDArray[np.generic]
+Value = bool | int | float | str | bytes | StringArray | NDArray[np.generic]
 
 
 class MetadataEntry(NamedTuple):
-    """A metadata value, its type ("u32", "arr[str]"), and the byte offset of its key."""
+    """A metadata value, its type ("u32", "arr[str]"), and the byte offset of its key. A text of more than
+    LAZY_BYTES is bytes.
+    """
 
     value: Value
     kind: str
@@ -86,18 +92,21 @@ def parse(source: GGUFSource) -> Parsed:
     w = Window(source)
     version = _magic_and_version(w)
     n_tensors = _count(w, "tensor_count", _SMALLEST_TENSOR, MAX_TENSORS)
-    n_kv = _count(w, "metadata_kv_count", _SMALLEST_KV, MAX_TENSORS)
+    n_kv = _count(w, "metadata_kv_count", _SMALLEST_KV, MAX_KEYS)
     entries: dict[str, MetadataEntry] = {}
+    n_elements = 0
     for i in range(n_kv):
         offset = w.pos
-        key = w.text(f"metadata[{i}] key")
+        key = w.text(f"metadata[{i}] key", MAX_KEY_BYTES)
         field = f"metadata[{i}] {key!r}"
         if not key:
             w.fail(field, offset, "the key is empty")
         if key in entries:
             w.fail(field, offset, "the key occurs twice")
-        value, kind = _value(w, field)
+        value, kind = _value(w, field, MAX_ELEMENTS - n_elements)
+        n_elements += len(value) if isinstance(value, (StringArray, np.ndarray)) else 0
         entries[key] = MetadataEntry(value, kind, offset)
+        w.drop()
     alignment = _alignment(w, entries)
     tensors = [_tensor(w, i) for i in range(n_tensors)]
     return Parsed(version, alignment, entries, _placed(w, tensors, alignment))
@@ -134,13 +143,14 @@ def _count(w: Window, field: str, smallest: int, most: int) -> int:
     return n
 
 
-def _value(w: Window, field: str) -> tuple[Value, str]:
+def _value(w: Window, field: str, most: int) -> tuple[Value, str]:
     offset = w.pos
     code = w.uint(4, f"{field} type")
     if code == _STRING:
-        return w.take(w.uint(8, f"{field} length"), field).decode(errors="replace"), "str"
+        raw = w.take(w.uint(8, f"{field} length"), field)
+        return raw if len(raw) > LAZY_BYTES else raw.decode(errors="replace"), "str"
     if code == _ARRAY:
-        return _array(w, field)
+        return _array(w, field, most)
     if code not in _SCALARS:
         w.fail(f"{field} type", offset, f"{code} is not a value type")
     name, dtype = _SCALARS[code]
@@ -148,7 +158,7 @@ def _value(w: Window, field: str) -> tuple[Value, str]:
     return (bool(scalar) if code == _BOOL else scalar), name
 
 
-def _array(w: Window, field: str) -> tuple[Value, str]:
+def _array(w: Window, field: str, most: int) -> tuple[Value, str]:
     offset = w.pos
     code = w.uint(4, f"{field} element type")
     n = w.uint(8, f"{field} length")
@@ -159,6 +169,9 @@ def _array(w: Window, field: str) -> tuple[Value, str]:
     size = 8 if code == _STRING else np.dtype(_SCALARS[code][1]).itemsize
     if n * size > w.size - w.pos:
         w.fail(f"{field} length", offset + 4, f"{n} elements do not fit in a file of {w.size} bytes")
+    if n > most:
+        reason = f"{n} elements: a header of more than {MAX_ELEMENTS} is refused"
+        w.fail(f"{field} length", offset + 4, reason)
     if code == _STRING:
         return _strings(w, n, field), "arr[str]"
     name, dtype = _SCALARS[code]
@@ -169,7 +182,8 @@ def _array(w: Window, field: str) -> tuple[Value, str]:
 def _strings(w: Window, n: int, field: str) -> StringArray:
     # The only hot loop: a large vocabulary has 400,000 strings. At the end of the buffer unpack raises, and
     # more is read.
-    begin = pos = w.pos
+    begin, base = w.pos, w.base
+    pos = begin - base  # in w.buf
     starts = array("q")
     unpack, append = struct.Struct("<Q").unpack_from, starts.append
     while len(starts) < n:
@@ -177,17 +191,17 @@ def _strings(w: Window, n: int, field: str) -> StringArray:
             for _ in range(n - len(starts)):
                 (length,) = unpack(w.buf, pos)
                 pos += 8
-                append(pos - begin)
+                append(pos + base - begin)
                 pos += length
         except (struct.error, OverflowError):
             last = max(len(starts) - 1, 0)
-            w.need(pos, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))
-            w.need(pos + 8, f"{field}[{len(starts)}] length", pos)
+            w.need(pos + base, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))
+            w.need(pos + base + 8, f"{field}[{len(starts)}] length", pos + base)
     last = max(len(starts) - 1, 0)
-    w.need(pos, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))
-    append(pos - begin + 8)
-    w.pos = pos
-    return StringArray(bytes(w.buf[begin:pos]), starts)
+    w.need(pos + base, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))
+    append(pos + base - begin + 8)
+    w.pos = pos + base
+    return StringArray(w.copy(begin, w.pos), starts)
 
 
 def _alignment(w: Window, entries: dict[str, MetadataEntry]) -> int:
@@ -205,11 +219,10 @@ def _alignment(w: Window, entries: dict[str, MetadataEntry]) -> int:
 def _tensor(w: Window, i: int) -> tuple[TensorInfo, int]:
     """A tensor info, with `offset` relative to the tensor data as in the file, and the byte of its start."""
     begin = w.pos
-    name = w.text(f"tensor[{i}] name")
+    name = w.text(f"tensor[{i}] name", MAX_NAME_BYTES)
     field = f"tensor[{i}] {name!r}"
-    n_name = len(name.encode())
-    if not 1 <= n_name <= MAX_NAME_BYTES:
-        w.fail(f"tensor[{i}] name", begin, f"it has {n_name} bytes, not 1 to {MAX_NAME_BYTES}")
+    if not name:
+        w.fail(f"tensor[{i}] name", begin, "it is empty")
     dims = w.pos
     n_dims = w.uint(4, f"{field} dimensions")
     if not 1 <= n_dims <= MAX_DIMS:

@@ -11,11 +11,13 @@ from typing import NoReturn, Protocol
 
 from specllama.errors import GGUFError, NotFoundError, UsageError
 
-MAX_HEADER_BYTES = 128 << 20  # the largest known headers (262k tokens, 500k merges) have 20 MB
+MAX_HEADER_BYTES = 64 << 20  # the largest known headers (262k tokens, 500k merges) have 20 MB
+MAX_PARTS = 1000  # of a split model
 DOWNLOAD_AGAIN = "Download the file again: specllama pull."
 
 _FIRST_READ = 256 << 10
 _LARGEST_READ = 8 << 20
+_KEPT = 1 << 20  # bytes before the position that are kept, since removing them copies the rest
 
 
 class GGUFSource(Protocol):
@@ -85,16 +87,17 @@ class FileSource:
 
 
 class Window:
-    """The bytes of a source from its start that were needed so far, and the position of the parser.
+    """The bytes of a source that are being parsed, and the position of the parser.
 
-    `buf` only grows, at most to the size of the file and to MAX_HEADER_BYTES: lengths in the file are checked
-    before anything is read or allocated for them.
+    buf: the bytes from offset `base` on. They end at most at the end of the file and at MAX_HEADER_BYTES:
+    lengths in the file are checked before anything is read or allocated for them.
     """
 
     def __init__(self, source: GGUFSource) -> None:
         self.name = source.name
         self.size = source.size
         self.buf = bytearray()
+        self.base = 0
         self.pos = 0
         self._source = source
 
@@ -104,7 +107,7 @@ class Window:
 
     def need(self, end: int, field: str, offset: int | None = None) -> None:
         """Extend `buf` to `end`. Raises GGUFError if the file or MAX_HEADER_BYTES ends before."""
-        if end <= len(self.buf):
+        if end <= self.base + len(self.buf):
             return
         where = self.pos if offset is None else offset
         if end > self.size:
@@ -114,8 +117,7 @@ class Window:
             )
         if end > MAX_HEADER_BYTES:
             self.fail(field, where, f"a header of more than {MAX_HEADER_BYTES} bytes is refused")
-        while len(self.buf) < end:
-            have = len(self.buf)
+        while (have := self.base + len(self.buf)) < end:
             ahead = min(max(have, _FIRST_READ), _LARGEST_READ)
             data = self._source.read(
                 have, min(max(end - have, ahead), self.size - have, MAX_HEADER_BYTES - have)
@@ -130,16 +132,30 @@ class Window:
         """The next `n` bytes."""
         self.need(self.pos + n, field)
         self.pos += n
-        return bytes(self.buf[self.pos - n : self.pos])
+        return self.copy(self.pos - n, self.pos)
+
+    def copy(self, begin: int, end: int) -> bytes:
+        """The bytes between two offsets of the file that `buf` contains."""
+        with memoryview(self.buf) as view:
+            return bytes(view[begin - self.base : end - self.base])
+
+    def drop(self) -> None:
+        """Remove bytes before the position from `buf`, if they are many."""
+        if self.pos - self.base > _KEPT:
+            del self.buf[: self.pos - self.base]
+            self.base = self.pos
 
     def uint(self, n_bytes: int, field: str) -> int:
         """The next unsigned little-endian integer."""
         return int.from_bytes(self.take(n_bytes, field), "little")
 
-    def text(self, field: str) -> str:
-        """The next string: a name, which must be UTF-8."""
+    def text(self, field: str, most: int) -> str:
+        """The next string: a name, which must be UTF-8 and have at most `most` bytes."""
         offset = self.pos
-        raw = self.take(self.uint(8, f"{field} length"), field)
+        length = self.uint(8, f"{field} length")
+        if length > most:
+            self.fail(field, offset, f"it has {length} bytes, more than {most}")
+        raw = self.take(length, field)
         try:
             return raw.decode()
         except UnicodeDecodeError:

@@ -28,6 +28,11 @@ class StringArray:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all strings, each with the 8 bytes of its length."""
+        return len(self._blob)
+
     def raw(self, i: int) -> bytes:
         """The bytes of string `i`, 0 ≤ i < len."""
         if not 0 <= i < len(self):

@@ -60,7 +60,7 @@ def installed_models(library: Library, repo: str | None = None) -> Iterator[Inst
         for commit in cache.commits():
             there = {s.path: s for s in cache.files(commit)}
             for model in find_models(there):
-                files = tuple(there[part] for part in model.parts if part in there)
+                files = tuple(there[path] for _, path in sorted(model.there.items()))
                 same = tuple((f.path, f.blob) for f in files)
                 if files and same not in seen:
                     seen.add(same)
@@ -98,7 +98,7 @@ def select(library: Library, name: str) -> list[InstalledModel]:
 
 def _is(model: InstalledModel, where: RepoName) -> bool:
     with suppress(SpecllamaError):
-        choose([ModelFiles(tuple(f.path for f in model.files))], where.tag, "")
+        choose([ModelFiles({1: f.path}) for f in model.files], where.tag, "")
         return True
     return False
 

@@ -133,7 +133,7 @@ def prepare_models(
             licence = model.parsed.entry.licence if model.parsed.entry is not None else ""
             n_bytes = size(sum(file.size for file in model.parts))
             library.listener.note(
-                f"{model.name}: {model.listing.name.repo}/{model.files.parts[0]}, {n_bytes}, "
+                f"{model.name}: {model.listing.name.repo}/{model.files.first}, {n_bytes}, "
                 f"licence: {licence or model.listing.licence or 'not stated'}"
             )
     todo.check()

@@ -6,11 +6,11 @@ Works on paths alone, so that one rule serves listings of the hub and files on d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specllama.errors import IntegrityError, NotFoundError
-from specllama.gguf.source import DOWNLOAD_AGAIN
+from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_PARTS
 from specllama.models.names import shown
 
 PREFERRED = ("Q4_K_M", "Q8_0")
@@ -26,18 +26,47 @@ _MAX_NAMED = 30
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """One model of a repository. parts: all its parts in order, one if it is not split; missing: those
-    absent.
+    """One model of a repository. there: those of its parts that exist, by number from 1, at least one; the
+    paths of the others are made when they are asked for. n_parts: 1 if it is not split.
     """
 
-    parts: tuple[str, ...]
-    missing: tuple[str, ...] = ()
+    there: Mapping[int, str]
+    n_parts: int = 1
+
+    @property
+    def first(self) -> str:
+        """The path of its first part."""
+        return self._path(1)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The paths of all its parts in order."""
+        return tuple(map(self._path, range(1, self.n_parts + 1)))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The paths of its parts that do not exist."""
+        return tuple(self._path(i) for i in range(1, self.n_parts + 1) if i not in self.there)
 
     @property
     def quant(self) -> str:
         """The quantisation in its path, in capitals; "" if the path has none."""
-        found = list(_QUANT.finditer(self.parts[0]))
+        found = list(_QUANT.finditer(self.first))
         return found[-1][0].upper() if found else ""
+
+    def named(self, file: str) -> bool:
+        """Whether this is the path, or the name, of one of its parts."""
+        match, paths = _SPLIT.fullmatch(file), list(self.there.values())
+        if match is not None and 1 <= int(match[2]) <= self.n_parts:
+            paths.append(self._path(int(match[2])))
+        return any(file in (path, path.rpartition("/")[2]) for path in paths)
+
+    def _path(self, number: int) -> str:
+        if number in self.there:
+            return self.there[number]
+        match = _SPLIT.fullmatch(next(iter(self.there.values())))
+        assert match is not None
+        return f"{match[1]}-{number:05d}-of-{self.n_parts:05d}.gguf"
 
 
 def is_sidecar(path: str) -> bool:
@@ -47,29 +76,23 @@ def is_sidecar(path: str) -> bool:
 
 
 def find_models(paths: Iterable[str]) -> list[ModelFiles]:
-    """The models among the paths, sorted by name, unsplit ones first."""
-    found: dict[tuple[str, int], set[int]] = {}
-    names: dict[tuple[str, int, int], str] = {}
+    """The models among the paths, sorted by name, unsplit ones first. A name that claims more than MAX_PARTS
+    parts is taken for that of an unsplit model.
+    """
+    found: dict[tuple[str, int], dict[int, str]] = {}
     whole = []
     for path in paths:
         if not path.lower().endswith(".gguf") or is_sidecar(path):
             continue
         match = _SPLIT.fullmatch(path)
-        if match is None:
-            whole.append(ModelFiles((path,)))
+        if match is None or int(match[3]) > MAX_PARTS:
+            whole.append(ModelFiles({1: path}))
             continue
         stem, number, count = match[1], int(match[2]), int(match[3])
         if 1 <= number <= count:
-            found.setdefault((stem, count), set()).add(number)
-            names[stem, count, number] = path
-    split = []
-    for (stem, count), numbers in found.items():
-        parts = [
-            names.get((stem, count, i)) or f"{stem}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)
-        ]
-        missing = [part for i, part in enumerate(parts, 1) if i not in numbers]
-        split.append(ModelFiles(tuple(parts), tuple(missing)))
-    return sorted(whole, key=lambda m: m.parts) + sorted(split, key=lambda m: m.parts)
+            found.setdefault((stem, count), {})[number] = path
+    split = [ModelFiles(there, count) for (_, count), there in found.items()]
+    return [m for group in (whole, split) for m in sorted(group, key=lambda m: (m.first, m.n_parts))]
 
 
 def choose(found: Sequence[ModelFiles], tag: str, where: str, preferred: str = "") -> ModelFiles:
@@ -88,7 +111,7 @@ def choose(found: Sequence[ModelFiles], tag: str, where: str, preferred: str = "
     else:
         wanted = [q for q in (preferred, *PREFERRED) if q]
         model = next((m for q in wanted if (m := _by_quant(found, q)) is not None), found[0])
-    if model.missing:
+    if len(model.there) < model.n_parts:
         raise IntegrityError(f"{where}: part {model.missing[0]} is missing", DOWNLOAD_AGAIN)
     return model
 
@@ -96,16 +119,15 @@ def choose(found: Sequence[ModelFiles], tag: str, where: str, preferred: str = "
 def _by_quant(found: Sequence[ModelFiles], quant: str) -> ModelFiles | None:
     # llama.cpp's rule for tags: anywhere in the path, followed by a dot, a dash or a slash.
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?=[.\-/])", re.IGNORECASE)
-    return next((m for m in found if pattern.search(m.parts[0])), None)
+    return next((m for m in found if pattern.search(m.first)), None)
 
 
 def _by_file(found: Sequence[ModelFiles], file: str) -> ModelFiles | None:
-    return next((m for m in found if file in m.parts), None) or next(
-        (m for m in found if any(p.rpartition("/")[2] == file for p in m.parts)), None
-    )
+    named = [m for m in found if m.named(file)]
+    return next((m for m in named if file in m.parts), None) or next(iter(named), None)
 
 
 def _listed(found: Sequence[ModelFiles]) -> str:
-    names = list(dict.fromkeys(m.quant or m.parts[0] for m in found))
+    names = list(dict.fromkeys(m.quant or m.first for m in found))
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more

@@ -150,8 +150,8 @@ class Library:
                 except (NotFoundError, IntegrityError):
                     continue
                 if tag != wanted:
-                    self.listener.note(f"{parsed.name}: {files.parts[0]} is used, as it is on disk")
-                return ResolvedModel(parsed, str(paths[files.parts[0]].link))
+                    self.listener.note(f"{parsed.name}: {files.first} is used, as it is on disk")
+                return ResolvedModel(parsed, str(paths[files.first].link))
         return None
 
     def on_hub(self, parsed: ParsedName) -> ResolvedModel:

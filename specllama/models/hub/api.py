@@ -1,25 +1,30 @@
-"""Listings of the hub's repositories: commit, files, sizes and hashes, through huggingface-hub.
+"""Listings of the hub's repositories: commit, files, sizes and hashes.
 
-Transfers no content (transfer.py does), and sends no telemetry.
+Sends huggingface-hub's headers through its HTTP client, and raises its errors, but reads the response itself,
+whose size and depth are bounded. Transfers no content (transfer.py does), and sends no telemetry.
 """
 
 from __future__ import annotations
 
+import json
 import queue
 import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError, UsageError
 from specllama.models.hub.env import hub_endpoint, is_offline
-from specllama.models.hub.http import NETWORK_HINT, TOKEN_HINT, Web, refusal, session, unreachable
+from specllama.models.hub.http import NETWORK_HINT, TOKEN_HINT, Web, origin, refusal, session, unreachable
 from specllama.models.names import RepoName, check_file
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
 
 _WAITS = (1.0, 2.0, 4.0)  # seconds between attempts: a hub that is down is reported within ten
+_MAX_BYTES = 8 << 20  # of a listing; a file takes about 300
+_MAX_VALUES = 400_000  # objects, lists and items of a listing, counted before it is parsed
+_MAX_SIZE = 1 << 50  # bytes of a file
 _SHA1, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 
 
@@ -73,8 +78,11 @@ class Hub:
             raise NetworkError(
                 f"{name} is not on disk, and HF_HUB_OFFLINE is set", f"unset it, then: specllama pull {name}"
             )
-        parts = urlsplit(self.endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            known = origin(self.endpoint)[0] in ("http", "https") and urlsplit(self.endpoint).hostname
+        except ValueError:
+            known = False
+        if not known:
             raise NetworkError(f"HF_ENDPOINT is {self.endpoint!r}, which is not a web address", NETWORK_HINT)
         retries = RetryPolicy(self._listener, _WAITS)
         while True:
@@ -85,24 +93,19 @@ class Hub:
 
     def _request(self, name: RepoName) -> Listing:
         import httpx2
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import constants
         from huggingface_hub import errors as theirs
+        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
         constants.HF_HUB_DISABLE_TELEMETRY = (
             True  # otherwise huggingface-hub first sends a request of its own
         )
         timeout = float(constants.HF_HUB_ETAG_TIMEOUT)
-        api = HfApi(endpoint=self.endpoint, library_name="specllama")
-        session()
+        client = session()
         try:
-            info = _within(
-                timeout,
-                lambda: api.model_info(
-                    name.repo, revision=name.revision, files_metadata=True, timeout=timeout
-                ),
-                self.endpoint,
-            )
-            return _listing(name, info)
+            response = _within(timeout, lambda: self._response(client, name, timeout), self.endpoint)
+            hf_raise_for_status(response)
+            return _listing(name, _parsed(response.content))
         except theirs.RevisionNotFoundError:
             hint = "omit the part after @ for the newest one"
             raise NotFoundError(f"{name.repo} has no revision {name.revision!r}", hint) from None
@@ -120,8 +123,31 @@ class Hub:
             raise refusal(error.response.status_code, error.response.headers, self.endpoint) from None
         except httpx2.HTTPError as error:
             raise NetworkError(unreachable(error, self.endpoint).message, NETWORK_HINT) from None
-        except (KeyError, TypeError, ValueError, AttributeError, httpx2.InvalidURL):
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, httpx2.InvalidURL):
             raise NetworkError(f"{self.endpoint} does not respond as a hub does", NETWORK_HINT) from None
+
+    def _response(self, client: Any, name: RepoName, timeout: float) -> Any:
+        """The response to the request for a listing, read. Raises ValueError for one that is too large, and
+        what httpx2 raises.
+        """
+        import httpx2
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        url = f"{self.endpoint}/api/models/{name.repo}/revision/{quote(name.revision, safe='')}"
+        # A compressed response could become a thousand times as large in one step.
+        headers = {**build_hf_headers(library_name="specllama"), "Accept-Encoding": "identity"}
+        body = bytearray()
+        asked = client.stream("GET", url, params={"blobs": True}, headers=headers, timeout=timeout)
+        with asked as response:
+            if response.headers.get("Content-Encoding", "identity") not in ("identity", ""):
+                raise ValueError("compressed")
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > _MAX_BYTES:
+                    raise ValueError("too large")
+        return httpx2.Response(
+            response.status_code, headers=response.headers, content=bytes(body), request=response.request
+        )
 
     def _absent(self, name: RepoName, status: int) -> SpecllamaError:
         if status == 404:
@@ -139,25 +165,37 @@ def gated(endpoint: str, name: RepoName) -> AccessError:
     return AccessError(message, f"accept it at {endpoint}/{name.repo}, then {TOKEN_HINT}")
 
 
+def _parsed(body: bytes) -> Any:
+    """The JSON of a response. Raises ValueError, RecursionError."""
+    if sum(map(body.count, (b"{", b"[", b","))) > _MAX_VALUES:
+        raise ValueError("too many values")
+    return json.loads(body)
+
+
 def _listing(name: RepoName, info: Any) -> Listing:
-    if not isinstance(info.sha, str) or not _SHA1.fullmatch(info.sha):
+    """The listing in the hub's JSON. Raises ValueError, TypeError, KeyError, AttributeError for any other."""
+    if not isinstance(info["sha"], str) or not _SHA1.fullmatch(info["sha"]):
         raise ValueError("no commit")
-    files = {}
-    for sibling in info.siblings or ():
+    files: dict[str, HubFile] = {}
+    for sibling in info.get("siblings") or ():
         found = _file(sibling)
-        if found is not None:
-            files[found.path] = found
-    card = info.card_data.to_dict() if info.card_data is not None else {}
+        if found is not None and files.setdefault(found.path, found) != found:
+            raise ValueError("a file occurs twice")
+    card = info.get("cardData") or {}
     licence = card.get("license_name") or card.get("license") or ""
-    licence = "".join(c for c in licence if c.isprintable())[:80] if isinstance(licence, str) else ""
-    return Listing(name, info.sha, files, licence, bool(info.gated))
+    licence = "".join(c for c in licence[:1000] if c.isprintable())[:80] if isinstance(licence, str) else ""
+    return Listing(name, info["sha"], files, licence, bool(info.get("gated")))
 
 
-def _file(sibling: Any) -> HubFile | None:
+def _file(sibling: Mapping[str, Any]) -> HubFile | None:
     """The file that the hub describes; None if its path is unsafe or its size or hash is missing."""
-    path, lfs = sibling.rfilename, sibling.lfs
-    size, etag = (lfs.size, lfs.sha256) if lfs is not None else (sibling.size, sibling.blob_id)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(etag, str):
+    path, lfs = sibling["rfilename"], sibling.get("lfs")
+    size, etag = (
+        (sibling.get("size"), sibling.get("blobId")) if lfs is None else (lfs.get("size"), lfs.get("sha256"))
+    )
+    if not isinstance(size, int) or isinstance(size, bool) or not isinstance(etag, str):
+        return None
+    if not 0 <= size <= _MAX_SIZE:
         return None
     if not (_SHA256 if lfs is not None else _SHA1).fullmatch(etag):
         return None

@@ -7,6 +7,7 @@ unfinished download is blobs/<etag>.incomplete, with its lock and validator in .
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.errors import ResourceError
+from specllama.models.hub.files import read_small, replace_small, temporary
 from specllama.models.names import RepoName
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PARTIAL = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.incomplete")
 _LOCK_SECONDS = 0.25
+_COPY_BYTES = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, None)  # None: Python has none there
 _CACHE_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This file is a cache directory tag created by specllama, as huggingface_hub does.\n"
@@ -74,14 +78,14 @@ class RepoCache:
     def validator(self, etag: str) -> str:
         """The If-Range validator of the bytes in `partial`; "" if unknown."""
         try:
-            found = json.loads(self._record(etag).read_bytes())["validator"]
-        except (OSError, ValueError, KeyError, TypeError):
+            found = json.loads(read_small(self._record(etag)))["validator"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
-        return found if isinstance(found, str) else ""
+        return found if isinstance(found, str) and found.isascii() and found.isprintable() else ""
 
     def remember(self, etag: str, validator: str) -> None:
         """Store the validator of the bytes in `partial`."""
-        self._record(etag).write_text(json.dumps({"validator": validator}))
+        replace_small(self._record(etag), json.dumps({"validator": validator}))
 
     def forget(self, etag: str) -> None:
         """Remove the partial content and the validator."""
@@ -136,12 +140,18 @@ class RepoCache:
         if link.exists() and os.path.samefile(link, blob):
             return link
         link.parent.mkdir(parents=True, exist_ok=True)
-        new = link.with_name(f".{link.name[:100]}.{os.getpid()}.tmp")
+        new = temporary(link)
         try:
-            os.symlink(os.path.relpath(blob, link.parent), new)
-        except (OSError, NotImplementedError):
-            shutil.copyfile(blob, new)
-        os.replace(new, link)
+            try:
+                os.symlink(os.path.relpath(blob, link.parent), new)
+            except (OSError, NotImplementedError) as error:
+                if getattr(error, "errno", None) not in _NO_LINKS:
+                    raise
+                with open(blob, "rb") as source, open(new, "xb") as target:
+                    shutil.copyfileobj(source, target, _COPY_BYTES)
+            os.replace(new, link)
+        finally:
+            new.unlink(missing_ok=True)
         return link
 
     def point(self, revision: str, commit: str) -> None:
@@ -151,16 +161,14 @@ class RepoCache:
         ref = self.folder / "refs" / revision
         if self.commit_of(revision) != commit:
             ref.parent.mkdir(parents=True, exist_ok=True)
-            new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
-            new.write_text(commit)
-            os.replace(new, ref)
+            replace_small(ref, commit)
 
     def commit_of(self, revision: str) -> str:
         """The commit that a revision named at the last request to the hub; "" without any."""
         if _COMMIT.fullmatch(revision):
             return revision
         try:
-            text = (self.folder / "refs" / revision).read_text().strip()
+            text = read_small(self.folder / "refs" / revision).strip()
         except (OSError, UnicodeDecodeError):
             return ""
         return text if _COMMIT.fullmatch(text) else ""

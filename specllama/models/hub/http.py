@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from specllama.models.names import RepoName
 from specllama.models.progress import RetryableError
 
 _MOST_REDIRECTS = 10
+_MAX_ETAG, _MAX_URL = 1024, 8192  # characters
 _TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(?:(\d{1,19})|\*)", re.ASCII)
+_WHOLE = re.compile(r"\d{1,19}", re.ASCII)
 
 
 class RangeError(Exception):
@@ -84,9 +88,9 @@ class Web:
     def _followed(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         for _ in range(_MOST_REDIRECTS):
             sent = dict(headers)
-            if self._token and origin(url) == origin(self.endpoint):
-                sent["Authorization"] = f"Bearer {self._token}"
             try:
+                if self._token and origin(url) == origin(self.endpoint):
+                    sent["Authorization"] = f"Bearer {self._token}"
                 client = session()
                 request = client.build_request("GET", url, headers=sent, timeout=self._timeout)
                 response = client.send(request, stream=True, follow_redirects=False)
@@ -97,17 +101,25 @@ class Web:
             try:
                 location = response.headers.get("Location")
                 if response.status_code in _REDIRECTS and location:
-                    url = urljoin(url, location)
-                    if urlsplit(url).scheme not in ("http", "https"):
-                        raise NetworkError(
-                            f"the hub redirects to {without_query(url)}, which is not a web address"
-                        )
+                    url = _redirected(url, location)
                     continue
                 yield response
                 return
             finally:
                 response.close()
         raise NetworkError(f"{without_query(url)} redirects again and again")
+
+
+def _redirected(url: str, location: str) -> str:
+    """The address that a Location header names. Raises NetworkError."""
+    try:
+        found = urljoin(url, location) if len(location) <= _MAX_URL else ""
+        scheme = urlsplit(found).scheme
+    except ValueError:
+        found, scheme = location, ""
+    if scheme not in ("http", "https"):
+        raise NetworkError(f"the hub redirects to {location[:100]!r}, which is not a web address")
+    return found
 
 
 def session() -> httpx2.Client:
@@ -128,16 +140,18 @@ def _checked(response: httpx2.Response, start: int) -> HttpResponse:
     if status in (200, 206) and response.headers.get("Content-Encoding", "identity") not in ("identity", ""):
         raise NetworkError(f"{response.url.host} sends the file compressed, which was not requested")
     etag = response.headers.get("ETag", "")
-    validator = etag if etag.startswith('"') else ""
+    validator = etag if etag.startswith('"') and len(etag) <= _MAX_ETAG else ""
     if status == 206:
-        first, _, total = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
-        begin = first.partition("-")[0]
-        if begin != str(start):
-            raise NetworkError(f"{response.url.host} responds with bytes from {begin!r} instead of {start}")
-        return HttpResponse(start, int(total) if total.isdecimal() else None, validator, response)
+        given = response.headers.get("Content-Range", "")
+        match = _CONTENT_RANGE.fullmatch(given)
+        if match is None or int(match[1]) != start:
+            raise NetworkError(
+                f"{response.url.host} responds with the bytes {given[:60]!r}, not with those from {start}"
+            )
+        return HttpResponse(start, int(match[2]) if match[2] else None, validator, response)
     if status == 200:
         length = response.headers.get("Content-Length", "")
-        return HttpResponse(0, int(length) if length.isdecimal() else None, validator, response)
+        return HttpResponse(0, int(length) if _WHOLE.fullmatch(length) else None, validator, response)
     if status == 416 and start:
         raise RangeError
     raise refusal(status, response.headers, str(response.url))
@@ -188,16 +202,16 @@ def origin(url: str) -> tuple[str, str, int]:
 def without_query(url: str) -> str:
     """An address without user, password and query, which may contain secrets."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     text = headers.get("Retry-After", "").strip()
-    if text.isdecimal():
+    if _WHOLE.fullmatch(text):
         return float(text)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

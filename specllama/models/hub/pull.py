@@ -77,7 +77,7 @@ def _have(cache: RepoCache, file: HubFile) -> int:
     if cache.has(file.etag, file.size):
         return file.size
     try:
-        n_bytes = cache.partial(file.etag).stat().st_size
+        n_bytes = cache.partial(file.etag).lstat().st_size
     except OSError:
         return 0
     return n_bytes if n_bytes <= file.size else 0

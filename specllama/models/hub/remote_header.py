@@ -45,10 +45,11 @@ class RemoteSource:
         """`wanted` bytes after the first `skip`: a server without ranges sends the whole file."""
         data = bytearray()
         for chunk in chunks:
-            data += chunk
-            if len(data) >= skip + wanted:
+            data += chunk[skip:]
+            skip = max(0, skip - len(chunk))
+            if len(data) >= wanted:
                 break
-        return bytes(data[skip : skip + wanted])
+        return bytes(data[:wanted])
 
     def __enter__(self) -> RemoteSource:
         return self
@@ -76,4 +77,4 @@ def remote_header(
             hub.web, hub.web.url(listing.name, listing.commit, file.path), name, file.size, retries
         )
 
-    return read_model(base + files.parts[0], opened)
+    return read_model(base + files.first, opened)

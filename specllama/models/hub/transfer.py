@@ -15,6 +15,7 @@ from pathlib import Path
 from specllama.errors import IntegrityError, ResourceError
 from specllama.models.hub.api import HubFile
 from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
+from specllama.models.hub.files import open_partial
 from specllama.models.hub.hashing import FsyncThread, Hasher
 from specllama.models.hub.http import RangeError, Web
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
@@ -100,7 +101,7 @@ class _Attempt:
             self._hasher.end()
 
     def _fill(self, path: Path, web: Web, listener: Listener) -> _Mismatch | None:
-        with open(path, "r+b" if path.exists() else "w+b", buffering=0) as out:
+        with open(open_partial(path), "r+b", buffering=0) as out:
             self._hash_existing(out.fileno())
             with FsyncThread(out.fileno()) as flusher:
                 self._receive_all(out.fileno(), web, listener, flusher)

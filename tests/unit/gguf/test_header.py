@@ -7,6 +7,7 @@ import random
 import struct
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -323,6 +324,64 @@ def test_a_false_length_allocates_no_memory() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 20 << 20
+
+
+def empty_strings(n: int) -> Typed:
+    return raw_value(9, struct.pack("<IQ", 8, n) + bytes(8 * n))
+
+
+EXCESSIVE = {  # GGUF, part of the message
+    "architecture": (lambda: GGUF({"general.architecture": "x" * (4 << 20)}), "4194304 bytes, more than 64"),
+    "architecture with controls": (lambda: GGUF({"general.architecture": "a\x1b[2J"}), "is not a name"),
+    "name": (lambda: GGUF({"general.name": "x" * (1 << 20)}), "more than 65536"),
+    "template": (lambda: GGUF({"tokenizer.chat_template": "x" * (2 << 20)}), "more than 1048576"),
+    "tokens": (lambda: GGUF({"tokenizer.ggml.tokens": empty_strings(530_000)}), "530000 tokens, more than"),
+    "long tokens": (lambda: GGUF({"tokenizer.ggml.tokens": ["x" * (17 << 20)]}), "the tokens have"),
+    "strings": (
+        lambda: GGUF({"a": empty_strings(1), "b": empty_strings((4 << 20) + 1)}),
+        "'b' length at byte 74: 4194305 elements",
+    ),
+    "flags": (lambda: GGUF({"a": raw_value(9, struct.pack("<IQ", 7, 5 << 20) + bytes(5 << 20))}), "elements"),
+    "keys": (lambda: GGUF(n_kv=5000).build() + bytes(1 << 17), "metadata_kv_count at byte 16"),
+    "key": (lambda: GGUF({"x" * 2000: 1}), "it has 2000 bytes, more than 1024"),
+    "tensors": (lambda: GGUF(n_tensors=70_000).build() + bytes(4 << 20), "tensor_count at byte 8"),
+    "scores": (
+        lambda: GGUF({"tokenizer.ggml.scores": Typed("arr[f32]", [1.0, float("nan")])}),
+        "a score is not a number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message_part"), EXCESSIVE.values(), ids=EXCESSIVE.keys())
+def test_rejects_what_is_larger_than_in_any_model(
+    make: Callable[[], GGUF | bytes], message_part: str
+) -> None:
+    made = make()
+    data = made if isinstance(made, bytes) else made.build()
+    began = time.process_time()
+    assert message_part in rejection(data)
+    assert time.process_time() - began < 2
+    tracemalloc.start()
+    try:
+        rejection(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(data) + (100 << 20)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1.5])
+def test_rejects_numbers_of_layers_that_are_not_whole(bad: float) -> None:
+    keys = {"llama.attention.recurrent_layers": Typed("arr[f64]", [1.0, bad])}
+    header = read_source(BytesSource(llama(metadata=keys).build()))
+    with pytest.raises(GGUFError, match="whole numbers are needed"):
+        header.per_layer("attention.recurrent_layers")
+
+
+def test_a_long_text_is_decoded_when_it_is_used() -> None:
+    header = read_source(BytesSource(GGUF({"tokenizer.chat_template": "é" * 4000, "a": "b"}).build()))
+    assert isinstance(header.metadata["tokenizer.chat_template"], bytes)
+    assert header.chat_template == "é" * 4000
 
 
 def test_rejects_a_string_longer_than_any_header(tmp_path: Path) -> None:

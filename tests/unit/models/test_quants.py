@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from specllama.errors import IntegrityError, NotFoundError
@@ -60,3 +62,23 @@ def test_rejects_a_tag_without_a_complete_model() -> None:
         choose(find_models(["README.md", "mmproj.gguf"]), "", "user/repo")
     with pytest.raises(IntegrityError, match=r"part BF16/model-BF16-00002-of-00003\.gguf is missing"):
         choose(find_models(FILES), "BF16", "user/repo")
+
+
+def test_names_of_parts_are_made_when_they_are_asked_for() -> None:
+    claims = [f"m{i}-Q8_0-00002-of-01000.gguf" for i in range(2000)]
+    began, found = time.process_time(), find_models(claims)
+    assert len(found) == 2000
+    assert (found[0].first, len(found[0].parts), len(found[0].missing)) == (
+        "m0-Q8_0-00001-of-01000.gguf",
+        1000,
+        999,
+    )
+    with pytest.raises(IntegrityError, match=r"part m0-Q8_0-00001-of-01000\.gguf is missing"):
+        choose(found, "Q8_0", "user/repo")
+    assert time.process_time() - began < 1
+
+
+def test_a_name_with_too_many_parts_is_that_of_one_file() -> None:
+    name = "m-Q8_0-00001-of-99999.gguf"
+    (only,) = find_models([name])
+    assert (only.parts, only.missing) == ((name,), ())

@@ -1,0 +1,53 @@
+"""Files of the cache that are written so that a left-over link never leads into another file.
+
+Knows nothing about the layout of the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+_MAX_RECORD = 4096  # characters
+
+
+def read_small(path: Path) -> str:
+    """The beginning of a small file. Raises OSError, UnicodeDecodeError."""
+    with open(path, encoding="utf-8") as file:
+        return file.read(_MAX_RECORD)
+
+
+def temporary(path: Path) -> Path:
+    """A name beside `path` that nobody can have prepared."""
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+
+
+def replace_small(path: Path, text: str) -> None:
+    """Write a small file as a whole; whatever has its name, a link too, is replaced and not written to."""
+    new = temporary(path)
+    try:
+        with open(new, "x", encoding="utf-8") as file:  # O_EXCL does not follow links
+            file.write(text)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def open_partial(path: Path) -> int:
+    """A descriptor of an unfinished download for reading and writing, made if it does not exist.
+
+    A link with this name, and a file that has other names too, are removed first: writing to them would
+    change another file. Raises OSError.
+    """
+    flags = (
+        os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    )
+    with contextlib.suppress(FileNotFoundError):
+        info = path.lstat()
+        if stat.S_ISREG(info.st_mode) and info.st_nlink == 1:
+            return os.open(path, flags)
+        path.unlink()
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
