@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from specllama.errors import UsageError
 
 _FIRST, _LAST = 0xF0000, 0xFFFFD  # a Unicode plane of private-use characters
 _MARK = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
+_MAX_CANDIDATES = 500_000  # places of the messages at which a control text could begin
+_FEW = 16  # texts; more of them are replaced in one pass
 _ESCAPED = re.compile(r"\\U000f[0-9a-f]{4}|\\udb[89ab][0-9a-f]\\ud[c-f][0-9a-f]{2}")  # by Python, by JSON
 
 
@@ -38,21 +40,30 @@ class ControlTexts:
         self._lengths: dict[str, list[int]] = {}  # by the first two characters, longest first
         for start, length in sorted({(t[:2], len(t)) for t in self._texts}, reverse=True):
             self._lengths.setdefault(start, []).append(length)
-        firsts = "".join(map(re.escape, sorted({t[0] for t in self._texts})))
-        self.firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")  # the first characters of all texts
+        self.firsts = sorted({t[0] for t in self._texts})  # the first characters of all texts
+        seconds = {a: "".join(re.escape(s[1]) for s in sorted(self._lengths) if s[0] == a) for a in self.firsts}
+        starts = "|".join(f"{re.escape(a)}[{b}]" for a, b in seconds.items())
+        self._starts = re.compile(starts or r"(?!)")
+        self.private = frozenset(_MARK.findall("".join(self._texts)))
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """(begin, end) of each control text, from left to right; the longest of those with the same begin."""
-        done = 0
-        for found in self.firsts.finditer(text):
+        """(begin, end) of each control text, from left to right; the longest of those with the same begin.
+
+        Raises UsageError for a text with very many places that begin like one.
+        """
+        done = begin = 0
+        for _ in range(_MAX_CANDIDATES):
+            found = self._starts.search(text, max(done, begin))
+            if found is None:
+                return
             begin = found.start()
-            if begin < done:
-                continue
             for length in self._lengths.get(text[begin : begin + 2], ()):
                 if text[begin : begin + length] in self._texts:
                     done = begin + length
                     yield begin, done
                     break
+            begin += 1
+        raise _too_many()
 
 
 class Marks:
@@ -65,12 +76,17 @@ class Marks:
 
     def __init__(self, control: ControlTexts, thorough: bool = False, taken: str = "") -> None:
         self._control, self._thorough = control, thorough
-        used = set(_MARK.findall(taken))
+        used = control.private.union(_MARK.findall(taken))
         self._free = (chr(c) for c in range(_FIRST, _LAST + 1) if chr(c) not in used)
         self._marks: dict[str, str] = {}
         self._texts: dict[str, str] = {}
         self._escapes = True  # whether an escape of a mark in the rendered text must come from a mark
-        self.loose = False  # whether an unmarked character could begin a control text
+        self._n_loose = 0
+
+    @property
+    def loose(self) -> bool:
+        """Whether an unmarked character could begin a control text."""
+        return self._n_loose > 0
 
     def hide(self, value: Any) -> Any:
         """A copy of plain data with marks. Raises UsageError if there are not enough marks."""
@@ -93,23 +109,27 @@ class Marks:
         """
         if self._escapes and self._texts:
             rendered = _ESCAPED.sub(self._unescaped, rendered)
-        pieces = [p for p in re.split(f"({_MARK.pattern})", rendered) if p]
-        if not any(p in self._texts for p in pieces):
+        if not any(m.group() in self._texts for m in _MARK.finditer(rendered)):
             return [PromptPart(rendered, True)]
-        return list(_joined(self._spans(pieces)))
+        return list(_joined(self._spans(rendered)))
 
     def _hidden(self, text: str) -> str:
         if not text.isascii():
             text = _MARK.sub(lambda m: self._mark(m.group()), text)
         self._escapes = self._escapes and not _ESCAPED.search(text)
         if self._thorough:
-            return self._control.firsts.sub(lambda m: self._mark(m.group()), text)
+            for first in self._control.firsts:
+                if first in text:
+                    text = text.replace(first, self._mark(first))
+            return text
         out, done = [], 0
         for begin, end in self._control.find(text):
             out += [text[done:begin], self._mark(text[begin:end])]
             done = end
         shown = "".join([*out, text[done:]])
-        self.loose = self.loose or self._control.firsts.search(shown) is not None
+        self._n_loose += sum(map(shown.count, self._control.firsts))
+        if self._n_loose > _MAX_CANDIDATES:
+            raise _too_many()
         return shown
 
     def _mark(self, text: str) -> str:
@@ -129,18 +149,28 @@ class Marks:
         )
         return mark if mark in self._texts else found.group()
 
-    def _spans(self, pieces: Sequence[str]) -> Iterator[PromptPart]:
-        """The control tokens of the template, and the text between them."""
-        for piece in pieces:
-            if piece in self._texts:
-                yield PromptPart(self._texts[piece], False)
-                continue
-            done = 0
-            for begin, end in self._control.find(piece):
-                yield PromptPart(piece[done:begin], False)
-                yield PromptPart(piece[begin:end], True)
-                done = end
-            yield PromptPart(piece[done:], False)
+    def _spans(self, rendered: str) -> Iterator[PromptPart]:
+        """The control tokens of the template, and the text between them. (No mark is part of a control text.)"""
+        done = 0
+        for begin, end in self._control.find(rendered):
+            yield PromptPart(self._unmarked(rendered[done:begin]), False)
+            yield PromptPart(rendered[begin:end], True)
+            done = end
+        yield PromptPart(self._unmarked(rendered[done:]), False)
+
+    def _unmarked(self, text: str) -> str:
+        """The text with each mark replaced by its text."""
+        if text.isascii():
+            return text
+        if len(self._texts) > _FEW or any(map(_MARK.search, self._texts.values())):
+            return text.translate({ord(mark): shown for mark, shown in self._texts.items()})
+        for mark, shown in self._texts.items():
+            text = text.replace(mark, shown)
+        return text
+
+
+def _too_many() -> UsageError:
+    return UsageError(f"the messages have more than {_MAX_CANDIDATES} places that look like control tokens")
 
 
 def _is_word(value: Any) -> bool:
