@@ -7,6 +7,7 @@ template runs (control_tokens.py), and `PromptPart.parse_special` is False for t
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -21,8 +22,11 @@ from specllama.text.sandbox import Sandbox
 __all__ = ["ChatTemplate", "Message", "PromptPart", "encode"]
 Message = Mapping[str, Any]
 Value = TypeVar("Value")
-SECONDS, MAX_CHARS, MAX_BYTES = 2.0, 4 * 1024 * 1024, 512 * 1024 * 1024
-_CHECK_SECONDS = 0.02
+SECONDS, CPU_SECONDS = 2.0, 0.75  # of one rendering: on the clock, and of its thread
+COMPILE_SECONDS = 2.0  # of its thread
+MAX_CHARS, MAX_BYTES = 4 * 1024 * 1024, 256 * 1024 * 1024
+MAX_SOURCE = 256 * 1024  # characters of a template
+_CHECK_SECONDS, _TOO_MUCH = 0.02, "allocates more than 256 MB"
 _MAX_TOKEN_CHARS = 256  # of a control token
 _HINT = f"use {option('raw')}"
 
@@ -43,9 +47,11 @@ class ChatTemplate:
     ) -> None:
         self._error: type[SpecllamaError] = TemplateError if own else UsageError
         self._names = {"bos_token": bos, "eos_token": eos}
+        if len(source) > MAX_SOURCE:
+            raise self._error(f"the chat template has more than {MAX_SOURCE} characters", _HINT)
         self._source, self._control = source, ControlTexts(control_texts)
         try:  # constants are computed while compiling
-            self._template = _limited(lambda: Sandbox().from_string(source), self._error)
+            self._template = _limited(lambda: Sandbox().from_string(source), self._error, COMPILE_SECONDS)
         except SpecllamaError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever Python raises for a source
@@ -57,10 +63,16 @@ class ChatTemplate:
         variables: further variables of the template (tools, enable_thinking …). The text of a control token
         in messages or variables is never parsed as one, nor is one that the template assembles from pieces of
         them, unless the template itself examines the characters that control texts begin with. Raises
-        TemplateError (UsageError for the user's template) if the template refuses the messages, runs longer
-        than 2 s, allocates more than 512 MB or writes over 4 MB more than the messages have; UsageError for
-        messages that are nested too deeply.
+        TemplateError (UsageError for the user's template) if the template refuses the messages, computes for
+        more than CPU_SECONDS, allocates more than 256 MB or writes over 4 MB more than the messages have;
+        UsageError for messages that are nested too deeply, or full of what looks like control tokens.
         """
+        try:
+            return _limited(lambda: self._parts(messages, variables), self._error)
+        except RecursionError:
+            raise UsageError("the messages are nested too deeply") from None
+
+    def _parts(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[PromptPart]:
         marks = Marks(self._control, taken=self._source)
         text = self._rendered(marks, messages, variables)
         if marks.loose:
@@ -89,16 +101,10 @@ class ChatTemplate:
         return [*parts, PromptPart(text, False)]
 
     def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        def work() -> str:
-            shown = marks.hide(messages)
-            more = {name: marks.hide(value) for name, value in variables.items()}
-            values = {"add_generation_prompt": True, **self._names, **more, "messages": shown}
-            return self._written(values, len(str(shown)))
-
-        try:
-            return _limited(work, self._error)
-        except RecursionError:
-            raise UsageError("the messages are nested too deeply") from None
+        shown = marks.hide(messages)
+        more = {name: marks.hide(value) for name, value in variables.items()}
+        values = {"add_generation_prompt": True, **self._names, **more, "messages": shown}
+        return self._written(values, len(str(shown)))
 
     def _written(self, values: Mapping[str, Any], n_given: int) -> str:
         out, size = [], -n_given
@@ -117,8 +123,9 @@ class ChatTemplate:
         return "".join(out)
 
 
-def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
-    """Run `work` in this thread; another thread raises _LimitReached in it after SECONDS or MAX_BYTES.
+def _limited(work: Callable[[], Value], error: type[SpecllamaError], seconds: float = CPU_SECONDS) -> Value:
+    """Run `work` in this thread; another thread raises _LimitReached in it after SECONDS, `seconds` of the
+    processor or MAX_BYTES.
 
     That interrupts loops of templates, which run as Python code; sandbox.py refuses single operations that
     would take too long.
@@ -127,17 +134,18 @@ def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
 
     def watch() -> None:
         nonlocal problem
-        before, ends = _private_bytes(), time.monotonic() + SECONDS
+        before, ends, cpu_ends = _private_bytes(), time.monotonic() + SECONDS, cpu_seconds() + seconds
         while not done.wait(_CHECK_SECONDS):
-            late = time.monotonic() > ends
+            late = time.monotonic() > ends or cpu_seconds() > cpu_ends
             if late or _private_bytes() - before > MAX_BYTES:
                 with lock:
                     if not done.is_set():
-                        problem = f"ran for more than {SECONDS:g} s" if late else "allocates more than 512 MB"
+                        problem = f"ran for more than {seconds:g} s" if late else _TOO_MUCH
                         stop = ctypes.py_object(_LimitReached)
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), stop)
                 return
 
+    cpu_seconds = _cpu_clock()
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
@@ -149,6 +157,15 @@ def _limited(work: Callable[[], Value], error: type[SpecllamaError]) -> Value:
             watcher.join()
     except _LimitReached:  # it may also arrive when the work has just finished
         raise error(f"the chat template {problem}", _HINT) from None
+
+
+def _cpu_clock() -> Callable[[], float]:
+    """A clock of the processor time of this thread, which other threads can read; it stands still where the
+    system has none.
+    """
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return lambda: 0.0
+    return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 def _private_bytes() -> int:

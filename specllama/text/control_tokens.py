@@ -41,7 +41,9 @@ class ControlTexts:
         for start, length in sorted({(t[:2], len(t)) for t in self._texts}, reverse=True):
             self._lengths.setdefault(start, []).append(length)
         self.firsts = sorted({t[0] for t in self._texts})  # the first characters of all texts
-        seconds = {a: "".join(re.escape(s[1]) for s in sorted(self._lengths) if s[0] == a) for a in self.firsts}
+        seconds = {
+            a: "".join(re.escape(s[1]) for s in sorted(self._lengths) if s[0] == a) for a in self.firsts
+        }
         starts = "|".join(f"{re.escape(a)}[{b}]" for a, b in seconds.items())
         self._starts = re.compile(starts or r"(?!)")
         self.private = frozenset(_MARK.findall("".join(self._texts)))
@@ -150,7 +152,7 @@ class Marks:
         return mark if mark in self._texts else found.group()
 
     def _spans(self, rendered: str) -> Iterator[PromptPart]:
-        """The control tokens of the template, and the text between them. (No mark is part of a control text.)"""
+        """The control tokens of the template, and the text between them; no mark is part of the former."""
         done = 0
         for begin, end in self._control.find(rendered):
             yield PromptPart(self._unmarked(rendered[done:begin]), False)

@@ -24,6 +24,14 @@ CHATML = (
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|im_end|><|x|>", "<s>", "</s>"]
 KILOBYTES_OF_MB = 1024 * (1024 if sys.platform == "darwin" else 1)  # ru_maxrss counts bytes there
 HELLO = [{"role": "user", "content": "hello"}]
+SHARED = "{% set n = namespace(t=(1, 1)) %}{% for i in range(40) %}{% set n.t = (n.t, n.t) %}{% endfor %}"
+LONG = "{% set n = namespace(a='x' * 900000) %}{% for i in range(3) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
+HEX = "{% set a = ('f' * 900000) | int(0, 16) %}{% set b = ('e' * 500000) | int(0, 16) %}"
+BYTES = (
+    "{% set a = (0).from_bytes(('f' * 900000).encode(), 'big') %}"
+    "{% set b = (0).from_bytes(('e' * 500000).encode(), 'big') %}"
+)
+TWO_TEXTS = "{% set a = 'x' * 999999 ~ 'a' %}{% set b = 'x' * 999999 ~ 'b' %}"
 TWO_SHARED = (
     "{% set n = namespace(a=1, b=1) %}"
     "{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
@@ -341,8 +349,36 @@ def test_white_space_absorbed_by_a_control_token():
         "{% set a = [1] %}{% for x in a %}{% set _ = a.append(x) %}{% endfor %}",
         "{% set _ = messages.clear() %}",
         "{{ messages.extend([1]) }}",
+        HEX + "{{ a // b }}",
+        HEX + "{{ a % b }}",
+        HEX + "{{ a is divisibleby(b) }}",
+        BYTES + "{{ a // b }}",
+        "{{ 0x" + "f" * 90_000 + " // 0x" + "e" * 50_000 + " }}",
+        SHARED + "{{ {n.t: 1} | length }}",
+        SHARED + "{{ {}.get(n.t) }}{{ {}[n.t] }}",
+        SHARED + "{{ dict([(n.t, 1)]) | length }}",
+        SHARED + "{{ n.t is filter }}",
+        SHARED + "{{ {} | attr(n.t) }}",
+        SHARED + "{{ 'a' | replace('a', n.t) }}",
+        SHARED + "{{ n.t | trim }}{{ n.t | capitalize }}{{ n.t | center(5) }}",
+        SHARED + "{{ raise_exception(n.t) }}",
+        "{% macro m() %}{% set n.t = varargs %}{% endmacro %}{% set n = namespace(t=(1, 1)) %}"
+        "{% for i in range(40) %}{{ m(n.t, n.t) }}{% endfor %}{{ {n.t: 1} | length }}",
+        TWO_TEXTS + "{{ ([a] * 100000).count(b) }}",
+        TWO_TEXTS + "{{ ([a] * 100000).index(b) }}",
+        "{{ ('\\t' * 1000000).expandtabs(9999) | length }}",
+        "{{ ('\\n' * 1000000) | indent(9999, blank=true) | length }}",
+        "{{ ('{0:9999}' * 100000).format(1) | length }}",
+        "{{ ('%9999d' * 90000) % ((1,) * 90000) | length }}",
+        "{{ ([1] * 100000) | tojson(separators=('x' * 1000000, ':')) | length }}",
+        "{{ ('a' * 1000000).lstrip('b' * 999999 ~ 'a') | length }}",
+        LONG + "{{ n.a.split('x') | length }}",
+        LONG + "{{ n.a | wordwrap(10) | length }}",
+        LONG + "{{ n.a | title | length }}{{ n.a | urlize | length }}",
+        "{{ ('[' ~ '[],' * 300000 ~ '1]') | from_json | length }}",
+        "{{ 1 }}" + " " * 300_000,
     ],
-    ids=lambda s: s[:60],
+    ids=lambda s: s[-60:],
 )
 def test_rejects_escapes_and_resource_bombs(source):
     """A one-line error, or (as Jinja's sandbox does) empty output; in bounded time and memory."""
@@ -379,8 +415,40 @@ def test_loops_that_fill_the_memory_are_stopped(source):
         [sys.executable, "-c", code, source], capture_output=True, text=True, timeout=30, check=True
     )
     message, kilobytes = done.stdout.splitlines()
-    assert re.search("512 MB|more than 2 s", message)
-    assert int(kilobytes) < 900 * KILOBYTES_OF_MB
+    assert re.search(r"256 MB|more than 0\.75 s", message)
+    assert int(kilobytes) < 500 * KILOBYTES_OF_MB
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<" * 4_000_000,
+        "<|" * 2_000_000,
+        "<s>" * 1_300_000,
+        "<|im_end|" * 400_000,
+        "x" * 4_000_000,
+        "<a> " * 90_000,
+    ],
+    ids=lambda text: text[:9],
+)
+def test_any_message_takes_bounded_time(content: str) -> None:
+    """Rendered, or refused: on the processor's clock, so that a busy machine does not matter."""
+    template, begin = ChatTemplate(CHATML, CONTROL), time.thread_time()
+    try:
+        shown = text(template, [{"role": "user", "content": content}])
+    except UsageError as error:
+        shown = error.message
+    assert content in shown or (content.count("<") > 500_000 and "control tokens" in shown)
+    assert time.thread_time() - begin < 1.5
+
+
+def test_values_of_real_templates_stay_within_the_limits() -> None:
+    many = [{"role": "user", "content": f"message {i}\n" * 20} for i in range(1000)]
+    source = (
+        "{%- for m in messages[::-1] %}{% set i = (messages | length - 1) - loop.index0 %}{{ i % 2 }}"
+        "{{ m.content.split('x')[-1].strip('\\n') | tojson | indent(2) }}{% endfor %}"
+    )
+    assert of(source, many).count("message 77") == 220
 
 
 def test_lists_of_the_template_may_grow():
@@ -414,7 +482,7 @@ def test_a_template_cannot_change_the_messages():
 )
 def test_endless_loops_are_stopped(source):
     begin, n_threads = time.monotonic(), threading.active_count()
-    with pytest.raises(TemplateError, match="more than 2 s"):
+    with pytest.raises(TemplateError, match=r"more than 0\.75 s"):
         of(source)
     assert time.monotonic() - begin < 10
     # No thread of the time limit is left.
