@@ -14,7 +14,7 @@ from scripts.figures import quantile
 from scripts.health import HealthReply
 from scripts.soak.soak import MB, Limits, Sample, Soak
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "90"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "45"))
 # A machine that runs tests is too busy for the strict limits. In so short a time an engine also receives
 # new kinds of requests, each of which needs some MB once.
 BUSY = Limits(health_ms=2000, dead_seconds=5, growth_mb=10, steady_mb=3)
