@@ -72,6 +72,10 @@ class Bystander:
                 raise TimeoutError(f"nothing is streamed: {self.lost}")
             time.sleep(0.01)
 
+    def latencies(self, begin: float) -> list[float]:
+        """Seconds of the answers of /health since a monotonic time."""
+        return [r.seconds for r in list(self._poller.replies) if r.at + r.seconds >= begin]
+
     def noticed(self, begin: float, end: float) -> Noticed:
         """What happened between two monotonic times."""
         replies = [r for r in list(self._poller.replies) if r.at <= end and r.at + r.seconds >= begin]

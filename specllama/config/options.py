@@ -364,7 +364,7 @@ SERVING = table(
         "queue", "--queue", int, f"texts that may wait for a slot (default {defaults.QUEUE}); 429 beyond", "N"
     ),
     row("alias", "-a --alias", list, "a name for the model; * accepts any name", "NAME"),
-    row("api_key", "--api-key", list, "a key that clients must send", "KEY"),
+    row("api_key", "--api-key", list, "a key that clients must send; process lists show it", "KEY"),
     row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
     row(
         "share_cache",

@@ -56,7 +56,7 @@ class ServerSettings:
         if not self.keys and not is_loopback(self.host):
             raise UsageError(
                 f"{self.host} can be reached from other machines, which needs a key",
-                f"give {option('api_key')} or {option('api_key_file')}, or leave {option('host')} out",
+                f"give {option('api_key_file')} or {option('api_key')}, or leave {option('host')} out",
                 option="host",
             )
 

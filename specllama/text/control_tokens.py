@@ -172,7 +172,7 @@ class Marks:
 
 
 def _too_many() -> UsageError:
-    return UsageError(f"the messages have more than {_MAX_CANDIDATES} places that look like control tokens")
+    return UsageError(f"the text has more than {_MAX_CANDIDATES} places that look like control tokens")
 
 
 def _is_word(value: Any) -> bool:

@@ -74,6 +74,7 @@ class TestCommandLines:
             found = one.post("/v1/chat/completions", asked, headers=key)
             assert found.status == 200, found.body
             assert found.json["model"] == names[-1]
+            assert any("read --api-key in" in said for said in one.lines) == ("--api-key" in line)
 
     def test_defaults_of_the_server(self, tmp_path) -> None:
         """What a client does not send is what the command line says, from files and environment too."""
@@ -92,6 +93,7 @@ class TestCommandLines:
                 for more in ({}, {"seed": 5}, {"max_tokens": 3})
             }
             assert texts == {3}
+            assert not any("read --api-key in" in said for said in one.lines)
 
 
 def test_it_measures_while_idle(tmp_path) -> None:

@@ -5,12 +5,14 @@ is read before it is refused. Whoever adds a route adds its bodies here.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol
-from specllama.server.http.body import MAX_BYTES
+from specllama.server.http.body import MAX_BYTES, MAX_VALUES
+from tests.support.serving import Api
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _LONG = MAX_BYTES - 200  # bytes of a field that leave room for the others
@@ -30,6 +32,23 @@ class CostlyBody:
 
     def __str__(self) -> str:
         return f"{self.path} {self.name}"
+
+    def send(self, api: Api, seconds: float = 60.0, headers: Mapping[str, str] | None = None) -> int:
+        """Send it; returns the status. Raises AssertionError for an answer that is no JSON."""
+        if "chunks" in self.name:
+            return _send_chunks(api, self.path, self.make(), seconds)
+        reply = api.post(self.path, self.make(), seconds=seconds, headers=headers)
+        assert isinstance(reply.json, dict), reply.body[:200]
+        return reply.status
+
+
+def _send_chunks(api: Api, path: str, body: bytes, seconds: float) -> int:
+    """Send a body in chunks of one byte."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with socket.create_connection((api.host, api.port), timeout=seconds) as link:
+        link.sendall(head + chunks + b"0\r\n\r\n")
+        return int(link.recv(4096).split()[1])
 
 
 def _said(content: Any, **fields: Any) -> Callable[[], bytes]:
@@ -70,6 +89,7 @@ def _numbered(before: str, item: str, after: str) -> Callable[[], bytes]:
 
 _MESSAGE = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
 _PARTS = [{"type": "text", "text": "x"}]
+_MANY = MAX_VALUES - 100
 _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], bytes]]] = {
     (CHAT, protocol.Generate): {
         "a text of <, eight answers": _said("<" * _LONG, n=8),
@@ -80,16 +100,21 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
         "messages in parts": lambda: _json(
             messages=[{"role": "user", "content": _PARTS * 16}] * 4096, **_ONE_TOKEN
         ),
+        "as many messages as there may be": _body(messages=[{"role": "user", "content": "<"}] * 4096),
         "messages with wrong fields": _filled('{"messages":[', '{"role":1,"content":1,"x":1}', "]}"),
         "a message of unknown fields": _numbered('{"messages":[{', '"a{0}":1', "}]}"),
         "template variables": _numbered(_MESSAGE + '"chat_template_kwargs":{"a":{', '"a{0}":{}', "}}}"),
         "a schema": _numbered(_MESSAGE + '"json_schema":{"enum":[', '"a{0}"', "]}}"),
         "a schema of 64 KiB": _said("x", json_schema={"enum": [f"a{i}" for i in range(6000)]}),
+        "template variables of 64 KiB": _said("x", chat_template_kwargs={"a": [[]] * 16_000}),
         "a grammar of 64 KiB": _said("x", grammar='root ::= "a"' + ' | "b"' * 10_000),
+        "a grammar of repetitions": _said("x", grammar="root ::= " + '"a"{0,9999} ' * 4000),
     },
     (COMPLETIONS, protocol.Generate): {
         "negative ids": _filled('{"prompt":[', "-1", "]}"),
         "ids": _filled('{"max_tokens":1,"prompt":[', "7", "]}"),
+        "as many ids as there may be": _body(prompt=[7] * _MANY, max_tokens=1, n=8),
+        "chunks of one byte": lambda: _json(prompt="zip " * 40_000),
         "lists": _filled('{"prompt":[', "[]", "]}"),
         "empty texts": _filled('{"prompt":[', '""', "]}"),
         "nested lists": lambda: b'{"prompt":' + b"[" * (_LONG // 2) + b"]" * (_LONG // 2) + b"}",
@@ -100,19 +125,21 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
         "stop strings": _filled('{"prompt":"x","stop":[', "1", "]}"),
         "a text of words, eight answers": _asked(prompt=" a" * (_LONG // 2), n=8),
         "sixty-four texts": _asked(prompt=["zip " * (_LONG // 300)] * 64),
-        "sixty-four texts that fit": _asked(prompt=["zip " * 400] * 64, n=1),
+        "sixty-four texts that fit": _asked(prompt=["zip " * 400] * 64),
         "lone surrogates": lambda: b'{"prompt":"' + rb"\ud800" * (_LONG // 6) + b'"}',
         "no UTF-8": lambda: b'{"prompt":"' + b"a" * (_LONG - 9) + b'\xed\xa0\x80"}',
     },
     ("/tokenize", protocol.Tokenize): {
         "a text of one letter": _body(content="a" * _LONG, with_pieces=True),
-        "a text of blanks": _body(content=" \n" * (_LONG // 2)),
+        "a text of blanks": _body(content=" \n" * (_LONG // 3)),
         "a text of 64 KiB": _body(content="<a" * (1 << 15), with_pieces=True),
+        "a text of words": _body(content="zip " * (_LONG // 4), with_pieces=True),
     },
     ("/detokenize", protocol.Detokenize): {
         "ids": _filled('{"tokens":[', "700", "]}"),
         "small ids": _filled('{"tokens":[', "7", "]}"),
         "wrong ids": _filled('{"tokens":[', "-1", "]}"),
+        "as many ids as there may be": _body(tokens=[700] * _MANY),
     },
     ("/apply-template", protocol.Render): {
         "a text of <": _body(messages=[{"role": "user", "content": "<" * _LONG}]),

@@ -285,6 +285,14 @@ def test_a_server_loads_no_engine() -> None:
     assert loaded_after("import specllama.server.main", "numpy", "llama_cpp", "jinja2") == set()
 
 
+def test_no_front_renders_a_template() -> None:
+    """A template of a downloaded file runs in the engine process, which can be ended."""
+    fronts = ("cli", "server", "api", "bench", "client")
+    found = [i for i in OURS if i.imported in ("text.chat_template", "text.sandbox")]
+    assert [i for i in found if folder(i.importer) in fronts] == []
+    assert found
+
+
 def test_public_names_are_sorted_and_there() -> None:
     import specllama
 

@@ -20,6 +20,7 @@ HEAD_SECONDS = 10.0  # for the head of a request, at most
 _SPARE = 512  # connections in addition to those whose requests run or wait
 _REFUSABLE = 64  # further connections, which are answered with a 503
 _SETTLED_SECONDS = 1.0  # a connection idle for longer may be closed to make room
+_READ_BYTES = 16 * 1024  # read at once: a body in chunks of one byte takes a hundred times its bytes
 _OTHER_FILES = 128  # open files of the process in addition to connections
 
 
@@ -43,6 +44,8 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if hasattr(transport, "max_size"):
+            transport.max_size = _READ_BYTES
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         if len(self.connections) > self.n_most:

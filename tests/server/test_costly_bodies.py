@@ -1,0 +1,87 @@
+"""Whatever a client sends, the others notice nothing: the costliest bodies within the limits, for every route and
+for every command that a client can send to the engine (tests/support/costly_bodies.py).
+
+`python -m scripts.soak --costly 2` measures the bounds themselves; here they are four times as wide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+
+from scripts.figures import quantile
+from scripts.soak.bystander import MB, Bystander
+from specllama.client import protocol
+from specllama.client.tune_messages import Tune
+from specllama.server.app import ROUTES
+from tests.support.costly_bodies import BODIES, CostlyBody
+from tests.support.serving import Server, first_event
+
+pytestmark = pytest.mark.alone
+HEALTH_SECONDS, GAP_SECONDS, GROWTH = 4 * 0.05, 4 * 1.0, 200 * MB
+SETTLE = 0.1  # seconds before and after a request
+OF_THE_OPERATOR = {
+    protocol.Load, protocol.Calibrate, protocol.Configure, protocol.Inspect, protocol.Serve, Tune
+}  # fmt: skip
+WITHOUT_BODY = {protocol.Cancel, protocol.GetSlots}
+
+
+class Watched:
+    """A server with a bystander. pid: of its engine process, which must stay the same."""
+
+    def __init__(self, server: Server, bystander: Bystander) -> None:
+        self.server, self.bystander = server, bystander
+        self.pid = server.engine().pid
+        self.latencies: list[float] = []
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with (
+        Server(tmp_path_factory.mktemp("costly"), "--draft-max", "4", "-np", "4") as server,
+        Bystander(server.connect, server.process.pid) as bystander,
+    ):
+        bystander.wait_until_streaming()
+        yield Watched(server, bystander)
+
+
+def test_every_route_and_every_command_has_bodies() -> None:
+    assert {body.path for body in BODIES} == {route.path for route in ROUTES if route.method == "POST"}
+    sent = {m for m in get_args(protocol.Message) if (m.__doc__ or "").startswith("To the engine")}
+    assert {body.command for body in BODIES} | WITHOUT_BODY == sent - OF_THE_OPERATOR
+
+
+@pytest.mark.parametrize("body", BODIES, ids=str)
+def test_a_costly_body_stops_nobody(watched: Watched, body: CostlyBody) -> None:
+    server, bystander = watched.server, watched.bystander
+    time.sleep(SETTLE)
+    began = time.monotonic()
+    status = body.send(server)
+    time.sleep(SETTLE)
+    noticed = bystander.noticed(began, time.monotonic())
+    assert status in (200, 400, 413), status
+    assert noticed.unanswered == 0
+    assert noticed.health_max < GAP_SECONDS, noticed
+    assert noticed.gap < GAP_SECONDS, noticed
+    assert noticed.growth < GROWTH, noticed
+    assert server.engine().pid == watched.pid
+    assert bystander.lost == []
+    watched.latencies += bystander.latencies(began)
+
+
+def test_clients_that_leave_and_questions_stop_nobody(watched: Watched) -> None:
+    server, began = watched.server, time.monotonic()
+    for _ in range(20):
+        first_event(server.begin(prompt="zip", max_tokens=500, ignore_eos=True, stream=True))
+        assert server.get("/slots").status == server.get("/metrics").status == 200
+        server.hang_up()
+    assert watched.bystander.noticed(began, time.monotonic()).gap < GAP_SECONDS
+    assert server.engine().pid == watched.pid
+
+
+def test_health_answered_in_time(watched: Watched) -> None:
+    assert len(watched.latencies) > 100
+    assert quantile(watched.latencies, 0.99) < HEALTH_SECONDS
