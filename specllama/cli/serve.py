@@ -32,8 +32,8 @@ def serve(given: Mapping[str, Any]) -> int:
     settings = _settings(values)
     if given.get("api_key"):
         console.note(
-            "note: other users of this machine can read --api-key in the list of processes; SPECLLAMA_API_KEY or "
-            "--api-key-file keeps it secret"
+            "note: other users of this machine can read --api-key in the list of processes; "
+            "SPECLLAMA_API_KEY or --api-key-file keeps it secret"
         )
     log = log_file(values)
     from specllama.server.main import serve as run

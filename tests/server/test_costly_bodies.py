@@ -1,5 +1,5 @@
-"""Whatever a client sends, the others notice nothing: the costliest bodies within the limits, for every route and
-for every command that a client can send to the engine (tests/support/costly_bodies.py).
+"""Whatever a client sends, the others notice nothing: the costliest bodies within the limits, for every route
+and for every command that a client can send to the engine (tests/support/costly_bodies.py).
 
 `python -m scripts.soak --costly 2` measures the bounds themselves; here they are four times as wide.
 """
