@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of the text of a schema or grammar
 _KEPT = 16  # compiled grammars
-_MAX_ALTERNATIVES = 20_000  # at one position, such as the keys of a large object; llguidance's default: 2,000
+_MAX_ALTERNATIVES = 8_000  # at one position, such as the keys of a large object; llguidance's default: 2,000
+_MAX_SYMBOLS = 10_000  # of a compiled grammar; llguidance's default, 500,000, takes seconds
+_MAX_PARTS = 1_500  # objects and lists of a schema
 # The style of JSON that models were trained to write. Flexible whitespace could be endless, and is never
 # forced. llguidance has no oneOf, which is treated as anyOf.
 _JSON_STYLE: Any = {
@@ -88,9 +90,7 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
         from llguidance.llamacpp import lltokenizer_from_vocab
 
-        limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES)
-        if problem := LLMatcher.validate_grammar(source, None, limits=limits):
-            raise _refused(what, problem)
+        limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES, max_grammar_size=_MAX_SYMBOLS)
         if self._tokenizer is None:
             end_ids = sorted(self._model.end_ids) or [max(0, self._model.eos_id)]
             with warnings.catch_warnings():  # it calls functions that llama-cpp-python has renamed
@@ -99,6 +99,8 @@ class Grammars:
                     self._model.vocab, self._model.n_vocab, eos_token=end_ids
                 )
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise _refused(what, matcher.get_error())
         probe = matcher.deep_copy()  # finds errors at the first tokens before anything is decoded
         for _ in range(2):
             if not probe.is_stopped() and not any(probe.compute_bitmask()) and not probe.is_accepting():
@@ -213,8 +215,11 @@ def _from_schema(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')
-    if _depth(schema) > MAX_DEPTH:
+    deepest, n_parts = _shape(schema)
+    if deepest > MAX_DEPTH:
         raise UsageError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
+    if n_parts > _MAX_PARTS:
+        raise UsageError(f"the JSON schema has more than {_MAX_PARTS} objects and lists")
     try:
         return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
     except ValueError as error:
@@ -248,15 +253,15 @@ def _check_size(text: str, what: str) -> None:
         raise UsageError(f"the {what} contains a NUL character")
 
 
-def _depth(value: Any) -> int:
-    """Levels of nesting, computed without recursion: the value may be nested deeply."""
-    deepest, todo = 0, [(value, 1)]
+def _shape(value: Any) -> tuple[int, int]:
+    """(levels of nesting, objects and lists), computed without recursion: the value may be nested deeply."""
+    deepest, n, todo = 0, 0, [(value, 1)]
     while todo:
         item, level = todo.pop()
-        deepest = max(deepest, level)
+        deepest, n = max(deepest, level), n + 1
         children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
         todo += [(child, level + 1) for child in children if isinstance(child, (dict, list))]
-    return deepest
+    return deepest, n
 
 
 def _refused(what: str, problem: str) -> UsageError:

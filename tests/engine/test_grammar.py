@@ -194,6 +194,7 @@ BAD_SCHEMAS = {
             ]
         }
     ),
+    "very many keys": json.dumps({"properties": {f"key_{i}": {} for i in range(3000)}}),
     "NUL": '{"const": "a"}\0',
     "half a character": r'{"const": "\ud800"}',
     "not UTF-8": '{"const": "\udcff"}',
@@ -206,6 +207,9 @@ BAD_GRAMMARS = {
     "without end": 'root ::= "a" root',
     "nesting": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000,
     "large": 'root ::= "' + "a" * 70_000 + '"',
+    "repetitions": "root ::= " + '"a"{0,9999} ' * 4000,
+    "options": "root ::= " + '"a"? ' * 12_000,
+    "alternatives": 'root ::= "a"' + ' | "b"' * 10_000,
     "lark": "start: %%%",
     "NUL": 'root ::= "a"\0',
     "not UTF-8": 'root ::= "\udcff"',
