@@ -3,12 +3,14 @@
 usage: python -m scripts.soak                            # half an hour, eight clients
        python -m scripts.soak --minutes 3 --clients 4
        python -m scripts.soak --minutes 120 -- -np 8     # arguments after -- go to `specllama serve`
+       python -m scripts.soak --costly 2                 # two of the clients send the costliest bodies
 
 Serves the embedded pair on loopback. Every accepted request must end in text or in a clean error, no slot may
 stay occupied, memory must not grow while an engine process lives (it is killed in the first third and at the
-end), and /health must answer at once and report a missing engine within a second. Prints one JSON object on
-stdout and progress on stderr; the exit code is 1 if a requirement is violated. Needs the packages of the
-tests (scripts/test installs them).
+end), and /health must answer at once and report a missing engine within a second. With --costly no engine is
+killed: one more client streams, and its stream may not stand still for more than a second. Prints one JSON
+object on stdout and progress on stderr; the exit code is 1 if a requirement is violated. Needs the packages
+of the tests (scripts/test installs them).
 """
 
 from __future__ import annotations
@@ -26,14 +28,24 @@ def main() -> int:
     parser = cli.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--costly", type=int, default=0, help="clients among them that send costly bodies")
     parser.add_argument("--seed", type=int, default=1, help="of the requests")
     parser.add_argument("flags", nargs="*", help="arguments of `specllama serve`")
     args = parser.parse_args()
     if not 0.5 <= args.minutes <= 10_000 or not 1 <= args.clients <= 1000:
         parser.error("--minutes must be 0.5 or more, --clients from 1 to 1000")
+    if not 0 <= args.costly < args.clients:
+        parser.error("--costly must be fewer than --clients")
+    flags = args.flags or (["-np", str(args.clients + 1)] if args.costly else [])
     with tempfile.TemporaryDirectory() as home:
         soak = Soak(
-            Path(home), 60 * args.minutes, args.clients, args.seed, flags=args.flags, progress=progress
+            Path(home),
+            60 * args.minutes,
+            args.clients,
+            args.seed,
+            args.costly,
+            flags=flags,
+            progress=progress,
         )
         report = soak.run()
     print(json.dumps(report, indent=2))

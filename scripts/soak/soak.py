@@ -22,6 +22,8 @@ import psutil
 
 from scripts.figures import quantile
 from scripts.health import HealthPoller, HealthReply
+from scripts.soak.bystander import Bystander
+from scripts.soak.costly_client import CostlyClient
 from scripts.soak.load_client import COMPLETIONS, LoadClient, Outcomes
 from tests.support.serving import Server
 
@@ -39,13 +41,16 @@ class Limits:
 
     health_ms: p99 latency of /health while there is an engine. dead_seconds: from a kill to the first 503.
     growth_mb: of the resident memory of a process; steady_mb: the part of it that grows steadily, as a leak
-    does, and not in one step with the first request of its kind.
+    does, and not in one step with the first request of its kind. gap_seconds, peak_mb: with costly clients,
+    the longest gap of another client's stream, and the most that the front's memory grows.
     """
 
     health_ms: float = 50.0
     dead_seconds: float = 1.0
     growth_mb: float = 5.0
     steady_mb: float = 5.0
+    gap_seconds: float = 1.0
+    peak_mb: float = 200.0
 
 
 class Sample(NamedTuple):
@@ -59,18 +64,22 @@ class Sample(NamedTuple):
 
 @dataclass
 class Soak:
-    """A run. seconds: until the last sample of memory; the last kill takes a twentieth more."""
+    """A run. seconds: until the last sample of memory; the last kill takes a twentieth more. n_costly: how
+    many of the clients send the costliest bodies all the time; with any, no engine is killed.
+    """
 
     home: Path
     seconds: float
     n_clients: int
     seed: int = 1
+    n_costly: int = 0
     limits: Limits = Limits()
     flags: Sequence[str] = ()
     progress: Callable[[str], None] = lambda _: None
     samples: list[Sample] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
     replies: list[HealthReply] = field(default_factory=list)
+    costly: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
         """The report; `violations` is empty if all requirements hold."""
@@ -79,14 +88,19 @@ class Soak:
             poller = HealthPoller(server.host, server.port, _POLL_EVERY)
             self.replies = poller.replies
             began = time.monotonic()
-            clients = [
+            clients: list[LoadClient | CostlyClient] = [
                 LoadClient(server.connect, self.seed * 1000 + i, outcomes, stop)
-                for i in range(self.n_clients)
+                for i in range(self.n_costly, self.n_clients)
             ]
+            costly = [CostlyClient(server, self.seed + i, outcomes, stop) for i in range(self.n_costly)]
+            clients += costly
             for client in clients:
                 client.start()
             try:
-                self._work(server, began, outcomes)
+                if costly:
+                    self._watch(server, began, costly, outcomes)
+                else:
+                    self._work(server, began, outcomes)
             finally:
                 stop.set()
                 for client in clients:
@@ -103,6 +117,8 @@ class Soak:
 
     def _kill_times(self) -> list[float]:
         """Seconds from the start."""
+        if self.n_costly:
+            return []
         r, found = random.Random(self.seed), list[float]()
         at = 0.05 * self.seconds
         while at < _KILL_SHARE * self.seconds:
@@ -133,6 +149,35 @@ class Soak:
                     f"{(now - began) / 60:.0f} min: {dict(outcomes.counts)}, {len(self.kills)} kills"
                 )
             time.sleep(0.5)
+
+    def _watch(
+        self, server: Server, began: float, clients: Sequence[CostlyClient], outcomes: Outcomes
+    ) -> None:
+        """Streams beside the costly clients until the time is over, and takes figures of it."""
+        with Bystander(server.connect, server.process.pid) as bystander:
+            self._work(server, began, outcomes)
+            noticed = bystander.noticed(began, time.monotonic() - 1)
+        slowest = {
+            name: max(s for client in clients for s in client.seconds.get(name, [0.0]))
+            for client in clients
+            for name in client.seconds
+        }
+        first = bystander.first_tokens
+        self.costly = {
+            "clients": len(clients),
+            "streams": len(first),
+            "first_token_p50_ms": 1000 * quantile(first, 0.5),
+            "first_token_p99_ms": 1000 * quantile(first, 0.99),
+            "longest_gap_seconds": noticed.gap,
+            "front_peak_mb": noticed.growth / MB,
+            "slowest_seconds": dict(sorted(slowest.items(), key=lambda item: -item[1])[:10]),
+        }
+        for lost in bystander.lost:
+            outcomes.add_violation(f"the bystander's stream: {lost}")
+        if noticed.gap > self.limits.gap_seconds:
+            outcomes.add_violation(f"the bystander's stream stood still for {noticed.gap:.2f} s")
+        if noticed.growth > self.limits.peak_mb * MB:
+            outcomes.add_violation(f"the front's memory grew by {noticed.growth / MB:.0f} MB")
 
     def _sample(self, now: float, front: psutil.Process, engine: psutil.Process) -> None:
         try:
@@ -165,6 +210,7 @@ class Soak:
             "schema": "specllama.soak/1",
             "seconds": self.seconds,
             "clients": self.n_clients,
+            "costly": self.costly,
             "seed": self.seed,
             "requests": dict(outcomes.counts),
             "kills": self._kill_figures(violations),
