@@ -50,6 +50,19 @@ struct ggml_functions {
 };
 extern ggml_functions specllama_ggml;
 
+// The order in which the cells of this cache were written, a number for each from the tensor's first cell on; null if it
+// is not known (order.h).
+const uint32_t * specllama_order_of(const ggml_tensor * cache);
+
+// The work buffer of `attend`: bytes for all threads, and for each thread by the number of cells. attention.h: numbers.
+// visible.h: masks of 16 rows and two more, with a bit for each cell, and two lists of cells.
+constexpr size_t ATTENTION_SHARED = 2 * 64, ATTENTION_NUMBERS = (16 * (16 + 256 + 272) + 16 * 256) * sizeof(float);
+inline int64_t attention_words(int64_t cells) { return GGML_PAD(cells / 16 + 2, 4); }
+inline size_t attention_scratch(int64_t cells) {
+    const size_t lists = 18 * attention_words(cells) * sizeof(uint16_t) + 2 * cells * sizeof(int32_t);
+    return ATTENTION_NUMBERS + GGML_PAD(lists, 64);
+}
+
 // How weights are stored: as in the file, or in groups of eight columns (CPU_REPACK).
 enum class layout { plain, groups };
 

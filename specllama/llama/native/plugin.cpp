@@ -7,6 +7,7 @@
 // Classes of ggml are declared here again, with the same virtual functions in the same order, so that the plug-in needs
 // neither ggml's objects nor its symbols when it is linked.
 #include "hook.h"
+#include "order.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -104,11 +105,12 @@ struct row_by_row : tensor_traits {
 };
 
 struct attention : tensor_traits {
-    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {  // llama.cpp's; ours needs nothing
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {  // llama.cpp's or ours
         const int64_t heads = op->src[0]->ne[2], dk = op->src[1]->ne[0], dv = op->src[2]->ne[0], tile = 64;
         const int64_t prompt = (tile * dk + 2 * tile * tile + tile * dv + tile * dv + tile * dk) * n_threads;
         const int64_t row    = heads * n_threads * (2 + dv) + n_threads * (dk + 2 * dv);
-        size = sizeof(float) * std::max(prompt, row);
+        const size_t ours    = ATTENTION_SHARED + n_threads * attention_scratch(op->src[1]->ne[1]);
+        size = std::max(sizeof(float) * std::max(prompt, row), ours);
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
@@ -136,15 +138,30 @@ struct reference : attention {
     }
 };
 
+// Writes to a cache are ggml's; their order is noted.
+struct writing : tensor_traits {
+    bool work_size(int, const ggml_tensor *, size_t &) override { return false; }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (params->ith == 0) {
+            specllama_order::note(op);
+        }
+        return false;
+    }
+};
+
 struct hook : extra_buffer_type {
     multiplication multiply;
     row_by_row     by_row;
     attention      attend;
     reference      by_reference;
+    writing        write;
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
     tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         if (op->op == GGML_OP_FLASH_ATTN_EXT) {
             return chosen->attends(op) ? &attend : reference::is_needed(op) ? &by_reference : nullptr;
+        }
+        if (op->op == GGML_OP_SET_ROWS) {
+            return specllama_order::notes(op) ? &write : nullptr;
         }
         if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) {
             return nullptr;
