@@ -26,7 +26,7 @@ from specllama.models.installed import (
 )
 from specllama.models.installed import remove as remove_model
 from specllama.models.installed import verify as verify_file
-from specllama.models.manifest import ManifestEntry
+from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import DEMO, PYDOC
 from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library

@@ -10,6 +10,7 @@ from typing import Any
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, calibrate, engine_log, generate, load, log_file
 from specllama.cli.download import prepared
+from specllama.cli.files import resolved
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
@@ -29,7 +30,7 @@ Examples:
 
 def run(given: Mapping[str, Any]) -> int:
     """Generate and print the answer; returns the exit code. Raises SpecllamaError."""
-    values = build.resolved(given)
+    values = resolved(given)
     params = build.sampling(values)
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")

@@ -8,6 +8,7 @@ from typing import Any
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
 from specllama.cli.download import prepared
+from specllama.cli.files import resolved
 from specllama.cli.progress import Progress
 from specllama.client.model_info import LoadInfo
 from specllama.config import build, defaults
@@ -28,7 +29,7 @@ _MAX_KEY = 4096  # characters
 
 def serve(given: Mapping[str, Any]) -> int:
     """Serve until a signal; returns the exit code. Raises SpecllamaError."""
-    values = build.resolved(given)
+    values = resolved(given)
     settings = _settings(values)
     if given.get("api_key"):
         console.note(

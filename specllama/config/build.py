@@ -16,12 +16,13 @@ from typing import Any
 from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
-from specllama.config.options import STORED
+from specllama.config.options import IN_PROJECTS, STORED
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
 from specllama.rpc.endpoints import endpoints
 
+KINDS: sources.Kinds = {name: (o.kind, o.many) for name, o in STORED.items()}
 STEPS = "ekpmt"  # of --sampling-seq: penalties, top_k, top_p, min_p, temperature
 SHARED = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "use_mmap", "use_mlock", "flash_attn")
 """Fields of ModelSettings that a draft inherits from its target unless they are set for it."""
@@ -31,7 +32,7 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     """The merged values of flags, environment and files. If a flag names a model, other ways to
     name it are dropped. Raises ConfigError.
     """
-    values = sources.resolve(given, {name: (o.kind, o.many) for name, o in STORED.items()})
+    values = sources.resolve(given, KINDS, IN_PROJECTS)
     for pair in (("model", "hf_repo"), ("draft_model", "hf_repo_draft")):
         flags = [name for name in pair if name in given]
         if len(flags) == 1:

@@ -418,6 +418,36 @@ CHAT = [*CHATTING, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
 SERVE = [*SERVING, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
 STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}
 """Options that files and the environment may set, by name."""
+IN_PROJECTS = frozenset(
+    (
+        "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
+        "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos", "stop",
+        "sampling_seq",
+        "n_ctx", "n_ctx_draft",
+        "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
+        "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
+        "n_cpu_moe_draft",
+        "drafters", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate", "no_memory",
+    )
+)  # fmt: skip
+"""Those of STORED that a project's specllama.toml may set, which anyone may have written: sampling, lengths,
+threads, layers and drafting. None that names a file, a model, a host or a key, or opens the server further.
+"""
+USERS_ONLY = frozenset(
+    (
+        "model", "hf_repo", "draft_model", "hf_repo_draft", "force", "lora", "lora_scaled",
+        "chat_template", "chat_template_file", "reasoning",
+        "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
+        "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
+        "n_batch", "n_ubatch", "devices", "devices_draft", "tensor_split", "split_mode", "main_gpu",
+        "rpc", "override_tensor", "override_tensor_draft", "cache_type_k", "cache_type_v",
+        "cache_type_k_draft", "cache_type_v_draft", "flash_attn", "no_mmap", "mlock",
+        "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
+        "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
+        "share_cache",
+    )
+)  # fmt: skip
+"""The others of STORED: each option is in one of the two sets."""
 _BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}
 
 

@@ -1,21 +1,22 @@
 """The precedence of values: flag > SPECLLAMA_* > project's specllama.toml > user's config.toml > default.
 
-Unknown keys and wrong types are errors that name the file and line, or the variable.
+Unknown keys and wrong types are errors that name the file and line, or the variable. A project's file, which
+anyone may have written, may set sampling, lengths, threads, layers and drafting alone (options.IN_PROJECTS).
 """
 
 from __future__ import annotations
 
 import os
-import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from specllama.config.toml_file import quoted, read_toml
 from specllama.errors import ConfigError
 
+PROJECT_FILE = "specllama.toml"
 PREFIX = "SPECLLAMA_"
 NOT_OPTIONS = frozenset(
     f"{PREFIX}{name}"
@@ -26,75 +27,117 @@ Kinds = Mapping[str, tuple[type, bool]]  # option name to (type of a value, whet
 
 class Values(dict[str, Any]):
     """Option values by name. origins: where a value from a file or the environment was set, as text that can
-    start a message.
+    start a message. project: the project's file, if it sets any.
     """
 
-    def __init__(self, values: Mapping[str, Any] = {}, origins: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, values: Mapping[str, Any] = {}, origins: Mapping[str, str] = {}, project: Path | None = None
+    ) -> None:
         super().__init__(values)
-        self.origins = dict(origins)
+        self.origins, self.project = dict(origins), project
 
     def without(self, *names: str) -> Values:
         """The values without these names."""
-        return Values({name: v for name, v in self.items() if name not in names}, self.origins)
+        kept = {name: v for name, v in self.items() if name not in names}
+        return Values(kept, self.origins, self.project)
 
     def overlaid(self, values: Mapping[str, Any]) -> Values:
         """The values, overridden by those of a source with higher precedence."""
         kept = {name: where for name, where in self.origins.items() if name not in values}
-        more = values.origins if isinstance(values, Values) else {}
-        return Values({**self, **values}, {**kept, **more})
+        more, project = (values.origins, values.project) if isinstance(values, Values) else ({}, None)
+        return Values({**self, **values}, {**kept, **more}, project or self.project)
 
 
 def resolve(
-    flags: Mapping[str, Any], kinds: Kinds, environ: Mapping[str, str] | None = None, cwd: Path | None = None
+    flags: Mapping[str, Any],
+    kinds: Kinds,
+    in_projects: Collection[str],
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Values:
-    """All values that are set, by precedence of their sources. Raises ConfigError."""
+    """All values that are set, by precedence of their sources. in_projects: what a project's file may set.
+
+    Raises ConfigError.
+    """
     environ = os.environ if environ is None else environ
-    layers = [user_file(environ), project_file(cwd or Path.cwd())]
     values = Values()
-    for path in layers:
-        if path is not None:
-            values = values.overlaid(read_file(path, kinds))
+    if (user := user_file(environ)) is not None:
+        values = read_file(user, kinds)
+    if (project := project_file(cwd or Path.cwd(), user)) is not None:
+        values = values.overlaid(read_project_file(project, kinds, in_projects, environ))
     return values.overlaid(read_environment(environ, kinds)).overlaid(flags)
 
 
-def user_file(environ: Mapping[str, str]) -> Path | None:
-    """The user's config file, None if there is none. SPECLLAMA_CONFIG overrides its path. Raises ConfigError
-    if that is not a file.
-    """
+def user_path(environ: Mapping[str, str]) -> Path:
+    """Where the user's config file is or would be. SPECLLAMA_CONFIG overrides it."""
     if given := environ.get("SPECLLAMA_CONFIG"):
-        if not Path(given).is_file():
-            raise ConfigError(f"SPECLLAMA_CONFIG names {given}, which is not a file")
         return Path(given)
-    path = Path(platformdirs.user_config_dir("specllama", appauthor=False)) / "config.toml"
-    return path if path.is_file() else None
+    return Path(platformdirs.user_config_dir("specllama", appauthor=False)) / "config.toml"
 
 
-def project_file(cwd: Path) -> Path | None:
-    """specllama.toml in this directory or the nearest one above, up to the repository's root or the home."""
+def user_file(environ: Mapping[str, str]) -> Path | None:
+    """The user's config file, None if there is none. Raises ConfigError if SPECLLAMA_CONFIG names no file."""
+    path = user_path(environ)
+    if path.is_file():
+        return path
+    if environ.get("SPECLLAMA_CONFIG"):
+        raise ConfigError(f"SPECLLAMA_CONFIG names {path}, which is not a file")
+    return None
+
+
+def project_file(cwd: Path, user: Path | None = None) -> Path | None:
+    """specllama.toml in this directory or the nearest one above, up to the repository's root or the home;
+    whatever has that name, unless it is the user's own file.
+    """
     for directory in (cwd, *cwd.parents):
-        if (directory / "specllama.toml").is_file():
-            return directory / "specllama.toml"
+        path = directory / PROJECT_FILE
+        if os.path.lexists(path):
+            return None if user is not None and is_same(path, user) else path
         if (directory / ".git").exists() or directory == Path.home():
             return None
     return None
 
 
-def read_file(path: Path, kinds: Kinds) -> Values:
-    """The options of a TOML file. Raises ConfigError for unknown keys and wrong types, with file and line."""
+def near(path: Path) -> str:
+    """The path of a file; in the working directory ./NAME."""
+    return f"./{path.name}" if path.parent == Path.cwd() else str(path)
+
+
+def is_same(path: Path, other: Path) -> bool:
+    """Whether both lead to the same file."""
     try:
-        text = path.read_text("utf-8")
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        end = f"at the end, line {len(text.splitlines())}"
-        raise ConfigError(f"{path} is not TOML: {error}".replace("at end of document", end)) from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    values = Values()
-    for key, value in data.items():
-        name = key.replace("-", "_")
-        where = f"{path}, line {_line_of(text, key)}"
+        return path.samefile(other)
+    except OSError:
+        return False
+
+
+def read_project_file(
+    path: Path, kinds: Kinds, in_projects: Collection[str], environ: Mapping[str, str]
+) -> Values:
+    """The options of a project's file. Raises ConfigError as `read_file`, and for options that are not in
+    `in_projects`.
+    """
+    values = read_file(path, kinds, links=False)
+    for name in values:
+        if name not in in_projects:
+            raise ConfigError(
+                f"{values.origins[name]} cannot be set by a project's {PROJECT_FILE}",
+                f"set it in {user_path(environ)}, by a flag or by {PREFIX}{name.upper()}; a project may set "
+                "sampling, lengths, threads, layers and drafting",
+            )
+    values.project = path if values else None
+    return values
+
+
+def read_file(path: Path, kinds: Kinds, links: bool = True) -> Values:
+    """The options of a TOML file. links: whether it may be a symbolic link. Raises ConfigError, for unknown
+    keys and wrong types with file and line.
+    """
+    file, values = read_toml(path, links), Values()
+    for key, value in file.data.items():
+        name, where = key.replace("-", "_"), file.where(key)
         if name not in kinds:
-            raise ConfigError(f"{where}: unknown key {key!r}", _similar(name, kinds))
+            raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name, kinds))
         if name in values:
             raise ConfigError(f"{where}: {key} is set twice, in two spellings")
         values[name] = _checked(value, *kinds[name], where=f"{where}: {key}")
@@ -137,26 +180,23 @@ def _checked(value: Any, kind: type, many: bool, where: str) -> Any:
     if many:
         items = value if isinstance(value, list) else [value]
         return [_checked(item, kind, False, where) for item in items]
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise ConfigError(f"{where} is a number with too many digits")
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} must be {_NAMES[kind]}, not {value!r}")
+        raise ConfigError(f"{where} must be {_NAMES[kind]}, not {quoted(value)}")
     return value
 
 
+_MAX_BITS = 1000  # of a number: fits a float
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-
-
-def _line_of(text: str, key: str) -> int:
-    """The line that sets a top-level key or opens its table."""
-    pattern = re.compile(rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""")
-    return next((i for i, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
 
 
 def _similar(name: str, kinds: Kinds) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, kinds, n=3)
+    close = difflib.get_close_matches(name[:100], kinds, n=3)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(kinds))}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specllama.errors import IntegrityError, NotFoundError, SpecllamaError
 from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
-from specllama.models.manifest import ManifestEntry
+from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import RepoName
 from specllama.models.quants import ModelFiles, choose, find_models
 from specllama.models.resolve import Library

@@ -1,7 +1,7 @@
-"""models.toml: the models and pairs known by name. The user's file overrides the shipped one, and a project's
-file both, entry by entry.
+"""models.toml: the models and pairs known by name. The user's file overrides the shipped one, entry by entry.
+A project's file adds to both: anyone may have written it.
 
-Knows nothing of disks, hubs or GGUF. Mistakes are errors that name the file and line.
+Knows nothing of disks, hubs or GGUF.
 """
 
 from __future__ import annotations
@@ -9,61 +9,39 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
-from specllama.errors import ConfigError, UsageError
-from specllama.models.names import BUILT_IN, RepoName, check_file
+from specllama.config.sources import is_same
+from specllama.config.toml_file import quoted, read_start, read_toml
+from specllama.errors import ConfigError
+from specllama.models.manifest_file import SCHEMA, KnownPair, ManifestEntry, ManifestFile
 
-SCHEMA = "specllama.models/1"
 FILE = "models.toml"
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,95}", re.ASCII)
-_MODEL_KEYS = {"repo": str, "quant": str, "file": str, "revision": str, "licence": str, "source": str}
-_KINDS: Mapping[type, str] = {dict: "a table", list: "a list", str: "a text"}
-_PAIR_KEYS = ("target", "drafts", "notes", "source")
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestEntry:
-    """A model known by name. default: its quantisation or file if the user names none."""
-
-    name: str
-    where: RepoName
-    default: str = ""
-    licence: str = ""
-    source: str = ""
-    aliases: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPair:
-    """Drafts for a target, by name, best first."""
-
-    target: str
-    drafts: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    source: str = ""
+_TABLES = re.compile(r"^[ \t]*\[{1,2}[ \t]*(models[ \t]*\.|pairs[ \t]*\])", re.M)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries. Names and aliases are case-insensitive."""
+    """All entries. Names and aliases are case-insensitive. user, project: their files, None without one."""
 
     entries: Mapping[str, ManifestEntry]
     pairs: Mapping[str, KnownPair]
+    user: Path | None = None
+    project: Path | None = None
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, ManifestEntry]:
+        entries = list(self.entries.values())[::-1]  # the first one with a name has it
+        return {a.lower(): e for e in entries for a in e.aliases} | {e.name.lower(): e for e in entries}
 
     def find(self, name: str) -> ManifestEntry | None:
         """The entry with this name or alias."""
-        wanted = name.lower()
-        exact = next((e for e in self.entries.values() if e.name.lower() == wanted), None)
-        return exact or next(
-            (e for e in self.entries.values() if wanted in (a.lower() for a in e.aliases)), None
-        )
+        return self._by_name.get(name.lower())
 
     def of_repo(self, repo: str) -> ManifestEntry | None:
         """The entry of a repository of the hub."""
@@ -86,146 +64,116 @@ class Manifest:
 
 
 def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Manifest:
-    """The shipped manifest, overridden by the user's and the project's. Raises ConfigError."""
+    """The shipped manifest, overridden by the user's and extended by the project's. Raises ConfigError."""
+    environ = os.environ if environ is None else environ
     entries: dict[str, ManifestEntry] = {}
     pairs: dict[str, KnownPair] = {}
-    for path in files(os.environ if environ is None else environ, cwd or Path.cwd()):
-        read = _read(path)
-        for new in read.entries.values():
-            taken = {n.lower() for n in (new.name, *new.aliases)}
-            entries = {n: _without(e, taken) for n, e in entries.items() if n.lower() != new.name.lower()}
-            entries[new.name] = new
-        pairs |= read.pairs
+    shipped, user = _shipped(), user_file(environ)
+    for path in filter(None, (shipped, user)):
+        file = ManifestFile(read_toml(path))
+        entries = _overridden(entries, file.entries())
+        pairs |= file.pairs()
+    project = project_file(environ, cwd or Path.cwd())
+    if project is not None:
+        entries = _extended(Manifest(entries, {}), project, _user_path(environ))
+        pairs |= project.pairs()
     found = Manifest(entries, {})
     known = {}
     for pair in pairs.values():
         target = found.find(pair.target)
         for name in (pair.target, *pair.drafts):
             if found.find(name) is None:
-                raise ConfigError(
-                    f"{FILE}: the pair of {pair.target} names {name!r}, which is not a model in it"
-                )
+                pair_of = f"the pair of {quoted(pair.target)} names {quoted(name)}"
+                raise ConfigError(f"{FILE}: {pair_of}, which is not a model in it")
         assert target is not None
         known[target.name] = pair
-    return Manifest(entries, known)
+    return Manifest(entries, known, user, project.toml.path if project is not None else None)
 
 
-def files(environ: Mapping[str, str], cwd: Path) -> Iterator[Path]:
-    """The files to read, the shipped one first. Raises ConfigError if SPECLLAMA_MODELS names no file."""
+def _overridden(
+    known: Mapping[str, ManifestEntry], new: Mapping[str, ManifestEntry]
+) -> dict[str, ManifestEntry]:
+    """The known and the new entries. A name or alias belongs to the last entry that has it."""
+    found, names, taken = [], set[str](), set[str]()
+    for entry in reversed([*known.values(), *new.values()]):
+        if entry.name.lower() not in names:
+            kept = tuple(alias for alias in entry.aliases if alias.lower() not in taken)
+            found.append(replace(entry, aliases=kept))
+            names.add(entry.name.lower())
+        taken |= {name.lower() for name in (entry.name, *entry.aliases)}
+    return {entry.name: entry for entry in reversed(found)}
+
+
+def _extended(known: Manifest, project: ManifestFile, user: Path) -> dict[str, ManifestEntry]:
+    """The known entries, and those that a project adds. user: the user's file, for the hint. Raises
+    ConfigError where a known name would get another meaning.
+    """
+    entries = dict(known.entries)
+    for entry in project.entries().values():
+        same = None
+        for name in (entry.name, *entry.aliases):
+            if (other := known.find(name)) is None:
+                continue
+            if (other.where, other.default) != (entry.where, entry.default):
+                alias = () if name == entry.name else ("aliases",)
+                place = project.toml.where("models", entry.name, *alias)
+                raise ConfigError(
+                    f"{place}: {name} is {_target(other)}, and a project cannot make it {_target(entry)}",
+                    f"use another name, or put the entry into {user}",
+                )
+            same = same or entries[other.name]
+        if same is None:
+            entries[entry.name] = entry
+        else:
+            more = [name for name in (entry.name, *entry.aliases) if known.find(name) is None]
+            entries[same.name] = replace(same, aliases=(*same.aliases, *more))
+    return entries
+
+
+def _target(entry: ManifestEntry) -> str:
+    return f"{entry.where}:{entry.default}" if entry.default else str(entry.where)
+
+
+def _shipped() -> Path:
+    """The file in the package: in a wheel, in a checkout."""
     ours = Path(__file__).parent.parent / FILE
-    yield ours if ours.is_file() else ours.parent.parent / FILE  # in a wheel, in a checkout
-    user = Path(platformdirs.user_config_dir("specllama", appauthor=False)) / FILE
-    if given := environ.get("SPECLLAMA_MODELS"):
-        if not Path(given).is_file():
-            raise ConfigError(f"SPECLLAMA_MODELS names {given}, which is not a file")
-        user = Path(given)
-    if user.is_file():
-        yield user
+    return ours if ours.is_file() else ours.parent.parent / FILE
+
+
+def _user_path(environ: Mapping[str, str]) -> Path:
+    """Where the user's file is or would be."""
+    given = environ.get("SPECLLAMA_MODELS")
+    return Path(given) if given else Path(platformdirs.user_config_dir("specllama", appauthor=False)) / FILE
+
+
+def user_file(environ: Mapping[str, str]) -> Path | None:
+    """The user's file, None if there is none. Raises ConfigError if SPECLLAMA_MODELS names no file."""
+    path = _user_path(environ)
+    if not path.is_file() and environ.get("SPECLLAMA_MODELS"):
+        raise ConfigError(f"SPECLLAMA_MODELS names {path}, which is not a file")
+    return path if path.is_file() else None
+
+
+def project_file(environ: Mapping[str, str], cwd: Path) -> ManifestFile | None:
+    """The models.toml in this directory or the nearest one above, up to the repository's root or the home.
+    None if that is the shipped one, the user's own, or one of another program: they use that name too.
+
+    Raises ConfigError for one that cannot be used.
+    """
     for directory in (cwd, *cwd.parents):
-        if (directory / FILE).is_file():
-            if _is_ours(directory / FILE):
-                yield directory / FILE
-            return
+        path = directory / FILE
+        if os.path.lexists(path):
+            if any(is_same(path, other) for other in (_shipped(), _user_path(environ))):
+                return None
+            return _ours(path)
         if (directory / ".git").exists() or directory == Path.home():
-            return
+            return None
+    return None
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a project's models.toml is specllama's: other programs use that name too."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return (
-        "specllama.models/" in text
-        or re.search(r"^\s*\[+\s*(models\s*\.|pairs\s*\])", text, re.M) is not None
-    )
-
-
-def _without(entry: ManifestEntry, taken: set[str]) -> ManifestEntry:
-    """The entry without the aliases that an overriding file gives to another model."""
-    kept = tuple(a for a in entry.aliases if a.lower() not in taken)
-    return ManifestEntry(entry.name, entry.where, entry.default, entry.licence, entry.source, kept)
-
-
-def _read(path: Path) -> Manifest:
-    try:
-        text = path.read_text("utf-8")
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        end = f"at the end, line {len(text.splitlines())}"
-        raise ConfigError(f"{path} is not TOML: {error}".replace("at end of document", end)) from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    file = _File(path, text)
-    file.keys(data, ("schema", "models", "pairs"), "")
-    if data.get("schema", SCHEMA) != SCHEMA:
-        file.fail("schema", f"{data['schema']!r} is not {SCHEMA!r}: another version of specllama may read it")
-    tables = file.of(dict, data.get("models", {}), "models")
-    entries = {name: _entry(file, name, table) for name, table in tables.items()}
-    pairs = [_pair(file, pair) for pair in file.of(list, data.get("pairs", []), "pairs")]
-    return Manifest(entries, {pair.target: pair for pair in pairs})
-
-
-@dataclass(frozen=True)
-class _File:
-    """A file and its text, for errors that name a line. word: the key or value at fault."""
-
-    path: Path
-    text: str
-
-    def fail(self, word: str, reason: str, hint: str = "") -> Any:
-        found = next((i for i, line in enumerate(self.text.splitlines(), 1) if word in line), 1)
-        raise ConfigError(f"{self.path}, line {found}: {word}: {reason}", hint)
-
-    def of(self, kind: type, value: Any, word: str) -> Any:
-        return value if isinstance(value, kind) else self.fail(word, f"must be {_KINDS[kind]}, not {value!r}")
-
-    def texts(self, value: Any, word: str) -> tuple[str, ...]:
-        return tuple(self.of(str, item, word) for item in self.of(list, value, word))
-
-    def keys(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-        for key in table:
-            if key not in known:
-                self.fail(key, f"unknown key{where}", f"known: {', '.join(known)}")
-
-
-def _entry(file: _File, name: str, table: Any) -> ManifestEntry:
-    if not _NAME.fullmatch(name):
-        file.fail(name, "names are letters, digits, dots and dashes")
-    table = file.of(dict, table, name)
-    file.keys(table, (*_MODEL_KEYS, "aliases"), f" of {name}")
-    for key, kind in _MODEL_KEYS.items():
-        if key in table:
-            file.of(kind, table[key], key)
-    if "repo" not in table:
-        file.fail(name, "repo is missing")
-    if "quant" in table and "file" in table:
-        file.fail(name, "quant and file are both given")
-    aliases = file.texts(table.get("aliases", []), "aliases")
-    for taken in (name, *aliases):
-        if taken.lower() in BUILT_IN:
-            file.fail(taken, "this name belongs to a model of specllama itself")
-    for alias in aliases:
-        if not _NAME.fullmatch(alias):
-            file.fail(alias, "aliases are letters, digits, dots and dashes")
-    default = table.get("quant") or table.get("file", "")
-    try:
-        where = RepoName(table["repo"], default, table.get("revision", "main"))
-        if "file" in table:
-            check_file(table["file"])
-    except UsageError as error:
-        file.fail(name, error.message)
-    where = RepoName(where.repo, "", where.revision)
-    return ManifestEntry(name, where, default, table.get("licence", ""), table.get("source", ""), aliases)
-
-
-def _pair(file: _File, table: Any) -> KnownPair:
-    table = file.of(dict, table, "pairs")
-    file.keys(table, _PAIR_KEYS, " of a pair")
-    target = file.of(str, table.get("target"), "target")
-    drafts = file.texts(table.get("drafts", []), "drafts")
-    if not drafts:
-        file.fail(target, "the pair has no drafts")
-    notes = file.texts(table.get("notes", []), "notes")
-    return KnownPair(target, drafts, notes, file.of(str, table.get("source", ""), "source"))
+def _ours(path: Path) -> ManifestFile | None:
+    """A project's file, if it is specllama's. Raises ConfigError."""
+    start = (read_start(path) or b"").decode("utf-8", "replace")
+    if SCHEMA.partition("/")[0] not in start and not _TABLES.search(start):
+        return None
+    return ManifestFile(read_toml(path, links=False))

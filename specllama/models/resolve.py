@@ -12,13 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.config.sources import near
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import AccessError, IntegrityError, NotFoundError, UsageError
 from specllama.models import manifest
 from specllama.models.demo import DemoStore
 from specllama.models.hub.cache import RepoCache
 from specllama.models.hub.env import hub_cache
-from specllama.models.manifest import Manifest, ManifestEntry
+from specllama.models.manifest import Manifest
+from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
 from specllama.models.progress import Listener, Silent
 from specllama.models.quants import ModelFiles, choose, find_models
@@ -91,8 +93,11 @@ class Library:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """models.toml. Raises ConfigError."""
-        return manifest.load(self.environ)
+        """models.toml; a note names a project's. Raises ConfigError."""
+        found = manifest.load(self.environ)
+        if found.project is not None:
+            self.listener.note(f"models: {near(found.project)}")
+        return found
 
     def parse(self, name: str, argument: str) -> ParsedName:
         """Parse a name: a file, an alias with or without a quantisation, or a repository.

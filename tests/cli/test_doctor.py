@@ -390,6 +390,12 @@ def test_configuration_files(command: Command) -> None:
     }
     assert [f["path"] for f in files[:-1]] == ([str(user)] if user.exists() else [])
     assert result.code == 0
+    (command.home / "specllama.toml").write_text('temperature = 0\nhost = "0.0.0.0"\n')
+    models = command.home / "models.toml"
+    models.write_text('[models.mine]\nrepo = "a/b"\n')
+    result = command("doctor", "--json", env=OFFLINE)
+    assert (result.code, result.json["config"]["models"]) == (2, [str(models)])
+    assert "specllama.toml, line 2: host cannot be set by a project's" in " ".join(problems(result))
 
 
 def test_broken_configuration(command: Command) -> None:

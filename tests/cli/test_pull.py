@@ -132,8 +132,9 @@ def test_names_of_all_kinds(named: Named) -> None:
         assert named("run", *repos, *ASK, env={"HF_HUB_OFFLINE": "1"}).out == result.out
     both = named("run", "-hf", REPOS[0], "-m", "8B", *ASK)
     assert (both.code, "-m and -hf are both given" in both.err) == (2, True)
-    (named.command.home / "specllama.toml").write_text('hf_repo = "user/nothing"\n')
-    assert named("run", "-m", "8B:Q8_0", *ASK, env={"HF_HUB_OFFLINE": "1"}).code == 0  # the flag wins
+    user = {"SPECLLAMA_CONFIG": str(named.command.home / "user.toml"), "HF_HUB_OFFLINE": "1"}
+    (named.command.home / "user.toml").write_text('hf_repo = "user/nothing"\n')
+    assert named("run", "-m", "8B:Q8_0", *ASK, env=user).code == 0  # the flag wins
 
 
 def test_a_dry_run(named: Named) -> None:
@@ -226,12 +227,19 @@ def test_the_token_is_for_the_hub_alone(named: Named) -> None:
     assert {a.headers.get("Authorization") for a in named.hub.content_requests()} == {None}
 
 
-def test_models_may_be_named_in_a_file_of_the_user(named: Named) -> None:
+def test_models_may_be_named_in_a_file_of_the_project(named: Named) -> None:
     (named.command.home / "models.toml").write_text(
         f'[models.mine]\nrepo = "{REPOS[1]}"\nlicence = "mine"\n\n'
         '[[pairs]]\ntarget = "8B"\ndrafts = ["mine"]\n'
     )
-    assert named("pull", "mine").out.strip() == str(named.link(1))
+    result = named("pull", "mine")
+    assert result.out.strip() == str(named.link(1))
+    assert "models: ./models.toml" in result.lines
+    (named.command.home / "models.toml").write_text('[models.mine]\nrepo = "a/b"\naliases = ["8B"]\n')
+    result = named("run", "-m", "8B", *ASK)
+    assert (result.code, result.out) == (2, "")
+    assert f"/models.toml, line 3: 8B is {REPOS[0]}:Q4_K_M, and a project cannot make it a/b" in result.err
+    assert "/specllama/models.toml" in result.err
     (named.command.home / "models.toml").write_text("[models.mine]\nrepp = 1\n")
     result = named("pull", "mine")
     assert result.code == 2

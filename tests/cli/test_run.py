@@ -17,7 +17,7 @@ from specllama.core.policy.cost_curve import CostCurves
 from specllama.core.policy.planner import Planner
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.testing import ScriptedDrafter
-from tests.support.command import Command, Result
+from tests.support.command import Command, CommandLine, Result, assert_error
 
 CODE = (
     "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n"
@@ -450,13 +450,42 @@ def test_environment_and_files_set_what_flags_would(command: Command) -> None:
     user.write_text("seed = 1\nmax_tokens = 7\ntop-k = 3\n")
     assert command.generate("-p", "zip", "--ignore-eos", "--json").json["n_predict"] == 7
     project.write_text('seed = 2\nmax_tokens = 6\nignore_eos = true\ndrafters = "copy"\n')
-    found = command.generate("-p", "zip", "--json").json
+    result = command.generate("-p", "zip", "--json")
+    assert result.lines[0] == "settings: ./specllama.toml"
+    found = result.json
     assert (found["seed"], found["n_predict"], found["draft"]) == (2, 6, None)
     env = {"SPECLLAMA_SEED": "3", "SPECLLAMA_DRAFT_MAX": "0"}
     found = command.generate("-p", "zip", "--json", env=env).json
     assert (found["seed"], found["n_predict"], found["reason"]) == (3, 6, "--draft-max 0")
     found = command.generate("-p", "zip", "--json", "-s", "4", "-n", "5", env=env).json
     assert (found["seed"], found["n_predict"]) == (4, 5)
+
+
+def test_a_projects_file_sets_little(command: Command) -> None:
+    """For all commands that read it; below the directory with the file too."""
+    cases = (
+        ("run", 'rpc = "203.0.113.5:50052"'),
+        ("run", 'chat_template_file = "/etc/passwd"'),
+        ("chat", 'model = "me/evil"'),
+        ("serve", 'host = "0.0.0.0"'),
+        ("serve", 'api-key = ["x"]'),
+        ("bench", 'lora = ["evil.gguf"]'),
+        ("tune", 'hf_repo = "me/evil"'),
+    )
+    lines = []
+    for n, (verb, line) in enumerate(cases):
+        (command.home / str(n) / "deep").mkdir(parents=True)
+        (command.home / str(n) / "specllama.toml").write_text(f"max_tokens = 3\n\n{line}\n")
+        args = ("run", "-p", "zip", "--no-calibrate") if verb == "run" else (verb,)
+        lines.append(CommandLine(args, cwd=command.home / str(n) / "deep"))
+    for n, ((_, line), result) in enumerate(zip(cases, command.batch(*lines), strict=True)):
+        where, key = f"{command.home}/{n}/specllama.toml, line 3", line.split()[0]
+        assert_error(result, 2, f"{where}: {key} cannot be set by a project's specllama.toml")
+        assert f"set it in {command.home}/config/specllama/config.toml" in result.err
+    (command.home / "0" / "specllama.toml").write_text("max_tokens = 3\n")
+    (result,) = command.batch(lines[0])
+    assert result.lines[0] == f"settings: {command.home}/0/specllama.toml"
+    assert "n_predict = 3" in result.err
 
 
 def test_help_has_examples_and_fits_narrow_terminals(shared: Command) -> None:

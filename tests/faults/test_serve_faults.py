@@ -170,7 +170,9 @@ class TestSettings:
     def test_errors_in_a_file_name_the_line(
         self, tmp_path: Path, text: str, needles: tuple[str, ...]
     ) -> None:
-        (tmp_path / "specllama.toml").write_text(text)
+        user = tmp_path / "config" / "specllama" / "config.toml"
+        user.parent.mkdir(parents=True)
+        user.write_text(text)
         done = Command(tmp_path)("serve")
         assert (done.code, done.raw, "Traceback" in done.err) == (2, b"", False), done.err
         assert all(needle in done.err for needle in needles), done.err

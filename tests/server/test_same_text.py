@@ -78,7 +78,10 @@ class TestCommandLines:
 
     def test_defaults_of_the_server(self, tmp_path) -> None:
         """What a client does not send is what the command line says, from files and environment too."""
-        (tmp_path / "specllama.toml").write_text('alias = ["mine"]\nn_slots = 2\ntemperature = 0.0\n')
+        user = tmp_path / "config" / "specllama" / "config.toml"
+        user.parent.mkdir(parents=True)
+        user.write_text('alias = ["mine"]\nn_slots = 2\ntemperature = 0.5\n')
+        (tmp_path / "specllama.toml").write_text("temperature = 0.0\n")
         with Server(tmp_path, "-n", "3", env={"SPECLLAMA_API_KEY": "from-env"}) as one:
             assert one.get("/props").status == 401
             headers = {"x-api-key": "from-env"}

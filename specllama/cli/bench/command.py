@@ -22,6 +22,7 @@ from specllama.cli.bench.plan import BenchPlan, make_plan
 from specllama.cli.bench.report_file import write_report
 from specllama.cli.bench.text import lines
 from specllama.cli.download import prepared
+from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import LONG, PartialResults, provenance
 from specllama.cli.progress import Progress
@@ -69,7 +70,7 @@ def bench(given: Mapping[str, Any]) -> int:
     # bench sets the draft lengths itself. Request history would know the answers, as prompts are repeated.
     # Stored calibration and acceptance are used, as in a run, but not updated from these few prompts.
     own_options = {"draft_max", "draft_min", "draft_p_min"}
-    values = build.resolved(given).without(*own_options).overlaid({"no_memory": True, "no_calibrate": True})
+    values = resolved(given).without(*own_options).overlaid({"no_memory": True, "no_calibrate": True})
     plan = make_plan(given, values)
     settings = prepared(build.load_settings(values), values.get("force", False))
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)

@@ -29,10 +29,10 @@ from specllama.cli import console
 from specllama.cli.bench.report_file import write_report
 from specllama.cli.bench.server_plan import ServerPlan, server_plan
 from specllama.cli.bench.server_text import lines
+from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, counted, rough_duration
 from specllama.cli.measuring import LONG, PartialResults, now
 from specllama.cli.progress import Progress
-from specllama.config import build
 from specllama.text.terminal import printable
 
 
@@ -56,7 +56,7 @@ def bench_server(given: Mapping[str, Any]) -> int:
 
     Raises the SpecllamaError that ended the measurement, after the results before it are shown.
     """
-    plan = server_plan(given, build.resolved(given))
+    plan = server_plan(given, resolved(given))
     results = ServerBenchResults()
     with results.collecting():
         asyncio.run(_measure(plan, results))

@@ -20,6 +20,7 @@ from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.download import prepared
+from specllama.cli.files import resolved
 from specllama.config import build
 from specllama.config.store import cache_dir
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -36,7 +37,7 @@ HUNG_UP = 129  # exit code after SIGHUP
 
 def chat(given: Mapping[str, Any]) -> int:
     """Converse until the user leaves; returns the exit code. Raises SpecllamaError."""
-    values = build.resolved(given)
+    values = resolved(given)
     params = build.sampling(values)
     refuse_logprobs(params)
     variables = reasoning_variables(values.get("reasoning", "auto"))

@@ -8,23 +8,36 @@ from typing import Any
 
 from specllama.cli.doctor import Problem, reported
 from specllama.config import sources
-from specllama.config.options import STORED
+from specllama.config.build import KINDS
+from specllama.config.options import IN_PROJECTS
 from specllama.errors import SpecllamaError
+from specllama.models import manifest
 from specllama.rpc.endpoints import endpoints
 from specllama.rpc.probe import probe_all
 
 
 def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any]:
-    """Configuration files in the order of reading, with the keys that they set; names of variables."""
-    kinds: sources.Kinds = {name: (o.kind, o.many) for name, o in STORED.items()}
+    """Configuration files in the order of reading, with the keys that they set; names of variables; the
+    models.toml of user and project.
+    """
     files = []
-    for find in (lambda: sources.user_file(environ), lambda: sources.project_file(Path.cwd())):
-        path = _or_problem(find, problems)
+    user = _or_problem(lambda: sources.user_file(environ), problems)
+    project = _or_problem(lambda: sources.project_file(Path.cwd(), user), problems)
+    for path, read in (
+        (user, lambda: sources.read_file(user, KINDS)),
+        (project, lambda: sources.read_project_file(project, KINDS, IN_PROJECTS, environ)),
+    ):
         if path is not None:
-            values = _or_problem(lambda path=path: sources.read_file(path, kinds), problems)  # type: ignore[misc]
+            values = _or_problem(read, problems)
             files.append({"path": str(path), "ok": values is not None, "sets": sorted(values or {})})
-    _or_problem(lambda: sources.read_environment(environ, kinds), problems)
-    return {"files": files, "environment": sorted(v for v in environ if v.startswith(sources.PREFIX))}
+    _or_problem(lambda: sources.read_environment(environ, KINDS), problems)
+    known = _or_problem(lambda: manifest.load(environ), problems)
+    models = [] if known is None else [str(path) for path in (known.user, known.project) if path is not None]
+    return {
+        "files": files,
+        "models": models,
+        "environment": sorted(v for v in environ if v.startswith(sources.PREFIX)),
+    }
 
 
 def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:

@@ -118,6 +118,8 @@ def _config(c: Mapping[str, Any]) -> Rows:
         yield "file", f"{file['path']}: {sets if file['ok'] else 'cannot be used'}"
     if not c["files"]:
         yield "files", "none"
+    for path in c["models"]:
+        yield "models", path
     if c["environment"]:
         yield "environment", ", ".join(c["environment"])
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.answer import engine_log, first_interrupt, load, log_file
+from specllama.cli.files import resolved
 from specllama.cli.formatting import columns, rough_duration
 from specllama.cli.measuring import LONG, provenance
 from specllama.cli.progress import Progress
@@ -22,7 +23,6 @@ from specllama.cli.tune.verdict import verdict
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, Tuning
-from specllama.config import build
 from specllama.text.template_variables import reasoning_variables
 
 EXAMPLES = """
@@ -41,7 +41,7 @@ def tune(given: Mapping[str, Any]) -> int:
 
     Raises the SpecllamaError that ended the measurement, after the results before it are shown.
     """
-    values = build.resolved(given)
+    values = resolved(given)
     plan = make_plan(given, values)
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
     results = TuneResults(plan.drafts, plan.unusable, plan.settings.copies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -35,6 +36,14 @@ def test_every_sampling_parameter_is_an_option() -> None:
         assert (name in STORED) == parameter.stored
     assert "(default 0.8)" in by_name["temperature"].help
     assert not any("{" in o.help for o in options.RUN)
+
+
+def test_each_stored_option_is_a_projects_or_the_users_alone() -> None:
+    """An option that is new here may be set by files of strangers, or may not: options.py says which."""
+    assert set(STORED) == options.IN_PROJECTS | options.USERS_ONLY
+    assert not options.IN_PROJECTS & options.USERS_ONLY
+    words = "file|model|repo|lora|template|host|port|rpc|key|origin|alias|device|force|tensor|log_p"
+    assert {name for name in options.IN_PROJECTS if re.search(words, name)} == set()
 
 
 def test_run_has_these_panels() -> None:

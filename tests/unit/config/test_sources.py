@@ -3,12 +3,17 @@
 # ruff: noqa: ARG005
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from pathlib import Path
 
 import platformdirs
 import pytest
 
+from specllama.config import toml_file
 from specllama.config.sources import project_file, read_environment, read_file, resolve, user_file
+from specllama.config.toml_file import parse_toml
 from specllama.errors import ConfigError
 
 KINDS = {
@@ -19,6 +24,7 @@ KINDS = {
     "drafters": (str, True),
     "tensor_split": (float, True),
 }
+IN_PROJECTS = {"n_ctx", "temperature", "drafters"}
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +47,16 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_without_values_nothing_is_set(home):
-    assert resolve({}, KINDS, {}, home) == {}
+    assert resolve({}, KINDS, IN_PROJECTS, {}, home) == {}
 
 
 def test_precedence_is_flag_environment_project_user(home):
     write(
         home / ".config/specllama/config.toml", 'model = "user"\nn_ctx = 1\ntemperature = 1\nmlock = true\n'
     )
-    write(home / "work/specllama.toml", 'model = "project"\nn_ctx = 2\ntemperature = 2\n')
+    write(home / "work/specllama.toml", "n_ctx = 2\ntemperature = 2\n")
     environ = {"SPECLLAMA_MODEL": "environment", "SPECLLAMA_N_CTX": "3"}
-    assert resolve({"model": "flag"}, KINDS, environ, home / "work") == {
+    assert resolve({"model": "flag"}, KINDS, IN_PROJECTS, environ, home / "work") == {
         "model": "flag",
         "n_ctx": 3,
         "temperature": 2.0,
@@ -60,7 +66,11 @@ def test_precedence_is_flag_environment_project_user(home):
 
 def test_a_flag_that_is_false_still_wins(home):
     assert resolve(
-        {"mlock": False, "n_ctx": 0}, KINDS, {"SPECLLAMA_MLOCK": "1", "SPECLLAMA_N_CTX": "9"}, home
+        {"mlock": False, "n_ctx": 0},
+        KINDS,
+        IN_PROJECTS,
+        {"SPECLLAMA_MLOCK": "1", "SPECLLAMA_N_CTX": "9"},
+        home,
     ) == {
         "mlock": False,
         "n_ctx": 0,
@@ -91,6 +101,131 @@ def test_user_file_can_be_overridden(home):
     assert user_file({"SPECLLAMA_CONFIG": str(other)}) == other
     with pytest.raises(ConfigError, match=r"SPECLLAMA_CONFIG names .*none\.toml"):
         user_file({"SPECLLAMA_CONFIG": str(home / "none.toml")})
+
+
+# A project's file
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ('model = "me/evil"\n', 1, "model"),
+        ("n_ctx = 1\n\nmlock = true\n", 3, "mlock"),
+        ("n_ctx = 1\n'tensor-split' = [\n1,\n2]\n", 2, "tensor-split"),
+        ('drafters = """\nmodel = 1\n"""\n"\\u006dodel" = "x"\n', 4, "model"),
+        ("# model = 1\ndrafters = ['''\nmodel = 2''', 'model = 3'] # model = 4\nmodel='5'\n", 4, "model"),
+        ("\ufeffn_ctx = 1\r\nmodel = 'x'\r\n", 2, "model"),
+    ],
+)
+def test_a_project_may_not_set_other_options(home, text, line, key):
+    path = write(home / "work/specllama.toml", text)
+    with pytest.raises(ConfigError) as caught:
+        resolve({"model": "flag"}, KINDS, IN_PROJECTS, {}, home / "work")
+    assert caught.value.exit_code == 2
+    assert caught.value.message == f"{path}, line {line}: {key} cannot be set by a project's specllama.toml"
+    assert f"set it in {home}/.config/specllama/config.toml, by a flag or by SPECLLAMA_" in caught.value.hint
+
+
+def test_the_projects_file_is_reported(home):
+    path = write(home / "work/specllama.toml", "n_ctx = 2\n")
+    values = resolve({"n_ctx": 3}, KINDS, IN_PROJECTS, {"SPECLLAMA_MODEL": "m"}, home / "work")
+    assert values.project == path
+    assert values.without("model").overlaid({"mlock": True}).project == path
+    write(path, "# nothing\n")
+    assert resolve({}, KINDS, IN_PROJECTS, {}, home / "work").project is None
+
+
+def test_the_users_own_file_is_no_projects(home):
+    path = write(home / "work/specllama.toml", 'model = "mine"\n')
+    environ = {"SPECLLAMA_CONFIG": str(path)}
+    values = resolve({}, KINDS, IN_PROJECTS, environ, home / "work")
+    assert (values, values.project) == ({"model": "mine"}, None)
+
+
+def test_what_else_has_the_name_of_a_projects_file_is_an_error(home):
+    path, other = home / "work/specllama.toml", write(home / "other.toml", "n_ctx = 1\n")
+    path.parent.mkdir()
+    for make, needle in (
+        (path.mkdir, "is not a file"),
+        (lambda: os.mkfifo(path), "is not a file"),
+        (lambda: path.symlink_to(other), "is a symbolic link"),
+        (lambda: path.symlink_to(home / "nowhere"), "is a symbolic link"),
+        (lambda: path.write_bytes(b"n_ctx = 1\n# \xff"), "line 2 is not UTF-8"),
+        (lambda: path.write_text("#" * (toml_file.MAX_BYTES + 1)), "is longer than 256 KiB"),
+    ):
+        make()
+        with pytest.raises(ConfigError, match=needle) as caught:
+            resolve({}, KINDS, IN_PROJECTS, {}, home / "work")
+        assert str(path) in caught.value.message
+        path.rmdir() if path.is_dir() else path.unlink()
+    write(home / ".config/specllama/config.toml", "").unlink()
+    (home / ".config/specllama/config.toml").symlink_to(other)
+    assert resolve({}, KINDS, IN_PROJECTS, {}, home / "work") == {"n_ctx": 1}, "a user's may be a link"
+
+
+# Bounds
+
+
+def test_the_costliest_files_are_read_soon(home):
+    full = toml_file.MAX_BYTES - 100
+    for text in (
+        "a." * (full // 2) + "a = 1",
+        "x = {" + "a." * (full // 2) + "a = 1}",
+        "[" + "a." * (full // 2) + "a]",
+        "x = " + "[" * full,
+        "x = " + "{a=" * (full // 3),
+        "x = [" + "[]," * (full // 30) + "]",
+        '"""' * (full // 3),
+        '"\\' * (full // 2),
+        "x = 0x" + "f" * full,
+        "x = " + "9" * full,
+        "n_ctx = 0x" + "f" * full,
+        "temperature = 0x" + "f" * 2000,
+        " " * full,
+    ):
+        path, began = write(home / "a.toml", text), time.monotonic()
+        with pytest.raises(ConfigError) if text.strip() else contextlib.nullcontext() as caught:
+            read_file(path, KINDS)
+        assert time.monotonic() - began < 5, text[:20]
+        assert caught is None or len(caught.value.message) < 600 + len(str(home))
+
+
+def test_every_key_has_its_line():
+    text = """# a = 1
+a.b = 1
+"q.r" = [ # x = 1
+    1, "a = 2", [2,
+  3]]
+[t]   # [u]
+c = '''
+d = 1'''
+d = { e = 1, f.g = 2 }
+[[p]]
+k = "\\"x"
+[p.s]
+m = 1.5
+[[p]]
+k = 2
+['t'.  "v"]
+w = 1979-05-27T07:32:00Z
+"""
+    assert parse_toml(Path("x"), text).lines == {
+        ("a",): 2,
+        ("a", "b"): 2,
+        ("q.r",): 3,
+        ("t",): 6,
+        ("t", "c"): 7,
+        ("t", "d"): 9,
+        ("p",): 10,
+        ("p", 0): 10,
+        ("p", 0, "k"): 11,
+        ("p", 0, "s"): 12,
+        ("p", 0, "s", "m"): 13,
+        ("p", 1): 14,
+        ("p", 1, "k"): 15,
+        ("t", "v"): 16,
+        ("t", "v", "w"): 17,
+    }
 
 
 # Files

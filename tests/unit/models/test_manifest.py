@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from specllama.errors import ConfigError
 from specllama.models import manifest
 from specllama.models.names import RepoName
+from tests.support.paths import ROOT
 
 
 def test_shipped_manifest_is_complete() -> None:
@@ -49,7 +52,7 @@ notes = ["a note"]
 """
 
 
-def test_user_and_project_files_override_the_shipped_one(tmp_path: Path) -> None:
+def test_the_users_file_overrides_the_shipped_one(tmp_path: Path) -> None:
     user, project = tmp_path / "user.toml", tmp_path / "project" / "deep"
     project.mkdir(parents=True)
     (tmp_path / "project" / ".git").mkdir()
@@ -66,10 +69,105 @@ def test_user_and_project_files_override_the_shipped_one(tmp_path: Path) -> None
     llama = known.find("llama-3.1-8b")
     assert llama
     assert llama.aliases == ()
-    (tmp_path / "project" / "models.toml").write_text('[models."llama-3.1-8b"]\nrepo = "other/repo"\n')
-    known = manifest.load({"SPECLLAMA_MODELS": str(user)}, project)
-    assert known.find("llama-3.1-8b").where.repo == "other/repo"  # type: ignore[union-attr]
-    assert known.find("small").where.repo == "me/mine-GGUF"  # type: ignore[union-attr]
+
+
+KNOWN = 'repo = "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"\nquant = "Q4_K_M"\n'
+
+
+def in_project(tmp_path: Path, text: str, user: str = "") -> manifest.Manifest:
+    """The manifest in a directory of a project with this models.toml."""
+    project = tmp_path / "project"
+    (project / "deep").mkdir(parents=True, exist_ok=True)
+    (project / "models.toml").write_text(text)
+    (tmp_path / "user.toml").write_text(user)
+    return manifest.load({"SPECLLAMA_MODELS": str(tmp_path / "user.toml")}, project / "deep")
+
+
+def test_a_project_adds_names_and_pairs(tmp_path: Path) -> None:
+    known = in_project(
+        tmp_path,
+        f'[models.ours]\nrepo = "we/ours"\naliases = ["o"]\n[models."Llama-3.1-8B"]\n{KNOWN}aliases = ["L"]\n'
+        f'[models.same]\n{KNOWN}aliases = ["8B"]\n[[pairs]]\ntarget = "8B"\ndrafts = ["o"]\n',
+        OWN.replace('"8B", ', ""),
+    )
+    target, ours = known.find("L"), known.find("O")
+    assert target
+    assert ours
+    assert ours.where == RepoName("we/ours")
+    assert target == known.find("8B") == known.find("same") == known.find("llama-3.1-8b")
+    assert target.licence, "the known entry stays"
+    assert [d.name for d in known.drafts_for(target)] == ["ours"]
+    assert known.project == tmp_path / "project" / "models.toml"
+    assert known.user == tmp_path / "user.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[models."llama-3.1-8b"]\nrepo = "evil/repo"\n', 1),
+        ('[models.x]\nrepo = "a/x"\n\n[models.evil]\nrepo = "evil/repo"\naliases = [\n"8b"]\n', 6),
+        ('schema = "specllama.models/1"\nmodels.small.repo = "evil/repo"\n', 2),
+        (f'[models."LLAMA-3.1-8B"]\n{KNOWN}revision = "refs/pr/7"\n', 1),
+        ('[models.x]\nrepo = "a/x"\n[models."llama-3.1-8b"]\n' + KNOWN.replace("Q4_K_M", "IQ1_S"), 3),
+        (f"[models.small]\n{KNOWN}", 1),
+    ],
+)
+def test_a_project_cannot_give_a_known_name_to_another_model(tmp_path: Path, text: str, line: int) -> None:
+    """Neither one of the catalogue nor one of the user's."""
+    with pytest.raises(ConfigError) as caught:
+        in_project(tmp_path, text, OWN.replace('"8B", ', ""))
+    assert f"project/models.toml, line {line}: " in caught.value.message
+    assert "a project cannot make it " in caught.value.message
+    assert str(tmp_path / "user.toml") in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_the_users_own_file_is_no_projects(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(OWN)
+    known = manifest.load({"SPECLLAMA_MODELS": str(path)}, tmp_path)
+    assert (known.user, known.project) == (path, None)
+    assert manifest.load({}, ROOT).project is None, "the shipped file, in a checkout"
+
+
+def test_a_projects_file_is_bounded(tmp_path: Path) -> None:
+    start = '[models.x]\nrepo = "a/b"\n'
+    many = "".join(f'[models.m{n}]\nrepo = "a/b"\n' for n in range(1001))
+    for text, needle in (
+        (start + "#" * (256 << 10), "longer than 256 KiB"),
+        (start + "x = " + "[" * 50_000, "nested more than 16 deep"),
+        (start + "a." * 100_000 + "a = 1", "more than 8 parts"),
+        (many, "models: has more than 1000 entries"),
+        (start + "aliases = " + str(["a"] * 1001), "line 3: aliases: has more than 1000 entries"),
+    ):
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match=needle):
+            in_project(tmp_path, text)
+        assert time.monotonic() - began < 5
+    path = tmp_path / "project" / "models.toml"
+    path.write_bytes(start.encode() + b"\n# \xff\n")
+    with pytest.raises(ConfigError, match="line 4 is not UTF-8"):
+        manifest.load({}, path.parent)
+    path.rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text(start)
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        manifest.load({}, path.parent)
+
+
+def test_what_is_not_specllamas_under_that_name_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.mkdir()
+    assert manifest.load({}, tmp_path).project is None
+    path.rmdir()
+    os.mkfifo(path)
+    assert manifest.load({}, tmp_path).project is None
+    path.unlink()
+    for text in ("\n" * 200_000 + " " * 50_000, "[" * 200_000, "x" * 10_000_000):
+        path.write_text(text)
+        began = time.monotonic()
+        assert manifest.load({}, tmp_path).project is None
+        assert time.monotonic() - began < 5
 
 
 def test_a_models_toml_of_another_program_is_ignored(tmp_path: Path) -> None:
