@@ -412,8 +412,8 @@ def decode(line: bytes) -> Message:
     try:
         kind, body = json.loads(line)
         message: Message = wire.from_plain(_KINDS[kind], body)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no message: {error}") from None
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"no message: {error}"[:300]) from None
     return message
 
 
@@ -421,6 +421,6 @@ def request_id(line: bytes) -> int | None:
     """The id in a line that `decode` refuses, for whoever waits for an answer; None where there is none."""
     try:
         found = json.loads(line)[1]["id"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return found if isinstance(found, int) else None

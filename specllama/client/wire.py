@@ -156,7 +156,7 @@ def _dataclass(kind: Any) -> _Read:
         values = {}
         for name, part in value.items():
             if (reader := readers.get(name)) is None:
-                raise ValueError(f"{kind.__name__}: unknown key {name!r}")
+                raise ValueError(f"{kind.__name__}: unknown key {name!r:.80}")
             try:
                 values[name] = reader(part)
             except ValueError as error:

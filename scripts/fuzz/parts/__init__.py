@@ -1,0 +1,1 @@
+"""What is fuzzed, one module a part; PARTS in table.py lists them."""
