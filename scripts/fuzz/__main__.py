@@ -3,6 +3,7 @@
 usage: python -m scripts.fuzz --seconds 600                    # all parts
        python -m scripts.fuzz --seconds 60 --only headers,load --seed 7
        python -m scripts.fuzz --only load --inputs 10000 --headers FOLDER --seconds 7200
+       python -m scripts.fuzz --only load --replay load-1-42.bin
 
 headers: `pair-check` on changed GGUF headers. load: the engine on such headers, with weights of zeros.
 http: raw requests and bodies. grammars: JSON schemas and grammars. templates: chat templates. protocol,
@@ -19,10 +20,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts import cli
 from scripts.fuzz import campaign
+from scripts.fuzz.part import Part
 from scripts.fuzz.parts import table
 from scripts.fuzz.parts.headers import BUILT_IN
 
@@ -36,12 +39,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--headers", type=Path, help="a folder of GGUF files, besides the embedded pair")
     parser.add_argument("--out", type=Path, help="a folder for inputs that fail; by default a new one")
+    parser.add_argument("--replay", type=Path, nargs="+", default=[], help="run saved inputs of one part")
     args = parser.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - set(table.PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(table.PARTS)}")
     more = sorted(args.headers.glob("*.gguf")) if args.headers else []
     headers = [*BUILT_IN[:1], *(cli.gguf_file(path) for path in more)]
+    if args.replay:
+        return replay(table.make(names[0], headers), args.replay)
     out = args.out or Path(tempfile.mkdtemp(prefix="specllama-fuzz-"))
     out.mkdir(parents=True, exist_ok=True)
     n_failures = 0
@@ -57,6 +63,18 @@ def main() -> int:
         print(json.dumps(result.to_dict()), flush=True)
         n_failures += len(result.failures)
     return bool(n_failures)
+
+
+def replay(part: Part, files: Sequence[Path]) -> int:
+    """Run saved inputs, each in a process of its own."""
+    part.set_up()
+    try:
+        found = [campaign.alone(part, file.read_bytes()) for file in files]
+    finally:
+        part.close()
+    for file, reason in zip(files, found, strict=True):
+        print(f"{file}: {reason or 'in order'}")
+    return any(found)
 
 
 if __name__ == "__main__":

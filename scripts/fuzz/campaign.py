@@ -198,18 +198,14 @@ def _lines(fd: int, seconds: float) -> Any:
 
 def _minimised(part: Part, data: bytes, reason: str) -> bytes:
     """A shorter input with the same kind of failure, if pieces of this one can be left out."""
-    kind, ends, step = (
-        reason.split(":")[0].split(" at ")[0],
-        time.monotonic() + _MINIMISE_SECONDS,
-        len(data) // 2,
-    )
-    if len(data) > _LARGE or not kind.endswith(("Error", "crashes")):
+    kind, ends, step = _kind(reason), time.monotonic() + _MINIMISE_SECONDS, len(data) // 2
+    if len(data) > _LARGE or not kind.endswith(("Error", "Exception", "crashes")):
         return data
     while step and time.monotonic() < ends:
         at = 0
         while at < len(data) and time.monotonic() < ends:
             shorter = data[:at] + data[at + step :]
-            if _kind(part, shorter) == kind:
+            if _kind(alone(part, shorter)) == kind:
                 data = shorter
             else:
                 at += step
@@ -217,7 +213,8 @@ def _minimised(part: Part, data: bytes, reason: str) -> bytes:
     return data
 
 
-def _kind(part: Part, data: bytes) -> str:
+def alone(part: Part, data: bytes) -> str:
+    """Why an input, in a process of its own, is a failure; "" if it is none."""
     reader, writer, pid = _forked(lambda send: send(judged(part, data)))
     os.close(writer)
     line = next(iter(_lines(reader, part.seconds * _WALL)), b"")
@@ -226,4 +223,9 @@ def _kind(part: Part, data: bytes) -> str:
     os.waitpid(pid, 0)
     if not line:
         return "hangs" if line is None else "crashes"
-    return str(json.loads(line)["reason"]).split(":")[0].split(" at ")[0]
+    return str(json.loads(line)["reason"])
+
+
+def _kind(reason: str) -> str:
+    """The name of an exception, or the first word of another reason."""
+    return reason.split(":")[0].split(" at ")[0]

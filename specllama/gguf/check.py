@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 
 import numpy as np
@@ -27,6 +28,9 @@ TOKENIZERS = {
     "test": "test",
     "plamo2": "plamo2",
 }
+# Tensor types that ggml multiplies with nothing: it crashes. Tables of expert ids are I32.
+_NOT_MULTIPLIED = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
+_ID_TABLES = "tid2eid"
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
 
@@ -44,6 +48,7 @@ def check_model(header: Header) -> None:
     _check_shape(header)
     check_tokenizer(header)
     _check_tensors(header)
+    _check_numbers(header)
 
 
 def _check_architecture(header: Header) -> None:
@@ -146,3 +151,25 @@ def _check_tensors(header: Header) -> None:
             f"{header.path}: tensor {embedding.name!r} dimensions, data at byte {embedding.offset}: {reason}"
         )
         raise GGUFError(message, "Get another file of the model.")
+    for t in header.tensors:
+        reason = ""
+        if t.type in _NOT_MULTIPLIED and _ID_TABLES not in t.name:
+            reason = "not a type of weights"
+        elif len(t.shape) == 1 and t.type != "F32" and t.name.endswith(("norm.weight", ".bias")):
+            reason = "norms and biases are F32"
+        if reason:
+            raise GGUFError(
+                f"{header.path}: tensor {t.name!r} type {t.type}, data at byte {t.offset}: {reason}",
+                "Get another file of the model.",
+            )
+
+
+def _check_numbers(header: Header) -> None:
+    """Raises GGUFError for numbers of the architecture with which ggml aborts or computes nothing."""
+    for key, value in header.metadata.items():
+        if not isinstance(value, float) or not key.startswith(f"{header.architecture}."):
+            continue
+        if not math.isfinite(value):
+            header.fail(key, f"{value} is not a finite number")
+        if key.endswith("_epsilon") and not 0 <= value <= 1:
+            header.fail(key, f"{value} is not in 0 to 1")

@@ -70,6 +70,15 @@ class Grammars:
 
         Raises UsageError if it cannot be used.
         """
+        try:
+            return self._mask(json_schema, grammar, scope)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust: no Exception, and without another name
+                raise
+            what = "grammar" if json_schema is None else "JSON schema"
+            raise _refused(what, "llguidance fails on it") from None
+
+    def _mask(self, json_schema: str | None, grammar: str | None, scope: str) -> GrammarMask | None:
         if json_schema is not None:
             what, source = "JSON schema", _from_schema(json_schema)
         elif grammar is not None:

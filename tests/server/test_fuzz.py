@@ -15,6 +15,8 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis.checks import content_type_conformance, not_a_server_error, status_code_conformance
 
+from scripts.fuzz.campaign import input_of, judged
+from scripts.fuzz.parts.http import Http
 from specllama.server.app import ROUTES
 from specllama.server.openapi import document
 from tests.support.serving import Server
@@ -68,3 +70,14 @@ def test_lengths_are_bounded_and_their_validation_is_not() -> None:
     assert lengths == [4, 4, 4, 2, 1, 0, -3, 2**31, 2**70, "5", True, 1.5, []]
     assert shortened([1]) == [1]
     assert shortened({"content": "x"}) == {"content": "x"}
+
+
+@pytest.mark.timeout(1800 if THOROUGH else 120)
+def test_raw_requests_get_documented_statuses(server: Server) -> None:
+    """Those of `python -m scripts.fuzz --only http`, fewer of them."""
+    part = Http(server)
+    part.set_up()
+    for index in range(3 * EXAMPLES):
+        data = input_of(part, SEED, index)
+        found = judged(part, data)
+        assert not found["reason"], f"input {index}: {found['reason']}\n{data[:500]!r}"

@@ -17,17 +17,18 @@ import psutil
 from scripts.fuzz import mutate
 from tests.support.serving import Api, Server
 
+MESSAGES = [{"role": "user", "content": "x"}]
 BODIES: tuple[tuple[str, Any], ...] = (
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stop": ["a"]},
-    ),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "stop": ["a"]}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 2, "stream": True, "logprobs": 1, "seed": 1}),
     ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2, "n": 2, "logit_bias": {"1": 1.5}}),
-    ("/v1/completions", {"prompt": "x", "max_tokens": 2, "response_format": {"type": "json_object"}}),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "max_tokens": 2, "response_format": {"type": "json_object"}},
+    ),
     ("/tokenize", {"content": "x", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
-    ("/apply-template", {"messages": [{"role": "user", "content": "x"}]}),
+    ("/apply-template", {"messages": MESSAGES}),
 )
 GETS = ("/health", "/v1/models", "/metrics", "/slots", "/props", "/openapi.json", "/", "/nothing")
 TOKENS = (
@@ -92,7 +93,13 @@ class Http:
         data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
         if rng.random() < 0.2:
             data = mutate.mutated(rng, data, (b"[" * 9000, b"9" * 5000, b"\xff", b"1e400", b"NaN"))
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        lines = (
+            f"POST {path} HTTP/1.1",
+            "Host: 127.0.0.1",
+            "Connection: close",
+            f"Content-Length: {len(data)}",
+        )
+        head = "\r\n".join((*lines, "", "")).encode()
         return mutate.mutated(rng, head, TOKENS) + data if rng.random() < 0.3 else head + data
 
     def run(self, data: bytes) -> str:
@@ -117,10 +124,17 @@ class Http:
             suppress(OSError),
         ):
             link.sendall(data)
-            link.shutdown(socket.SHUT_WR)
+            if not _complete(data):  # otherwise both would wait for the rest
+                link.shutdown(socket.SHUT_WR)
             while time.monotonic() < ends and (part := link.recv(65536)):
                 found += part
         return found
 
     def close(self) -> None:
         self._stack.close()
+
+
+def _complete(data: bytes) -> bool:
+    """Whether a request has the body that it announces, and asks for the connection to be closed."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    return head.endswith(b"Connection: close\r\nContent-Length: %d" % len(body))

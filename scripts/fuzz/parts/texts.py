@@ -42,12 +42,34 @@ TEMPLATES = (
     "{{ messages | map(attribute='role') | join(', ') }}{{ tools | tojson(indent=2) }}{{ '%s' % bos_token }}",
     "{% if messages[0].role == 'x' %}{{ raise_exception('no') }}{% endif %}{{ strftime_now('%Y') }}",
 )
+ATOMS = (
+    "messages", "tools", "bos_token", "messages[1].content", "messages[0]", "'f'", "'ab' * 9999", "7", "-1",
+    "1e308", "range(9)", "range(99999)", "{'a': [1, 2]}", "[]", "(1, 'x')", "none", "undefined_name",
+    "self", "dict(a=1)", "cycler(1, 2)", "joiner()", "namespace(a=1)", "9999999999", "'{:>99999}'",
+    "'%9999d'", "loop", "true",
+)  # fmt: skip
+FILTERS = (
+    "int(0, 16)", "int", "float", "join", "tojson(indent=9999)", "tojson", "sum", "sort", "list",
+    "attr('x')", "upper", "replace('', 'xx')", "replace('x', 'xxxxxxxx')", "pprint", "batch(9)", "slice(3)",
+    "wordwrap(1)", "center(99999)", "from_json", "urlize", "groupby('role')", "map('upper')",
+    "map(attribute='role')", "select", "unique", "reverse", "dictsort", "items", "first", "last", "length",
+    "trim", "indent(9999)", "xmlattr", "string", "format(1)", "min", "truncate(5)", "striptags", "title",
+    "capitalize", "default('x')", "random", "round(300)", "filesizeformat",
+)  # fmt: skip
+METHODS = (
+    ".__class__", ".__init__.__globals__", "['__mro__']", ".format(1)", ".format(a=self)", ".split()",
+    ".splitlines()", ".append(1)", ".pop()", ".update(a=1)", ".join('ab')", ".encode()", ".translate({})",
+    "[::-1]", "[:99999999]", ".expandtabs(99999)", ".zfill(99999)", ".to_bytes(99999)", "()", ".items()",
+    ".a", "['a']", ".mro()",
+)  # fmt: skip
+OPERATORS = (
+    "+", "-", "*", "/", "//", "**", "%", "~", "<", "==", "in", "and", "or", "is defined and", "is eq",
+)  # fmt: skip
 TEMPLATE_TOKENS = (
-    b"{{", b"}}", b"{%", b"%}", b"{#", b"| int(0, 16)", b"| join", b"| tojson", b"* 99999", b"** 999", b"~",
-    b".__class__", b".__init__.__globals__", b"['__mro__']", b"| attr('x')", b"| sum", b"| sort", b"| list",
-    b"//", b"range(99999)", b"'f' * 900000", b".format(", b"'{:>99999}'", b"| replace('', 'xx')", b"| pprint",
-    b"{% for x in messages recursive %}", b"{{ loop(messages) }}", b"{% endfor %}", b"self", b"cycler(1)",
-    b"| batch(9)", b"| wordwrap(1)", b"dict(a=1)", b"joiner()", b"| from_json", b"| urlize", b"1e308",
+    b"{{", b"}}", b"{%", b"%}", b"{#", b"{% for x in messages recursive %}", b"{{ loop(messages) }}",
+    b"{% endfor %}", b"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", b"{% include 'x' %}",
+    b"{% import 'x' as y %}", b"{% raw %}", b"{% call f() %}{% endcall %}", b"{% filter upper %}",
+    b"{% set x = x ~ x %}", b"{% break %}", b"-%}", b"{%-",
 )  # fmt: skip
 MESSAGES = [{"role": "user", "content": "Hello <b>you</b>"}, {"role": "assistant", "content": "x" * 3000}]
 
@@ -120,11 +142,12 @@ class Templates:
         from specllama.text import chat_template  # noqa: F401
 
     def make(self, rng: random.Random) -> bytes:
-        text = "".join(rng.sample(TEMPLATES, rng.choice((1, 1, 2)))).encode()
-        if rng.random() < 0.3:
-            pieces = [b" ".join(rng.choices(TEMPLATE_TOKENS, k=rng.randrange(1, 5))) for _ in range(2)]
-            text += b"{{ " + pieces[0] + b" }}{% set x = " + pieces[1] + b" %}"
-        return mutate.mutated(rng, text, TEMPLATE_TOKENS)
+        text = rng.choice(("", *TEMPLATES))
+        for _ in range(rng.choice((0, 1, 2))):
+            shape = rng.choice(("{{ E }}", "{% set x = E %}{{ x }}", "{% for x in E %}{{ x }}{% endfor %}"))
+            text += shape.replace("E", expression(rng, rng.choice((1, 2, 4))))
+        data = text.encode()
+        return mutate.mutated(rng, data, TEMPLATE_TOKENS) if not data or rng.random() < 0.3 else data
 
     def run(self, data: bytes) -> str:
         from specllama.text.chat_template import ChatTemplate
@@ -146,3 +169,17 @@ class Templates:
 
     def close(self) -> None:
         pass
+
+
+def expression(rng: random.Random, depth: int) -> str:
+    """An expression of a template."""
+    found = rng.choice(ATOMS) if depth == 0 else expression(rng, depth - 1)
+    kind = rng.randrange(4)
+    if kind == 0:
+        return f"{found} | {rng.choice(FILTERS)}"
+    if kind == 1:
+        return f"({found}){rng.choice(METHODS)}"
+    if kind == 2:
+        other = rng.choice(ATOMS) if rng.random() < 0.5 else found
+        return f"({found}) {rng.choice(OPERATORS)} ({other})"
+    return found

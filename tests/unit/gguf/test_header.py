@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import struct
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -421,6 +423,9 @@ NOT_RUNNABLE = {
     "projector": ({"general.architecture": "clip"}, "projector"),
     "adapter": ({"general.type": "adapter"}, "adapter"),
     "embedding model": ({"general.architecture": "bert"}, "token by token"),
+    "negative epsilon": ({"llama.attention.layer_norm_rms_epsilon": -1e-8}, "is not in 0 to 1"),
+    "huge epsilon": ({"llama.attention.layer_norm_rms_epsilon": 3.4e38}, "is not in 0 to 1"),
+    "frequency": ({"llama.rope.freq_base": float("nan")}, "llama.rope.freq_base at byte"),
     "vocabulary size": ({"tokenizer.ggml.tokens": Typed("arr[str]", words(31))}, "token_embd.weight"),
 }
 
@@ -441,6 +446,25 @@ def test_rejects_a_vocabulary_only_file_and_missing_embeddings() -> None:
     assert "vocabulary-only" in model_rejection(gguf)
     gguf.tensors = (Tensor("output_norm.weight", (64,)),)
     assert "token_embd.weight is not among them" in model_rejection(gguf)
+
+
+@pytest.mark.parametrize(
+    ("name", "type_id", "message_part"),
+    [
+        ("blk.0.attn_v.weight", 26, "type I32, data at byte"),
+        ("blk.0.attn_v.weight", 28, "type F64"),
+        ("output_norm.weight", 1, "norms and biases are F32"),
+    ],
+)
+def test_rejects_tensor_types_that_ggml_cannot_compute_with(
+    name: str, type_id: int, message_part: str
+) -> None:
+    gguf, n_bytes = llama(), {1: 2, 26: 4, 28: 8}[type_id]
+    gguf.tensors = [
+        replace(t, type_id=type_id, n_bytes=n_bytes * math.prod(t.shape)) if t.name == name else t
+        for t in gguf.tensors
+    ]
+    assert message_part in model_rejection(gguf)
 
 
 def split(folder: Path, n_parts: int = 3, n_tensors: int | None = None) -> list[Path]:
