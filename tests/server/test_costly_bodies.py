@@ -1,7 +1,7 @@
 """Whatever a client sends, the others notice nothing: the costliest bodies within the limits, for every route
 and for every command that a client can send to the engine (tests/support/costly_bodies.py).
 
-`python -m scripts.soak --costly 2` measures the bounds themselves; here they are four times as wide.
+`python -m scripts.soak --costly 2` measures the bounds themselves; here they are wider, for a busy machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.support.costly_bodies import BODIES, CostlyBody
 from tests.support.serving import Server, first_event
 
 pytestmark = pytest.mark.alone
-HEALTH_SECONDS, GAP_SECONDS, GROWTH = 4 * 0.05, 4 * 1.0, 200 * MB
+P99_SECONDS, LONGEST_SECONDS = 0.2, 0.75  # of /health, for all bodies together and for each
+GAP_SECONDS, GROWTH = 2.0, 200 * MB
 SETTLE = 0.1  # seconds before and after a request
 OF_THE_OPERATOR = {
     protocol.Load, protocol.Calibrate, protocol.Configure, protocol.Inspect, protocol.Serve, Tune
@@ -64,7 +65,7 @@ def test_a_costly_body_stops_nobody(watched: Watched, body: CostlyBody) -> None:
     noticed = bystander.noticed(began, time.monotonic())
     assert status in (200, 400, 413), status
     assert noticed.unanswered == 0
-    assert noticed.health_max < GAP_SECONDS, noticed
+    assert noticed.health_max < LONGEST_SECONDS, noticed
     assert noticed.gap < GAP_SECONDS, noticed
     assert noticed.growth < GROWTH, noticed
     assert server.engine().pid == watched.pid
@@ -84,4 +85,4 @@ def test_clients_that_leave_and_questions_stop_nobody(watched: Watched) -> None:
 
 def test_health_answered_in_time(watched: Watched) -> None:
     assert len(watched.latencies) > 100
-    assert quantile(watched.latencies, 0.99) < HEALTH_SECONDS
+    assert quantile(watched.latencies, 0.99) < P99_SECONDS

@@ -33,18 +33,24 @@ class CostlyBody:
     def __str__(self) -> str:
         return f"{self.path} {self.name}"
 
-    def send(self, api: Api, seconds: float = 60.0, headers: Mapping[str, str] | None = None) -> int:
+    def send(self, api: Api, seconds: float = 60.0) -> int:
         """Send it; returns the status. Raises AssertionError for an answer that is no JSON."""
         if "chunks" in self.name:
             return _send_chunks(api, self.path, self.make(), seconds)
-        reply = api.post(self.path, self.make(), seconds=seconds, headers=headers)
+        reply = api.post(self.path, self.make(), seconds=seconds)
         assert isinstance(reply.json, dict), reply.body[:200]
         return reply.status
 
 
 def _send_chunks(api: Api, path: str, body: bytes, seconds: float) -> int:
     """Send a body in chunks of one byte."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"x-api-key: {api.key}",
+        "Transfer-Encoding: chunked",
+    ]
+    head = "\r\n".join([*lines, "", ""]).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     with socket.create_connection((api.host, api.port), timeout=seconds) as link:
         link.sendall(head + chunks + b"0\r\n\r\n")
@@ -95,6 +101,8 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
         "a text of <, eight answers": _said("<" * _LONG, n=8),
         "a text of one letter": _said("a" * _LONG),
         "a text of control tokens": _said("</s><|im_end|>" * (_LONG // 14)),
+        "a small text of <": _said("<" * 16_000),
+        "a small text of control tokens": _said("</s><|im_end|>" * 1100),
         "a text of quotes": _said('"' * (_LONG // 2)),
         "a text of wide characters": _said("x" + "😀" * (_LONG // 4)),
         "messages in parts": lambda: _json(
@@ -131,6 +139,7 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
     },
     ("/tokenize", protocol.Tokenize): {
         "a text of one letter": _body(content="a" * _LONG, with_pieces=True),
+        "a small text of one letter": _body(content="a" * 16_000, with_pieces=True),
         "a text of blanks": _body(content=" \n" * (_LONG // 3)),
         "a text of 64 KiB": _body(content="<a" * (1 << 15), with_pieces=True),
         "a text of words": _body(content="zip " * (_LONG // 4), with_pieces=True),

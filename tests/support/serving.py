@@ -52,11 +52,22 @@ class Reply:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-class Api:
-    """A client of the server at an address."""
+class KeyedConnection(http.client.HTTPConnection):
+    """A connection that sends an API key with each request, "" for none."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+    key = ""
+
+    def putrequest(self, *args: Any, **kwargs: Any) -> None:
+        super().putrequest(*args, **kwargs)
+        if self.key:
+            self.putheader("x-api-key", self.key)
+
+
+class Api:
+    """A client of the server at an address. key: the API key that it sends, "" for none."""
+
+    def __init__(self, host: str, port: int, key: str = "") -> None:
+        self.host, self.port, self.key = host, port, key
         self._links: list[http.client.HTTPConnection] = []
 
     @property
@@ -64,7 +75,9 @@ class Api:
         return f"http://{self.host}:{self.port}"
 
     def connect(self, seconds: float = START) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
+        found = KeyedConnection(self.host, self.port, timeout=seconds)
+        found.key = self.key
+        return found
 
     def ask(
         self,
