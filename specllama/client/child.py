@@ -28,7 +28,7 @@ from specllama.client.lines import LineBuffer, LineTooLongError
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 
 _GRACE_SECONDS = 2.0  # for the process to exit, before it is killed
-_READ_BYTES = 65536
+_READ_BYTES = 16384  # at once; in an event loop, others get their turn in between
 _SILENCE_SECONDS = 30.0  # without a byte, after which it is killed; it sends a message every half second
 _BAD_BUILD = (
     "if that happens every time and at once, llama.cpp was compiled for another processor or miscompiled: "

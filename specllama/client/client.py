@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import IO, NoReturn, TypeVar
@@ -147,14 +147,22 @@ class EngineClient:
 
     def submit(self, request: protocol.Generate | protocol.Question | Tune, deliver: Deliver) -> Submission:
         """Submit a request without waiting. deliver: called with Started, Prefilled …, Tokens (of this
-        generation only), finally Done or an error; for a question only with its answer or an error.
+        generation only), finally Done or an error; for a question only with parts of its answer, or an error.
 
         `deliver` is called in the reading thread, possibly before this method returns: it must be quick, and
         must neither raise nor wait for this client. Raises UsageError if the request cannot be written as
         JSON or its id is in use.
         """
-        self._open(request.id, deliver, request)
-        return Submission(self, request.id)
+        return self.submit_choices(request, [deliver])[0]
+
+    def submit_choices(
+        self, request: protocol.Generate | protocol.Question | Tune, deliver: Sequence[Deliver]
+    ) -> list[Submission]:
+        """Submit a request and its `choices`. deliver: for the request and each choice, in order."""
+        choices = request.choices if isinstance(request, protocol.Generate) else []
+        ids = [request.id, *(choice.id for choice in choices)]
+        self._open(dict(zip(ids, deliver, strict=True)), request)
+        return [Submission(self, id_) for id_ in ids]
 
     def generate(self, request: protocol.Generate) -> Iterator[protocol.Message]:
         """Yields Started, Prefilled …, Tokens (of this generation only), finally Done. Closing the iterator
@@ -205,13 +213,18 @@ class EngineClient:
         finally:
             submission.discard()
 
-    def _open(self, id_: int | None, deliver: Deliver, message: protocol.Message) -> None:
-        if self._pending.setdefault(id_, deliver) is not deliver:
-            raise UsageError(f"there is a request {id_} already")
+    def _open(self, deliver: Mapping[int | None, Deliver], message: protocol.Message) -> None:
+        """Send a message. deliver: by the ids of those who wait for answers."""
+        opened: list[int | None] = []
         try:
+            for id_, one in deliver.items():
+                if self._pending.setdefault(id_, one) is not one:
+                    raise UsageError(f"there is a request {id_} already")
+                opened.append(id_)
             self.send(message)
         except SpecllamaError:
-            if self._pending.pop(id_, None) is not None:  # otherwise `deliver` has received the same error
+            left = [id_ for id_ in opened if self._pending.pop(id_, None) is not None]
+            if left or not opened:  # otherwise each `deliver` has received the same error
                 raise
 
     def _control(
@@ -223,7 +236,7 @@ class EngineClient:
         """Send a message without an id and wait for the answer to it."""
         inbox = _Inbox()
         with self._control_lock:
-            self._open(None, inbox.put, message)
+            self._open({None: inbox.put}, message)
             try:
                 while True:
                     got = _checked(inbox.get())
@@ -254,7 +267,8 @@ class EngineClient:
             self._handed_out()
 
     def _deliver(self, id_: int | None, message: protocol.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (protocol.Done, protocol.Answer, Tuned, SpecllamaError))
+        ends = isinstance(message, (protocol.Done, Tuned, SpecllamaError))
+        ends = ends or (isinstance(message, protocol.Answer) and not message.more)
         deliver = self._pending.pop(id_, None) if ends else self._pending.get(id_)
         if deliver is not None:
             deliver(message)

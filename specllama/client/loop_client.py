@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import IO
 
 from specllama.client import protocol
@@ -27,13 +28,14 @@ class LoopClient(EngineClient):
         self._calls: deque[Callable[[], None]] = deque()
         super().__init__(log, notice, lambda: self._calls.append(ended), self._wake, self._loop)
 
-    def submit(self, request: protocol.Generate | protocol.Question | Tune, deliver: Deliver) -> Submission:
+    def submit_choices(
+        self, request: protocol.Generate | protocol.Question | Tune, deliver: Sequence[Deliver]
+    ) -> list[Submission]:
         """See EngineClient; nothing is delivered before this method returns."""
+        return super().submit_choices(request, [partial(self._deliver_later, one) for one in deliver])
 
-        def deliver_later(message: protocol.Message | SpecllamaError) -> None:
-            self._calls.append(lambda: deliver(message))
-
-        return super().submit(request, deliver_later)
+    def _deliver_later(self, deliver: Deliver, message: protocol.Message | SpecllamaError) -> None:
+        self._calls.append(partial(deliver, message))
 
     def _wake(self) -> None:
         """Run the queued calls in the loop. Called in the loop itself, unless it cannot watch pipes or the

@@ -29,6 +29,15 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """A further answer to the prompt of a Generate, with another seed. id, turn: as in Generate."""
+
+    id: int
+    turn: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """To the engine: answer `messages` through the chat template, or continue `prompt`, or `ids`.
 
@@ -41,7 +50,8 @@ class Generate:
     among the generations of its request; they take turns with those of other requests. owner: who asks, in
     words that are no secret. Nothing that was cached or kept for an owner is used for another one. memory:
     whether drafts are made from earlier texts of the owner, and later ones from this text. share_cache:
-    reuse the caches of all owners that share theirs, and let them reuse this one's.
+    reuse the caches of all owners that share theirs, and let them reuse this one's. choices: more
+    answers to the same prompt, which is rendered and tokenised once; each is a generation of its own.
     """
 
     id: int
@@ -59,6 +69,7 @@ class Generate:
     owner: str = ""
     memory: bool = True
     share_cache: bool = False
+    choices: list[Choice] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +135,13 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """To the engine: the ids of a text, each with its bytes."""
+    """To the engine: the ids of a text. with_pieces: each with its bytes."""
 
     id: int
     text: str
     add_special: bool = False
     parse_special: bool = True
+    with_pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +171,32 @@ class GetSlots:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """From the engine: the ids of a text and the bytes of each."""
+    """From the engine: ids of a text. pieces: the bytes of each if requested, as Latin-1 characters. more:
+    whether the next part of the answer follows; a long answer comes in parts of bounded size.
+    """
 
     id: int
     ids: list[int]
-    pieces: list[list[int]]
+    pieces: list[str] = field(default_factory=list)
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Detokenized:
-    """From the engine: the text of ids."""
+    """From the engine: the text of ids. more: as in Tokenized."""
 
     id: int
     text: str
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """From the engine: the prompt that the chat template makes of messages."""
+    """From the engine: the prompt that the chat template makes of messages. more: as in Tokenized."""
 
     id: int
     prompt: str
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +219,7 @@ class SlotState:
 @dataclass(frozen=True, slots=True)
 class Slots:
     """From the engine: what its slots are doing. n_waiting: generations without one. n_used: tokens in the
-    cache, of n_ctx.
+    cache, of n_ctx. more: always False.
     """
 
     id: int
@@ -210,6 +227,7 @@ class Slots:
     n_waiting: int
     n_used: int
     n_ctx: int
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

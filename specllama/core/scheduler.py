@@ -87,11 +87,7 @@ class Scheduler:
         if n_prompt == 0:
             raise EngineError("a prompt needs at least one token")
         if n_prompt >= n_ctx:
-            raise ContextLengthError(
-                f"the prompt has {n_prompt} tokens and the context {n_ctx}",
-                f"use {option('n_ctx', n_prompt + 256)} or more",
-                {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
-            )
+            raise context_length_error(n_prompt, n_ctx)
         request = with_forced_limit(request, self.target.n_vocab, n_ctx)
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
         sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden)
@@ -344,3 +340,12 @@ def next_to_fill(filling: Sequence[Generation]) -> Generation | None:
     does not wait for a long one. None without any.
     """
     return min(filling, key=lambda g: g.n_chunks, default=None)
+
+
+def context_length_error(n_prompt: int, n_ctx: int, at_least: bool = False) -> ContextLengthError:
+    """The error for a prompt of `n_prompt` tokens, or at least as many, which the context cannot hold."""
+    return ContextLengthError(
+        f"the prompt has {'at least ' if at_least else ''}{n_prompt} tokens and the context {n_ctx}",
+        f"use {option('n_ctx', n_prompt + 256)} or more",
+        {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
+    )

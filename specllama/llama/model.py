@@ -14,7 +14,7 @@ from specllama.errors import IntegrityError, ResourceError, UsageError, option
 from specllama.llama.devices import buffer_type, devices
 from specllama.llama.library import KERNELS, llama
 from specllama.llama.log import log
-from specllama.llama.word_split import WordSplit, with_large_stack
+from specllama.llama.word_split import WordSplit, pre_tokenizer, with_large_stack
 
 _SPLIT = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # llama_split_mode
 _LOAD_MODE = {  # llama_load_mode, by (use_mmap, use_mlock)
@@ -58,7 +58,8 @@ class LlamaModel:
         self.vocab = llama.llama_model_get_vocab(self.handle)
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
-        self._word_split = WordSplit(self._pre_tokenizer())
+        is_bpe = llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_BPE
+        self._word_split = WordSplit(pre_tokenizer(self.metadata) if is_bpe else None)
         if not vocab_only:
             self._refuse_unsupported()
             self._lora = [self._load_lora(path, scale) for path, scale in settings.lora]
@@ -191,6 +192,16 @@ class LlamaModel:
         )
         return [t.decode("utf-8", "replace") for t in texts if t]
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token, control tokens spelt out; at least 1."""
+        nothing = ctypes.create_string_buffer(1)
+        sizes = (
+            llama.llama_token_to_piece(self.vocab, i, nothing, 0, 0, True)  # negative: the bytes it needs
+            for i in range(self.n_vocab)
+        )
+        return max((abs(int(size)) for size in sizes), default=1) or 1
+
     @property
     def suppressed(self) -> list[int]:
         """Tokens that must never be generated (the file's tokenizer.ggml.suppress_tokens)."""
@@ -219,16 +230,8 @@ class LlamaModel:
         n = llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace") if n >= 0 else None
 
-    def _pre_tokenizer(self) -> str | None:
-        """What splits texts into words before BPE; None for another kind of vocabulary."""
-        if llama.llama_vocab_type(self.vocab) != llama.LLAMA_VOCAB_TYPE_BPE:
-            return None
-        if self.metadata("tokenizer.ggml.model") == "gemma4":  # it has only one
-            return "gemma4"
-        return self.metadata("tokenizer.ggml.pre") or "default"
-
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """The token ids of a text; unpaired surrogates become U+FFFD. Any thread may call it.
+        """The token ids of a text; unpaired surrogates become "?". Any thread may call it.
 
         add_special: add BOS and EOS as the vocabulary says. parse_special: control tokens written in the text
         become their ids. Raises UsageError if llama.cpp cannot tokenise the text, ResourceError if memory
@@ -239,7 +242,10 @@ class LlamaModel:
         return self._tokenize(text, add_special, parse_special)
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        data = text.encode("utf-8", "replace" if _has_surrogates(text) else "strict")
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            data = text.encode("utf-8", "replace")
         if not data and not add_special:
             return []
         room = len(data) + 16
@@ -273,10 +279,6 @@ class LlamaModel:
         if self.handle:
             llama.llama_model_free(self.handle)
             self.handle = None
-
-
-def _has_surrogates(text: str) -> bool:
-    return any(0xD800 <= ord(c) <= 0xDFFF for c in text) if not text.isascii() else False
 
 
 def _experts_on_cpu(n: int) -> Iterator[tuple[str, str]]:

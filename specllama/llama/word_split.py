@@ -59,6 +59,13 @@ _MORE: Mapping[str, tuple[bytes, ...]] = {
 }
 
 
+def pre_tokenizer(metadata: Callable[[str], str | None]) -> str:
+    """The name of what splits texts before BPE. metadata: from a key of the file to its value."""
+    if metadata("tokenizer.ggml.model") == "gemma4":  # it has only one
+        return "gemma4"
+    return metadata("tokenizer.ggml.pre") or "default"
+
+
 class WordSplit:
     """The limits of one vocabulary. pre: its pre-tokenizer as the GGUF file names it, None for a vocabulary
     that is not split by expressions.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 
 from specllama.client import protocol
 from specllama.client.client import Submission
@@ -17,7 +18,9 @@ from specllama.server.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class CompletionSpec:
-    """One text to generate. prompt: index of the prompt that it answers. splits: see EventAssembler."""
+    """One text to generate. prompt: index of the prompt that it answers; the requests of one prompt differ in
+    their seeds alone. splits: see EventAssembler.
+    """
 
     request: protocol.Generate
     prompt: int = 0
@@ -55,14 +58,27 @@ class RequestStream:
         return self._loop.time() - self._began
 
     def start(self, client: LoopClient) -> None:
-        """Submit all texts."""
-        for i, spec in enumerate(self.specs):
-            continues = bool(spec.request.prefix)
-            assembler = EventAssembler(i, spec.prompt, spec.splits, continues, self._end_ids)
-            request = replace(spec.request, id=client.next_id(), turn=i)
-            try:
-                self._submitted.append(client.submit(request, partial(self._arrive, assembler)))
-            except SpecllamaError as error:
+        """Submit all texts, those of one prompt together: it is sent, rendered and tokenised once."""
+        for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
+            self._submit(client, list(group))
+
+    def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
+        """Submit the texts of one prompt. texts: their indices and specs."""
+        assemblers = [
+            EventAssembler(i, spec.prompt, spec.splits, bool(spec.request.prefix), self._end_ids)
+            for i, spec in texts
+        ]
+        (first, spec), *more = texts
+        request = replace(
+            spec.request,
+            id=client.next_id(),
+            turn=first,
+            choices=[protocol.Choice(client.next_id(), i, s.request.params["seed"]) for i, s in more],
+        )
+        try:
+            self._submitted += client.submit_choices(request, [partial(self._arrive, a) for a in assemblers])
+        except SpecllamaError as error:
+            for assembler in assemblers:
                 self._arrive(assembler, error)
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:

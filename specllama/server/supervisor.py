@@ -102,23 +102,40 @@ class Supervisor:
 
         Raises the engine's error, TimeoutError after `seconds`.
         """
+        found: list[Answer] = []
+        await self.collect(question, answer, found.append, seconds)
+        return found[-1]
+
+    async def collect(
+        self,
+        question: Callable[[int], protocol.Question],
+        answer: type[Answer],
+        take: Callable[[Answer], None],
+        seconds: float | None = None,
+    ) -> None:
+        """Call `take` in the event loop with each part of the engine's answer, as it arrives. See `query`."""
         client = await self.client()
-        reply: asyncio.Future[protocol.Message | SpecllamaError] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[SpecllamaError | None] = asyncio.get_running_loop().create_future()
 
         def settle(message: protocol.Message | SpecllamaError) -> None:
-            if not reply.done():
-                reply.set_result(message)
+            if ended.done():
+                return
+            if isinstance(message, SpecllamaError):
+                ended.set_result(message)
+                return
+            assert isinstance(message, answer)
+            take(message)
+            if not message.more:
+                ended.set_result(None)
 
         submission = client.submit(question(client.next_id()), settle)
         try:
             async with asyncio.timeout(seconds):
-                found = await reply
+                error = await ended
         finally:
             submission.discard()
-        if isinstance(found, SpecllamaError):
-            raise found
-        assert isinstance(found, answer)
-        return found
+        if error is not None:
+            raise error
 
     async def _run_once(self) -> None:
         """Run one engine process to its end. Raises the error that ended it."""

@@ -15,6 +15,7 @@ from specllama.client import protocol
 from specllama.llama.model import LlamaModel
 from specllama.text import chat_template as chat
 from specllama.text.chat_template import ChatTemplate
+from specllama.worker.text_limit import TextLimit
 
 _KEPT = 32  # turns
 
@@ -38,11 +39,14 @@ class ConversationCache:
         while len(self._turns) > _KEPT:
             self._turns.popitem(last=False)
 
-    def ids(self, template: ChatTemplate, model: LlamaModel, message: protocol.Generate) -> list[int]:
+    def ids(
+        self, template: ChatTemplate, model: LlamaModel, message: protocol.Generate, limit: TextLimit
+    ) -> list[int]:
         """Ids of the prompt for these messages. Starts with the ids of the turn that they follow if the text
-        is the same. Raises TemplateError, UsageError.
+        is the same. Raises TemplateError, UsageError, ContextLengthError.
         """
         parts = template.render(message.messages or [], **message.variables)
+        limit.check_bytes(part.text for part in parts)
         earlier = self._turns.get(message.follows) if message.follows is not None else None
         if earlier is not None and message.messages is not None:
             ids = _continued(template, model, earlier, message.messages, message.variables, parts)

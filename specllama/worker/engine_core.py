@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
@@ -20,49 +21,71 @@ from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
+from specllama.core.stats import RunStats
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
+from specllama.errors import BusyError, EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
-from specllama.text import chat_template as chat
 from specllama.text.detokenizer import TokenWriter
-from specllama.worker.conversations import ConversationCache
 from specllama.worker.idle import IdleMeasurer
 from specllama.worker.load_info import inspect_build, load_info, sampling_defaults
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
-from specllama.worker.output import SequenceOutput, forced_ids
-from specllama.worker.queries import answer_query, compile_template, open_reasoning_tag
+from specllama.worker.output import SequenceOutput
+from specllama.worker.preparer import LARGE, Job, Preparer
+from specllama.worker.prompts import Prompt, Prompts
+from specllama.worker.queries import answer_query, compile_template, open_reasoning_tag, slots
 from specllama.worker.tuning.tuner import Tuner, begin
 
 _OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
+_MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, no large query is accepted
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A request whose parameters have been checked. received: perf_counter."""
+
+    message: protocol.Generate
+    params: SamplingParams
+    received: float
+
+    @property
+    def choices(self) -> list[protocol.Choice]:
+        """Its answers, the first one included."""
+        message, seed = self.message, self.params.seed
+        assert seed is not None
+        return [protocol.Choice(message.id, message.turn, seed), *message.choices]
 
 
 class EngineCore:
     """One loaded pair and its engine.
 
-    send: sends a message to the front. busy_since: perf_counter at the start of the current work, None
-    without any or during a load.
+    send: sends a message to the front, in any thread. post: makes the thread that calls `handle` and `step`
+    call a function; large requests are then prepared in another thread. None: everything happens in this one.
+    busy_since: perf_counter at the start of the current work, None without any or during a load.
     """
 
-    def __init__(self, send: Callable[[protocol.Message], None], store: Store | None = None) -> None:
+    def __init__(
+        self,
+        send: Callable[[protocol.Message], None],
+        store: Store | None = None,
+        post: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
         self.send, self.store = send, store if store is not None else Store()
+        self._post, self._preparer = post, Preparer()
         self.loaded: Loaded | None = None
         self.engine: Engine | None = None
         self.running: list[SequenceOutput] = []
         self.tuner: Tuner | None = None
-        self._template: chat.ChatTemplate | None = None
-        self._template_error: SpecllamaError | None = None
+        self._prompts: Prompts | None = None
         self._idle: IdleMeasurer | None = None
-        self._turns = ConversationCache()
         self.busy_since: float | None = None
         self._step_seconds = 0.0
         self._reported = 0.0
 
-    def handle(self, message: protocol.Message) -> None:
-        """Handle a message from the front. Errors are sent as Failed, not raised."""
-        id_ = getattr(message, "id", None)
+    def handle(self, message: protocol.Message, size: int = 0) -> None:
+        """Handle a message from the front. size: its bytes. Errors are sent as Failed, not raised."""
         # A load reports its progress, and has no time limit.
         self.busy_since = None if isinstance(message, protocol.Load) else time.perf_counter()
         try:
@@ -70,13 +93,13 @@ class EngineCore:
                 show_log(message.verbose)
                 self._load(message.settings, message.measure_when_idle)
             elif isinstance(message, protocol.Generate):
-                self._generate(message)
+                self._generate(message, size)
             elif isinstance(message, protocol.Cancel):
                 self._cancel(message.id)
             elif isinstance(message, protocol.Configure):
                 self._configure(message)
             elif isinstance(message, protocol.Question):
-                self._answer(message)
+                self._answer(message, size)
             elif isinstance(message, Tune):
                 idle = None if self.busy else self.engine
                 self.tuner = begin(message, idle, self.loaded, self._ids, self.send)
@@ -87,20 +110,42 @@ class EngineCore:
             else:
                 raise EngineError(f"the engine process does not accept {type(message).__name__}")
         except SpecllamaError as error:
-            self.send(protocol.Failed(error.to_dict(), id_))
+            self._refuse(error, getattr(message, "id", None), *_choice_ids(message))
+        finally:
+            self.busy_since = None
+
+    def run(self, posted: Callable[[], None]) -> None:
+        """Call a function that was posted."""
+        self.busy_since = time.perf_counter()
+        try:
+            posted()
         finally:
             self.busy_since = None
 
     @property
     def busy(self) -> bool:
+        return self.decoding or self._preparer.busy
+
+    @property
+    def decoding(self) -> bool:
+        """Whether `step` has something to decode."""
         return bool(self.running) or self.tuner is not None
 
     @property
     def step_due_in(self) -> float | None:
         """Seconds until `step` has work to do if no message arrives; None for never."""
-        if self.busy:
+        if self.decoding:
             return 0.0
-        return self._idle.due_in if self._idle is not None else None
+        return self._idle.due_in if self._idle is not None and not self._preparer.busy else None
+
+    def hang(self) -> tuple[float, float]:
+        """How long the current work has run and how long it may, in seconds: of this thread, or of the
+        preparer's if that is nearer to its end.
+        """
+        started = self.busy_since
+        own = (time.perf_counter() - started if started is not None else 0.0, self.allowed_seconds())
+        other = self._preparer.hang
+        return max(own, other, key=lambda found: found[0] / found[1]) if other is not None else own
 
     def allowed_seconds(self) -> float:
         """Seconds after which a step counts as hung: 30 s plus ten times its predicted duration."""
@@ -111,7 +156,7 @@ class EngineCore:
         """Step the engine, and send the new tokens of all sequences in one message; if the engine is idle,
         measure for one slice of time.
         """
-        if not self.busy:
+        if not self.decoding:
             self._measure_slice()
             return
         assert self.engine is not None
@@ -147,14 +192,15 @@ class EngineCore:
             room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
         )
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
-        self._template, problem = compile_template(loaded)
-        self._template_error, notes = problem, list[Note]()
+        template, problem = compile_template(loaded)
+        self._prompts = Prompts(loaded.model, loaded.context.n_ctx, template, problem)
+        notes = list[Note]()
         if problem is not None:
             notes.append(warning(f"{problem.message}; {option('raw')} works without it"))
         self._idle.apply()
         if settings.exact:
             self._idle.measure_epsilon()
-        works = self._template is not None and problem is None
+        works = template is not None and problem is None
         self.send(protocol.Ready(load_info(loaded, works, [*notes, *self._idle.notes()])))
 
     def _measure_slice(self) -> None:
@@ -180,7 +226,7 @@ class EngineCore:
 
     def _configure(self, message: protocol.Configure) -> None:
         """Switch to another policy over the same drafters; the planner keeps what it has learnt."""
-        if self.engine is None or self.loaded is None or self.engine.busy:
+        if self.engine is None or self.loaded is None or self.engine.busy or self._preparer.busy:
             raise EngineError("only a loaded engine that is idle can be configured")
         self.loaded.settings = replace(
             self.loaded.settings,
@@ -191,8 +237,8 @@ class EngineCore:
         self.engine.policy = self._policy(self.loaded)
         self.send(protocol.Configured())
 
-    def _generate(self, message: protocol.Generate) -> None:
-        if self.engine is None or self.loaded is None:
+    def _generate(self, message: protocol.Generate, size: int) -> None:
+        if self._prompts is None or self.loaded is None:
             raise EngineError("no model is loaded")
         if self.tuner is not None:
             raise EngineError("the engine is being tuned", "try again when tuning has ended")
@@ -202,49 +248,86 @@ class EngineCore:
         if highest > last:
             raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
         seed = params.seed if params.seed is not None else secrets.randbits(32)
-        forced = forced_ids(self.loaded.model, message)
-        writer = TokenWriter(self.loaded.model.piece, params.stop if forced is None else ())
-        ids = self._ids(message)
-        schema = params.json_schema if isinstance(params.json_schema, str) else None
+        accepted = _Accepted(message, replace(params, seed=seed), received)
+        if self._post is None or size <= LARGE:
+            self._queue(accepted, self._prompts.prompt(message), accepted.choices)
+            return
+        self._prompts.check(message)
+        prompts, post = self._prompts, self._post
+        self._preparer.submit(
+            {choice.id for choice in accepted.choices},
+            size,
+            lambda: prompts.prompt(message),
+            lambda job, made: post(partial(self._prepared, accepted, job, made)),
+        )
+
+    def _prepared(self, accepted: _Accepted, job: Job, made: Prompt | SpecllamaError) -> None:
+        """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
+        self._preparer.release(job)
+        try:
+            if isinstance(made, SpecllamaError):
+                raise made
+            self._queue(accepted, made, [c for c in accepted.choices if c.id in job.open])
+        except SpecllamaError as error:
+            self._refuse(error, *job.open)
+
+    def _queue(self, accepted: _Accepted, prompt: Prompt, choices: Sequence[protocol.Choice]) -> None:
+        """Submit the choices of a request to the engine."""
+        assert self.engine is not None
+        assert self.loaded is not None
+        message, model = accepted.message, self.loaded.model
+        tag = open_reasoning_tag(model, prompt.ids)
         cache_scope = "" if message.share_cache else message.owner
-        mask = self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar, scope=cache_scope)
-        more = {name: getattr(message, name) for name in ("speculate", "draft_max", "owner", "turn")}
-        more |= {"memory_scope": message.owner if message.memory else None, "cache_scope": cache_scope}
-        request = Request(ids, params, seed, writer, mask=mask, forced=forced, **more)
-        generation = self.engine.submit(request)
-        generation.submitted = received  # template, tokenisation and grammar count towards the first token
-        self.running.append(SequenceOutput(message.id, generation, writer, message.messages))
-        used = replace(params, seed=seed)
-        self.send(protocol.Started(message.id, len(ids), used, open_reasoning_tag(self.loaded.model, ids)))
+        for choice in choices:
+            params = replace(accepted.params, seed=choice.seed)
+            schema = params.json_schema if isinstance(params.json_schema, str) else None
+            writer = TokenWriter(model.piece, params.stop if prompt.forced is None else ())
+            request = Request(
+                prompt.ids,
+                params,
+                choice.seed,
+                writer,
+                mask=self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar, scope=cache_scope),
+                forced=prompt.forced,
+                owner=message.owner,
+                memory_scope=message.owner if message.memory else None,
+                cache_scope=cache_scope,
+                speculate=message.speculate,
+                draft_max=message.draft_max,
+                turn=choice.turn,
+            )
+            generation = self.engine.submit(request)
+            # Template, tokenisation and grammar count towards the first token.
+            generation.submitted = accepted.received
+            self.running.append(SequenceOutput(choice.id, generation, writer, message.messages))
+            self.send(protocol.Started(choice.id, len(prompt.ids), params, tag))
 
     def _ids(self, message: protocol.Generate) -> list[int]:
-        assert self.loaded is not None
-        model = self.loaded.model
-        if message.ids is not None:
-            if not all(isinstance(i, int) and 0 <= i < model.n_vocab for i in message.ids):
-                raise UsageError(f"token ids must be from 0 to {model.n_vocab - 1}")
-            ids = list(message.ids)
-        elif message.prompt is not None:
-            ids = model.tokenize(message.prompt, model.adds_bos, True)
-            if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
-                del ids[0]  # the prompt has a BOS of its own
-        else:
-            ids = self._turns.ids(self._usable_template(), model, message)
-        if not ids:
-            raise UsageError("the prompt is empty", "give some text")
-        return ids
+        assert self._prompts is not None
+        return self._prompts.prompt(message).ids
 
-    def _usable_template(self) -> chat.ChatTemplate:
-        if self._template is None:
-            hint = f"use {option('raw')}, or give one with {option('chat_template')}"
-            raise self._template_error or UsageError("the model has no chat template", hint)
-        return self._template
-
-    def _answer(self, question: protocol.Question) -> None:
-        if self.loaded is None or self.engine is None:
+    def _answer(self, question: protocol.Question, size: int) -> None:
+        if self.loaded is None or self.engine is None or self._prompts is None:
             raise EngineError("no model is loaded")
-        template = self._usable_template() if isinstance(question, protocol.Render) else None
-        self.send(answer_query(question, self.loaded.model, template, self.engine, self.running))
+        model, prompts = self.loaded.model, self._prompts
+
+        def answer() -> None:
+            for part in answer_query(question, model, prompts):
+                self.send(part)
+
+        def done(job: Job, error: SpecllamaError | None) -> None:
+            self._preparer.release(job)
+            if error is not None:
+                self._refuse(error, question.id)
+
+        if isinstance(question, protocol.GetSlots):
+            self.send(slots(question.id, self.engine, self.running))
+        elif self._post is None or size <= LARGE:
+            answer()
+        elif self._preparer.held + size > _MAX_HELD:
+            raise BusyError("too many large texts wait to be tokenised", "ask again later")
+        else:
+            self._preparer.submit({question.id}, size, answer, done)
 
     def _calibrate(self, seconds: float) -> None:
         if self._idle is None or self.loaded is None:
@@ -254,6 +337,8 @@ class EngineCore:
         self.send(protocol.Calibrated(profile.t1, profile.epsilon, more))
 
     def _cancel(self, id_: int) -> None:
+        if self._preparer.cancel(id_):
+            self.send(protocol.Done(id_, "", "cancel", RunStats()))
         if self.tuner is not None:
             self.tuner.cancel(id_)
         for running in self.running:
@@ -297,7 +382,8 @@ class EngineCore:
         if self.loaded is not None and self.loaded.memory is not None and scope is not None:
             self.loaded.memory.keep(scope, g.history, g.n_prompt)
         if r.messages is not None:
-            self._turns.keep(r.id, r.messages, g.history, g.n_prompt)
+            assert self._prompts is not None
+            self._prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt)
         self.send(self._done(r, text, runs, unmeasured))
         if self.loaded is not None:
             self.loaded.profile.save()
@@ -326,6 +412,10 @@ class EngineCore:
             unmeasured=unmeasured,
         )
 
+    def _refuse(self, error: SpecllamaError, *ids: int | None) -> None:
+        for id_ in ids:
+            self.send(protocol.Failed(error.to_dict(), id_))
+
     def _fail(self, error: Exception) -> None:
         problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")
         for r in self.running:
@@ -336,3 +426,8 @@ class EngineCore:
         """Store what was learnt, when the front is gone."""
         if self.loaded is not None:
             self.loaded.profile.flush()
+
+
+def _choice_ids(message: protocol.Message) -> list[int]:
+    """The ids of the further answers that a message asks for."""
+    return [choice.id for choice in message.choices] if isinstance(message, protocol.Generate) else []

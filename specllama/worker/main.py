@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from specllama.client import protocol
 from specllama.errors import EngineError, SpecllamaError, UsageError
@@ -25,17 +25,26 @@ if TYPE_CHECKING:
     from specllama.worker.engine_core import EngineCore
 
 _HEARTBEAT_SECONDS = 0.5
+_MESSAGE_SECONDS = 0.05  # of handling messages between two steps
 _STORE_SECONDS = 0.5  # time to store what was learnt, once the front is gone
+
+
+class _Sized(NamedTuple):
+    """A message, and the bytes that it had in the pipe."""
+
+    message: protocol.Message
+    size: int
 
 
 class _Pipes:
     """stdin and stdout as message streams; all other output to stdout is redirected to stderr.
 
-    inbox: messages, None when the front is gone. stored: set when what was learnt is stored.
+    inbox: messages with their bytes, functions that the main thread shall call, None when the front is gone.
+    stored: set when what was learnt is stored.
     """
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[_Sized | Callable[[], None] | None] = queue.SimpleQueue()
         self.stored = threading.Event()
         self.core: EngineCore | None = None
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -56,7 +65,7 @@ class _Pipes:
         with os.fdopen(0, "rb", closefd=False) as pipe:
             for line in pipe:
                 try:
-                    self.inbox.put(protocol.decode(line))
+                    self.inbox.put(_Sized(protocol.decode(line), len(line)))
                 except ValueError as error:
                     refusal = UsageError(f"the request cannot be read: {error}")
                     self.send(protocol.Failed(refusal.to_dict(), protocol.request_id(line)))
@@ -94,23 +103,29 @@ def _serve(pipes: _Pipes) -> None:
     compile_kernels(pipes.send)
     from specllama.worker.engine_core import EngineCore  # loads llama.cpp
 
-    core = pipes.core = EngineCore(pipes.send)
+    core = pipes.core = EngineCore(pipes.send, post=pipes.inbox.put)
     threading.Thread(target=_send_heartbeats, args=(pipes, core), daemon=True).start()
+    step_at = 0.0
     while True:
         try:
+            if core.decoding and time.perf_counter() > step_at:
+                raise queue.Empty
             message = pipes.inbox.get(timeout=core.step_due_in)
         except queue.Empty:
             core.step()
+            step_at = time.perf_counter() + _MESSAGE_SECONDS
             continue
         if message is None:
             core.shut_down()
             pipes.stored.set()
             threading.Event().wait()  # until the process ends
-        elif isinstance(message, protocol.Serve):
-            _serve_rpc(message, pipes)
+        elif not isinstance(message, _Sized):
+            core.run(message)
+        elif isinstance(message.message, protocol.Serve):
+            _serve_rpc(message.message, pipes)
         else:
-            core.handle(message)
-            if isinstance(message, protocol.Load):
+            core.handle(message.message, message.size)
+            if isinstance(message.message, protocol.Load):
                 gc.freeze()  # the loaded objects stay: no collection needs to scan them
 
 
@@ -147,9 +162,7 @@ def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
 def _send_heartbeats(pipes: _Pipes, core: EngineCore) -> None:
     while True:
         time.sleep(_HEARTBEAT_SECONDS)
-        started = core.busy_since
-        busy = time.perf_counter() - started if started is not None else 0.0
-        pipes.send(protocol.Heartbeat(busy, core.allowed_seconds()))
+        pipes.send(protocol.Heartbeat(*core.hang()))
 
 
 if __name__ == "__main__":

@@ -43,12 +43,6 @@ class SequenceOutput:
         return protocol.SequenceDelta(self.id, text, ids, runs, drafted, accepted, logprobs or None)
 
 
-def forced_ids(model: LlamaModel, message: protocol.Generate) -> list[int] | None:
-    """The forced output of a request in ids; a text is tokenised on its own, without control tokens."""
-    forced = message.forced
-    return model.tokenize(forced, False, False) if isinstance(forced, str) else forced
-
-
 def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs) -> protocol.PositionLogprobs:
     top = [_candidate(model, i, logprob) for i, logprob in found.top]
     return protocol.PositionLogprobs(_candidate(model, token, found.logprob), top)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from specllama.client import protocol
 from specllama.core.engine import Engine
@@ -12,7 +12,9 @@ from specllama.text.chat_template import ChatTemplate
 from specllama.text.reasoning import closing_tag
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
+from specllama.worker.prompts import Prompts
 
+_PART_IDS, _PART_CHARS = 1024, 8 * 1024  # of a part of an answer: the front reads it in a few milliseconds
 _TAIL = 32  # tokens at the end of a prompt that are searched for an opening tag
 
 
@@ -36,42 +38,49 @@ def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaErro
 
 
 def answer_query(
-    question: protocol.Question,
-    model: LlamaModel,
-    template: ChatTemplate | None,
-    engine: Engine,
-    running: Sequence[SequenceOutput],
-) -> protocol.Answer:
-    """The answer to a query. Raises TemplateError, UsageError."""
-    if isinstance(question, protocol.Render):
-        assert template is not None
-        return _rendered(template, question)
-    if isinstance(question, protocol.GetSlots):
-        return _slots(question.id, engine, running)
-    return _tokens(model, question)
-
-
-def _tokens(
-    model: LlamaModel, question: protocol.Tokenize | protocol.Detokenize
-) -> protocol.Tokenized | protocol.Detokenized:
-    """Tokenise a text, with the bytes of each token, or detokenise ids. Raises UsageError."""
+    question: protocol.Question, model: LlamaModel, prompts: Prompts
+) -> Iterator[protocol.Tokenized | protocol.Detokenized | protocol.Rendered]:
+    """The parts of the answer to a query about texts, in any thread. Raises TemplateError, UsageError,
+    ContextLengthError, before the first part.
+    """
     if isinstance(question, protocol.Tokenize):
-        ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
-        return protocol.Tokenized(question.id, ids, [list(_bytes(model, i)) for i in ids])
+        yield from _tokenized(model, question, prompts)
+    elif isinstance(question, protocol.Detokenize):
+        for text, more in _texts(_detokenized(model, question, prompts)):
+            yield protocol.Detokenized(question.id, text, more)
+    elif isinstance(question, protocol.Render):
+        prompts.limit.check_messages(question.messages)
+        parts = prompts.template.render(question.messages, **question.variables)
+        for text, more in _texts("".join(part.text for part in parts) + question.prefix):
+            yield protocol.Rendered(question.id, text, more)
+
+
+def _tokenized(
+    model: LlamaModel, question: protocol.Tokenize, prompts: Prompts
+) -> Iterator[protocol.Tokenized]:
+    prompts.limit.check(question.text, question.parse_special)
+    ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
+    for begin in range(0, max(1, len(ids)), _PART_IDS):
+        part = ids[begin : begin + _PART_IDS]
+        pieces = [_bytes(model, i).decode("latin-1") for i in part] if question.with_pieces else []
+        yield protocol.Tokenized(question.id, part, pieces, begin + _PART_IDS < len(ids))
+
+
+def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prompts) -> str:
     known = model.n_vocab
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < known for i in question.ids):
         raise UsageError(f"token ids must be from 0 to {known - 1}")
-    text = b"".join(_bytes(model, i) for i in question.ids).decode("utf-8", "replace")
-    return protocol.Detokenized(question.id, text)
+    prompts.limit.check_size(sum(len(_bytes(model, i)) for i in question.ids))
+    return b"".join(_bytes(model, i) for i in question.ids).decode("utf-8", "replace")
 
 
-def _rendered(template: ChatTemplate, question: protocol.Render) -> protocol.Rendered:
-    """Render the prompt of a chat. Raises TemplateError, UsageError."""
-    parts = template.render(question.messages, **question.variables)
-    return protocol.Rendered(question.id, "".join(part.text for part in parts) + question.prefix)
+def _texts(text: str) -> Iterator[tuple[str, bool]]:
+    """The parts of a text, each with whether another one follows."""
+    for begin in range(0, max(1, len(text)), _PART_CHARS):
+        yield text[begin : begin + _PART_CHARS], begin + _PART_CHARS < len(text)
 
 
-def _slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protocol.Slots:
+def slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protocol.Slots:
     """The state of each slot, and the number of cache cells in use."""
     found, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}

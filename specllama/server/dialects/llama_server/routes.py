@@ -43,19 +43,26 @@ async def slots(api: ApiRequest) -> Response:
 
 async def tokenize(api: ApiRequest) -> Response:
     body = await api.body(TokenizeRequest)
-    found = await api.supervisor.query(
-        lambda id_: protocol.Tokenize(id_, body.content, body.add_special, body.parse_special),
+    parts: list[bytes] = []
+    await api.supervisor.collect(
+        lambda id_: protocol.Tokenize(
+            id_, body.content, body.add_special, body.parse_special, body.with_pieces
+        ),
         protocol.Tokenized,
+        lambda found: parts.append(shapes.tokens(found, body.with_pieces)),
     )
-    return JSONResponse(shapes.tokens(found, body.with_pieces))
+    return Response(b'{"tokens":[' + b",".join(filter(None, parts)) + b"]}", media_type="application/json")
 
 
 async def detokenize(api: ApiRequest) -> Response:
     body = await api.body(DetokenizeRequest)
-    found = await api.supervisor.query(
-        lambda id_: protocol.Detokenize(id_, body.tokens), protocol.Detokenized
+    parts: list[bytes] = []
+    await api.supervisor.collect(
+        lambda id_: protocol.Detokenize(id_, body.tokens),
+        protocol.Detokenized,
+        lambda found: parts.append(shapes.inside_string(found.text)),
     )
-    return JSONResponse({"content": found.text})
+    return Response(b'{"content":"' + b"".join(parts) + b'"}', media_type="application/json")
 
 
 async def apply_template(api: ApiRequest) -> Response:
@@ -63,10 +70,13 @@ async def apply_template(api: ApiRequest) -> Response:
     api.check_model(body.model)
     messages, prefix = body.parts()
     variables = {**api.settings.variables, **body.variables()}
-    found = await api.supervisor.query(
-        lambda id_: protocol.Render(id_, messages, variables, prefix), protocol.Rendered
+    parts: list[bytes] = []
+    await api.supervisor.collect(
+        lambda id_: protocol.Render(id_, messages, variables, prefix),
+        protocol.Rendered,
+        lambda found: parts.append(shapes.inside_string(found.prompt)),
     )
-    return JSONResponse({"prompt": found.prompt})
+    return Response(b'{"prompt":"' + b"".join(parts) + b'"}', media_type="application/json")
 
 
 DIALECT = Dialect(

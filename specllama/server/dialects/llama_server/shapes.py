@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,15 +65,26 @@ def slots(found: Slots, info: LoadInfo, owner: str) -> list[dict[str, Any]]:
     return shown
 
 
-def tokens(found: Tokenized, with_pieces: bool) -> dict[str, Any]:
-    """Ids, each with its text if with_pieces; a text that is not whole characters is a list of its bytes.
+def tokens(found: Tokenized, with_pieces: bool) -> bytes:
+    """The items of a JSON array: ids, each with its text if with_pieces; a text that is not whole characters
+    is a list of its bytes.
 
-    found: the engine's answer to Tokenize.
+    found: a part of the engine's answer to Tokenize.
     """
-    if not with_pieces:
-        return {"tokens": found.ids}
-    pieces = (_piece(bytes(data)) for data in found.pieces)
-    return {"tokens": [{"id": i, "piece": p} for i, p in zip(found.ids, pieces, strict=True)]}
+    shown: list[Any] = found.ids
+    if with_pieces:
+        pieces = (_piece(piece.encode("latin-1")) for piece in found.pieces)
+        shown = [{"id": i, "piece": p} for i, p in zip(found.ids, pieces, strict=True)]
+    return _json(shown)[1:-1]
+
+
+def inside_string(text: str) -> bytes:
+    """A part of a JSON string."""
+    return _json(text)[1:-1]
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _piece(data: bytes) -> str | list[int]:
