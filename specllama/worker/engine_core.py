@@ -5,11 +5,9 @@ Runs in the worker's main thread, or in a test. Knows nothing about how messages
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Tune
@@ -19,43 +17,22 @@ from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, Drafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
-from specllama.core.sampling.params import SamplingParams
-from specllama.core.sequence import Request
-from specllama.core.stats import RunStats
 from specllama.drafters.model import ModelDrafter
-from specllama.errors import BusyError, EngineError, Note, SpecllamaError, UsageError, option, warning
+from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.log import show_log
 from specllama.models.memory.available import available_memory
-from specllama.text.detokenizer import TokenWriter
 from specllama.worker.idle import IdleMeasurer
-from specllama.worker.load_info import inspect_build, load_info, sampling_defaults
+from specllama.worker.intake import RequestIntake, choice_ids, refuse
+from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
-from specllama.worker.preparer import LARGE, Job, Preparer
-from specllama.worker.prompts import Prompt, Prompts
-from specllama.worker.queries import answer_query, compile_template, open_reasoning_tag, slots
+from specllama.worker.prompts import Prompts
+from specllama.worker.queries import compile_template, slots
 from specllama.worker.tuning.tuner import Tuner, begin
 
 _OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
-_MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, no large query is accepted
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    """A request whose parameters have been checked. received: perf_counter."""
-
-    message: protocol.Generate
-    params: SamplingParams
-    received: float
-
-    @property
-    def choices(self) -> list[protocol.Choice]:
-        """Its answers, the first one included."""
-        message, seed = self.message, self.params.seed
-        assert seed is not None
-        return [protocol.Choice(message.id, message.turn, seed), *message.choices]
 
 
 class EngineCore:
@@ -73,12 +50,12 @@ class EngineCore:
         post: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.send, self.store = send, store if store is not None else Store()
-        self._post, self._preparer = post, Preparer()
+        self._post = post
         self.loaded: Loaded | None = None
         self.engine: Engine | None = None
         self.running: list[SequenceOutput] = []
         self.tuner: Tuner | None = None
-        self._prompts: Prompts | None = None
+        self._intake: RequestIntake | None = None
         self._idle: IdleMeasurer | None = None
         self.busy_since: float | None = None
         self._step_seconds = 0.0
@@ -110,7 +87,7 @@ class EngineCore:
             else:
                 raise EngineError(f"the engine process does not accept {type(message).__name__}")
         except SpecllamaError as error:
-            self._refuse(error, getattr(message, "id", None), *_choice_ids(message))
+            refuse(self.send, error, getattr(message, "id", None), *choice_ids(message))
         finally:
             self.busy_since = None
 
@@ -124,7 +101,11 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        return self.decoding or self._preparer.busy
+        return self.decoding or self._preparing
+
+    @property
+    def _preparing(self) -> bool:
+        return self._intake is not None and self._intake.busy
 
     @property
     def decoding(self) -> bool:
@@ -136,7 +117,7 @@ class EngineCore:
         """Seconds until `step` has work to do if no message arrives; None for never."""
         if self.decoding:
             return 0.0
-        return self._idle.due_in if self._idle is not None and not self._preparer.busy else None
+        return self._idle.due_in if self._idle is not None and not self._preparing else None
 
     def hang(self) -> tuple[float, float]:
         """How long the current work has run and how long it may, in seconds: of this thread, or of the
@@ -144,7 +125,7 @@ class EngineCore:
         """
         started = self.busy_since
         own = (time.perf_counter() - started if started is not None else 0.0, self.allowed_seconds())
-        other = self._preparer.hang
+        other = self._intake.hang if self._intake is not None else None
         return max(own, other, key=lambda found: found[0] / found[1]) if other is not None else own
 
     def allowed_seconds(self) -> float:
@@ -193,7 +174,8 @@ class EngineCore:
         )
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
         template, problem = compile_template(loaded)
-        self._prompts = Prompts(loaded.model, loaded.context.n_ctx, template, problem)
+        prompts = Prompts(loaded.model, loaded.context.n_ctx, template, problem)
+        self._intake = RequestIntake(loaded, self.engine, prompts, self.running, self.send, self._post)
         notes = list[Note]()
         if problem is not None:
             notes.append(warning(f"{problem.message}; {option('raw')} works without it"))
@@ -226,7 +208,7 @@ class EngineCore:
 
     def _configure(self, message: protocol.Configure) -> None:
         """Switch to another policy over the same drafters; the planner keeps what it has learnt."""
-        if self.engine is None or self.loaded is None or self.engine.busy or self._preparer.busy:
+        if self.engine is None or self.loaded is None or self.engine.busy or self._preparing:
             raise EngineError("only a loaded engine that is idle can be configured")
         self.loaded.settings = replace(
             self.loaded.settings,
@@ -238,96 +220,23 @@ class EngineCore:
         self.send(protocol.Configured())
 
     def _generate(self, message: protocol.Generate, size: int) -> None:
-        if self._prompts is None or self.loaded is None:
+        if self._intake is None:
             raise EngineError("no model is loaded")
         if self.tuner is not None:
             raise EngineError("the engine is being tuned", "try again when tuning has ended")
-        received = time.perf_counter()
-        params = SamplingParams.merge(message.params, sampling_defaults(self.loaded.model))
-        last, highest = self.loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
-        if highest > last:
-            raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
-        seed = params.seed if params.seed is not None else secrets.randbits(32)
-        accepted = _Accepted(message, replace(params, seed=seed), received)
-        if self._post is None or size <= LARGE:
-            self._queue(accepted, self._prompts.prompt(message), accepted.choices)
-            return
-        self._prompts.check(message)
-        prompts, post = self._prompts, self._post
-        self._preparer.submit(
-            {choice.id for choice in accepted.choices},
-            size,
-            lambda: prompts.prompt(message),
-            lambda job, made: post(partial(self._prepared, accepted, job, made)),
-        )
-
-    def _prepared(self, accepted: _Accepted, job: Job, made: Prompt | SpecllamaError) -> None:
-        """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
-        self._preparer.release(job)
-        try:
-            if isinstance(made, SpecllamaError):
-                raise made
-            self._queue(accepted, made, [c for c in accepted.choices if c.id in job.open])
-        except SpecllamaError as error:
-            self._refuse(error, *job.open)
-
-    def _queue(self, accepted: _Accepted, prompt: Prompt, choices: Sequence[protocol.Choice]) -> None:
-        """Submit the choices of a request to the engine."""
-        assert self.engine is not None
-        assert self.loaded is not None
-        message, model = accepted.message, self.loaded.model
-        tag = open_reasoning_tag(model, prompt.ids)
-        cache_scope = "" if message.share_cache else message.owner
-        for choice in choices:
-            params = replace(accepted.params, seed=choice.seed)
-            schema = params.json_schema if isinstance(params.json_schema, str) else None
-            writer = TokenWriter(model.piece, params.stop if prompt.forced is None else ())
-            request = Request(
-                prompt.ids,
-                params,
-                choice.seed,
-                writer,
-                mask=self.loaded.grammars.mask(json_schema=schema, grammar=params.grammar, scope=cache_scope),
-                forced=prompt.forced,
-                owner=message.owner,
-                memory_scope=message.owner if message.memory else None,
-                cache_scope=cache_scope,
-                speculate=message.speculate,
-                draft_max=message.draft_max,
-                turn=choice.turn,
-            )
-            generation = self.engine.submit(request)
-            # Template, tokenisation and grammar count towards the first token.
-            generation.submitted = accepted.received
-            self.running.append(SequenceOutput(choice.id, generation, writer, message.messages))
-            self.send(protocol.Started(choice.id, len(prompt.ids), params, tag))
-
-    def _ids(self, message: protocol.Generate) -> list[int]:
-        assert self._prompts is not None
-        return self._prompts.prompt(message).ids
+        self._intake.generate(message, size)
 
     def _answer(self, question: protocol.Question, size: int) -> None:
-        if self.loaded is None or self.engine is None or self._prompts is None:
+        if self._intake is None or self.engine is None:
             raise EngineError("no model is loaded")
-        model, prompts = self.loaded.model, self._prompts
-
-        def answer() -> None:
-            for part in answer_query(question, model, prompts):
-                self.send(part)
-
-        def done(job: Job, error: SpecllamaError | None) -> None:
-            self._preparer.release(job)
-            if error is not None:
-                self._refuse(error, question.id)
-
         if isinstance(question, protocol.GetSlots):
             self.send(slots(question.id, self.engine, self.running))
-        elif self._post is None or size <= LARGE:
-            answer()
-        elif self._preparer.held + size > _MAX_HELD:
-            raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:
-            self._preparer.submit({question.id}, size, answer, done)
+            self._intake.answer(question, size)
+
+    def _ids(self, message: protocol.Generate) -> list[int]:
+        assert self._intake is not None
+        return self._intake.prompts.prompt(message).ids
 
     def _calibrate(self, seconds: float) -> None:
         if self._idle is None or self.loaded is None:
@@ -337,8 +246,8 @@ class EngineCore:
         self.send(protocol.Calibrated(profile.t1, profile.epsilon, more))
 
     def _cancel(self, id_: int) -> None:
-        if self._preparer.cancel(id_):
-            self.send(protocol.Done(id_, "", "cancel", RunStats()))
+        if self._intake is not None:
+            self._intake.cancel(id_)
         if self.tuner is not None:
             self.tuner.cancel(id_)
         for running in self.running:
@@ -382,8 +291,8 @@ class EngineCore:
         if self.loaded is not None and self.loaded.memory is not None and scope is not None:
             self.loaded.memory.keep(scope, g.history, g.n_prompt)
         if r.messages is not None:
-            assert self._prompts is not None
-            self._prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt)
+            assert self._intake is not None
+            self._intake.prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt)
         self.send(self._done(r, text, runs, unmeasured))
         if self.loaded is not None:
             self.loaded.profile.save()
@@ -412,10 +321,6 @@ class EngineCore:
             unmeasured=unmeasured,
         )
 
-    def _refuse(self, error: SpecllamaError, *ids: int | None) -> None:
-        for id_ in ids:
-            self.send(protocol.Failed(error.to_dict(), id_))
-
     def _fail(self, error: Exception) -> None:
         problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")
         for r in self.running:
@@ -426,8 +331,3 @@ class EngineCore:
         """Store what was learnt, when the front is gone."""
         if self.loaded is not None:
             self.loaded.profile.flush()
-
-
-def _choice_ids(message: protocol.Message) -> list[int]:
-    """The ids of the further answers that a message asks for."""
-    return [choice.id for choice in message.choices] if isinstance(message, protocol.Generate) else []

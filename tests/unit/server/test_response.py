@@ -33,9 +33,9 @@ class Engine:
     def next_id(self) -> int:
         return len(self.deliveries)
 
-    def submit(self, _request, deliver):
-        self.deliveries.append(deliver)
-        return self
+    def submit_choices(self, _request, deliver):
+        self.deliveries += deliver
+        return [self] * len(deliver)
 
     def cancel(self) -> None:
         self.cancelled += 1
@@ -57,7 +57,8 @@ EngineRun = Callable[[Engine], Awaitable[None]]
 
 def started_job(n: int) -> tuple[Engine, RequestStream]:
     engine = Engine()
-    job = RequestStream([CompletionSpec(protocol.Generate(0, prompt="x"))] * n, Metrics("m"), lambda _: None)
+    specs = [CompletionSpec(protocol.Generate(0, prompt="x", params={"seed": i})) for i in range(n)]
+    job = RequestStream(specs, Metrics("m"), lambda _: None)
     job.start(engine)  # type: ignore[arg-type]
     return engine, job
 

@@ -1,0 +1,175 @@
+"""From a request's message to generations in the engine, and from a query to its answer.
+
+Large ones are prepared in another thread, so that the decoding goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from specllama.client import protocol
+from specllama.core.engine import Engine
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sequence import Request
+from specllama.core.stats import RunStats
+from specllama.errors import BusyError, SpecllamaError, UsageError
+from specllama.text.detokenizer import TokenWriter
+from specllama.worker.load_info import sampling_defaults
+from specllama.worker.loader import Loaded
+from specllama.worker.output import SequenceOutput
+from specllama.worker.preparer import LARGE, Job, Preparer
+from specllama.worker.prompts import Prompt, Prompts
+from specllama.worker.queries import answer_query, open_reasoning_tag
+
+Send = Callable[[protocol.Message], None]
+_MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, no large query is accepted
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A request whose parameters have been checked. received: perf_counter."""
+
+    message: protocol.Generate
+    params: SamplingParams
+    received: float
+
+    @property
+    def choices(self) -> list[protocol.Choice]:
+        """Its answers, the first one included."""
+        message, seed = self.message, self.params.seed
+        assert seed is not None
+        return [protocol.Choice(message.id, message.turn, seed), *message.choices]
+
+
+class RequestIntake:
+    """Accepts requests for a loaded pair.
+
+    running: gets the generations. send: sends a message to the front, in any thread. post: makes the engine's
+    thread call a function; None: large requests are prepared in that thread too.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        engine: Engine,
+        prompts: Prompts,
+        running: list[SequenceOutput],
+        send: Send,
+        post: Callable[[Callable[[], None]], None] | None,
+    ) -> None:
+        self.prompts = prompts
+        self._loaded, self._engine, self._running = loaded, engine, running
+        self._send, self._post, self._preparer = send, post, Preparer()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being prepared."""
+        return self._preparer.busy
+
+    @property
+    def hang(self) -> tuple[float, float] | None:
+        """See Preparer."""
+        return self._preparer.hang
+
+    def cancel(self, id_: int) -> None:
+        """End a request that is being prepared; without effect on others."""
+        if self._preparer.cancel(id_):
+            self._send(protocol.Done(id_, "", "cancel", RunStats()))
+
+    def generate(self, message: protocol.Generate, size: int) -> None:
+        """Accept a request. size: bytes of its message. Raises UsageError, TemplateError, ContextLengthError,
+        or sends the error later.
+        """
+        received = time.perf_counter()
+        params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model))
+        last, highest = self._loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
+        if highest > last:
+            raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
+        seed = params.seed if params.seed is not None else secrets.randbits(32)
+        accepted = _Accepted(message, replace(params, seed=seed), received)
+        if self._post is None or size <= LARGE:
+            self._queue(accepted, self.prompts.prompt(message), accepted.choices)
+            return
+        self.prompts.check(message)
+        post = self._post
+        self._preparer.submit(
+            {choice.id for choice in accepted.choices},
+            size,
+            lambda: self.prompts.prompt(message),
+            lambda job, made: post(partial(self._prepared, accepted, job, made)),
+        )
+
+    def _prepared(self, accepted: _Accepted, job: Job, made: Prompt | SpecllamaError) -> None:
+        """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
+        self._preparer.release(job)
+        try:
+            if isinstance(made, SpecllamaError):
+                raise made
+            self._queue(accepted, made, [c for c in accepted.choices if c.id in job.open])
+        except SpecllamaError as error:
+            refuse(self._send, error, *job.open)
+
+    def _queue(self, accepted: _Accepted, prompt: Prompt, choices: Sequence[protocol.Choice]) -> None:
+        """Submit the choices of a request to the engine."""
+        message, model = accepted.message, self._loaded.model
+        tag = open_reasoning_tag(model, prompt.ids)
+        cache_scope = "" if message.share_cache else message.owner
+        for choice in choices:
+            params = replace(accepted.params, seed=choice.seed)
+            schema = params.json_schema if isinstance(params.json_schema, str) else None
+            writer = TokenWriter(model.piece, params.stop if prompt.forced is None else ())
+            request = Request(
+                prompt.ids,
+                params,
+                choice.seed,
+                writer,
+                mask=self._loaded.grammars.mask(
+                    json_schema=schema, grammar=params.grammar, scope=cache_scope
+                ),
+                forced=prompt.forced,
+                owner=message.owner,
+                memory_scope=message.owner if message.memory else None,
+                cache_scope=cache_scope,
+                speculate=message.speculate,
+                draft_max=message.draft_max,
+                turn=choice.turn,
+            )
+            generation = self._engine.submit(request)
+            # Template, tokenisation and grammar count towards the first token.
+            generation.submitted = accepted.received
+            self._running.append(SequenceOutput(choice.id, generation, writer, message.messages))
+            self._send(protocol.Started(choice.id, len(prompt.ids), params, tag))
+
+    def answer(self, question: protocol.Question, size: int) -> None:
+        """Answer a query about texts. Raises as `generate`, BusyError for a large one while too many wait."""
+
+        def answer() -> None:
+            for part in answer_query(question, self._loaded.model, self.prompts):
+                self._send(part)
+
+        def done(job: Job, error: SpecllamaError | None) -> None:
+            self._preparer.release(job)
+            if error is not None:
+                refuse(self._send, error, question.id)
+
+        if self._post is None or size <= LARGE:
+            answer()
+        elif self._preparer.held + size > _MAX_HELD:
+            raise BusyError("too many large texts wait to be tokenised", "ask again later")
+        else:
+            self._preparer.submit({question.id}, size, answer, done)
+
+
+def choice_ids(message: protocol.Message) -> list[int]:
+    """The ids of the further answers that a message asks for."""
+    return [choice.id for choice in message.choices] if isinstance(message, protocol.Generate) else []
+
+
+def refuse(send: Send, error: SpecllamaError, *ids: int | None) -> None:
+    """Send an error to those who wait for these ids."""
+    for id_ in ids:
+        send(protocol.Failed(error.to_dict(), id_))

@@ -1,0 +1,208 @@
+"""Large texts: refused by their bytes, prepared in another thread, answered in parts."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from specllama.client import protocol as m
+from specllama.client.stream import fold
+from specllama.config.store import Store
+from specllama.worker.engine_core import EngineCore
+from specllama.worker.preparer import LARGE
+from tests.support.front import Front
+
+SOON = 30.0
+N_CTX = 512
+OF_ONE = {"max_tokens": 1, "seed": 1}
+
+
+class Threaded(Front):
+    """A front whose core prepares large requests in a thread, as in the engine process."""
+
+    posted: queue.SimpleQueue[Callable[[], None]]
+
+    def __init__(self, settings: Any, store: Store, measure_when_idle: bool = False) -> None:
+        self.messages, self.settings = [], settings
+        self.posted = queue.SimpleQueue()
+        self.core = EngineCore(self.messages.append, store, self.posted.put)
+        self.core.handle(m.Load(settings, measure_when_idle=measure_when_idle))
+
+    def send(self, message: m.Message, size: int = LARGE + 1) -> list[m.Message]:
+        """All messages from the core until it is idle."""
+        self.messages.clear()
+        self.core.handle(message, size)
+        return self.rest()
+
+    def rest(self) -> list[m.Message]:
+        ends = time.monotonic() + SOON
+        while self.core.busy:
+            assert time.monotonic() < ends
+            try:
+                self.core.run(self.posted.get(timeout=0.01))
+            except queue.Empty:
+                if self.core.decoding:
+                    self.core.step()
+        return list(self.messages)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Threaded]:
+    front = Threaded.of_pair(tmp_path_factory.mktemp("store"), draft_max=0)
+    assert isinstance(front, Threaded)
+    yield front
+    front.close()
+
+
+@pytest.fixture
+def calls(one: Threaded, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are tokenised."""
+    assert one.core.loaded is not None
+    model, found = one.core.loaded.model, list[str]()
+    tokenize = model.tokenize
+
+    def counted(text: str, add_special: bool, parse_special: bool) -> list[int]:
+        found.append(text)
+        return tokenize(text, add_special, parse_special)
+
+    monkeypatch.setattr(model, "tokenize", counted)
+    return found
+
+
+def limit(one: Threaded) -> int:
+    """Bytes beyond which no text fits."""
+    assert one.core.loaded is not None
+    return N_CTX * one.core.loaded.model.longest_token
+
+
+class TestRefused:
+    def refused(self, one: Threaded, message: m.Message) -> dict[str, Any]:
+        (only,) = one.send(message)
+        assert isinstance(only, m.Failed)
+        assert only.error["kind"] == "ContextLengthError"
+        assert only.error["details"]["n_ctx"] == N_CTX
+        return only.error
+
+    def test_texts_of_more_bytes_than_fit_are_not_tokenised(self, one: Threaded, calls: list[str]) -> None:
+        long = "é" * (limit(one) // 2 + 1)
+        said = [{"role": "user", "content": long}]
+        for message in (
+            m.Generate(1, prompt=long),
+            m.Generate(1, messages=said),
+            m.Generate(1, ids=[5] * N_CTX),
+            m.Tokenize(1, long),
+            m.Render(1, said),
+        ):
+            self.refused(one, message)
+        assert calls == []
+
+    def test_as_many_control_tokens_as_do_not_fit(self, one: Threaded, calls: list[str]) -> None:
+        """llama.cpp's time is quadratic in their number."""
+        text = "<|im_start|>" * (N_CTX + 1)
+        assert len(text) < limit(one)
+        error = self.refused(one, m.Generate(1, prompt=text))
+        assert error["message"].startswith(f"the prompt has at least {N_CTX + 1} tokens")
+        assert calls == []
+
+    def test_ids_whose_text_does_not_fit(self, one: Threaded) -> None:
+        assert one.core.loaded is not None
+        model = one.core.loaded.model
+        longest = max(range(model.n_vocab), key=lambda i: len(model.piece(i)))
+        self.refused(one, m.Detokenize(1, [longest] * (N_CTX * 2)))
+
+    def test_a_text_that_only_seems_to_fit_is_counted(self, one: Threaded, calls: list[str]) -> None:
+        error = self.refused(one, m.Generate(1, prompt="zip " * N_CTX * 2))
+        assert "at least" not in error["message"]
+        assert len(calls) == 1
+
+
+class TestPrepared:
+    def test_the_text_is_that_of_a_small_request(self, one: Threaded) -> None:
+        request = m.Generate(1, prompt="def read(", params={"max_tokens": 12, "temperature": 0})
+        small, large = (fold(one.send(request, size)).text for size in (0, LARGE + 1))
+        assert small == large != ""
+
+    def test_choices_share_one_prompt(self, one: Threaded, calls: list[str]) -> None:
+        choices = [m.Choice(2, 1, 7), m.Choice(3, 2, 8)]
+        for size in (0, LARGE + 1):
+            calls.clear()
+            found = one.send(m.Generate(1, prompt="def read(", params=OF_ONE, choices=choices), size)
+            assert calls == ["def read("]
+            seeds = {f.id: f.params.seed for f in found if isinstance(f, m.Started)}
+            assert seeds == {1: 1, 2: 7, 3: 8}
+            assert sorted(f.id for f in found if isinstance(f, m.Done)) == [1, 2, 3]
+
+    def test_all_choices_get_the_error(self, one: Threaded) -> None:
+        request = m.Generate(1, prompt="zip " * 600, params=OF_ONE, choices=[m.Choice(2, 1, 7)])
+        for size in (0, LARGE + 1):
+            found = one.send(request, size)
+            assert [f.id for f in found if isinstance(f, m.Failed)] == [1, 2]
+            assert len(found) == 2
+
+    def test_the_decoding_goes_on_meanwhile(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert one.core.loaded is not None
+        model, steps = one.core.loaded.model, list[int]()
+        tokenize = model.tokenize
+
+        def slow(text: str, add_special: bool, parse_special: bool) -> list[int]:
+            ends = time.monotonic() + SOON
+            while len(steps) < 20 and time.monotonic() < ends:
+                time.sleep(0.001)
+            return tokenize(text, add_special, parse_special)
+
+        one.messages.clear()
+        one.core.handle(m.Generate(1, prompt="def f(", params={"max_tokens": 40, "ignore_eos": True}))
+        monkeypatch.setattr(model, "tokenize", slow)
+        one.core.handle(m.Generate(2, prompt="def g(", params=OF_ONE), LARGE + 1)
+        while len(steps) < 20:
+            one.core.step()
+            steps.append(1)
+        assert not any(isinstance(f, m.Started) and f.id == 2 for f in one.messages)
+        assert sorted(f.id for f in one.rest() if isinstance(f, m.Done)) == [1, 2]
+
+    def test_a_request_can_be_cancelled(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert one.core.loaded is not None
+        monkeypatch.setattr(one.core.loaded.model, "tokenize", lambda *_: time.sleep(0.3) or [5, 6])
+        one.messages.clear()
+        request = m.Generate(1, prompt="zip", params=OF_ONE, choices=[m.Choice(2, 1, 7)])
+        one.core.handle(request, LARGE + 1)
+        one.core.handle(m.Cancel(1))
+        assert [(f.id, f.reason) for f in one.messages if isinstance(f, m.Done)] == [(1, "cancel")]
+        assert [f.id for f in one.rest() if isinstance(f, m.Started)] == [2]
+
+
+class TestAnswers:
+    TEXT = "def read(path):\n" * 180  # several parts
+
+    def test_a_long_answer_comes_in_parts(self, one: Threaded) -> None:
+        assert one.core.loaded is not None
+        parts = [
+            f for f in one.send(m.Tokenize(1, self.TEXT, with_pieces=True)) if isinstance(f, m.Tokenized)
+        ]
+        ids = [i for part in parts for i in part.ids]
+        assert len(parts) > 1
+        assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]
+        assert ids == one.core.loaded.model.tokenize(self.TEXT, False, True)
+        assert b"".join(p.encode("latin-1") for part in parts for p in part.pieces).decode() == self.TEXT
+        back = [f for f in one.send(m.Detokenize(1, ids * 4)) if isinstance(f, m.Detokenized)]
+        assert len(back) > 1
+        assert "".join(part.text for part in back) == self.TEXT * 4
+
+    def test_an_empty_answer_is_one_part(self, one: Threaded) -> None:
+        assert one.send(m.Tokenize(1, "")) == [m.Tokenized(1, [])]
+        assert one.send(m.Detokenize(1, [])) == [m.Detokenized(1, "")]
+
+    def test_too_many_large_queries_are_refused(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert one.core.loaded is not None
+        monkeypatch.setattr(one.core.loaded.model, "tokenize", lambda *_: time.sleep(0.2) or [5])
+        one.messages.clear()
+        for id_ in (1, 2):
+            one.core.handle(m.Tokenize(id_, "zip"), 40 * 1024 * 1024)
+        found = {f.id: f for f in one.rest() if isinstance(f, (m.Failed, m.Tokenized))}
+        assert isinstance(found[1], m.Tokenized)
+        assert isinstance(found[2], m.Failed)
+        assert found[2].error["kind"] == "BusyError"
