@@ -24,7 +24,8 @@ def test_a_long_line_takes_linear_time() -> None:
     began = time.monotonic()
     for _ in range(960):
         assert buffer.add(part) == []
-    assert buffer.add(b"\n") == [part * 960]
+    (line,) = buffer.add(b"\n")
+    assert len(line) == 960 * 65536
     assert time.monotonic() - began < 4
 
 
