@@ -301,21 +301,28 @@ void check_experts(ggml_type type, int64_t n, int64_t columns, int64_t used, boo
         }
         return put.there();
     };
+    const auto compare = [&](int64_t token, const float * results) {
+        for (int64_t slot = 0; slot < used; slot++) {
+            const floats row = as_multiplied(type, rows.data() + (token * slots + slot % slots) * n, n);
+            w.compare(shape, row, ids[token * used + slot], results + slot * columns);
+        }
+    };
     floats alone, found;
     for (int64_t token = 0; token < TOKENS; token++) {
         if (!times(token, 1, threads_for(token), found)) {
             return;
         }
-        for (int64_t slot = 0; slot < used; slot++) {
-            const floats row = as_multiplied(type, rows.data() + (token * slots + slot % slots) * n, n);
-            w.compare(shape, row, ids[token * used + slot], found.data() + slot * columns);
-        }
+        compare(token, found.data());
         alone.insert(alone.end(), found.begin(), found.end());
     }
     for (int64_t count : {2, 3, 7, 9, 16, 30, 47, 63, 64, 70}) {
         times(0, count, threads_for(count), found);
         if (count < PROMPT) {
             compare_bits(shape + " tokens " + std::to_string(count), alone.data(), found.data(), found.size());
+        } else {
+            for (int64_t token = 0; token < count; token++) {
+                compare(token, found.data() + token * used * columns);
+            }
         }
     }
 }
@@ -487,8 +494,8 @@ void products() {
 }
 
 void experts() {
-    for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K,
-                           GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4}) {
+    for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K,
+                           GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4}) {
         for (bool in_groups : {false, true}) {
             if (in_groups && (groups() == nullptr || !ggml_is_quantized(type))) {
                 continue;

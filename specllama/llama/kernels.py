@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from specllama.llama.kernel_build import (
 
 GGML = "0.25.3"  # the version of ggml whose private structures the plug-in knows
 VARIABLE = "SPECLLAMA_KERNELS"
+CPUINFO = Path("/proc/cpuinfo")
 _F32, _F16 = 0, 1  # ggml_type
 _failures: list[Unusable] = []  # of compile_into_cache
 
@@ -93,8 +95,21 @@ def _left_out() -> str:
     return f"how fast they are on aarch64 has not been measured; {VARIABLE}=on uses them"
 
 
+def _lacking() -> str:
+    """What keeps this processor from running them, "" if nothing is known: the object itself checks again."""
+    if platform.machine() != "x86_64":
+        return ""
+    try:
+        found = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return ""
+    if found is None or {"avx2", "fma", "f16c"} <= set(found[1].split()):
+        return ""
+    return "this processor lacks AVX2"
+
+
 def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
-    if why := unsupported():
+    if why := unsupported() or _lacking():
         raise Unusable(why)
     version = library.ggml_version().decode() if hasattr(library, "ggml_version") else "unknown"
     if version != GGML:
@@ -117,7 +132,8 @@ def must_compile(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `load` would compile the object first."""
     wanted = environ.get(VARIABLE) or "auto"
     left_out = wanted == "off" or (wanted == "auto" and _left_out())
-    return not left_out and not unsupported() and not any(map(is_current, (OBJECT, _cached())))
+    unusable = unsupported() or _lacking()
+    return not left_out and not unusable and not any(map(is_current, (OBJECT, _cached())))
 
 
 def compile_into_cache(report: Callable[[float], None], environ: Mapping[str, str] = os.environ) -> None:

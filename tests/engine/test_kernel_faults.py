@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.errors import EngineError
 from specllama.llama import kernel_build, kernels
 from specllama.llama.library import ggml
 from tests.support.paths import ROOT
@@ -124,6 +126,24 @@ def test_aarch64_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert kernels.load(ggml, {}) == kernels.Kernels("", reason, "")
     assert not kernels.must_compile({})
     assert set(kernel_build.objects("aarch64")) == {"plugin.o", "neon.o"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for processors of x86-64")
+def test_nothing_is_compiled_for_a_processor_without_avx2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu sse2 avx f16c fma\nbugs\t\t: spectre_v1\n")
+    monkeypatch.setattr(kernels, "OBJECT", tmp_path / "none.so")
+    monkeypatch.setattr(kernels, "compile_object", lambda *_: pytest.fail("it was compiled"))
+    environ = {"SPECLLAMA_CACHE": str(tmp_path)}
+    monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path))
+    assert kernels.must_compile(environ)
+    monkeypatch.setattr(kernels, "CPUINFO", cpuinfo)
+    assert not kernels.must_compile(environ)
+    assert kernels.load(ggml, environ) == kernels.Kernels("", "this processor lacks AVX2", "")
+    with pytest.raises(EngineError, match="cannot be used: this processor lacks AVX2"):
+        kernels.load(ggml, environ | {"SPECLLAMA_KERNELS": "on"})
 
 
 def test_a_compiler_that_does_not_know_an_instruction_set(tmp_path: Path) -> None:

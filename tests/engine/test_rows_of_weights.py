@@ -30,7 +30,7 @@ KINDS = (
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or not {"avx2", "fma", "f16c"} <= set(FLAGS),
-    reason="rows.h is for AVX2",
+    reason="these kernels are for AVX2",
 )
 
 

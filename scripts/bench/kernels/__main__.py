@@ -2,13 +2,17 @@
 llama.cpp's own.
 
 usage: python -m scripts.bench.kernels [--types T,...] [--rows N,...] [-t N] [--runs N] [--mib N] [--json F]
+           [--experts N] [--used N]
 
 Random weights of each type, more than the processor's caches hold, stored as a model's are (in groups of
 columns where llama.cpp has such a layout) and multiplied through ggml. Two processes, with specllama's
 kernels and without, are measured in turn. Of their medians: a single row as a share of the memory's
 bandwidth, 16 rows as a share of the peak of multiply-add instructions (of 8-bit integers; of 32-bit floats
-for F16 and BF16), both measured beside them with as many threads; and times relative to llama.cpp's own, with
-their geometric mean. Run nothing else on the machine.
+for F16 and BF16), both measured in the same run with as many threads; and times relative to llama.cpp's own,
+with their geometric mean. Run nothing else on the machine.
+
+--experts 32: matrices of 32 experts of 1024 x 768 weights, of which each row is multiplied by --used, chosen
+at random (MUL_MAT_ID). The shares count the weights that are used.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scripts import cli
 from specllama.llama.kernels import VARIABLE
@@ -37,10 +42,14 @@ TYPES = {  # ggml_type, and bits per weight
     "iq4_nl": (20, 4.5), "iq4_xs": (23, 4.25), "mxfp4": (39, 4.25), "q3_k": (11, 3.4375), "q2_k": (10, 2.625),
 }  # fmt: skip
 FLOATS = ("f16", "bf16")
-COLUMNS, N = 4096, 4096  # of one matrix; n is the length of a row
+SHAPE, EXPERT_SHAPE = (
+    (4096, 4096),
+    (768, 1024),
+)  # columns of one matrix (of an expert), and the length of a row
 GROUPED = ("q4_0", "q4_k", "q2_k", "iq4_nl", "q8_0", "mxfp4")  # where llama.cpp may have a layout of groups
 EXTRA = 320  # bytes of ggml_tensor before `extra`
 STEPS = 4_000_000  # of a measurement of the peak
+I32 = 26  # ggml_type
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
@@ -76,19 +85,27 @@ class Ggml:
 
 
 class Matrices:
-    """Random matrices of one type, which together have about `mib` MiB, ready to be multiplied."""
+    """Random matrices of one type, which together have about `mib` MiB, ready to be multiplied. experts: how
+    many each has, and how many of them a row is multiplied by; (0, 0) without experts.
+    """
 
-    def __init__(self, ggml: Ggml, kind: str, mib: int) -> None:
-        self.ggml, (number, bits) = ggml, TYPES[kind]
-        self.bytes_each = int(COLUMNS * N * bits / 8)
+    def __init__(self, ggml: Ggml, kind: str, mib: int, experts: tuple[int, int]) -> None:
+        self.ggml, (self.number, bits) = ggml, TYPES[kind]
+        self.n_experts, self.n_used = experts
+        self.columns, self.length = EXPERT_SHAPE if self.n_experts else SHAPE
+        self.bytes_each = int(max(1, self.n_experts) * self.columns * self.length * bits / 8)
         self.n = max(1, round(mib * 2**20 / self.bytes_each))
         self._rooms: list[int] = []
-        data = self._random(number)
-        self.matrices = [self._stored(kind, number, data) for _ in range(self.n)]
+        data = self._random()
+        self.matrices = [self._stored(kind, data) for _ in range(self.n)]
 
-    @property
-    def n_bytes(self) -> int:
-        return self.n * self.bytes_each
+    def n_bytes(self, n_rows: int) -> tuple[int, int]:
+        """Bytes of weights that are read for `n_rows` rows, and that are multiplied: some by several rows."""
+        if not self.n_experts:
+            return self.n * self.bytes_each, n_rows * self.n * self.bytes_each
+        read = sum(len(np.unique(self._ids(at, n_rows))) for at in range(self.n))
+        multiplied = n_rows * self.n_used * self.n
+        return self.bytes_each * read // self.n_experts, self.bytes_each * multiplied // self.n_experts
 
     def close(self) -> None:
         for room in self._rooms:
@@ -99,31 +116,41 @@ class Matrices:
         self._rooms.append(room)
         return room
 
-    def _new(self, room: int, kind: int, columns: int) -> int:
-        shape = (LONG(N), LONG(columns))
-        found: int = self.ggml.call("ggml_new_tensor_2d", POINTER, POINTER(room), INT(kind), *shape)
+    def _new(self, room: int, kind: int, *shape: int) -> int:
+        lengths = [*shape, 1, 1][:3]
+        found: int = self.ggml.call(
+            "ggml_new_tensor_3d", POINTER, POINTER(room), INT(kind), *map(LONG, lengths)
+        )
         return found
+
+    def _put(self, room: int, kind: int, values: NDArray[Any]) -> int:
+        tensor = self._new(room, kind, *reversed(values.shape))
+        ctypes.memmove(self._data(tensor), values.ctypes.data, values.nbytes)
+        return tensor
 
     def _data(self, tensor: int) -> int:
         found: int = self.ggml.call("ggml_get_data", POINTER, POINTER(tensor))
         return found
 
-    def _random(self, number: int) -> bytes:
-        values = np.random.default_rng(0).normal(size=(COLUMNS, N)).astype(np.float32)
-        data, room = ctypes.create_string_buffer(self.bytes_each), (LONG(0), LONG(COLUMNS), LONG(N))
-        importance = np.ones(N, np.float32)
+    def _random(self) -> bytes:
+        n_columns = self.columns * max(1, self.n_experts)
+        values = np.random.default_rng(0).normal(size=(n_columns, self.length)).astype(np.float32)
+        data = ctypes.create_string_buffer(self.bytes_each)
+        room = (LONG(0), LONG(n_columns), LONG(self.length))
+        importance = np.ones(self.length, np.float32)
         self.ggml.call(
             "ggml_quantize_chunk",
             ctypes.c_size_t,
-            *(INT(number), POINTER(values.ctypes.data), POINTER(ctypes.addressof(data))),
+            *(INT(self.number), POINTER(values.ctypes.data), POINTER(ctypes.addressof(data))),
             *(*room, POINTER(importance.ctypes.data)),
         )
         return data.raw
 
-    def _stored(self, kind: str, number: int, data: bytes) -> int:
+    def _stored(self, kind: str, data: bytes) -> int:
+        shape = (self.length, self.columns, max(1, self.n_experts))
         for buffer_type in self.ggml.group_buffers() if kind in GROUPED else ():
             room = self._room(1 << 16, no_alloc=True)
-            tensor = self._new(room, number, COLUMNS)
+            tensor = self._new(room, self.number, *shape)
             self.ggml.call(
                 "ggml_backend_alloc_ctx_tensors_from_buft", POINTER, POINTER(room), POINTER(buffer_type)
             )
@@ -131,20 +158,29 @@ class Matrices:
                 size = (ctypes.c_size_t(0), ctypes.c_size_t(len(data)))
                 self.ggml.call("ggml_backend_tensor_set", None, POINTER(tensor), ctypes.c_char_p(data), *size)
                 return tensor
-        tensor = self._new(self._room(len(data) + (1 << 16)), number, COLUMNS)
+        tensor = self._new(self._room(len(data) + (1 << 16)), self.number, *shape)
         ctypes.memmove(self._data(tensor), data, len(data))
         return tensor
 
+    def _ids(self, at: int, n_rows: int) -> NDArray[np.int32]:
+        """The experts of each row, for matrix number `at`."""
+        rng = np.random.default_rng((at, n_rows))
+        chosen = [rng.permutation(self.n_experts)[: self.n_used] for _ in range(n_rows)]
+        return np.array(chosen, np.int32)
+
     def seconds(self, n_rows: int, n_threads: int) -> float:
         """Seconds for the product of every matrix with `n_rows` rows."""
-        room = self._room(self.n * COLUMNS * n_rows * 4 + n_rows * N * 4 + (64 << 20))
-        rows = self._new(room, 0, n_rows)
-        values = np.random.default_rng(n_rows).normal(size=(n_rows, N)).astype(np.float32)
-        ctypes.memmove(self._data(rows), values.ctypes.data, values.nbytes)
+        n_results = self.n * self.columns * n_rows * max(1, self.n_used)
+        room = self._room(n_results * 4 + n_rows * self.length * 4 + (64 << 20))
+        values = np.random.default_rng(n_rows).normal(size=(n_rows, self.length)).astype(np.float32)
+        rows = self._put(room, 0, values[:, None] if self.n_experts else values)
         call = self.ggml.call
         graph = call("ggml_new_graph", POINTER, POINTER(room))
-        for matrix in self.matrices:
-            node = call("ggml_mul_mat", POINTER, POINTER(room), POINTER(matrix), POINTER(rows))
+        for at, matrix in enumerate(self.matrices):
+            factors = [POINTER(room), POINTER(matrix), POINTER(rows)]
+            if self.n_experts:
+                factors.append(POINTER(self._put(room, I32, self._ids(at, n_rows))))
+            node = call("ggml_mul_mat_id" if self.n_experts else "ggml_mul_mat", POINTER, *factors)
             call("ggml_build_forward_expand", None, POINTER(graph), POINTER(node))
         times = []
         for _ in range(3):
@@ -156,8 +192,8 @@ class Matrices:
         return statistics.median(times[1:])
 
 
-def serve(n_threads: int, mib: int) -> None:
-    """A child process: reads "type rows" lines, answers each with a line of seconds and bytes."""
+def serve(n_threads: int, mib: int, experts: tuple[int, int]) -> None:
+    """A child process: reads "type rows" lines, answers each with a line of seconds and two sizes."""
     ggml = Ggml()
     kind, matrices = "", None
     for line in sys.stdin:
@@ -165,9 +201,9 @@ def serve(n_threads: int, mib: int) -> None:
         if wanted != kind:
             if matrices is not None:
                 matrices.close()
-            kind, matrices = wanted, Matrices(ggml, wanted, mib)
+            kind, matrices = wanted, Matrices(ggml, wanted, mib, experts)
         assert matrices is not None
-        print(matrices.seconds(int(n_rows), n_threads), matrices.n_bytes, flush=True)
+        print(matrices.seconds(int(n_rows), n_threads), *matrices.n_bytes(int(n_rows)), flush=True)
 
 
 class Child:
@@ -176,24 +212,26 @@ class Child:
     def __init__(self, kernels: str, args: argparse.Namespace) -> None:
         line = [sys.executable, "-m", "scripts.bench.kernels", "--child", "-t", str(args.threads)]
         self._process = subprocess.Popen(
-            [*line, "--mib", str(args.mib)],
+            [*line, "--mib", str(args.mib), "--experts", str(args.experts), "--used", str(args.used)],
             env=os.environ | {VARIABLE: kernels},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def seconds(self, kind: str, n_rows: int) -> tuple[float, int]:
-        """(seconds, bytes of the weights). Raises BadInput if the process has ended."""
+    def seconds(self, kind: str, n_rows: int) -> tuple[float, int, int]:
+        """(seconds, bytes of weights that are read, and that are multiplied). Raises BadInput if the process
+        has ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(f"{kind} {n_rows}\n")
             self._process.stdin.flush()
-            seconds, n_bytes = self._process.stdout.readline().split()
+            seconds, read, multiplied = self._process.stdout.readline().split()
         except (OSError, ValueError):
             raise cli.BadInput("a process that multiplies has ended (its reason is above)") from None
-        return float(seconds), int(n_bytes)
+        return float(seconds), int(read), int(multiplied)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -234,26 +272,28 @@ class Limits:
 def measured(kind: str, rows: Sequence[int], runs: int, limits: Limits, children: dict[str, Child]) -> Any:
     """The medians for one type: seconds by rows with and without kernels, shares of the limits."""
     seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in rows} for name in children}
-    bandwidths, peaks, n_bytes = list[float](), list[float](), 0
+    bandwidths, peaks, n_bytes = list[float](), list[float](), dict[int, list[int]]()
     for run in range(runs):
         bandwidths.append(limits.bandwidth())
         peaks.append(limits.peak(kind in FLOATS))
         for n in rows:
             for name in sorted(children, reverse=run % 2 == 1):
-                found, n_bytes = children[name].seconds(kind, n)
+                found, *n_bytes[n] = children[name].seconds(kind, n)
                 seconds[name][n].append(found)
     median = {
         name: {n: statistics.median(x) for n, x in by_rows.items()} for name, by_rows in seconds.items()
     }
     bandwidth, peak = statistics.median(bandwidths), statistics.median(peaks)
-    weights = n_bytes * 8 / TYPES[kind][1]
+    n_read, n_multiplied = (n_bytes[n][of] if n in rows else 0 for n, of in ((1, 0), (16, 1)))
     return {
         "type": kind,
         "bandwidth": bandwidth,
         "peak": peak,
         "seconds": median,
-        "share_of_bandwidth": n_bytes / median["on"][1] / bandwidth if 1 in rows else None,
-        "share_of_peak": 2 * 16 * weights / median["on"][16] / peak if 16 in rows else None,
+        "share_of_bandwidth": n_read / median["on"][1] / bandwidth if 1 in rows else None,
+        "share_of_peak": 2 * n_multiplied * 8 / TYPES[kind][1] / median["on"][16] / peak
+        if 16 in rows
+        else None,
         "relative": {n: median["on"][n] / median["off"][n] for n in rows},
         "rows_to_single": {n: median["on"][n] / median["on"][1] for n in rows} if 1 in rows else {},
     }
@@ -266,11 +306,15 @@ def main() -> None:
     p.add_argument("-t", "--threads", type=cli.whole(1))
     p.add_argument("--runs", type=cli.whole(1), default=5, help="of both processes for each number of rows")
     p.add_argument("--mib", type=cli.whole(1), default=256, help="MiB of weights")
+    p.add_argument("--experts", type=cli.whole(0), default=0, help="of a matrix; 0: matrices without experts")
+    p.add_argument("--used", type=cli.whole(1), default=4, help="experts that a row is multiplied by")
     p.add_argument("--json", type=Path, help="write all figures to this file")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.experts and args.used > args.experts:
+        raise cli.BadInput(f"--used {args.used} is more than --experts {args.experts}")
     if args.child:
-        serve(args.threads, args.mib)
+        serve(args.threads, args.mib, (args.experts, args.used if args.experts else 0))
         return
     kinds = args.types.split(",")
     if unknown := [kind for kind in kinds if kind not in TYPES]:

@@ -1,4 +1,4 @@
-// Included by rows.h and dots.cpp: the rows of a batch, and how they are converted and distributed over threads.
+// Included by multiply.h and dots.cpp: the rows of a batch, and how they are converted and distributed over threads.
 
 constexpr int64_t PROMPT = 64;  // from this many rows on, a batch is a prompt: llama.cpp's kernels for it are used
 
@@ -28,4 +28,19 @@ inline int64_t columns_of_part(const ggml_compute_params * params, int64_t nc) {
 
 inline bool is_flat(const ggml_tensor * a) {  // rows of all planes are the same distance apart
     return a->nb[2] == a->nb[1] * a->ne[1] && a->nb[3] == a->nb[2] * a->ne[2];
+}
+
+// Room of this thread, kept for the next multiplication.
+template <typename T> static T * scratch(size_t size) {
+    static thread_local struct room {
+        void * data = nullptr;
+        size_t size = 0;
+        ~room() { free(data); }
+    } kept;
+    if (kept.size < size * sizeof(T)) {
+        free(kept.data);
+        kept.size = (size * sizeof(T) + 63) / 64 * 64;
+        kept.data = aligned_alloc(64, kept.size);
+    }
+    return (T *) kept.data;
 }

@@ -3,12 +3,15 @@
 #include "hook.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 namespace {
 namespace specllama {
 
 #include "batch.h"
 #include "dots.h"
+#include "experts.h"
 
 inline bool multiplies(const ggml_tensor * dst, layout stored) {
     const ggml_tensor * w = dst->src[0], * a = dst->src[1];
@@ -36,11 +39,16 @@ static void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
         rows   = (const char *) params->wdata;
         stride = specllama_ggml.row_size(converted, a->ne[0]);
     }
+    const bool    of_experts = dst->op == GGML_OP_MUL_MAT_ID;
+    const experts routed(params, dst, rows == params->wdata ? stride * rows_of(a) : 0);
     if (params->ith == 0) {
+        if (of_experts) {
+            routed.sort();
+        }
         specllama_ggml.chunk_set(params->threadpool, params->nth);
     }
     specllama_ggml.barrier(params->threadpool);
-    dst->op == GGML_OP_MUL_MAT_ID ? dots_of_experts(params, dst, rows, stride) : dots(params, dst, rows, stride);
+    of_experts ? routed.multiply(rows, stride, nullptr, nullptr) : dots(params, dst, rows, stride);
 }
 
 inline bool attends(const ggml_tensor *) { return false; }

@@ -1,4 +1,4 @@
-// Included by rows.h: types without a loop of their own. Each number is ggml's own product of two rows (vec_dot), so that
+// Included by multiply.h and dots.cpp: types without a loop of their own. Each number is ggml's own product of two rows (vec_dot), so that
 // it is the same for any batch; a column of weights stays in the cache for all rows.
 
 inline bool has_dots(const ggml_tensor * w, const ggml_tensor * a) {
@@ -18,30 +18,6 @@ static void dots(const ggml_compute_params * params, ggml_tensor * dst, const ch
             for (int64_t r = 0; r < n_rows; r++) {
                 dot((int) n, (float *) ((char *) dst->data + r * dst->nb[1]) + x, 0,
                     (const char *) w->data + x * w->nb[1], 0, rows + r * stride, 0, 1);
-            }
-        }
-    }
-}
-
-// Mixture of experts: for each expert the rows that are routed to it. llama.cpp has another kernel for eight rows of one
-// expert. The rows, converted, are at the start of params->wdata.
-static void dots_of_experts(const ggml_compute_params * params, ggml_tensor * dst, const char * rows, size_t stride) {
-    const ggml_tensor * w = dst->src[0], * a = dst->src[1], * ids = dst->src[2];
-    const ggml_vec_dot_t dot = specllama_ggml.cpu_traits(w->type)->vec_dot;
-    const int64_t n = w->ne[0], nc = w->ne[1], size = columns_of_part(params, nc), parts = (nc + size - 1) / size;
-    for (int64_t at = params->ith; at < parts * w->ne[2]; at = specllama_ggml.chunk_add(params->threadpool, 1)) {
-        const int64_t expert = at / parts, from = at % parts * size, to = std::min(nc, from + size);
-        const char *  weights = (const char *) w->data + expert * w->nb[2];
-        for (int64_t token = 0; token < ids->ne[1]; token++) {
-            for (int64_t slot = 0; slot < ids->ne[0]; slot++) {
-                if (*(const int32_t *) ((const char *) ids->data + token * ids->nb[1] + slot * ids->nb[0]) != expert) {
-                    continue;
-                }
-                const char * row = rows + (token * a->ne[1] + slot % a->ne[1]) * stride;
-                float *      out = (float *) ((char *) dst->data + slot * dst->nb[1] + token * dst->nb[2]);
-                for (int64_t x = from; x < to; x++) {
-                    dot((int) n, out + x, 0, weights + x * w->nb[1], 0, row, 0, 1);
-                }
             }
         }
     }

@@ -16,7 +16,7 @@ namespace {
 inline float float_of(ggml_half a) { return _cvtsh_ss(a); }
 
 #include "attention.h"
-#include "rows.h"
+#include "multiply.h"
 
 }  // namespace
 

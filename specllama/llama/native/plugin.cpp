@@ -170,11 +170,11 @@ struct hook : extra_buffer_type {
         if (own == nullptr) {
             return chosen->multiplies(op, layout::plain) ? &multiply : nullptr;
         }
-        if (op->op == GGML_OP_MUL_MAT_ID) {  // ggml itself multiplies row by row
-            return nullptr;
-        }
         if (in_groups(own) && chosen->multiplies(op, layout::groups)) {
             return &multiply;
+        }
+        if (op->op == GGML_OP_MUL_MAT_ID) {  // ggml itself multiplies row by row
+            return nullptr;
         }
         const bool several = op->ne[1] > 1 && op->ne[1] < PROMPT && op->ne[2] * op->ne[3] == 1;
         return several ? (tensor_traits *) &by_row : nullptr;

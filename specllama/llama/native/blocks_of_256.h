@@ -1,6 +1,7 @@
-// Included by rows.h: weights of Q2_K, Q3_K, Q5_K and IQ4_XS, in blocks of 256 with a scale for every 16 values. Columns
-// are unpacked once, then multiplied by all rows, up to eight at once; for few rows block by block. Integers are summed in the lanes, and floating-point
-// numbers in the order, of ggml's product of two rows (vec_dot), which computes single rows: the results are the same.
+// Included by multiply.h: weights of Q2_K, Q3_K, Q5_K and IQ4_XS, in blocks of 256 with a scale for every 16 values. Columns
+// are unpacked once, then multiplied by all rows, up to eight at once; for few rows block by block. Integers are summed in
+// the lanes, and floating-point numbers in the order, of ggml's product of two rows (vec_dot), which computes single rows:
+// the results are the same.
 
 struct block_of_256 {  // a block, unpacked; 32 numbers each are written `step` bytes apart
     int8_t * numbers;
@@ -18,7 +19,8 @@ template <typename V> struct unpacked {  // a block of each of V::COLUMNS column
     float   d[V::COLUMNS], min[V::COLUMNS];
 };
 
-constexpr int FEW = 4;  // rows
+constexpr int     FEW  = 4;   // rows
+constexpr int64_t TILE = 16;  // columns that are unpacked for more rows than are multiplied at once
 
 enum class mins { none, summed, in_lanes };
 
@@ -187,12 +189,63 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V> *
     }
 }
 
+// Whether the minimums of these columns are multiplied by themselves (less_mins), with a column in each lane.
+template <typename V, typename BLOCK> static bool mins_are_apart(int64_t nc) {
+    return super<BLOCK>::MINS == mins::summed && V::COLUMNS == 2 && nc == TILE;
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+struct mins_of_tile {  // a block of each column
+    int32_t pairs[4][TILE];  // of 16-bit numbers
+    float   min[TILE];
+};
+
+static const mins_of_tile * mins_of(const unpacked<wide> * w, int64_t nb) {
+    mins_of_tile * to = scratch<mins_of_tile>(nb);
+    for (int64_t x = 0; x < TILE; x++) {
+        for (int64_t b = 0; b < nb; b++) {
+            const unpacked<wide> & from = w[x / wide::COLUMNS * nb + b];
+            int32_t pairs[4];
+            _mm_storeu_si128((__m128i *) pairs, _mm256_castsi256_si128(from.mins[x % wide::COLUMNS]));
+            for (int i = 0; i < 4; i++) {
+                to[b].pairs[i][x] = pairs[i];
+            }
+            to[b].min[x] = from.min[x % wide::COLUMNS];
+        }
+    }
+    return to;
+}
+
+static void less_mins(int64_t nb, float * s, size_t bs, const mins_of_tile * w, const more_super * of, int64_t n_rows) {
+    for (int64_t r = 0; r < n_rows; r++) {
+        __m512 less = _mm512_setzero_ps();
+        for (int64_t b = 0; b < nb; b++) {
+            const more_super & a = of[r * nb + b];
+            __m512i sum = _mm512_setzero_si512();
+            for (int i = 0; i < 4; i++) {
+                int32_t pair;
+                memcpy(&pair, a.sums + 2 * i, sizeof(pair));
+                sum = _mm512_dpwssd_epi32(sum, _mm512_set1_epi32(pair), _mm512_loadu_si512(w[b].pairs[i]));
+            }
+            const __m512 by = _mm512_mul_ps(_mm512_set1_ps(-a.d), _mm512_loadu_ps(w[b].min));
+            less = _mm512_fmadd_ps(by, _mm512_cvtepi32_ps(sum), less);
+        }
+        _mm512_storeu_ps(s + r * bs, _mm512_add_ps(_mm512_loadu_ps(s + r * bs), less));
+    }
+}
+#else
+struct mins_of_tile;
+template <typename V> static const mins_of_tile * mins_of(const unpacked<V> *, int64_t) { return nullptr; }
+static void less_mins(int64_t, float *, size_t, const mins_of_tile *, const more_super *, int64_t) {}
+#endif
+
 template <typename V, typename BLOCK, int R>
 static void rows_super(int64_t n, int64_t nc, float * s, size_t bs, const unpacked<V> * w, const more_super * of) {
     using kind   = super<BLOCK>;
     using ints   = typename V::ints;
     using floats = typename V::floats;
     const int64_t nb = n / QK_K;
+    const bool    with_mins = !mins_are_apart<V, BLOCK>(nc);
     for (int64_t x = 0; x < nc; x += V::COLUMNS) {
         floats acc[R];
         __m128 less[R];  // one column in each lane
@@ -230,7 +283,7 @@ static void rows_super(int64_t n, int64_t nc, float * s, size_t bs, const unpack
                     const floats min = V::columns_of(w->min[0], [&] { return w->min[V::COLUMNS - 1]; });
                     acc[r] = V::plus(acc[r], V::columns_of(products(0), [&] { return products(V::COLUMNS - 1); }),
                                      V::times(min, V::all(-a.d)));
-                } else if (kind::MINS == mins::summed) {
+                } else if (kind::MINS == mins::summed && with_mins) {
                     const __m128i sums  = _mm_loadu_si128((const __m128i *) a.sums);
                     const __m128i first = _mm_madd_epi16(_mm256_castsi256_si128(w->mins[0]), sums);
                     const __m128i last  = _mm_madd_epi16(_mm256_castsi256_si128(w->mins[V::COLUMNS - 1]), sums);
@@ -246,7 +299,7 @@ static void rows_super(int64_t n, int64_t nc, float * s, size_t bs, const unpack
         for (int r = 0; r < R; r++) {
             float * to = s + r * bs + x;
             V::store_sums(to, acc[r]);
-            if (kind::MINS == mins::summed) {
+            if (kind::MINS == mins::summed && with_mins) {
                 float columns[4];
                 _mm_storeu_ps(columns, less[r]);
                 for (int c = 0; c < V::COLUMNS; c++) {
@@ -317,3 +370,43 @@ static void few_rows_super(int64_t n, int64_t nc, float * s, size_t bs, const ch
         }
     }
 }
+
+// Unpacks `now` columns, or fewer, in which case `now` changes: for V::COLUMNS at once, where `pitch` becomes 0, or the
+// last one alone, where it becomes 1.
+template <typename BLOCK>
+static const char * unpacked_columns(int64_t nb, const char * w, int64_t * pitch, int64_t * now) {
+    const int64_t at = *pitch;
+    if (*now < widest::COLUMNS) {
+        unpacked<narrow> * to = scratch<unpacked<narrow>>(nb);
+        unpack<narrow, BLOCK>(nb, w, at, to);
+        *now = *pitch = 1;
+        return (const char *) to;
+    }
+    *now -= *now % widest::COLUMNS;
+    unpacked<widest> * to = scratch<unpacked<widest>>(*now / widest::COLUMNS * nb);
+    for (int64_t x = 0; x < *now; x += widest::COLUMNS) {
+        unpack<widest, BLOCK>(nb, w + x * at, at, to + x / widest::COLUMNS * nb);
+    }
+    *pitch = 0;
+    return (const char *) to;
+}
+
+template <typename BLOCK> struct kernel<BLOCK, std::enable_if_t<super<BLOCK>::known>> {
+    static constexpr int MOST = specllama::MOST;
+    static size_t per_row(int64_t n) { return n / QK_K * sizeof(more_super); }
+    static const void * prepare(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
+        return more_of_super<BLOCK>(n / QK_K, rows, stride, n_rows);
+    }
+    template <int R>
+    static void times(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char *, size_t,
+                      const void * prepared) {
+        const more_super * of = (const more_super *) prepared;
+        if (pitch > 1) {
+            few_rows_super<widest, BLOCK, R <= FEW ? R : 1>(n, nc, s, bs, w, pitch, of);
+        } else if (pitch == 1) {
+            rows_super<narrow, BLOCK, R>(n, nc, s, bs, (const unpacked<narrow> *) w, of);
+        } else {
+            rows_super<widest, BLOCK, R>(n, nc, s, bs, (const unpacked<widest> *) w, of);
+        }
+    }
+};

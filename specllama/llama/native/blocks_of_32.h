@@ -1,4 +1,4 @@
-// Included by rows.h: weights of Q4_1, Q5_0 and Q5_1, in blocks of 32 with one scale each, and a minimum if unsigned.
+// Included by multiply.h: weights of Q4_1, Q5_0, Q5_1, IQ4_NL and MXFP4, in blocks of 32 with one scale each, and a minimum if unsigned.
 // The loop is that of Q8_0: one or two columns at once, each in eight lanes of the sum.
 
 inline __m256i nibbles(const uint8_t * from) {
@@ -102,10 +102,10 @@ static int64_t rows_small(int64_t n, int64_t nc, float * s, size_t bs, const cha
     for (; x + V::COLUMNS <= nc; x += V::COLUMNS) {
         const BLOCK * w    = (const BLOCK *) (weights + x * pitch);
         const BLOCK * next = (const BLOCK *) (weights + (x + V::COLUMNS - 1) * pitch);
-        typename V::floats acc[R];
+        typename V::floats acc[R], of_mins[R];  // two sums, since one would wait for its own result twice per block
         SPECLLAMA_UNROLL
         for (int r = 0; r < R; r++) {
-            acc[r] = V::none();
+            acc[r] = of_mins[r] = V::none();
         }
         for (int64_t b = 0; b < nb; b++) {
             const typename V::ints numbers = V::columns_of(kind::numbers(w[b]), [&] { return kind::numbers(next[b]); });
@@ -121,14 +121,32 @@ static int64_t rows_small(int64_t n, int64_t nc, float * s, size_t bs, const cha
                                                               : V::whole(V::plus(V::zero(), numbers, V::twice(a.qs)));
                 acc[r] = V::plus(acc[r], sums, V::times(d, V::all(a.d)));
                 if (!kind::is_signed) {
-                    acc[r] = V::plus(acc[r], m, V::all(a.part));
+                    of_mins[r] = V::plus(of_mins[r], m, V::all(a.part));
                 }
             }
         }
         SPECLLAMA_UNROLL
         for (int r = 0; r < R; r++) {
-            V::store_sums(s + r * bs + x, acc[r]);
+            V::store_sums(s + r * bs + x, kind::is_signed ? acc[r] : V::add(acc[r], of_mins[r]));
         }
     }
     return x;
 }
+
+template <typename BLOCK> struct kernel<BLOCK, std::enable_if_t<small<BLOCK>::known>> {
+    static constexpr int MOST = specllama::MOST;
+    static size_t per_row(int64_t n) { return n / QK8_0 * sizeof(more_small); }
+    static const void * prepare(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
+        return more_of_small<BLOCK>(n / QK8_0, rows, stride, n_rows);
+    }
+    template <int R>
+    static void times(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char *, size_t,
+                      const void * prepared) {
+        const more_small * of = (const more_small *) prepared;
+        int64_t x = 0;
+        if (R > 1) {
+            x = rows_small<widest, BLOCK, R>(n, nc, s, bs, w, pitch, of);
+        }
+        rows_small<narrow, BLOCK, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, of);
+    }
+};
