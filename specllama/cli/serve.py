@@ -36,6 +36,11 @@ def serve(given: Mapping[str, Any]) -> int:
             "note: other users of this machine can read --api-key in the list of processes; "
             "SPECLLAMA_API_KEY or --api-key-file keeps it secret"
         )
+    if given.get("metrics_key"):
+        console.note(
+            "note: other users of this machine can read --metrics-key in the list of processes; "
+            "SPECLLAMA_METRICS_KEY keeps it secret"
+        )
     log = log_file(values)
     from specllama.server.main import serve as run
 
@@ -78,6 +83,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         load=prepared(build.load_settings(v, n_slots), v.get("force", False)),
         names=_names(v.get("alias", [])),
         keys=keys(v),
+        metrics_key=_checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
         hosts=tuple(v.get("allowed_host", [])),
         origins=tuple(v.get("allowed_origin", [])),
         sampling=build.sampling(v),
@@ -104,6 +110,10 @@ def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
         if not found:
             raise UsageError("--api-key-file holds no key")
         given += found
-    if not all(0 < len(key) <= _MAX_KEY and key.isprintable() for key in given):
+    return tuple(_checked_key(key) for key in given)
+
+
+def _checked_key(key: str) -> str:
+    if not (0 < len(key) <= _MAX_KEY and key.isprintable()):
         raise UsageError(f"a key must have 1 to {_MAX_KEY} printable characters")
-    return tuple(given)
+    return key

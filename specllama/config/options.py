@@ -367,6 +367,13 @@ SERVING = table(
     row("api_key", "--api-key", list, "a key that clients must send; process lists show it", "KEY"),
     row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
     row(
+        "metrics_key",
+        "--metrics-key",
+        str,
+        "a key for GET /metrics alone, with all keys' figures; process lists show it",
+        "KEY",
+    ),
+    row(
         "share_cache",
         "--share-cache",
         bool,
@@ -444,7 +451,7 @@ USERS_ONLY = frozenset(
         "cache_type_k_draft", "cache_type_v_draft", "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
-        "share_cache",
+        "share_cache", "metrics_key",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

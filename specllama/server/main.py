@@ -23,7 +23,6 @@ from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, Usa
 from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
-from specllama.server.metrics import Metrics
 from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
@@ -142,7 +141,7 @@ async def _serve(
     say: Say,
     ready: Callable[[LoadInfo, str], None],
 ) -> int:
-    service = Service(settings, supervisor, Metrics(settings.name))
+    service = Service(settings, supervisor)
     server = _Server(_config(service, say))
     stop = _Stop(server, service, say)
     host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host

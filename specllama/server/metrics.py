@@ -21,9 +21,11 @@ _RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Metrics:
-    """All figures of one server."""
+    """All figures of one server. owner: of one of its owners instead, without those that tell how long the
+    texts of others are.
+    """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, owner: str = "") -> None:
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -57,7 +59,8 @@ class Metrics:
         self.running = gauge("texts_running", "texts that have a slot")
         self.waiting = gauge("texts_waiting", "texts that wait for a slot")
         self.slots = gauge("slots", "texts that can be written at once")
-        self.kv = gauge("kv_used_ratio", "share of the target's KV cache that holds something")
+        if not owner:
+            self.kv = gauge("kv_used_ratio", "share of the target's KV cache that holds something")
         self.up = gauge("engine_up", "whether the engine process answers")
         self.restarts = gauge("engine_restarts", "engine processes started after the end of another one")
         registry.register(_Aliases(self, model))
@@ -80,15 +83,30 @@ class Metrics:
         if stats.acceptance_rate is not None:
             self.rate.observe(stats.acceptance_rate)
 
-    def update_open(self, n: int, n_slots: int) -> None:
-        """Update the gauges of running and waiting texts; n: both together."""
-        self.running.set(min(n, n_slots))
-        self.waiting.set(max(0, n - n_slots))
-        self.slots.set(n_slots)
-
     def text(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class MetricsByOwner:
+    """The figures of a server, and of each owner where there are several."""
+
+    def __init__(self, model: str, several: bool) -> None:
+        self.all, self._model, self._several = Metrics(model), model, several
+        self._own: dict[str, Metrics] = {}
+
+    def of(self, owner: str) -> Metrics:
+        """What an owner may read: its own figures where there are several. "": all figures."""
+        if not self._several or not owner:
+            return self.all
+        if owner not in self._own:
+            self._own[owner] = Metrics(self._model, owner)
+        return self._own[owner]
+
+    def counting(self, owner: str) -> tuple[Metrics, ...]:
+        """Where the requests of an owner are counted."""
+        own = self.of(owner)
+        return (self.all,) if own is self.all else (self.all, own)
 
 
 class _Aliases(Collector):

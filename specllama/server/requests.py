@@ -30,19 +30,20 @@ class CompletionSpec:
 class RequestStream:
     """The texts of one request while the engine writes them.
 
-    ended: called once when the engine has ended all texts, for whatever reason. end_ids: tokens that end a
-    text. n_open: texts that the engine has not ended.
+    metrics: where its figures count. ended: called once when the engine has ended all texts, for whatever
+    reason. end_ids: tokens that end a text. owner: who asks. n_open: texts that the engine has not ended.
     """
 
     def __init__(
         self,
         specs: Sequence[CompletionSpec],
-        metrics: Metrics,
+        metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
         end_ids: Collection[int] = (),
     ) -> None:
-        self.specs = list(specs)
+        self.specs, self.owner = list(specs), specs[0].request.owner
         self.n_open = len(specs)
+        self._waiting = set(range(len(specs)))  # texts that the engine has not begun or ended
         self._metrics, self._ended, self._end_ids = metrics, ended, end_ids
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -51,6 +52,11 @@ class RequestStream:
         self._arrived, self._complete = asyncio.Event(), asyncio.Event()  # something has, everything has
         self._abandoned = self._woken = False
         self._last: dict[int, float] = {}  # by choice: when its latest tokens arrived
+
+    @property
+    def n_waiting(self) -> int:
+        """Texts that wait for a slot, or have had one for less than half a second without a token."""
+        return len(self._waiting)
 
     @property
     def seconds(self) -> float:
@@ -127,6 +133,8 @@ class RequestStream:
     def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
         """Receive a message of the engine about one of the texts, in the event loop."""
         now = self._loop.time()
+        if not isinstance(message, protocol.Started):
+            self._waiting.discard(assembler.index)
         if isinstance(message, protocol.Tokens):
             self._observe(assembler.index, len(message.items[0].ids), now)
         ended = isinstance(message, (protocol.Done, SpecllamaError))
@@ -141,7 +149,8 @@ class RequestStream:
         elif not self._abandoned:
             self._put((assembler, message, now))
         if ended and self.n_open == 0:
-            self._metrics.seconds.observe(self.seconds)
+            for metrics in self._metrics:
+                metrics.seconds.observe(self.seconds)
             self._ended(self)
 
     def _put(self, arrived: tuple[EventAssembler, protocol.Message, float] | SpecllamaError) -> None:
@@ -151,18 +160,20 @@ class RequestStream:
             self._complete.set()
 
     def _count(self, assembler: EventAssembler, done: protocol.Done) -> None:
-        if done.queue_seconds is not None:
-            self._metrics.queued.observe(done.queue_seconds)
         i = assembler.index
         first_of_prompt = i == 0 or self.specs[i - 1].prompt != assembler.prompt
-        self._metrics.count(done.stats, first_of_prompt)
+        for metrics in self._metrics:
+            if done.queue_seconds is not None:
+                metrics.queued.observe(done.queue_seconds)
+            metrics.count(done.stats, first_of_prompt)
 
     def _observe(self, index: int, n: int, now: float) -> None:
         """Count the times of n tokens of a choice that have arrived."""
-        if index not in self._last:
-            self._metrics.first_token.observe(now - self._began)
-        else:
-            gap = (now - self._last[index]) / n
-            for _ in range(n):
-                self._metrics.between_tokens.observe(gap)
+        for metrics in self._metrics:
+            if index not in self._last:
+                metrics.first_token.observe(now - self._began)
+            else:
+                gap = (now - self._last[index]) / n
+                for _ in range(n):
+                    metrics.between_tokens.observe(gap)
         self._last[index] = now

@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from specllama.client import protocol
 from specllama.core.seeds import nth_seed
 from specllama.errors import BusyError, ResourceError, SpecllamaError
-from specllama.server.metrics import Metrics
+from specllama.server.admission import QueueLimit
+from specllama.server.metrics import Metrics, MetricsByOwner
 from specllama.server.requests import CompletionSpec, RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Supervisor
@@ -28,11 +30,14 @@ class Service:
     created: seconds since the epoch. jobs: the requests in the engine. draining: no new request is accepted.
     """
 
-    def __init__(self, settings: ServerSettings, supervisor: Supervisor, metrics: Metrics) -> None:
-        self.settings, self.supervisor, self.metrics = settings, supervisor, metrics
+    def __init__(self, settings: ServerSettings, supervisor: Supervisor) -> None:
+        self.settings, self.supervisor = settings, supervisor
         self.created = int(time.time())
         self.jobs: set[RequestStream] = set()
         self.draining = False
+        several = len(set(settings.keys)) > 1
+        self.metrics = MetricsByOwner(settings.name, several)
+        self._limit = QueueLimit(settings.load.n_slots, settings.queue, several)
         self._mean_seconds = 1.0  # of a request, moving average
 
     @property
@@ -57,13 +62,13 @@ class Service:
         server shuts down.
         """
         texts = [text for spec in specs for text in _choices(spec, n)]
-        self._check_accepting(len(texts))
+        self._check_accepting(texts)
         client = await self.supervisor.client()
-        self._check_accepting(len(texts))  # again: other requests may have started meanwhile
+        self._check_accepting(texts)  # again: other requests may have started meanwhile
         end_ids = frozenset(self.supervisor.info.end_ids)
-        job = RequestStream(texts, self.metrics, self._ended, end_ids)
+        metrics = self.metrics.counting(texts[0].request.owner)
+        job = RequestStream(texts, metrics, self._ended, end_ids)
         self.jobs.add(job)
-        self.metrics.update_open(self.n_open, self.n_slots)
         job.start(client)
         return job
 
@@ -72,32 +77,46 @@ class Service:
         for job in list(self.jobs):
             job.fail(error)
 
-    async def update_gauges(self) -> None:
-        """Update the gauges of the engine; those that it does not report in time stay as they are."""
-        problem = self.supervisor.problem
-        self.metrics.up.set(not problem)
-        self.metrics.restarts.set(self.supervisor.restarts)
-        if problem:
-            return
-        with contextlib.suppress(SpecllamaError, TimeoutError):
-            found = await self.supervisor.query(protocol.GetSlots, protocol.Slots, _GAUGE_SECONDS)
-            self.metrics.kv.set(found.n_used / max(1, found.n_ctx))
+    async def read_metrics(self, owner: str) -> Metrics:
+        """The figures that an owner may read, with gauges of this moment; those that the engine does not
+        report in time stay as they are.
+        """
+        found, problem = self.metrics.of(owner), self.supervisor.problem
+        found.up.set(not problem)
+        found.restarts.set(self.supervisor.restarts)
+        found.slots.set(self.n_slots)
+        own = [job for job in self.jobs if job.owner == owner]
+        n_waiting = sum(job.n_waiting for job in own)
+        n_running = sum(job.n_open for job in own) - n_waiting
+        if found is self.metrics.all:
+            n_running = min(self.n_open, self.n_slots)
+            n_waiting = self.n_open - n_running
+        found.running.set(n_running)
+        found.waiting.set(n_waiting)
+        if found is self.metrics.all and not problem:
+            with contextlib.suppress(SpecllamaError, TimeoutError):
+                state = await self.supervisor.query(protocol.GetSlots, protocol.Slots, _GAUGE_SECONDS)
+                found.kv.set(state.n_used / max(1, state.n_ctx))
+        return found
 
-    def _check_accepting(self, n: int) -> None:
-        """Raises ResourceError while the server shuts down, BusyError if n more texts are too many."""
+    def _check_accepting(self, texts: Sequence[CompletionSpec]) -> None:
+        """Raises ResourceError while the server shuts down, BusyError if these texts are too many."""
         if self.draining:
             raise ResourceError("the server is shutting down", "ask again when it is back")
-        most = self.n_slots + self.settings.queue
-        if self.n_open and self.n_open + n > most:
-            self.metrics.refused.inc()
-            problem = f"{self.n_open} texts are running or waiting, {most} are the most"
+        owner, n_open = texts[0].request.owner, Counter[str]()
+        for job in self.jobs:
+            n_open[job.owner] += job.n_open
+        n_waiting = sum(job.n_waiting for job in self.jobs if job.owner == owner)
+        problem = self._limit.problem(n_open, n_waiting, len(texts))
+        if problem:
+            for metrics in self.metrics.counting(owner):
+                metrics.refused.inc()
             raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
 
     def _ended(self, job: RequestStream) -> None:
         """The engine has ended all texts of a request."""
         self.jobs.discard(job)
         self._mean_seconds += 0.2 * (job.seconds - self._mean_seconds)
-        self.metrics.update_open(self.n_open, self.n_slots)
 
 
 def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:

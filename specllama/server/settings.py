@@ -18,11 +18,12 @@ ANY_NAME = "*"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """names: of the model; the first one is shown, "*" accepts any. keys: API keys, one of which a client
-    must send; () requires none. share_cache: reuse cached prefixes across keys. queue: texts that may wait
-    for a slot. seconds: limit of a request, 0 for none. drain_seconds: for running requests to end after a
-    SIGTERM. client_seconds: for a client to send its request, and for sent bytes to be read. hosts, origins:
-    names of this server and origins of web pages that are accepted, in addition to those of the address
-    itself. sampling, variables: defaults of requests. Raises UsageError.
+    must send; () requires none. metrics_key: lets a client read the figures of all keys, "" for none.
+    share_cache: reuse cached prefixes across keys. queue: texts that may wait for a slot. seconds: limit of a
+    request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
+    client to send its request, and for sent bytes to be read. hosts, origins: names of this server and
+    origins of web pages that are accepted, in addition to those of the address itself. sampling, variables:
+    defaults of requests. Raises UsageError.
     """
 
     load: LoadSettings
@@ -30,6 +31,7 @@ class ServerSettings:
     port: int = defaults.PORT
     names: tuple[str, ...] = ()
     keys: tuple[str, ...] = field(default=(), repr=False)
+    metrics_key: str = field(default="", repr=False)
     share_cache: bool = False
     queue: int = defaults.QUEUE
     seconds: float = defaults.TIMEOUT_SECONDS
@@ -53,6 +55,12 @@ class ServerSettings:
             raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
         if not self.host.strip() or "\0" in self.host:
             raise UsageError("needs an address or the name of one", option="host")
+        if self.metrics_key and not self.keys:
+            raise UsageError(
+                "without keys everybody may read the figures",
+                f"give {option('api_key')} or {option('api_key_file')} too",
+                option="metrics_key",
+            )
         if not self.keys and not is_loopback(self.host):
             raise UsageError(
                 f"{self.host} can be reached from other machines, which needs a key",

@@ -60,7 +60,7 @@ def test_a_trace_calls_it_a_copy(keyed: Server) -> None:
 def test_metrics_count_it_separately(keyed: Server) -> None:
     ask(keyed, "alice")
     ask(keyed, "alice")
-    found = keyed.get("/metrics", headers=KEYS["bob"]).body.decode()
+    found = keyed.get("/metrics", headers=KEYS["alice"]).body.decode()
     assert 'specllama_draft_tokens_by_drafter_total{drafter="memory"}' in found
     assert "alice" not in found
 

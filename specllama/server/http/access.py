@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
-from specllama.server.metrics import Metrics
+from specllama.server.metrics import MetricsByOwner
 from specllama.server.settings import ServerSettings, is_loopback
 from specllama.server.supervisor import Say
 
@@ -61,7 +61,7 @@ class AccessMiddleware:
         self,
         app: ASGIApp,
         settings: ServerSettings,
-        metrics: Metrics,
+        metrics: MetricsByOwner,
         say: Say,
         errors: ErrorResponder,
         paths: frozenset[str],
@@ -70,6 +70,7 @@ class AccessMiddleware:
         self._app, self._metrics, self._say = app, metrics, say
         self._errors, self._paths, self._open_paths = errors, paths, open_paths
         self._keys = Keys(settings.keys)
+        self._metrics_key = Keys((settings.metrics_key,) if settings.metrics_key else ())
         self._any_host = not is_loopback(settings.host) and not settings.hosts
         self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}
         self._origins = {origin.rstrip("/").lower() for origin in settings.origins}
@@ -114,7 +115,8 @@ class AccessMiddleware:
                 await refuse(SpecllamaError("something unexpected went wrong"))
         finally:
             known = scope["path"] if scope["path"] in self._paths else "other"
-            self._metrics.http.labels(known, str(status or 499)).inc()
+            for metrics in self._metrics.counting(scope.get("specllama.owner", "")):
+                metrics.http.labels(known, str(status or 499)).inc()
             self._log(scope, id_, status, time.monotonic() - began)
 
     def _problem(self, scope: Scope, headers: Headers, origin: str) -> SpecllamaError | None:
@@ -126,6 +128,8 @@ class AccessMiddleware:
             return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
         if not self._keys or scope["path"] in self._open_paths or (scope["method"] == "OPTIONS" and origin):
             return None
+        if scope["path"] == "/metrics" and self._metrics_key.owner(headers):
+            return None  # without an owner: the figures of all
         scope["specllama.owner"] = self._keys.owner(headers)
         if not scope["specllama.owner"]:
             return AccessError("the API key is missing or wrong")

@@ -58,7 +58,7 @@ EngineRun = Callable[[Engine], Awaitable[None]]
 def started_job(n: int) -> tuple[Engine, RequestStream]:
     engine = Engine()
     specs = [CompletionSpec(protocol.Generate(0, prompt="x", params={"seed": i})) for i in range(n)]
-    job = RequestStream(specs, Metrics("m"), lambda _: None)
+    job = RequestStream(specs, [Metrics("m")], lambda _: None)
     job.start(engine)  # type: ignore[arg-type]
     return engine, job
 

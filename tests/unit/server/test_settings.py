@@ -21,7 +21,12 @@ class TestSettings:
     def test_any_other_host_needs_a_key_which_is_not_shown(self, host: str) -> None:
         with pytest.raises(UsageError, match="key"):
             ServerSettings(load=LOAD, host=host)
-        assert "secret" not in repr(ServerSettings(load=LOAD, host=host, keys=("secret",)))
+        settings = ServerSettings(load=LOAD, host=host, keys=("secret",), metrics_key="secret")
+        assert "secret" not in repr(settings)
+
+    def test_a_key_for_the_figures_needs_another_one(self) -> None:
+        with pytest.raises(UsageError, match="without keys"):
+            ServerSettings(load=LOAD, metrics_key="secret")
 
     def test_the_name_of_the_model_is_the_first_name_or_that_of_its_file(self) -> None:
         plain, named = ServerSettings(load=LOAD), ServerSettings(load=LOAD, names=("*", "a", "b"))

@@ -26,8 +26,8 @@ async def health(api: ApiRequest) -> Response:
 
 
 async def metrics(api: ApiRequest) -> Response:
-    await api.service.update_gauges()
-    return Response(api.service.metrics.text(), headers={"content-type": CONTENT_TYPE})
+    found = await api.service.read_metrics(api.owner)
+    return Response(found.text(), headers={"content-type": CONTENT_TYPE})
 
 
 async def props(api: ApiRequest) -> Response:

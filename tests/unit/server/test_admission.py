@@ -1,0 +1,55 @@
+"""Which requests the queue accepts."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.server.admission import QueueLimit
+
+KEYED = QueueLimit(4, 64, several=True)  # 68 texts, 16 places of the queue kept
+SINGLE = QueueLimit(4, 64)
+
+
+@pytest.mark.parametrize(
+    ("n_open", "n_waiting", "n", "accepted"),
+    [
+        ({"a": 51}, 47, 1, True),
+        ({"a": 52}, 48, 1, False),  # one key cannot fill the queue
+        ({"a": 50}, 46, 3, False),
+        ({"a": 52}, 0, 1, True),  # asked for b
+        ({"a": 52}, 0, 16, True),
+        ({"a": 52}, 0, 17, False),
+        ({"a": 52, "b": 1}, 1, 1, False),
+        ({"a": 4, "b": 47}, 47, 1, True),
+        ({"a": 4, "b": 48}, 48, 1, False),
+        ({"a": 4, "b": 48}, 0, 1, True),  # asked for a, whose four texts run
+        ({"a": 52, "b": 16}, 0, 1, False),  # the queue is full
+        ({"a": 500}, 0, 1, True),  # a request of many texts leaves the kept places to others as well
+        ({"a": 500}, 496, 1, False),
+        ({}, 0, 500, True),
+        ({"a": 0}, 0, 500, True),
+    ],
+)
+def test_the_last_quarter_is_kept_for_keys_with_nothing_waiting(n_open, n_waiting, n, accepted) -> None:
+    assert (not KEYED.problem(n_open, n_waiting, n)) == accepted
+
+
+@pytest.mark.parametrize(("n_open", "n", "accepted"), [(67, 1, True), (68, 1, False), (60, 9, False)])
+def test_a_single_owner_may_fill_the_queue(n_open: int, n: int, accepted: bool) -> None:
+    assert (not SINGLE.problem({"": n_open}, n_open - 4, n)) == accepted
+
+
+def test_the_message_says_why() -> None:
+    kept = "the last 16 of 64 places in the queue are kept for keys that have none"
+    assert KEYED.problem({"a": 52}, 48, 1) == f"this key has 48 texts waiting, and {kept}"
+    assert "1 text waiting" in KEYED.problem({"a": 52}, 1, 1)
+    assert KEYED.problem({"a": 52, "b": 16}, 1, 1).startswith("68 texts are running or waiting, 68 are")
+
+
+def test_every_key_can_wait_however_the_others_ask() -> None:
+    """Fifteen keys that ask for all they can get leave a place for the sixteenth."""
+    n_open: dict[str, int] = {}
+    for owner in map(str, range(15)):
+        while not KEYED.problem(n_open, n_open.get(owner, 0), 1):
+            n_open[owner] = n_open.get(owner, 0) + 1
+    assert not KEYED.problem(n_open, 0, 1)
