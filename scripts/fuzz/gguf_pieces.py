@@ -28,6 +28,8 @@ SHAPE: dict[bytes, tuple[int, bytes]] = {
     b"llama.attention.layer_norm_rms_epsilon": (6, struct.pack("<f", 1e-5)),
 }  # fmt: skip
 
+_NUMBERS = (0.0, -1.0, 1e-5, 10000.0, 1e38, float("nan"), float("inf"))
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -193,8 +195,34 @@ def _listed(rng: random.Random, entries: list[Entry]) -> list[Entry]:
     elif kind == 2:
         entries.append(replace(entries[at], key=rng.choice(TEXTS).encode("utf-8", "surrogatepass")))
     else:
-        entries.append(Entry(b"general.alignment", 4, struct.pack("<I", rng.choice(INTEGERS) % (1 << 32))))
+        entries.append(_extra(rng))
     return entries
+
+
+def _extra(rng: random.Random) -> Entry:
+    """An entry that few files have and llama.cpp or specllama reads."""
+    n, x = struct.pack("<I", rng.choice(INTEGERS) % (1 << 32)), struct.pack("<f", rng.choice(_NUMBERS))
+    ids = [rng.choice((0, 5, 1499, 1500, 1 << 20, (1 << 32) - 1)) for _ in range(rng.choice((1, 3, 500)))]
+    table = struct.pack(f"<IQ{len(ids)}I", 5, len(ids), *ids)
+    text = rng.choice(("yarn", "linear", "longrope", "none", *TEXTS)).encode("utf-8", "surrogatepass")
+    string = struct.pack("<Q", len(text)) + text
+    return rng.choice(
+        (
+            Entry(b"general.alignment", 4, n), Entry(b"llama.vocab_size", 4, n),
+            Entry(b"tokenizer.ggml.suppress_tokens", ARRAY, table), Entry(b"llama.rope.freq_base", 6, x),
+            Entry(b"llama.rope.scaling.factor", 6, x), Entry(b"llama.rope.scaling.type", STRING, string),
+            Entry(b"llama.attention.key_length", 4, n), Entry(b"llama.attention.value_length", 4, n),
+            Entry(b"llama.attention.sliding_window", 4, n), Entry(b"llama.expert_count", 4, n),
+            Entry(b"llama.expert_used_count", 4, n), Entry(b"llama.attention.clamp_kqv", 6, x),
+            Entry(b"general.sampling.temp", 6, x), Entry(b"general.sampling.top_k", 5, n),
+            Entry(b"general.sampling.top_p", 6, x), Entry(b"tokenizer.ggml.add_bos_token", 7, b"\1"),
+            Entry(b"tokenizer.ggml.add_eos_token", 7, b"\1"), Entry(b"tokenizer.ggml.pre", STRING, string),
+            Entry(b"tokenizer.ggml.model", STRING, string), Entry(b"tokenizer.ggml.eot_token_id", 4, n),
+            Entry(b"tokenizer.chat_template", STRING, string), Entry(b"general.quantization_version", 4, n),
+            Entry(b"tokenizer.ggml.precompiled_charsmap", ARRAY, table), Entry(b"split.count", 2, n[:2]),
+            Entry(b"llama.leading_dense_block_count", 4, n), Entry(b"llama.logit_scale", 6, x),
+        )
+    )  # fmt: skip
 
 
 def _tensor(rng: random.Random, t: TensorPiece) -> TensorPiece:

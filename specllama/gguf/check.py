@@ -31,6 +31,7 @@ TOKENIZERS = {
 # Tensor types that ggml multiplies with nothing: it crashes. Tables of expert ids are I32.
 _NOT_MULTIPLIED = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
 _ID_TABLES = "tid2eid"
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
 
@@ -85,8 +86,7 @@ def _check_shape(header: Header) -> None:
             )
     if header.integer(f"{prefix}.nextn_predict_layers") >= header.n_layer:
         header.fail(f"{prefix}.nextn_predict_layers", f"not below the {header.n_layer} layers")
-    if header.integer(f"{prefix}.expert_count") > MAX_EXPERTS:
-        header.fail(f"{prefix}.expert_count", f"more than {MAX_EXPERTS}")
+    _check_experts(header)
     for name, heads in (("head_count", header.n_head), ("head_count_kv", header.n_head_kv)):
         key = f"{prefix}.attention.{name}"
         if any(not 0 <= n <= MAX_WIDTH for n in heads):
@@ -97,6 +97,21 @@ def _check_shape(header: Header) -> None:
         key = f"{prefix}.attention.{suffix}"
         if key in header.metadata and not 1 <= header.integer(key) <= MAX_WIDTH and prefix not in RECURRENT:
             header.fail(key, f"{header.integer(key)} is not in 1 to {MAX_WIDTH}")
+
+
+def _check_experts(header: Header) -> None:
+    """Raises GGUFError for numbers of experts and groups that llama.cpp's load_hparams excludes."""
+    key = f"{header.architecture}.expert"
+    n_experts, n_groups = header.integer(f"{key}_count"), header.integer(f"{key}_group_count")
+    used, groups_used = header.arch_integer("expert_used_count"), header.integer(f"{key}_group_used_count")
+    if n_experts > MAX_EXPERTS:
+        header.fail(f"{key}_count", f"more than {MAX_EXPERTS}")
+    if bool(n_experts) != bool(used) or used > n_experts:
+        header.fail(f"{key}_used_count", f"{used} of {n_experts} experts")
+    if n_groups and (n_groups >= n_experts or n_experts % n_groups):
+        header.fail(f"{key}_group_count", f"{n_groups} groups of {n_experts} experts")
+    if n_groups > 1 and not 0 < groups_used < n_groups:
+        header.fail(f"{key}_group_used_count", f"{groups_used} of {n_groups} groups")
 
 
 def check_tokenizer(header: Header) -> None:
@@ -173,3 +188,6 @@ def _check_numbers(header: Header) -> None:
             header.fail(key, f"{value} is not a finite number")
         if key.endswith("_epsilon") and not 0 <= value <= 1:
             header.fail(key, f"{value} is not in 0 to 1")
+    key = f"{header.architecture}.rope.scaling.type"
+    if key in header.metadata and header.text(key) not in ROPE_SCALINGS:
+        header.fail(key, f"{header.text(key)[:60]!r} is not one of {', '.join(ROPE_SCALINGS)}")

@@ -31,12 +31,18 @@ _TYPES: dict[str, tuple[str, ...]] = {
 }
 _ARCH_TYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("context_length", "embedding_length", "block_count", "vocab_size", "expert_count"), ("u32",)
+        (
+            *("context_length", "embedding_length", "block_count", "vocab_size"),
+            *("expert_count", "expert_group_count", "expert_group_used_count"),
+        ),
+        ("u32",),
     ),
     **dict.fromkeys(
         ("feed_forward_length", "attention.head_count", "attention.head_count_kv"), _LIST_OR_NUMBER
     ),
     "expert_used_count": _LIST_OR_NUMBER,
+    "rope.scaling.type": ("str",),
+    **dict.fromkeys(("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"), ("f32",)),
     **{f"attention.{n}_length{tail}": ("u32",) for n in ("key", "value") for tail in ("", "_swa", "_mla")},
     **{
         f"ssm.{n}": ("u32",)

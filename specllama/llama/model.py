@@ -204,10 +204,13 @@ class LlamaModel:
 
     @property
     def suppressed(self) -> list[int]:
-        """Tokens that must never be generated (the file's tokenizer.ggml.suppress_tokens)."""
+        """Tokens that must never be generated: those of the file's tokenizer.ggml.suppress_tokens that
+        exist.
+        """
         n = ctypes.c_int32(0)
         found = llama.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(n))
-        return [int(found[i]) for i in range(n.value)] if found else []
+        ids = [int(found[i]) for i in range(n.value)] if found else []
+        return [i for i in ids if 0 <= i < self.n_vocab]
 
     def token_text(self, token: int) -> str:
         """The text of a token as the vocabulary spells it; "" for -1."""

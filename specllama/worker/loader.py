@@ -229,6 +229,8 @@ def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
 def _checked_header(settings: ModelSettings) -> Header:
     header = read_model(settings.path)
     check_model(header)
+    for path, _ in settings.lora:
+        read_model(path)  # adapters are GGUF files too
     return header
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError, UsageError
+from specllama.gguf import key_types
 from specllama.gguf.check import check_model
 from specllama.gguf.header import read_header, read_model, read_source
 from specllama.gguf.parse import parse
@@ -337,7 +338,6 @@ EXCESSIVE = {  # GGUF, part of the message
     "architecture with controls": (lambda: GGUF({"general.architecture": "a\x1b[2J"}), "is not a name"),
     "name": (lambda: GGUF({"general.name": "x" * (1 << 20)}), "more than 65536"),
     "template": (lambda: GGUF({"tokenizer.chat_template": "x" * (2 << 20)}), "more than 1048576"),
-    "tokens": (lambda: GGUF({"tokenizer.ggml.tokens": empty_strings(530_000)}), "530000 tokens, more than"),
     "long tokens": (lambda: GGUF({"tokenizer.ggml.tokens": ["x" * (17 << 20)]}), "the tokens have"),
     "strings": (
         lambda: GGUF({"a": empty_strings(1), "b": empty_strings((4 << 20) + 1)}),
@@ -370,6 +370,13 @@ def test_rejects_what_is_larger_than_in_any_model(
     finally:
         tracemalloc.stop()
     assert peak < len(data) + (100 << 20)
+
+
+def test_rejects_more_tokens_than_in_any_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert key_types.MAX_TOKENS >= 1 << 19
+    monkeypatch.setattr(key_types, "MAX_TOKENS", 1000)
+    gguf = GGUF({"tokenizer.ggml.tokens": empty_strings(1001)})
+    assert "'tokenizer.ggml.tokens' at byte 24: 1001 tokens, more than 1000" in rejection(gguf)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1.5])
@@ -425,6 +432,17 @@ NOT_RUNNABLE = {
     "embedding model": ({"general.architecture": "bert"}, "token by token"),
     "negative epsilon": ({"llama.attention.layer_norm_rms_epsilon": -1e-8}, "is not in 0 to 1"),
     "huge epsilon": ({"llama.attention.layer_norm_rms_epsilon": 3.4e38}, "is not in 0 to 1"),
+    "used experts": ({"llama.expert_used_count": 64}, "64 of 0 experts"),
+    "no used experts": ({"llama.expert_count": 8}, "0 of 8 experts"),
+    "groups": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 2, "llama.expert_group_count": 3},
+        "3 groups of 8 experts",
+    ),
+    "used groups": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 2, "llama.expert_group_count": 4},
+        "0 of 4 groups",
+    ),
+    "rope scaling": ({"llama.rope.scaling.type": "\x1b]52;c"}, "is not one of none, linear, yarn, longrope"),
     "frequency": ({"llama.rope.freq_base": float("nan")}, "llama.rope.freq_base at byte"),
     "vocabulary size": ({"tokenizer.ggml.tokens": Typed("arr[str]", words(31))}, "token_embd.weight"),
 }
