@@ -2,7 +2,7 @@
 llama.cpp's own.
 
 usage: python -m scripts.bench.kernels [--types T,...] [--rows N,...] [-t N] [--runs N] [--mib N] [--json F]
-           [--experts N] [--used N]
+           [--experts N] [--used N] [--best SECONDS]
 
 Random weights of each type, more than the processor's caches hold, stored as a model's are (in groups of
 columns where llama.cpp has such a layout) and multiplied through ggml. Two processes, with specllama's
@@ -13,6 +13,10 @@ with their geometric mean. Run nothing else on the machine.
 
 --experts 32: matrices of 32 experts of 1024 x 768 weights, of which each row is multiplied by --used, chosen
 at random (MUL_MAT_ID). The shares count the weights that are used.
+
+--best 0.3: each product of a matrix of 1024 columns is repeated for that long, up to 60 times, and the
+shortest time counts. With -t 1 and few MiB that gives usable relative times on a machine that is busy
+otherwise; the shares mean little there.
 """
 
 from __future__ import annotations
@@ -42,12 +46,11 @@ TYPES = {  # ggml_type, and bits per weight
     "iq4_nl": (20, 4.5), "iq4_xs": (23, 4.25), "mxfp4": (39, 4.25), "q3_k": (11, 3.4375), "q2_k": (10, 2.625),
 }  # fmt: skip
 FLOATS = ("f16", "bf16")
-SHAPE, EXPERT_SHAPE = (
-    (4096, 4096),
-    (768, 1024),
-)  # columns of one matrix (of an expert), and the length of a row
+# Columns of one matrix (of an expert), and the length of a row.
+SHAPE, SMALL_SHAPE, EXPERT_SHAPE = (4096, 4096), (1024, 4096), (768, 1024)
 GROUPED = ("q4_0", "q4_k", "q2_k", "iq4_nl", "q8_0", "mxfp4")  # where llama.cpp may have a layout of groups
 EXTRA = 320  # bytes of ggml_tensor before `extra`
+MOST_TIMES = 60  # ggml takes new memory for each product
 STEPS = 4_000_000  # of a measurement of the peak
 I32 = 26  # ggml_type
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
@@ -89,10 +92,10 @@ class Matrices:
     many each has, and how many of them a row is multiplied by; (0, 0) without experts.
     """
 
-    def __init__(self, ggml: Ggml, kind: str, mib: int, experts: tuple[int, int]) -> None:
+    def __init__(self, ggml: Ggml, kind: str, mib: int, experts: tuple[int, int], small: bool) -> None:
         self.ggml, (self.number, bits) = ggml, TYPES[kind]
         self.n_experts, self.n_used = experts
-        self.columns, self.length = EXPERT_SHAPE if self.n_experts else SHAPE
+        self.columns, self.length = EXPERT_SHAPE if self.n_experts else SMALL_SHAPE if small else SHAPE
         self.bytes_each = int(max(1, self.n_experts) * self.columns * self.length * bits / 8)
         self.n = max(1, round(mib * 2**20 / self.bytes_each))
         self._rooms: list[int] = []
@@ -168,10 +171,12 @@ class Matrices:
         chosen = [rng.permutation(self.n_experts)[: self.n_used] for _ in range(n_rows)]
         return np.array(chosen, np.int32)
 
-    def seconds(self, n_rows: int, n_threads: int) -> float:
-        """Seconds for the product of every matrix with `n_rows` rows."""
+    def seconds(self, n_rows: int, n_threads: int, best_of: float) -> float:
+        """Seconds for the product of every matrix with `n_rows` rows: the shortest of those in `best_of`
+        seconds, or the median of two if that is 0.
+        """
         n_results = self.n * self.columns * n_rows * max(1, self.n_used)
-        room = self._room(n_results * 4 + n_rows * self.length * 4 + (64 << 20))
+        room = self._room(n_results * 4 + n_rows * self.length * 4 + (256 << 20))
         values = np.random.default_rng(n_rows).normal(size=(n_rows, self.length)).astype(np.float32)
         rows = self._put(room, 0, values[:, None] if self.n_experts else values)
         call = self.ggml.call
@@ -182,17 +187,17 @@ class Matrices:
                 factors.append(POINTER(self._put(room, I32, self._ids(at, n_rows))))
             node = call("ggml_mul_mat_id" if self.n_experts else "ggml_mul_mat", POINTER, *factors)
             call("ggml_build_forward_expand", None, POINTER(graph), POINTER(node))
-        times = []
-        for _ in range(3):
+        times, end = list[float](), time.perf_counter() + best_of
+        while len(times) < 3 or (len(times) < MOST_TIMES and time.perf_counter() < end):
             began = time.perf_counter()
             call("ggml_graph_compute_with_ctx", INT, POINTER(room), POINTER(graph), INT(n_threads))
             times.append(time.perf_counter() - began)
         self._rooms.remove(room)
         call("ggml_free", None, POINTER(room))
-        return statistics.median(times[1:])
+        return min(times) if best_of else statistics.median(times[1:])
 
 
-def serve(n_threads: int, mib: int, experts: tuple[int, int]) -> None:
+def serve(n_threads: int, mib: int, experts: tuple[int, int], best_of: float) -> None:
     """A child process: reads "type rows" lines, answers each with a line of seconds and two sizes."""
     ggml = Ggml()
     kind, matrices = "", None
@@ -201,9 +206,9 @@ def serve(n_threads: int, mib: int, experts: tuple[int, int]) -> None:
         if wanted != kind:
             if matrices is not None:
                 matrices.close()
-            kind, matrices = wanted, Matrices(ggml, wanted, mib, experts)
+            kind, matrices = wanted, Matrices(ggml, wanted, mib, experts, best_of > 0)
         assert matrices is not None
-        print(matrices.seconds(int(n_rows), n_threads), *matrices.n_bytes(int(n_rows)), flush=True)
+        print(matrices.seconds(int(n_rows), n_threads, best_of), *matrices.n_bytes(int(n_rows)), flush=True)
 
 
 class Child:
@@ -212,7 +217,17 @@ class Child:
     def __init__(self, kernels: str, args: argparse.Namespace) -> None:
         line = [sys.executable, "-m", "scripts.bench.kernels", "--child", "-t", str(args.threads)]
         self._process = subprocess.Popen(
-            [*line, "--mib", str(args.mib), "--experts", str(args.experts), "--used", str(args.used)],
+            [
+                *line,
+                "--mib",
+                str(args.mib),
+                "--experts",
+                str(args.experts),
+                "--used",
+                str(args.used),
+                "--best",
+                str(args.best),
+            ],
             env=os.environ | {VARIABLE: kernels},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -308,13 +323,14 @@ def main() -> None:
     p.add_argument("--mib", type=cli.whole(1), default=256, help="MiB of weights")
     p.add_argument("--experts", type=cli.whole(0), default=0, help="of a matrix; 0: matrices without experts")
     p.add_argument("--used", type=cli.whole(1), default=4, help="experts that a row is multiplied by")
+    p.add_argument("--best", type=float, default=0.0, metavar="SECONDS", help="the shortest of many times")
     p.add_argument("--json", type=Path, help="write all figures to this file")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.experts and args.used > args.experts:
         raise cli.BadInput(f"--used {args.used} is more than --experts {args.experts}")
     if args.child:
-        serve(args.threads, args.mib, (args.experts, args.used if args.experts else 0))
+        serve(args.threads, args.mib, (args.experts, args.used if args.experts else 0), args.best)
         return
     kinds = args.types.split(",")
     if unknown := [kind for kind in kinds if kind not in TYPES]:
