@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from specllama.client import protocol
 from specllama.core.seeds import nth_seed
-from specllama.errors import BusyError, ResourceError, SpecllamaError
+from specllama.errors import BusyError, ContextLengthError, ResourceError, SpecllamaError
 from specllama.server.admission import QueueLimit
 from specllama.server.metrics import Metrics, MetricsByOwner
 from specllama.server.requests import CompletionSpec, RequestStream
@@ -58,12 +58,13 @@ class Service:
     async def start(self, specs: Sequence[CompletionSpec], n: int = 1) -> RequestStream:
         """Start n texts of each spec, with different seeds.
 
-        Raises BusyError if too many wait already, EngineDiedError without an engine, ResourceError while the
-        server shuts down.
+        Raises ContextLengthError for too many ids, BusyError if too many texts wait already, EngineDiedError
+        without an engine, ResourceError while the server shuts down.
         """
         texts = [text for spec in specs for text in _choices(spec, n)]
         self._check_accepting(texts)
         client = await self.supervisor.client()
+        self._check_fit(specs)
         self._check_accepting(texts)  # again: other requests may have started meanwhile
         end_ids = frozenset(self.supervisor.info.end_ids)
         metrics = self.metrics.counting(texts[0].request.owner)
@@ -112,6 +113,16 @@ class Service:
             for metrics in self.metrics.counting(owner):
                 metrics.refused.inc()
             raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
+
+    def _check_fit(self, specs: Sequence[CompletionSpec]) -> None:
+        """Raises ContextLengthError for ids that the context cannot hold; the engine checks texts."""
+        n_ctx = self.supervisor.info.n_ctx
+        longest = max((len(spec.request.ids or ()) for spec in specs), default=0)
+        if longest >= n_ctx:
+            raise ContextLengthError(
+                f"the prompt has {longest} tokens and the context {n_ctx}",
+                details={"n_prompt_tokens": longest, "n_ctx": n_ctx},
+            )
 
     def _ended(self, job: RequestStream) -> None:
         """The engine has ended all texts of a request."""
