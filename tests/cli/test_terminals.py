@@ -95,7 +95,7 @@ def test_reports_on_files_are_filtered(shared: Command) -> None:
     shown(
         shared, "pair-check", str(odd), str(odd), "--debug", code=1, needles=("Traceback", "]52;c;ZXZpbA==")
     )
-    for verb in ("bench", "tune"):
+    for verb in ("bench",):
         shown(shared, verb, "-m", f"no{CLIPBOARD}.gguf", code=3, needles=("no␛]52;c;ZXZpbA==␇.gguf",))
     Store(shared.cache / "calibration").write({"model": [EVIL, "Q4_0", 1]}, {"t1": 0.1})
     shown(shared, "doctor", code=0, needles=("␛]52;c;ZXZpbA==␇",))
