@@ -67,6 +67,8 @@ class RequestStream:
         """Submit all texts, those of one prompt together: it is sent, rendered and tokenised once."""
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
             self._submit(client, list(group))
+        sent = protocol.Generate(-1)  # the prompts are not kept: they may be large, and wait for long
+        self.specs = [replace(spec, request=sent) for spec in self.specs]
 
     def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
         """Submit the texts of one prompt. texts: their indices and specs."""

@@ -42,7 +42,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with (
-        Server(tmp_path_factory.mktemp("costly"), "--draft-max", "4", "-np", "4") as server,
+        Server(tmp_path_factory.mktemp("costly"), "--draft-max", "4", "-np", "4", "--queue", "256") as server,
         Bystander(server.connect, server.process.pid) as bystander,
     ):
         bystander.wait_until_streaming()
