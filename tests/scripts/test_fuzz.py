@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scripts.fuzz.campaign import judged
+from scripts.fuzz.gguf_pieces import ARRAY, Entry
 from scripts.fuzz.part import Part
 from scripts.fuzz.parts import table
-from scripts.fuzz.parts.headers import BUILT_IN
+from scripts.fuzz.parts.headers import BUILT_IN, base
 from tests.support.paths import ROOT
 
 INPUTS, SEED = os.environ.get("FUZZ_INPUTS", "60"), os.environ.get("FUZZ_SEED", "1")
@@ -69,6 +72,15 @@ def test_inputs_that_failed_once_do_not_fail_again(parts: dict[str, Part], name:
     found = judged(parts[name], data)
     assert found["reason"] == ""
     assert found["outcome"] == "refused"
+
+
+def test_models_that_failed_once_do_not_fail_again(tmp_path: Path) -> None:
+    model, file = base(BUILT_IN[0], True), tmp_path / "suppressed.bin"
+    ids = struct.pack("<IQ3i", 5, 3, 5, 1 << 20, -1)  # the last two do not exist
+    more = Entry(b"tokenizer.ggml.suppress_tokens", ARRAY, ids)
+    file.write_bytes(replace(model, entries=(*model.entries, more)).bytes())
+    done = fuzz("--only", "load", "--replay", str(file))
+    assert (done.returncode, done.stdout) == (0, f"{file}: in order\n"), done.stderr
 
 
 BROKEN = """
