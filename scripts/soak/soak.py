@@ -32,7 +32,7 @@ _POLL_EVERY = 0.1  # seconds between requests of /health
 _DRAIN = 20.0  # seconds for the last requests to end
 _KILL_SHARE = 0.25  # of the time, at its beginning, in which engines are killed
 _WARM_UP = 75.0  # seconds after which an engine has touched all of its buffers and caches
-_KEY, _COSTLY_KEY = "ordinary", "costly"  # of the clients, if some are costly
+_KEY, _COSTLY_KEY, _STREAM_KEY = "ordinary", "costly", "streaming"  # of the clients, if some are costly
 _POINTS = 60  # of the memory curves in the report
 
 
@@ -86,7 +86,7 @@ class Soak:
     def run(self) -> dict[str, Any]:
         """The report; `violations` is empty if all requirements hold."""
         outcomes, stop = Outcomes(), threading.Event()
-        env = {"SPECLLAMA_API_KEY": f"{_KEY},{_COSTLY_KEY}"} if self.n_costly else {}
+        env = {"SPECLLAMA_API_KEY": f"{_KEY},{_COSTLY_KEY},{_STREAM_KEY}"} if self.n_costly else {}
         with Server(self.home, *self.flags, env=env) as server:
             server.key = _KEY if self.n_costly else ""
             poller = HealthPoller(server.host, server.port, _POLL_EVERY)
@@ -159,7 +159,8 @@ class Soak:
         self, server: Server, began: float, clients: Sequence[CostlyClient], outcomes: Outcomes
     ) -> None:
         """Streams beside the costly clients until the time is over, and takes figures of it."""
-        with Bystander(server.connect, server.process.pid) as bystander:
+        streaming = Api(server.host, server.port, _STREAM_KEY)
+        with Bystander(streaming.connect, server.process.pid) as bystander:
             self._work(server, began, outcomes)
             noticed = bystander.noticed(began, time.monotonic() - 1)
         slowest = {

@@ -12,6 +12,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from types import FrameType
 from typing import IO, Any
@@ -29,6 +30,9 @@ from specllama.server.supervisor import Say, Supervisor
 
 _MARGIN_SECONDS = 2.0  # for clients to receive their errors after a drain that took too long
 _BACKLOG = 1024
+_SWITCH_SECONDS = 0.001  # that the event loop waits for a thread that checks a large body; usual: 0.005
+    0.001  # that the event loop waits for a thread that checks a large body; Python's own is 0.005
+)
 
 
 def serve(
@@ -44,6 +48,7 @@ def serve(
     URL. log: where llama.cpp's log goes. progress: gets the name of a model and the loaded share.
     Raises UsageError and ResourceError for the address, and what loading raises.
     """
+    sys.setswitchinterval(_SWITCH_SECONDS)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # `say` gets what matters
     listener = listen(settings.host, settings.port, settings.client_seconds)
     with listener:
