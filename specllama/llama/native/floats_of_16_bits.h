@@ -72,7 +72,7 @@ template <typename T> struct kernel_of_floats {
 template <> struct kernel<ggml_half> : kernel_of_floats<ggml_half> {};
 template <> struct kernel<ggml_bf16_t> : kernel_of_floats<ggml_bf16_t> {};
 
-#if defined(__AVX512BW__)
+#if defined(__AVX512BW__) && (defined(__clang__) || __GNUC__ >= 10)  // earlier ones do not know the instruction
 // BF16 on processors that multiply its pairs (AVX512_BF16), whose sums are rounded otherwise than those of floats.
 struct bf16_pairs {};
 
