@@ -31,11 +31,15 @@ inline std::map<const void *, cache> caches;  // by the address of the first cel
 inline void (*set_tensor)(ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t) = nullptr;
 inline void (*free_buffer)(ggml_backend_buffer_t)                                             = nullptr;
 
+inline const ggml_tensor * root_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+
 // A buffer's functions are replaced by these, which note what happens.
 inline void set_and_note(ggml_backend_buffer_t buffer, ggml_tensor * to, const void * data, size_t offset, size_t size) {
     {
         const std::lock_guard<std::mutex> lock(guard);
-        const ggml_tensor * const         root  = to->view_src != nullptr ? to->view_src : to;
+        const ggml_tensor * const         root  = root_of(to);
         const auto                        found = caches.find(root->data);
         if (found != caches.end()) {
             const size_t from = (const char *) to->data - (const char *) root->data + offset, row = found->second.row;
@@ -58,7 +62,7 @@ inline void free_and_forget(ggml_backend_buffer_t buffer) {
 }
 
 inline void watch(ggml_backend_buffer_t buffer) {
-    if (buffer == nullptr || buffer->iface.set_tensor == set_and_note) {
+    if (buffer->iface.set_tensor == set_and_note) {
         return;
     }
     if (set_tensor == nullptr) {
@@ -73,13 +77,14 @@ inline void watch(ggml_backend_buffer_t buffer) {
 
 // Whether the operation writes cells whose order is noted.
 inline bool notes(const ggml_tensor * op) {
-    return op->op == GGML_OP_SET_ROWS && op->type == GGML_TYPE_F16 && op->ne[0] >= 8 && op->ne[2] * op->ne[3] == 1;
+    return op->op == GGML_OP_SET_ROWS && op->type == GGML_TYPE_F16 && op->ne[0] >= 8 && op->ne[2] * op->ne[3] == 1 &&
+           root_of(op)->buffer != nullptr;
 }
 
 inline void note(const ggml_tensor * op) {
     const std::lock_guard<std::mutex> lock(guard);
     auto                              found = caches.find(op->data);
-    const ggml_backend_buffer_t       buffer = op->src[2]->buffer;
+    const ggml_backend_buffer_t       buffer = root_of(op)->buffer;
     if (found == caches.end() || found->second.row != op->nb[1] || (int64_t) found->second.written.size() != op->ne[1] ||
         found->second.buffer != buffer) {
         caches[op->data] = {op->nb[1], buffer, 0, std::vector<uint32_t>(op->ne[1])};
@@ -97,7 +102,7 @@ inline void note(const ggml_tensor * op) {
 
 const uint32_t * specllama_order_of(const ggml_tensor * cache) {
     using namespace specllama_order;
-    const ggml_tensor * const         root = cache->view_src != nullptr ? cache->view_src : cache;
+    const ggml_tensor * const         root = root_of(cache);
     const size_t                      from = (const char *) cache->data - (const char *) root->data;
     const std::lock_guard<std::mutex> lock(guard);
     const auto                        found = caches.find(root->data);
