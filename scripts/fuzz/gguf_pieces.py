@@ -234,7 +234,7 @@ def _tensor(rng: random.Random, t: TensorPiece) -> TensorPiece:
     if kind == 2:
         return replace(t, offset=n)
     shape = list(t.shape)
-    if kind == 3:
+    if kind == 3 and shape:
         shape[rng.randrange(len(shape))] = n
     else:
         shape = (shape * 3)[: rng.randrange(6)]

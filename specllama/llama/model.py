@@ -204,13 +204,10 @@ class LlamaModel:
 
     @property
     def suppressed(self) -> list[int]:
-        """Tokens that must never be generated: those of the file's tokenizer.ggml.suppress_tokens that
-        exist.
-        """
+        """Tokens that must never be generated (the file's tokenizer.ggml.suppress_tokens)."""
         n = ctypes.c_int32(0)
         found = llama.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(n))
-        ids = [int(found[i]) for i in range(n.value)] if found else []
-        return [i for i in ids if 0 <= i < self.n_vocab]
+        return [int(found[i]) for i in range(n.value)] if found else []
 
     def token_text(self, token: int) -> str:
         """The text of a token as the vocabulary spells it; "" for -1."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scripts.fuzz.campaign import judged
-from scripts.fuzz.gguf_pieces import ARRAY, Entry
+from scripts.fuzz.gguf_pieces import Entry, Pieces
 from scripts.fuzz.part import Part
 from scripts.fuzz.parts import table
 from scripts.fuzz.parts.headers import BUILT_IN, base
@@ -74,13 +74,25 @@ def test_inputs_that_failed_once_do_not_fail_again(parts: dict[str, Part], name:
     assert found["outcome"] == "refused"
 
 
-def test_models_that_failed_once_do_not_fail_again(tmp_path: Path) -> None:
-    model, file = base(BUILT_IN[0], True), tmp_path / "suppressed.bin"
-    ids = struct.pack("<IQ3i", 5, 3, 5, 1 << 20, -1)  # the last two do not exist
-    more = Entry(b"tokenizer.ggml.suppress_tokens", ARRAY, ids)
-    file.write_bytes(replace(model, entries=(*model.entries, more)).bytes())
-    done = fuzz("--only", "load", "--replay", str(file))
-    assert (done.returncode, done.stdout) == (0, f"{file}: in order\n"), done.stderr
+def test_models_that_crashed_llama_cpp_are_refused(tmp_path: Path) -> None:
+    model = base(BUILT_IN[0], True)
+    epsilon = Entry(b"llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", -1e-8))
+    experts = Entry(b"llama.expert_used_count", 4, struct.pack("<I", 64))
+    scaling = Entry(b"llama.rope.scaling.type", 8, struct.pack("<Q", 1) + b"x")
+    integers = [replace(t, kind=26) if t.name == b"blk.0.attn_v.weight" else t for t in model.tensors]
+    files = []
+    for changed in (
+        *(replace(model, entries=(*_without(model, e.key), e)) for e in (epsilon, experts, scaling)),
+        replace(model, tensors=tuple(integers)),
+    ):
+        files.append(tmp_path / f"{len(files)}.bin")
+        files[-1].write_bytes(changed.bytes())
+    done = fuzz("--only", "load", "--replay", *map(str, files))
+    assert (done.returncode, done.stdout.count(": in order")) == (0, 4), done.stdout + done.stderr
+
+
+def _without(model: Pieces, key: bytes) -> list[Entry]:
+    return [entry for entry in model.entries if entry.key != key]
 
 
 BROKEN = """
