@@ -31,8 +31,6 @@ from specllama.server.supervisor import Say, Supervisor
 _MARGIN_SECONDS = 2.0  # for clients to receive their errors after a drain that took too long
 _BACKLOG = 1024
 _SWITCH_SECONDS = 0.001  # that the event loop waits for a thread that checks a large body; usual: 0.005
-    0.001  # that the event loop waits for a thread that checks a large body; Python's own is 0.005
-)
 
 
 def serve(
