@@ -242,10 +242,7 @@ class LlamaModel:
         return self._tokenize(text, add_special, parse_special)
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        try:
-            data = text.encode()
-        except UnicodeEncodeError:
-            data = text.encode("utf-8", "replace")
+        data = text.encode("utf-8", "replace")
         if not data and not add_special:
             return []
         room = len(data) + 16
