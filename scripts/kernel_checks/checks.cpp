@@ -367,11 +367,23 @@ void check_attention(const attended & a) {
         const bool    hidden = cell > 0 && (cell > a.cells / 2 + row || random_bits() % 7 == 0 || cell % 50 > 40);
         mask[i] = ggml_fp32_to_fp16(hidden ? -INFINITY : a.bias > 0 ? -0.25f * (float) (random_bits() % 9) : 0);
     }
-    const auto attention = [&](int64_t from, int64_t rows, int n_threads) {
-        room       here;
+    // Among cells of other texts: at these places of a larger cache, whose other cells are hidden and not numbers.
+    std::vector<int64_t> together, apart;
+    for (int64_t cell = 0; cell < a.cells; cell++) {
+        together.push_back(cell);
+        apart.push_back((cell == 0 ? 0 : apart.back() + 1) + (random_bits() % 3 == 0 ? random_bits() % 20 : 0));
+    }
+    const auto attention = [&](int64_t from, int64_t rows, int n_threads, const std::vector<int64_t> & places) {
+        room          here;
+        const int64_t n_cells = places.back() + 1;
+        const bool    masked = a.masked || n_cells > a.cells;
         const auto put_cache = [&](ggml_type type, const std::vector<char> & data, int64_t d) {
-            ggml_tensor * tensor = here.put(type, d * a.kv_heads, a.cells, a.streams);
-            memcpy(tensor->data, data.data(), data.size());
+            ggml_tensor * tensor = here.put(type, d * a.kv_heads, n_cells, a.streams);
+            memset(tensor->data, 0xFF, ggml_nbytes(tensor));
+            for (int64_t i = 0; i < a.cells * a.streams; i++) {
+                memcpy((char *) tensor->data + i / a.cells * tensor->nb[2] + places[i % a.cells] * tensor->nb[1],
+                       data.data() + i * tensor->nb[1], tensor->nb[1]);
+            }
             const size_t cell = tensor->nb[1], stream = tensor->nb[2];
             tensor->ne[0] = d;
             tensor->ne[2] = a.kv_heads;
@@ -386,13 +398,18 @@ void check_attention(const attended & a) {
         for (int64_t s = 0; s < a.streams; s++) {
             const auto at = q.begin() + (s * ROWS + from) * a.dk * a.heads;
             some.insert(some.end(), at, at + rows * a.dk * a.heads);
-            const auto begin = mask.begin() + (s * ROWS + from) * a.cells;
-            its_mask.insert(its_mask.end(), begin, begin + rows * a.cells);
+            for (int64_t i = 0; i < rows; i++) {
+                std::vector<ggml_fp16_t> one(n_cells, ggml_fp32_to_fp16(-INFINITY));
+                for (int64_t cell = 0; cell < a.cells; cell++) {
+                    one[places[cell]] = a.masked ? mask[(s * ROWS + from + i) * a.cells + cell] : ggml_fp32_to_fp16(0);
+                }
+                its_mask.insert(its_mask.end(), one.begin(), one.end());
+            }
         }
         ggml_tensor * queries = here.put(some, a.dk, a.heads, rows, a.streams);
         std::swap(queries->ne[1], queries->ne[2]);
         std::swap(queries->nb[1], queries->nb[2]);
-        ggml_tensor * hidden = a.masked ? here.put(GGML_TYPE_F16, a.cells, rows, 1, a.streams) : nullptr;
+        ggml_tensor * hidden = masked ? here.put(GGML_TYPE_F16, n_cells, rows, 1, a.streams) : nullptr;
         if (hidden != nullptr) {
             memcpy(hidden->data, its_mask.data(), ggml_nbytes(hidden));
         }
@@ -408,7 +425,7 @@ void check_attention(const attended & a) {
     const int     n_threads = 3;  // llama.cpp's attention of a single row depends on it
     std::vector<floats> alone;
     for (int64_t r = 0; r < ROWS; r++) {
-        alone.push_back(attention(r, 1, n_threads));
+        alone.push_back(attention(r, 1, n_threads, together));
     }
     const bool ours = specllama_computed(1) > before && a.k == GGML_TYPE_F16 && a.v == GGML_TYPE_F16 &&
                       a.dk % 16 == 0 && a.dk <= 256 && strcmp(specllama_level(), "neon") != 0;
@@ -455,10 +472,19 @@ void check_attention(const attended & a) {
         }
     }
     for (int64_t rows : {2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 18, 31, 33, 63, 70}) {
-        const floats found = attention(0, rows, n_threads);
+        const floats found = attention(0, rows, n_threads, together);
         for (int64_t i = 0; i < a.streams * rows && rows < PROMPT; i++) {
             if (!compare_bits(a.name() + " rows " + std::to_string(rows), alone[i % rows].data() + i / rows * size,
                               found.data() + i * size, size)) {
+                return;
+            }
+        }
+    }
+    for (int64_t rows : {1, 2, 5, 17, 63}) {
+        const floats found = ours ? attention(0, rows, n_threads, apart) : floats();
+        for (int64_t i = 0; i < a.streams * rows && ours; i++) {
+            if (!compare_bits(a.name() + " cells apart, rows " + std::to_string(rows),
+                              alone[i % rows].data() + i / rows * size, found.data() + i * size, size)) {
                 return;
             }
         }
@@ -494,8 +520,9 @@ void products() {
 }
 
 void experts() {
-    for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K,
-                           GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4}) {
+    for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0,
+                           GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS,
+                           GGML_TYPE_MXFP4}) {
         for (bool in_groups : {false, true}) {
             if (in_groups && (groups() == nullptr || !ggml_is_quantized(type))) {
                 continue;
