@@ -96,7 +96,7 @@ def test_a_healthy_installation(healthy: Result, shared: Command) -> None:
     assert hub["cache"] == str(shared.home / ".cache" / "huggingface" / "hub")
     assert (hub["cache_bytes"], hub["offline"], hub["answers"], hub["token"]) == (0, True, None, "not set")
     variables = [f"SPECLLAMA_{name}" for name in ("CACHE", "DATA", "MODEL", "N_THREADS")]
-    assert report["config"] == {"files": [], "environment": variables}
+    assert report["config"] == {"files": [], "models": [], "environment": variables}
 
 
 @pytest.mark.parametrize("columns", [None, "80", "20"])

@@ -209,7 +209,7 @@ def test_rejects_unusable_prompts(shared: Command) -> None:
 
 def test_rejects_a_line_of_ten_megabytes(shared: Command) -> None:
     result = shared("run", stdin=b"w" * 10_000_000)
-    assert_error(result, 2, "the prompt has 100000", "the context 2048")
+    assert_error(result, 2, "the prompt has at least", "the context 2048")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_context_beyond_training_is_a_warning_with_a_setting(shared: Command) 
 
 TEMPLATES = {
     "raises": ("{{ raise_exception('system role not supported') }}", "system role not supported"),
-    "loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s"),
+    "loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "0.75 s"),
     "prints": ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "4 MB"),
     "escapes": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     "fails": ("{{ 1 / 0 }}", "division"),
