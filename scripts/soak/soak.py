@@ -158,7 +158,7 @@ class Soak:
     def _watch(
         self, server: Server, began: float, clients: Sequence[CostlyClient], outcomes: Outcomes
     ) -> None:
-        """Streams beside the costly clients until the time is over, and takes figures of it."""
+        """Streams while the costly clients run, and measures that stream until the time is over."""
         streaming = Api(server.host, server.port, _STREAM_KEY)
         with Bystander(streaming.connect, server.process.pid) as bystander:
             self._work(server, began, outcomes)

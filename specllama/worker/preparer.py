@@ -1,4 +1,4 @@
-"""Work on large requests beside the decoding: one thread, the smallest first.
+"""Prepares large requests in a thread of its own while others decode, the smallest first.
 
 Rendering and tokenising megabytes takes seconds; in the thread that decodes, all other requests would wait.
 """

@@ -21,7 +21,7 @@ def read_small(path: Path) -> str:
 
 
 def temporary(path: Path) -> Path:
-    """A name beside `path` that nobody can have prepared."""
+    """A random name in the directory of `path`, for a temporary file."""
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
 
 
