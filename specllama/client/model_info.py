@@ -65,7 +65,9 @@ class LoadInfo:
     nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's file. end_ids:
     tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
     source of the chat template, "" where there is none; template_works: whether it can be used. priced,
-    forced: the drafters that are a model, and those of what a grammar forces.
+    forced: the drafters that are a model, and those of what a grammar forces. call_format: name of the
+    format in which the model writes tool calls; template_tools, template_reasons: whether the chat template
+    itself shows tools, and whether it knows reasoning.
     """
 
     target: ModelInfo
@@ -93,6 +95,9 @@ class LoadInfo:
     eos_token: str
     priced: tuple[str, ...] = ()
     forced: tuple[str, ...] = ()
+    call_format: str = ""
+    template_tools: bool = False
+    template_reasons: bool = False
 
     @property
     def speculation(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
+from specllama.calls.tools import Tools
 from specllama.client import wire
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
 from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
@@ -52,6 +53,7 @@ class Generate:
     whether drafts are made from earlier texts of the owner, and later ones from this text. share_cache:
     reuse the caches of all owners that share theirs, and let them reuse this one's. choices: more
     answers to the same prompt, which is rendered and tokenised once; each is a generation of its own.
+    tools: what the model may call in its answer to `messages`, None for nothing.
     """
 
     id: int
@@ -70,6 +72,7 @@ class Generate:
     memory: bool = True
     share_cache: bool = False
     choices: list[Choice] = field(default_factory=list)
+    tools: Tools | None = None
 
 
 @dataclass(frozen=True, slots=True)

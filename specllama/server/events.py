@@ -6,14 +6,11 @@ and no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specllama.client import protocol
-from specllama.client.stream import GenerationResult
 from specllama.core.stats import PlainRate, RunStats
-from specllama.errors import EngineError
-from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 Runs = Sequence[tuple[int, str]]
 Logprobs = Sequence[protocol.PositionLogprobs]
@@ -68,6 +65,40 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOpen:
+    """The choice calls a tool. call: number of the call within the choice, from 0. id: unique across
+    requests, without a dialect's prefix: 24 letters and digits.
+    """
+
+    index: int
+    call: int
+    id: str
+    name: str
+    round: RoundEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallArgs:
+    """The next part of a call's arguments, which are JSON. Nothing of it is ever taken back."""
+
+    index: int
+    call: int
+    text: str
+    runs: Runs = ()
+    round: RoundEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallClose:
+    """A call is complete, and its arguments are a JSON object. The next event is of another call, of text,
+    or the end. A call that was cut off is not closed.
+    """
+
+    index: int
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """A choice has ended.
 
@@ -83,18 +114,70 @@ class End:
     n_reasoning: int = 0
 
 
-Event = Start | Reasoning | TextEvent | End
+Event = Start | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End
+
+
+@dataclass(slots=True)
+class AccumulatedText:
+    """A run of text between calls."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class AccumulatedCall:
+    """A call. complete: whether it was closed."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    complete: bool = False
 
 
 @dataclass(slots=True)
 class AccumulatedChoice:
-    """One choice up to the latest event. end: None until it has ended."""
+    """One choice up to the latest event. items: texts and calls in the order in which they were written. end:
+    None until it has ended.
+    """
 
     start: Start
-    text: str = ""
     reasoning: str = ""
+    items: list[AccumulatedText | AccumulatedCall] = field(default_factory=list)
     logprobs: list[protocol.PositionLogprobs] = field(default_factory=list)
     end: End | None = None
+
+    @property
+    def text(self) -> str:
+        """The text without the calls."""
+        return "".join(item.text for item in self.items if isinstance(item, AccumulatedText))
+
+    @property
+    def calls(self) -> list[AccumulatedCall]:
+        return [item for item in self.items if isinstance(item, AccumulatedCall)]
+
+    @property
+    def ended_with_calls(self) -> bool:
+        """Whether it ended by itself with calls for the client to carry out."""
+        return self.end is not None and self.end.reason == "stop" and any(c.complete for c in self.calls)
+
+    def add(self, event: Event) -> None:
+        """Add the next event of this choice."""
+        if isinstance(event, TextEvent):
+            self.logprobs += event.logprobs
+            if self.items and isinstance(last := self.items[-1], AccumulatedText):
+                last.text += event.text
+            else:
+                self.items.append(AccumulatedText(event.text))
+        elif isinstance(event, Reasoning):
+            self.reasoning += event.text
+        elif isinstance(event, CallOpen):
+            self.items.append(AccumulatedCall(event.id, event.name))
+        elif isinstance(event, CallArgs):
+            self.calls[event.call].arguments += event.text
+        elif isinstance(event, CallClose):
+            self.calls[event.call].complete = True
+        elif isinstance(event, End):
+            self.end = event
 
 
 @dataclass(slots=True)
@@ -108,15 +191,8 @@ class Accumulator:
         for event in events:
             if isinstance(event, Start):
                 self.choices[event.index] = AccumulatedChoice(event)
-                continue
-            choice = self.choices[event.index]
-            if isinstance(event, TextEvent):
-                choice.text += event.text
-                choice.logprobs += event.logprobs
-            elif isinstance(event, Reasoning):
-                choice.reasoning += event.text
             else:
-                choice.end = event
+                self.choices[event.index].add(event)
 
     @property
     def in_order(self) -> list[AccumulatedChoice]:
@@ -126,91 +202,3 @@ class Accumulator:
     def ends(self) -> list[End]:
         """The ends of the choices that have ended, in order."""
         return [c.end for c in self.in_order if c.end is not None]
-
-
-class EventAssembler:
-    """Turns the engine's messages about one generation into the events of one choice.
-
-    index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
-    separated from the text. continues: whether the answer continues a text of the client; the model
-    then does not begin with a reasoning tag. end_ids: tokens that have no text and get no logprobs.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        prompt: int,
-        splits: bool = False,
-        continues: bool = False,
-        end_ids: Collection[int] = (),
-    ) -> None:
-        self.index, self.prompt = index, prompt
-        self._splits, self._continues, self._end_ids = splits, continues, end_ids
-        self._splitter = ReasoningSplitter(off=True)
-        self._result = GenerationResult()
-        self._logprobs: list[protocol.PositionLogprobs] = []  # of tokens whose text has not arrived yet
-        self._round: RoundEvent | None = None  # not yet attached to an event
-        self._last = 0.0
-        self._has_text = self._has_reasoning = False
-        self._n_before_text = 0
-
-    def add(self, message: protocol.Message, now: float) -> list[Event]:
-        """The events of a message that arrived at `now` (seconds).
-
-        Raises EngineError for a generation that the engine cancelled.
-        """
-        delta = self._result.add(message)
-        if isinstance(message, protocol.Started):
-            self._last = now
-            off = not self._splits or (self._continues and not message.closing_tag)
-            self._splitter = ReasoningSplitter(message.closing_tag if self._splits else "", off)
-            return [Start(self.index, self.prompt, message.n_prompt, self._result.seed)]
-        if delta is None:
-            return []
-        if isinstance(message, protocol.Done):
-            return self._ending(message, delta)
-        return self._progress(delta, now)
-
-    def _progress(self, delta: protocol.SequenceDelta, now: float) -> list[Event]:
-        self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last)
-        self._last = now
-        self._logprobs += [entry for entry in delta.logprobs or [] if entry.chosen.id not in self._end_ids]
-        events = self._events(self._splitter.push(delta.text, delta.runs))
-        if not self._has_text:
-            self._n_before_text = len(self._result.ids)
-        return events
-
-    def _ending(self, done: protocol.Done, delta: protocol.SequenceDelta) -> list[Event]:
-        if done.reason == "cancel":
-            raise EngineError("the generation was ended before it was complete")
-        events = self._events(self._splitter.push(delta.text, delta.runs) + self._splitter.finish())
-        n_reasoning = self._n_before_text if self._has_reasoning else 0
-        plain = self._result.plain
-        return [*events, End(self.index, done.reason, done.stop_string, done.stats, plain, n_reasoning)]
-
-    def _events(self, pieces: list[ReasoningPiece]) -> list[Event]:
-        events: list[Event] = []
-        for piece in pieces:
-            if piece.reasoning:
-                self._has_reasoning = True
-                self._logprobs.clear()
-                events.append(Reasoning(self.index, piece.text, piece.runs, self._round))
-            else:
-                self._has_text = True
-                logprobs = self._logprobs_of(piece.text)
-                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round))
-            self._round = None  # only the first event of a round has it
-        return events
-
-    def _logprobs_of(self, text: str) -> list[protocol.PositionLogprobs]:
-        """The logprobs of the last tokens, which wrote `text`; the tokens before them were reasoning."""
-        found, self._logprobs = self._logprobs, []
-        if not self._has_reasoning:
-            return found
-        size, n = len(text.encode()), 0
-        for entry in reversed(found):
-            size -= len(entry.chosen.bytes)
-            if size < 0 and n:
-                break
-            n += 1
-        return found[len(found) - n :]

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
+from specllama.calls.formats import named
 from specllama.client import protocol
 from specllama.client.client import Submission
 from specllama.client.loop_client import LoopClient
 from specllama.errors import DeadlineError, SpecllamaError
-from specllama.server.events import Event, EventAssembler
+from specllama.server.assembler import EventAssembler
+from specllama.server.events import Event
 from specllama.server.metrics import Metrics
 
 
@@ -31,7 +33,8 @@ class RequestStream:
     """The texts of one request while the engine writes them.
 
     metrics: where its figures count. ended: called once when the engine has ended all texts, for whatever
-    reason. end_ids: tokens that end a text. owner: who asks. n_open: texts that the engine has not ended.
+    reason. end_ids: tokens that end a text. call_format: name of the format of tool calls. owner: who asks.
+    n_open: texts that the engine has not ended.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class RequestStream:
         metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
         end_ids: Collection[int] = (),
+        call_format: str = "",
     ) -> None:
+        self._call_format = call_format
         self.specs, self.owner = list(specs), specs[0].request.owner
         self.n_open = len(specs)
         self._waiting = set(range(len(specs)))  # texts that the engine has not begun or ended
@@ -72,10 +77,7 @@ class RequestStream:
 
     def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
         """Submit the texts of one prompt. texts: their indices and specs."""
-        assemblers = [
-            EventAssembler(i, spec.prompt, spec.splits, bool(spec.request.prefix), self._end_ids)
-            for i, spec in texts
-        ]
+        assemblers = [self._assembler(i, spec) for i, spec in texts]
         (first, spec), *more = texts
         request = replace(
             spec.request,
@@ -88,6 +90,11 @@ class RequestStream:
         except SpecllamaError as error:
             for assembler in assemblers:
                 self._arrive(assembler, error)
+
+    def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
+        request = spec.request
+        reader = named(self._call_format).reader(request.tools) if request.tools is not None else None
+        return EventAssembler(index, spec.prompt, spec.splits, bool(request.prefix), self._end_ids, reader)
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:
         """The events until all texts have ended, those that arrived together as one list.

@@ -66,9 +66,9 @@ class Service:
         client = await self.supervisor.client()
         self._check_fit(specs)
         self._check_accepting(texts)  # again: other requests may have started meanwhile
-        end_ids = frozenset(self.supervisor.info.end_ids)
+        info = self.supervisor.info
         metrics = self.metrics.counting(texts[0].request.owner)
-        job = RequestStream(texts, metrics, self._ended, end_ids)
+        job = RequestStream(texts, metrics, self._ended, frozenset(info.end_ids), info.call_format)
         self.jobs.add(job)
         job.start(client)
         return job

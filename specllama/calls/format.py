@@ -1,0 +1,79 @@
+"""What the rest of the program needs of a call format: a family's way of writing tool calls.
+
+One definition gives the prompt's form, the grammar and the reader. Knows no API and no engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from specllama.calls.pieces import CallReader
+from specllama.calls.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateData:
+    """What a chat template gets: messages, and further variables."""
+
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """What a grammar has to allow before and besides calls.
+
+    reasoning: (opening tag, closing tag) of the reasoning before the answer, None for a model without one.
+    opened: whether the prompt has opened it. text: Lark of the text of an answer without calls that must obey
+    a schema, "" for free text. special: ids of the control tokens of the vocabulary by their texts.
+    """
+
+    reasoning: tuple[str, str] | None = None
+    opened: bool = False
+    text: str = ""
+    special: Mapping[str, int] = field(default_factory=dict)
+
+
+class CallFormat(ABC):
+    """One family's format.
+
+    name: of the option tool_format. markers: texts of which a chat template of the family contains all.
+    tokens: texts in calls that are control tokens in the family's vocabularies; the writer shows them where a
+    reader looks for them, with SHOWN before each.
+    """
+
+    name: ClassVar[str]
+    markers: ClassVar[tuple[str, ...]] = ()
+    tokens: ClassVar[tuple[str, ...]] = ()
+
+    def matches(self, template: str) -> bool:
+        """Whether a chat template is of this family."""
+        return bool(self.markers) and all(marker in template for marker in self.markers)
+
+    @abstractmethod
+    def template_input(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, own: bool
+    ) -> TemplateData:
+        """Messages and tools as templates of the family read them. own: whether the model's template shows
+        tools; otherwise they are described in a system message, and calls and results written as text.
+
+        messages: in the form of the OpenAI API, but the arguments of calls are objects. Raises UsageError for
+        what the family cannot express.
+        """
+
+    @abstractmethod
+    def grammar(self, tools: Tools, shape: AnswerShape) -> str:
+        """A Lark grammar of llguidance for the answer. Raises UsageError for a schema that cannot be used."""
+
+    @abstractmethod
+    def reader(self, tools: Tools) -> CallReader:
+        """A reader for one answer."""
+
+
+SHOWN = "\ufdd0"
+"""Before the text of a control token in the engine's output: a character that is no text in Unicode, so that
+the same letters as ordinary tokens are no marker. Readers remove it; the writer removes it from other text.
+"""

@@ -1,0 +1,150 @@
+"""From the engine's messages about one generation to the events of one choice.
+
+Separates reasoning, text and tool calls. Knows no API.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Collection, Sequence
+
+from specllama.calls.pieces import ArgumentsPiece, CallReader, OpenPiece, Piece, TextPiece
+from specllama.client import protocol
+from specllama.client.stream import GenerationResult
+from specllama.errors import EngineError
+from specllama.server.events import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    End,
+    Event,
+    Reasoning,
+    RoundEvent,
+    Start,
+    TextEvent,
+)
+from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
+
+_ALPHANUMERICS = string.ascii_letters + string.digits
+
+
+class EventAssembler:
+    """Turns the engine's messages about one generation into the events of one choice.
+
+    index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
+    separated from the text. continues: whether the answer continues a text of the client; the model
+    then does not begin with a reasoning tag. end_ids: tokens that have no text and get no logprobs. reader:
+    finds tool calls in the text, None where there can be none; tokens of calls get no logprobs.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt: int,
+        splits: bool = False,
+        continues: bool = False,
+        end_ids: Collection[int] = (),
+        reader: CallReader | None = None,
+    ) -> None:
+        self.index, self.prompt = index, prompt
+        self._reader, self._n_calls = reader, 0
+        self._splits, self._continues, self._end_ids = splits, continues, end_ids
+        self._splitter = ReasoningSplitter(off=True)
+        self._result = GenerationResult()
+        self._logprobs: list[protocol.PositionLogprobs] = []  # of tokens whose text has not arrived yet
+        self._round: RoundEvent | None = None  # not yet attached to an event
+        self._last = 0.0
+        self._has_text = self._has_reasoning = False
+        self._n_before_text = 0
+
+    def add(self, message: protocol.Message, now: float) -> list[Event]:
+        """The events of a message that arrived at `now` (seconds).
+
+        Raises EngineError for a generation that the engine cancelled.
+        """
+        delta = self._result.add(message)
+        if isinstance(message, protocol.Started):
+            self._last = now
+            off = not self._splits or (self._continues and not message.closing_tag)
+            self._splitter = ReasoningSplitter(message.closing_tag if self._splits else "", off)
+            return [Start(self.index, self.prompt, message.n_prompt, self._result.seed)]
+        if delta is None:
+            return []
+        if isinstance(message, protocol.Done):
+            return self._ending(message, delta)
+        return self._progress(delta, now)
+
+    def _progress(self, delta: protocol.SequenceDelta, now: float) -> list[Event]:
+        self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last)
+        self._last = now
+        self._logprobs += [entry for entry in delta.logprobs or [] if entry.chosen.id not in self._end_ids]
+        events = self._events(self._splitter.push(delta.text, delta.runs))
+        if not self._has_text:
+            self._n_before_text = len(self._result.ids)
+        return events
+
+    def _ending(self, done: protocol.Done, delta: protocol.SequenceDelta) -> list[Event]:
+        if done.reason == "cancel":
+            raise EngineError("the generation was ended before it was complete")
+        events = self._events(self._splitter.push(delta.text, delta.runs) + self._splitter.finish())
+        if self._reader is not None:
+            events += self._read(self._reader.finish())
+        n_reasoning = self._n_before_text if self._has_reasoning else 0
+        plain = self._result.plain
+        return [*events, End(self.index, done.reason, done.stop_string, done.stats, plain, n_reasoning)]
+
+    def _events(self, pieces: list[ReasoningPiece]) -> list[Event]:
+        events: list[Event] = []
+        for piece in pieces:
+            if piece.reasoning:
+                self._has_reasoning = True
+                self._logprobs.clear()
+                events.append(Reasoning(self.index, piece.text, piece.runs, self._round))
+            elif self._reader is not None:
+                self._has_text = True
+                events += self._read(self._reader.push(piece.text, piece.runs))
+                continue
+            else:
+                self._has_text = True
+                logprobs = self._logprobs_of(piece.text)
+                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round))
+            self._round = None  # only the first event of a round has it
+        return events
+
+    def _read(self, pieces: Sequence[Piece]) -> list[Event]:
+        """The events of what the reader of calls has found."""
+        events: list[Event] = []
+        for piece in pieces:
+            if isinstance(piece, TextPiece):
+                logprobs = self._logprobs_of(piece.text)
+                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round))
+            elif isinstance(piece, OpenPiece):
+                events.append(CallOpen(self.index, self._n_calls, _new_id(), piece.name, self._round))
+                self._n_calls += 1
+                self._logprobs.clear()
+            elif isinstance(piece, ArgumentsPiece):
+                events.append(CallArgs(self.index, self._n_calls - 1, piece.text, piece.runs, self._round))
+            else:
+                events.append(CallClose(self.index, self._n_calls - 1))
+                self._logprobs.clear()
+                continue
+            self._round = None
+        return events
+
+    def _logprobs_of(self, text: str) -> list[protocol.PositionLogprobs]:
+        """The logprobs of the last tokens, which wrote `text`; the tokens before them were reasoning."""
+        found, self._logprobs = self._logprobs, []
+        if not self._has_reasoning:
+            return found
+        size, n = len(text.encode()), 0
+        for entry in reversed(found):
+            size -= len(entry.chosen.bytes)
+            if size < 0 and n:
+                break
+            n += 1
+        return found[len(found) - n :]
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))
