@@ -85,22 +85,22 @@ def _counted(size: int) -> int:
     return size if size > _LARGE else 0
 
 
-def parse(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse bytes as a JSON object. Raises UsageError."""
+def parse(body: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
+    """Parse bytes as a JSON object. what: the subject of messages. Raises UsageError."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageError("the body is not UTF-8") from None
-    _check_counts(body)
+        raise UsageError(f"{what} is not UTF-8") from None
+    _check_counts(body, what)
     try:
         data = json.loads(text, parse_constant=_refuse)
     except RecursionError:
-        raise _too_deep() from None
+        raise _too_deep(what) from None
     except ValueError as error:
-        raise UsageError(f"the body is not JSON: {error}") from None
+        raise UsageError(f"{what} is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise UsageError("the body must be a JSON object")
-    _check_values(data, surrogates=_SURROGATE.search(body) is not None)
+        raise UsageError(f"{what} must be a JSON object")
+    _check_values(data, _SURROGATE.search(body) is not None, what)
     return data
 
 
@@ -108,7 +108,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def _check_counts(body: bytes | bytearray) -> None:
+def _check_counts(body: bytes | bytearray, what: str) -> None:
     """Refuse what would take long to build, by counting bytes. Raises UsageError."""
     if len(body) <= _LARGE or not _exceeded(body, body):
         return
@@ -119,7 +119,7 @@ def _check_counts(body: bytes | bytearray) -> None:
             return
     else:
         most = f"{MAX_TEXTS} texts"
-    raise UsageError(f"the body has more than {most}")
+    raise UsageError(f"{what} has more than {most}")
 
 
 def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
@@ -131,28 +131,28 @@ def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
     return f"{MAX_TEXTS} texts" if body.count(b'"') > 2 * MAX_TEXTS else ""
 
 
-def _check_values(data: dict[str, Any], surrogates: bool) -> None:
+def _check_values(data: dict[str, Any], surrogates: bool, what: str) -> None:
     """Check the depth and, if `surrogates`, each text. Raises UsageError."""
     todo: list[tuple[Any, int]] = [(data, 1)]
     while todo:
         value, level = todo.pop()
         if level > MAX_DEPTH:
-            raise _too_deep()
+            raise _too_deep(what)
         inside = value.values() if isinstance(value, dict) else value
         todo += [(item, level + 1) for item in inside if isinstance(item, (dict, list))]
         if surrogates:
-            _check_texts(inside)
-            _check_texts(value)
+            _check_texts(inside, what)
+            _check_texts(value, what)
 
 
-def _check_texts(values: Any) -> None:
+def _check_texts(values: Any, what: str) -> None:
     for value in values:
         if isinstance(value, str) and not value.isascii():
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise UsageError("a text in the body has a lone surrogate, which is no character") from None
+                raise UsageError(f"a text in {what} has a lone surrogate, which is no character") from None
 
 
-def _too_deep() -> UsageError:
-    return UsageError(f"the body is nested deeper than {MAX_DEPTH} levels")
+def _too_deep(what: str) -> UsageError:
+    return UsageError(f"{what} is nested deeper than {MAX_DEPTH} levels")
