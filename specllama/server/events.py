@@ -157,8 +157,9 @@ class AccumulatedChoice:
 
     @property
     def ended_with_calls(self) -> bool:
-        """Whether it ended by itself with calls for the client to carry out."""
-        return self.end is not None and self.end.reason == "stop" and any(c.complete for c in self.calls)
+        """Whether it ended by itself with calls for the client to carry out, none of them cut off."""
+        complete = [call.complete for call in self.calls]
+        return self.end is not None and self.end.reason == "stop" and any(complete) and all(complete)
 
     def add(self, event: Event) -> None:
         """Add the next event of this choice."""

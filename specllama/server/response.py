@@ -102,9 +102,10 @@ class StreamingResponse(Response):
                     held += events
                     if events and all(isinstance(event, Start) for event in held):
                         continue
-                    if held:
-                        await body(writer.stream(held, len(self._job.specs)))
-                        held.clear()
+                    data = writer.stream(held, len(self._job.specs))
+                    held.clear()
+                    if data:
+                        await body(data)
                     if not events:
                         await body(writer.ping)
         except SpecllamaError as error:

@@ -24,6 +24,7 @@ def test_props(server: Server) -> None:
     settings = found["default_generation_settings"]
     assert settings["n_ctx"] == 2048
     assert settings["params"]["temperature"] == 0.8
+    assert found["chat_template_caps"]["supports_tool_calls"] is True  # what Zed's agent looks for
 
 
 def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None:

@@ -93,6 +93,25 @@ def _numbered(before: str, item: str, after: str) -> Callable[[], bytes]:
     return make
 
 
+def _tools(n: int, properties: int = 0, values: int = 0) -> dict[str, Any]:
+    """A request with n tools, each of which takes that many arguments, and one of that many values."""
+    schema: dict[str, Any] = {f"p{i}": {"type": "string"} for i in range(properties)}
+    if values:
+        schema["p"] = {"enum": [f"a{i}" for i in range(values)]}
+    function = {"description": "what it does", "parameters": {"type": "object", "properties": schema}}
+    tools = [{"type": "function", "function": {"name": f"tool{i}", **function}} for i in range(n)]
+    return {"messages": [{"role": "user", "content": "x"}], "tools": tools, **_ONE_TOKEN}
+
+
+def _called(arguments: str, n: int) -> list[dict[str, Any]]:
+    """Messages with n calls."""
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        for i in range(n)
+    ]
+    return [{"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "x"}]
+
+
 _MESSAGE = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
 _PARTS = [{"type": "text", "text": "x"}]
 _MANY = MAX_VALUES - 100
@@ -116,6 +135,20 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
         "a schema of 64 KiB": _said("x", json_schema={"enum": [f"a{i}" for i in range(6000)]}),
         "template variables of 64 KiB": _said("x", chat_template_kwargs={"a": [[]] * 16_000}),
         "a grammar of 64 KiB": _said("x", grammar='root ::= "a"' + ' | "b"' * 10_000),
+        "a thousand tools": lambda: _json(**_tools(1000, properties=6)),
+        "tools of one name": _filled(
+            _MESSAGE + '"tools":[', '{"type":"function","function":{"name":"f"}}', "]}"
+        ),
+        "a tool with a schema of 64 KiB": lambda: _json(**_tools(1, properties=1500)),
+        "sixty tools with schemas of 64 KiB": lambda: _json(**_tools(60, values=6000)),
+        "one tool of a thousand is required": lambda: _json(
+            **_tools(1000, properties=6), tool_choice="required"
+        ),
+        "calls with arguments of lists": lambda: _json(
+            messages=_called('{"a":[' + "[]," * 9000 + "[]]}", 100)
+        ),
+        "calls with deep arguments": lambda: _json(messages=_called('{"a":' * 9000, 60)),
+        "as many calls as there may be": lambda: _json(messages=_called('{"a":1}', 1024) * 14),
         "a grammar of repetitions": _said("x", grammar="root ::= " + '"a"{0,9999} ' * 4000),
     },
     (COMPLETIONS, protocol.Generate): {

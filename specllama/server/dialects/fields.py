@@ -72,6 +72,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 """Fields that are not supported, with the values that would change nothing."""
 Model = TypeVar("Model", bound=BaseModel)
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
+MAX_FIELDS = 256  # of an object whose unknown fields have no effect
 
 
 class Body(BaseModel):
@@ -88,6 +89,19 @@ class Body(BaseModel):
             return data
         unknown = next(name for name in data if name not in known)
         return {name: value for name, value in data.items() if name in known} | {unknown: data[unknown]}
+
+
+class OpenBody(Body):
+    """The base of objects in which clients send fields that are not known here and have no effect."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"maxProperties": MAX_FIELDS})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and len(data) > MAX_FIELDS:
+            raise ValueError(f"must have at most {MAX_FIELDS} fields, not {len(data)}")
+        return data
 
 
 @functools.cache

@@ -82,7 +82,7 @@ def tools_of(
             raise FieldError(
                 f"{choice_field}: there is no tool {name[:80]!r}; the tools are {shown}", choice_field
             )
-    return Tools(list(tools), choice, list(dict.fromkeys(names)), parallel is not False)
+    return Tools(list(tools), choice, tuple(dict.fromkeys(names)), parallel is not False)
 
 
 class CallArguments:

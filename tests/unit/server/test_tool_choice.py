@@ -49,7 +49,7 @@ def test_a_choice() -> None:
     assert tools_of([], "none") is None
     assert tools_of([F, G]) == Tools([F, G])
     assert tools_of([F, G], "required", ["g", "g"], parallel=False) == Tools(
-        [F, G], "required", ["g"], parallel=False
+        [F, G], "required", ("g",), parallel=False
     )
 
 

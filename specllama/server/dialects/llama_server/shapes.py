@@ -30,6 +30,7 @@ def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> 
         "draft_model_path": info.draft.path if info.draft else None,
         "modalities": _MODALITIES,
         "chat_template": info.template,
+        "chat_template_caps": _capabilities(info),
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": f"specllama {specllama.__version__}",
@@ -39,6 +40,23 @@ def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> 
             "drafters": list(info.drafters),
             "draft_max": info.draft_max,
         },
+    }
+
+
+def _capabilities(info: LoadInfo) -> dict[str, bool]:
+    """What a client may send in conversations. Tools and calls are written as text for templates that know
+    none, so that a template that works is enough for them.
+    """
+    works = info.template_works
+    return {
+        "supports_string_content": works,
+        "supports_typed_content": works,
+        "supports_system_role": works,
+        "supports_tools": works,
+        "supports_tool_calls": works,
+        "supports_parallel_tool_calls": works,
+        "supports_object_arguments": works,
+        "supports_preserve_reasoning": works and info.template_reasons,
     }
 
 

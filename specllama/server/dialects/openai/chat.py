@@ -6,24 +6,67 @@ from collections.abc import Sequence
 from typing import Any
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
-from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
-from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, TextEvent
+from specllama.server.dialects.openai.writer import OpenAIWriter, ResponseOptions, ending, number
+from specllama.server.events import (
+    AccumulatedChoice,
+    AccumulatedText,
+    CallArgs,
+    CallClose,
+    CallOpen,
+    End,
+    Event,
+    Reasoning,
+    Start,
+    TextEvent,
+)
 
 
 class ChatWriter(OpenAIWriter):
-    """The first delta has the role and empty content; later ones have no role, the last has no content."""
+    """The first delta has the role, and as its content "" where text comes next, null where that is not known
+    yet; later ones have no role, the last has no content. First deltas come in the order of the choices.
+
+    OpenAI's client adds up the texts of all deltas, so that an id, a name or a role is sent once, and counts
+    choices by the order of their first deltas.
+    """
 
     prefix, chunk_object, answer_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
+    def __init__(self, options: ResponseOptions) -> None:
+        super().__init__(options)
+        self._n_begun = 0  # choices that have their first delta
+        self._undecided: set[int] = set()  # those that began without content
+
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
-        if isinstance(event, Start):
-            return [self._delta(event.index, {"role": "assistant", "content": ""})]
+        if isinstance(event, (Start, CallClose)):
+            return []
+        return [*self._first_deltas(event), *self._own_deltas(event)]
+
+    def _first_deltas(self, event: Event) -> list[dict[str, Any]]:
+        found = []
+        for index in range(self._n_begun, event.index + 1):
+            content = "" if index == event.index and isinstance(event, (TextEvent, End)) else None
+            if content is None:
+                self._undecided.add(index)
+            found.append(self._delta(index, {"role": "assistant", "content": content}))
+            self._n_begun += 1
+        return found
+
+    def _own_deltas(self, event: Event) -> list[dict[str, Any]]:
+        index = event.index
         if isinstance(event, TextEvent):
-            return [self._delta(event.index, {"content": event.text}, event.logprobs)]
+            return [self._delta(index, {"content": event.text}, event.logprobs)]
         if isinstance(event, Reasoning):
-            return [self._delta(event.index, {"reasoning_content": event.text})]
-        choice = self.fold.choices[event.index]
-        return [{"index": event.index, "delta": {}, "logprobs": None, **ending(event, choice.start)}]
+            return [self._delta(index, {"reasoning_content": event.text})]
+        if isinstance(event, CallOpen):
+            opened = {"index": event.call, **_call(event.id, event.name, "")}
+            return [self._delta(index, {"tool_calls": [opened]})]
+        if isinstance(event, CallArgs):
+            more = {"index": event.call, "function": {"arguments": event.text}}
+            return [self._delta(index, {"tool_calls": [more]})]
+        choice = self.fold.choices[index]
+        last = {"index": index, "delta": {}, "logprobs": None, **_ending(choice)}
+        empty = index in self._undecided and not choice.items
+        return [self._delta(index, {"content": ""}), last] if empty else [last]
 
     def _delta(
         self, index: int, delta: dict[str, Any], logprobs: Sequence[PositionLogprobs] = ()
@@ -32,15 +75,29 @@ class ChatWriter(OpenAIWriter):
         return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
 
     def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        calls = [_call(call.id, call.name, call.arguments) for call in choice.calls]
+        has_text = any(isinstance(item, AccumulatedText) for item in choice.items)
+        content = choice.text if has_text or not calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
+        if calls:
+            message["tool_calls"] = calls
         return {
             "index": choice.start.index,
             "message": message,
             "logprobs": _logprobs(choice.logprobs) if self.options.logprobs else None,
-            **ending(choice.end, choice.start),
+            **_ending(choice),
         }
+
+
+def _call(id_: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": f"call_{id_}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
+    found = ending(choice.end, choice.start)
+    return found | {"finish_reason": "tool_calls"} if choice.ended_with_calls else found
 
 
 def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:

@@ -3,56 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, model_validator
 
+from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.openai.messages import MAX_MESSAGES, Message, conversation
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Count, SamplingFields, first
+from specllama.server.dialects.openai.tools import ToolChoice, ToolList, requested_tools
 from specllama.text.template_variables import template_variables
 
-MAX_MESSAGES = 4096
 _ANY_OBJECT = {"type": "object"}
-
-
-class TextPart(Body):
-    """A part of a message's content, which can only be text."""
-
-    type: Literal["text", "input_text", "output_text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
-
-    @property
-    def shown(self) -> str:
-        return self.text or self.refusal or ""
-
-
-class Message(Body):
-    """One message. reasoning_content: the reasoning before it, for templates that show it."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], AtMost(MAX_MESSAGES)] | None = None
-    name: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: Annotated[list[Any], AtMost(0)] | None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], AtMost(MAX_MESSAGES)] | None = None
-    audio: None = None
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, list):
-            return "\n".join(part.shown for part in self.content)
-        return self.content or self.refusal or ""
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it."""
-        role = "system" if self.role == "developer" else self.role
-        more = {"name": self.name, "reasoning_content": self.reasoning_content}
-        return {"role": role, "content": self.text} | {k: v for k, v in more.items() if v}
 
 
 class JsonSchema(Body):
@@ -83,21 +47,40 @@ class ResponseFormat(Body):
 
 
 class TemplateInput(Body):
-    """A conversation, and the variables of its chat template."""
+    """A conversation with its tools, and the variables of its chat template."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     messages: Annotated[list[Message], AtMost(MAX_MESSAGES, 1)]
     chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    _messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+    _allowed: Tools | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _convert(self) -> Self:
+        """Here, so that large bodies are converted in the thread that checks them."""
+        self._messages = conversation(self.messages)
+        self._allowed = requested_tools(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        return self
+
+    @property
+    def allowed(self) -> Tools | None:
+        """The tools, and which of them may be called; None without tools."""
+        return self._allowed
 
     def parts(self) -> tuple[list[dict[str, Any]], str]:
         """The messages for the template, and the prefix of the answer if the last message is the assistant's.
 
         Raises FieldError.
         """
-        messages, last = [message.for_template() for message in self.messages], self.messages[-1]
+        messages, last = self._messages, self.messages[-1]
         if last.role != "assistant":
             return messages, ""
+        if last.tool_calls:
+            raise FieldError("messages: the calls of the last message have no results", "messages")
         if last.reasoning_content:
             raise FieldError("a last assistant message cannot be continued with its reasoning", "messages")
         if len(messages) == 1:
@@ -133,6 +116,7 @@ class ChatRequest(SamplingFields, TemplateInput):
             variables={**variables, **self.variables()},
             speculate=self.speculation.enabled,
             draft_max=self.speculation.max,
+            tools=self.allowed,
         )
 
     def _params(self) -> dict[str, Any]:
@@ -141,6 +125,9 @@ class ChatRequest(SamplingFields, TemplateInput):
         schema = self.response_format.as_schema() if self.response_format else None
         if schema is not None and (self.grammar is not None or self.json_schema is not None):
             raise FieldError("response_format and a grammar or schema are both given", "response_format")
+        for name in ("grammar", "json_schema") if self.allowed is not None else ():
+            if getattr(self, name) is not None:
+                raise FieldError(f"tools and {name} are both given; response_format goes with tools", name)
         return self.sampling(
             max_tokens=first(self.max_completion_tokens, self.max_tokens, self.n_predict),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,

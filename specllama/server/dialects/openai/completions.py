@@ -7,7 +7,7 @@ from typing import Any
 
 from specllama.client.protocol import PositionLogprobs
 from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
-from specllama.server.events import AccumulatedChoice, Event, Reasoning, Start, TextEvent
+from specllama.server.events import AccumulatedChoice, End, Event, TextEvent
 
 
 class CompletionWriter(OpenAIWriter):
@@ -16,15 +16,15 @@ class CompletionWriter(OpenAIWriter):
     prefix, chunk_object, answer_object = "cmpl", "text_completion", "text_completion"
 
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
-        if isinstance(event, (Start, Reasoning)):
-            return []
         index = event.index
         choice = self.fold.choices[index]
         if isinstance(event, TextEvent):
             offset = len(choice.text) - len(event.text)
             logprobs = _logprobs(event.logprobs, offset) if event.logprobs else None
             return [{"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": None}]
-        return [{"index": index, "text": "", "logprobs": None, **ending(event, choice.start)}]
+        if isinstance(event, End):
+            return [{"index": index, "text": "", "logprobs": None, **ending(event, choice.start)}]
+        return []
 
     def _whole(self, choice: AccumulatedChoice) -> dict[str, Any]:
         return {

@@ -19,6 +19,8 @@ from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
     AccumulatedChoice,
     Accumulator,
+    CallArgs,
+    CallOpen,
     End,
     Event,
     Reasoning,
@@ -68,8 +70,8 @@ class OpenAIWriter:
         found = []
         for event in events:
             self.fold.add([event])
-            for choice in self._deltas(event):
-                found.append(self._chunk([choice], event))
+            for choice in (deltas := self._deltas(event)):
+                found.append(self._chunk([choice], event if choice is deltas[-1] else None))
             if isinstance(event, End) and len(self.fold.ends) == n_choices:
                 self._add_figures(found)
         return found
@@ -100,12 +102,14 @@ class OpenAIWriter:
         """See DialectWriter."""
         return b"data: [DONE]\n\n"
 
-    def _chunk(self, choices: Sequence[dict[str, Any]], event: Event) -> dict[str, Any]:
+    def _chunk(self, choices: Sequence[dict[str, Any]], event: Event | None) -> dict[str, Any]:
         chunk = self._head(self.chunk_object) | {"choices": list(choices)}
         if self.options.usage_chunk:
             chunk["usage"] = None
-        if self.options.trace and isinstance(event, (TextEvent, Reasoning)):
+        if self.options.trace and isinstance(event, (TextEvent, Reasoning, CallArgs)):
             chunk["speculation"] = _trace(event.runs, event.round)
+        elif self.options.trace and isinstance(event, CallOpen):
+            chunk["speculation"] = _trace((), event.round)
         return chunk
 
     def _head(self, kind: str) -> dict[str, Any]:

@@ -1,0 +1,286 @@
+"""Tools with the real clients, openai's and LangChain's, and a model that was never taught to call tools:
+whatever is right here is right by the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.support.serving import Server
+
+MODEL = "pydoc-target"
+ASKED = [{"role": "user", "content": "Is it raining in Paris, and what time is it?"}]
+
+
+def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+WEATHER = function(
+    "weather",
+    {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 3}},
+    description="The weather in a city",
+)
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = [WEATHER, CLOCK]
+SMALL = {"max_tokens": 120, "parallel_tool_calls": False}
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One slot, so that nothing shares a batch, and room for long prompts."""
+    with Server(tmp_path_factory.mktemp("tools"), "--draft-max", "4", "-np", "1", "-c", "2048") as one:
+        yield one
+        assert not any("unexpected" in line or "Traceback" in line for line in one.lines)
+
+
+@pytest.fixture(scope="module")
+def client(api: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="unused", max_retries=0) as one:
+        yield one
+
+
+def is_valid(call: Any) -> bool:
+    """Whether the call is of a tool that exists, with arguments that obey its schema."""
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "clock":
+        return bool(arguments == {})
+    return (
+        call.function.name == "weather"
+        and set(arguments) == {"city", "days"}
+        and arguments["city"] in ("Paris", "Rome")
+        and arguments["days"] in (1, 2, 3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"weather", "clock"}),
+        ({"type": "function", "function": {"name": "clock"}}, {"clock"}),
+        ({"type": "function", "function": {"name": "weather"}}, {"weather"}),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CLOCK]}},
+            {"clock"},
+        ),
+    ],
+    ids=["required", "clock", "weather", "allowed"],
+)
+def test_a_forced_call_and_its_stream(client: openai.OpenAI, choice: Any, names: set[str]) -> None:
+    for seed in range(3):
+        asked = {
+            "model": MODEL,
+            "messages": ASKED,
+            "tools": TOOLS,
+            "tool_choice": choice,
+            "seed": seed,
+            **SMALL,
+        }
+        (whole,) = client.chat.completions.create(**asked).choices
+        assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+        (call,) = whole.message.tool_calls
+        assert is_valid(call)
+        assert call.function.name in names
+        assert len(call.id) == 29
+        with client.chat.completions.stream(**asked) as stream:
+            events = [event for event in stream if event.type.startswith("tool_calls.")]
+            (final,) = stream.get_final_completion().choices
+        assert final.finish_reason == "tool_calls"
+        (streamed,) = final.message.tool_calls
+        assert streamed.function.to_dict() == call.function.to_dict() | {"parsed_arguments": None}
+        assert streamed.id != call.id
+        deltas = [event.arguments_delta for event in events if event.type.endswith(".delta")]
+        assert "".join(deltas) == call.function.arguments
+        assert events[-1].type == "tool_calls.function.arguments.done"
+
+
+def test_several_calls(client: openai.OpenAI) -> None:
+    """A model that has no idea makes more than one call sooner or later, unless it may not."""
+    most = 0
+    for seed in range(8):
+        asked = {"model": MODEL, "messages": ASKED, "tools": [CLOCK], "tool_choice": "required", "seed": seed}
+        (choice,) = client.chat.completions.create(**asked, max_tokens=100, temperature=2.0).choices
+        calls = choice.message.tool_calls
+        assert all(is_valid(call) for call in calls[:-1])
+        assert len({call.id for call in calls}) == len(calls)
+        most = max(most, len(calls))
+        (alone,) = client.chat.completions.create(
+            **asked, max_tokens=100, temperature=2.0, parallel_tool_calls=False
+        ).choices
+        assert (len(alone.message.tool_calls), alone.finish_reason) == (1, "tool_calls")
+    assert most > 1
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_text_is_possible(api: Server, choice: str) -> None:
+    for seed in range(3):
+        asked = {"tools": TOOLS, "tool_choice": choice, "seed": seed, "max_tokens": 40}
+        (found,) = api.chat(ASKED, **asked).json["choices"]
+        if choice == "none":
+            assert found["finish_reason"] in ("stop", "length")
+            assert "tool_calls" not in found["message"]
+            assert "<tool_call>" not in found["message"]["content"]
+        else:
+            assert all(json.loads(c["function"]["arguments"]) for c in found["message"].get("tool_calls", ()))
+
+
+def test_the_prompt_shows_all_tools_whatever_the_choice(api: Server) -> None:
+    bodies = [{"tools": TOOLS}] + [{"tools": TOOLS, "tool_choice": c} for c in ("none", "required", CLOCK)]
+    prompts = {api.post("/apply-template", {"messages": ASKED, **body}).json["prompt"] for body in bodies}
+    (prompt,) = prompts
+    assert '"name": "weather", "description": "The weather in a city"' in prompt
+    assert '"clock"' in prompt
+    assert "weather" not in api.post("/apply-template", {"messages": ASKED}).json["prompt"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", CLOCK])
+def test_the_same_answer_without_speculation(api: Server, choice: Any) -> None:
+    for seed in range(2):
+        asked = {"tools": TOOLS, "tool_choice": choice, "seed": seed, "max_tokens": 60, "temperature": 1.0}
+        drafted, plain = (
+            api.chat(ASKED, **asked, speculation={"enabled": enabled}).json for enabled in (True, False)
+        )
+        for found in (drafted, plain):
+            for call in found["choices"][0]["message"].get("tool_calls", ()):
+                del call["id"]
+        assert drafted["choices"] == plain["choices"]
+        if choice != "auto":
+            assert drafted["speculation"]["forced_tokens"] > 3
+
+
+def test_a_text_that_obeys_a_schema_or_calls(api: Server) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": [{"a": 1}]}}}
+    asked = {"tools": [CLOCK], "response_format": form, "max_tokens": 60}
+    message = api.chat(ASKED, **asked).json["choices"][0]["message"]
+    assert message.get("tool_calls") or json.loads(message["content"]) == {"a": 1}
+    forced = api.chat(ASKED, **asked, tool_choice="required").json["choices"][0]["message"]
+    assert forced["content"] is None
+    text = api.chat(ASKED, **asked, tool_choice="none").json["choices"][0]["message"]["content"]
+    assert json.loads(text) == {"a": 1}
+
+
+def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": ASKED, "tools": [WEATHER], "tool_choice": "required", "seed": 1}
+    (whole,) = client.chat.completions.create(**asked, max_tokens=14).choices
+    assert whole.finish_reason == "length"
+    with client.chat.completions.stream(**asked, max_tokens=14) as stream:
+        (final,) = stream.get_final_completion().choices
+    assert final.finish_reason == "length"
+    found = [choice.message.tool_calls or [] for choice in (whole, final)]
+    assert [c.function.arguments for c in found[0]] == [c.function.arguments for c in found[1]]
+
+
+def test_logprobs_of_the_text_alone(api: Server) -> None:
+    asked = {"tools": [CLOCK], "logprobs": True, "top_logprobs": 1, "max_tokens": 30, "seed": 1}
+    (call,) = api.chat(ASKED, **asked, tool_choice="required", parallel_tool_calls=False).json["choices"]
+    assert call["logprobs"]["content"] == []
+    (text,) = api.chat(ASKED, **asked, tool_choice="none").json["choices"]
+    tokens = [entry["token"] for entry in text["logprobs"]["content"]]
+    assert "".join(tokens).strip() == text["message"]["content"].strip() != ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_schemas_that_cannot_be_used(api: Server, stream: bool) -> None:
+    """strict makes what is not supported an error; otherwise the arguments are any object."""
+    odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+    tool = {"type": "function", "function": {"name": "odd", "parameters": odd}}
+    asked = {"tool_choice": "required", "max_tokens": 8, "stream": stream}
+    assert api.chat(ASKED, tools=[tool], **asked).status == 200
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}
+    reply = api.chat(ASKED, tools=[strict], **asked)
+    assert reply.status == 400, reply.body
+    assert "odd" in reply.error["message"]
+
+
+class TestLoops:
+    """Three turns of an agent, then its answer."""
+
+    def test_openai(self, client: openai.OpenAI) -> None:
+        messages: list[Any] = list(ASKED)
+        asked = {"model": MODEL, "tools": TOOLS, **SMALL}
+        for turn in range(3):
+            with client.chat.completions.stream(
+                messages=messages, tool_choice="required", seed=turn, **asked
+            ) as stream:
+                message = stream.get_final_completion().choices[0].message
+            (call,) = message.tool_calls
+            assert is_valid(call)
+            messages += [message, {"role": "tool", "tool_call_id": call.id, "content": f"result {turn}"}]
+        last = client.chat.completions.create(messages=messages, tool_choice="none", seed=1, **asked)
+        assert last.choices[0].message.content
+        assert last.choices[0].message.tool_calls is None
+
+    @pytest.mark.filterwarnings("default")
+    def test_langchain(self, langchain: Any) -> None:
+        from langchain_core.messages import HumanMessage, ToolMessage
+
+        messages: list[Any] = [HumanMessage("Is it raining in Paris?")]
+        for turn in range(3):
+            bound = langchain.bind_tools(TOOLS, tool_choice="any", parallel_tool_calls=False)
+            answer = bound.invoke(messages)
+            (call,) = answer.tool_calls
+            assert call["name"] in ("weather", "clock")
+            messages += [answer, ToolMessage(f"result {turn}", tool_call_id=call["id"])]
+        last = langchain.bind_tools(TOOLS, tool_choice="none").invoke(messages)
+        assert last.content
+        assert last.tool_calls == []
+
+
+@pytest.fixture(scope="module")
+def langchain(api: Server) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        from langchain_openai import ChatOpenAI
+
+        return ChatOpenAI(
+            model=MODEL, base_url=f"{api.url}/v1", api_key="unused", max_tokens=80, seed=5, max_retries=0
+        )
+
+
+class Forecast(BaseModel):
+    """A forecast."""
+
+    city: Literal["Paris", "Rome"]
+    days: int = Field(ge=1, le=3)
+
+
+@pytest.mark.filterwarnings("default")
+class TestLangChain:
+    def test_structured_output_by_a_call(self, langchain: Any) -> None:
+        structured = langchain.with_structured_output(Forecast, method="function_calling")
+        assert isinstance(structured.invoke("Is it raining in Paris?"), Forecast)
+
+    def test_a_stream_adds_up(self, langchain: Any) -> None:
+        bound = langchain.bind_tools(TOOLS, tool_choice="weather", parallel_tool_calls=False)
+        found = None
+        for part in bound.stream("Is it raining in Paris?"):
+            found = part if found is None else found + part
+        (call,) = found.tool_calls
+        (whole,) = bound.invoke("Is it raining in Paris?").tool_calls
+        assert (call["name"], call["args"]) == (whole["name"], whole["args"])
+
+
+def test_the_next_turn_evaluates_only_what_is_new(api: Server) -> None:
+    """Behind a long system prompt with tools, whatever is chosen."""
+    system = {"role": "system", "content": "You are careful. " * 60}
+    asked = {"tools": TOOLS, "max_tokens": 80, "seed": 1, "parallel_tool_calls": False}
+    messages: list[Any] = [system, *ASKED]
+    first = api.chat(messages, tool_choice="required", **asked).json
+    n_first = first["usage"]["prompt_tokens"]
+    assert n_first > 250
+    message = first["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "It is raining."}
+    second = api.chat([*messages, message, result], tool_choice="none", **asked).json
+    usage = second["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= n_first
+    assert second["timings"]["prompt_n"] <= usage["prompt_tokens"] - n_first
+    again = api.chat(messages, tool_choice="auto", **asked).json
+    assert again["timings"]["prompt_n"] == 1
