@@ -53,7 +53,11 @@ class Generate:
     whether drafts are made from earlier texts of the owner, and later ones from this text. share_cache:
     reuse the caches of all owners that share theirs, and let them reuse this one's. choices: more
     answers to the same prompt, which is rendered and tokenised once; each is a generation of its own.
-    tools: what the model may call in its answer to `messages`, None for nothing.
+    tools: what the model may call in its answer to `messages`, None for nothing. parts: in place of `prompt`
+    or `ids`, texts and ids in turn; each text is tokenised on its own. text_biases: added to the logits of
+    all tokens of these texts. show_prompt: Started has the prompt's text. progress: all of the prefill is
+    reported. final_probs: `logprobs` are of the distribution from which the token was chosen, in place of the
+    model's own.
     """
 
     id: int
@@ -73,6 +77,11 @@ class Generate:
     share_cache: bool = False
     choices: list[Choice] = field(default_factory=list)
     tools: Tools | None = None
+    parts: list[str | list[int]] | None = None
+    text_biases: dict[str, float] = field(default_factory=dict)
+    show_prompt: bool = False
+    progress: bool = False
+    final_probs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,22 +262,25 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Started:
     """From the engine: a generation is queued. params: as used, the seed included. closing_tag: closes the
-    reasoning that the prompt has opened, "" where it has not.
+    reasoning that the prompt has opened, "" where it has not. prompt: its text, control tokens spelt out, if
+    that was asked for; of several choices the first one has it.
     """
 
     id: int
     n_prompt: int
     params: SamplingParams
     closing_tag: str = ""
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """From the engine: tokens of the prompt evaluated so far."""
+    """From the engine: n_done tokens of the prompt are in the cache, n_reused of which were there before."""
 
     id: int
     n_done: int
     n_prompt: int
+    n_reused: int = 0
 
 
 class CandidateLogprob(NamedTuple):
@@ -329,7 +341,7 @@ class Done:
     stop_string: the one that ended it, None where an end token or a limit did. queue_seconds: from the
     request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where something
     was. stored_t1, epsilon: seconds of a decode of one row, and logits (engine.md), None where they are not
-    measured. unmeasured: whether an idle engine could measure more.
+    measured. unmeasured: whether an idle engine could measure more. slot: the one that it had, -1 for none.
     """
 
     id: int
@@ -343,6 +355,7 @@ class Done:
     stored_t1: float | None = None
     epsilon: float | None = None
     unmeasured: bool = False
+    slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)

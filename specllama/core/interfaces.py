@@ -122,6 +122,14 @@ class Sampler(Protocol):
         """The token after `history` and `ahead`. row: the logits there, shape (at least n_vocab,)."""
         ...
 
+    def final_logprobs(
+        self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int
+    ) -> tuple[float, list[tuple[int, float]]]:
+        """Log probability of `token`, and (id, log probability) of the n most likely ones, in the
+        distribution from which `choose` chooses.
+        """
+        ...
+
 
 class Proposal(NamedTuple):
     """One drafted token.

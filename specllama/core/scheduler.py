@@ -345,7 +345,8 @@ def next_to_fill(filling: Sequence[Generation]) -> Generation | None:
 def context_length_error(n_prompt: int, n_ctx: int, at_least: bool = False) -> ContextLengthError:
     """The error for a prompt of `n_prompt` tokens, or at least as many, which the context cannot hold."""
     return ContextLengthError(
-        f"the prompt has {'at least ' if at_least else ''}{n_prompt} tokens and the context {n_ctx}",
+        f"the prompt has {'at least ' if at_least else ''}{n_prompt} tokens, which exceeds the available "
+        f"context size of {n_ctx}",
         f"use {option('n_ctx', n_prompt + 256)} or more",
         {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
     )

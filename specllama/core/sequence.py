@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
-from specllama.core.sampling.sampler import NOTHING_LEGAL, top_logprobs
+from specllama.core.sampling.probabilities import top_logprobs
+from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, UsageError, option
@@ -44,7 +45,7 @@ class Request:
     (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
     None: the policy decides. owner, turn: see `fair_queue.FairQueue`. memory_scope: scope of the earlier
     texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
-    reused within it only.
+    reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`.
     """
 
     prompt: Sequence[int]
@@ -60,6 +61,7 @@ class Request:
     turn: int = 0
     memory_scope: str | None = ""
     cache_scope: str = ""
+    final_probs: bool = False
 
 
 @dataclass(slots=True)
@@ -165,7 +167,10 @@ class Generation:
     def _with_logprobs(self, row: Row, token: int) -> int:
         """The token, after recording its log probability where that was requested."""
         n = self.request.params.logprobs
-        if n is not None:
+        if n is not None and self.request.final_probs:
+            found = self.sampler.final_logprobs(row, self.history, self.request.mask, token, n)
+            self._logprobs = TokenLogprobs(*found)
+        elif n is not None:
             self._logprobs = TokenLogprobs(*top_logprobs(row, token, n))
         return token
 

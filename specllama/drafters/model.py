@@ -24,7 +24,8 @@ from specllama.core.interfaces import (
     Proposal,
     Sampler,
 )
-from specllama.core.sampling.sampler import NOTHING_LEGAL, probability
+from specllama.core.sampling.probabilities import probability
+from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.sequence import common_prefix
 from specllama.drafters import MODEL, DrafterInputs, RegisteredDrafter
 

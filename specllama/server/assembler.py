@@ -19,8 +19,10 @@ from specllama.server.events import (
     CallOpen,
     End,
     Event,
+    Prefill,
     Reasoning,
     RoundEvent,
+    RunTotals,
     Start,
     TextEvent,
 )
@@ -35,7 +37,8 @@ class EventAssembler:
     index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
     separated from the text. continues: whether the answer continues a text of the client; the model
     then does not begin with a reasoning tag. end_ids: tokens that have no text and get no logprobs. reader:
-    finds tool calls in the text, None where there can be none; tokens of calls get no logprobs.
+    finds tool calls in the text, None where there can be none; tokens of calls get no logprobs. progress:
+    whether the prefill is shown.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class EventAssembler:
         continues: bool = False,
         end_ids: Collection[int] = (),
         reader: CallReader | None = None,
+        progress: bool = False,
     ) -> None:
         self.index, self.prompt = index, prompt
         self._reader, self._n_calls = reader, 0
@@ -55,6 +59,9 @@ class EventAssembler:
         self._logprobs: list[protocol.PositionLogprobs] = []  # of tokens whose text has not arrived yet
         self._round: RoundEvent | None = None  # not yet attached to an event
         self._last = 0.0
+        self._progress_asked, self._filling_since = progress, 0.0
+        self._first_token = 0.0
+        self._ids: list[int] = []  # of tokens since the last event
         self._has_text = self._has_reasoning = False
         self._n_before_text = 0
 
@@ -68,16 +75,28 @@ class EventAssembler:
             self._last = now
             off = not self._splits or (self._continues and not message.closing_tag)
             self._splitter = ReasoningSplitter(message.closing_tag if self._splits else "", off)
-            return [Start(self.index, self.prompt, message.n_prompt, self._result.seed)]
+            seed, params = self._result.seed, message.params
+            return [Start(self.index, self.prompt, message.n_prompt, seed, params, message.prompt)]
+        if isinstance(message, protocol.Prefilled) and self._progress_asked:
+            return [self._prefill(message, now)]
         if delta is None:
             return []
         if isinstance(message, protocol.Done):
             return self._ending(message, delta)
         return self._progress(delta, now)
 
+    def _prefill(self, message: protocol.Prefilled, now: float) -> Prefill:
+        self._filling_since = self._filling_since or now
+        seconds = now - self._filling_since
+        return Prefill(self.index, message.n_done, message.n_prompt, message.n_reused, seconds)
+
     def _progress(self, delta: protocol.SequenceDelta, now: float) -> list[Event]:
-        self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last)
+        result = self._result
+        self._first_token = self._first_token or now
+        total = RunTotals(len(result.ids), result.n_drafted, result.n_accept, now - self._first_token)
+        self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last, total)
         self._last = now
+        self._ids += delta.ids
         self._logprobs += [entry for entry in delta.logprobs or [] if entry.chosen.id not in self._end_ids]
         events = self._events(self._splitter.push(delta.text, delta.runs))
         if not self._has_text:
@@ -92,7 +111,13 @@ class EventAssembler:
             events += self._read(self._reader.finish())
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
-        return [*events, End(self.index, done.reason, done.stop_string, done.stats, plain, n_reasoning)]
+        ids, reason = self._take_ids(), done.reason
+        end = End(self.index, reason, done.stop_string, done.stats, plain, n_reasoning, ids, done.slot)
+        return [*events, end]
+
+    def _take_ids(self) -> list[int]:
+        found, self._ids = self._ids, []
+        return found
 
     def _events(self, pieces: list[ReasoningPiece]) -> list[Event]:
         events: list[Event] = []
@@ -100,6 +125,7 @@ class EventAssembler:
             if piece.reasoning:
                 self._has_reasoning = True
                 self._logprobs.clear()
+                self._ids.clear()
                 events.append(Reasoning(self.index, piece.text, piece.runs, self._round))
             elif self._reader is not None:
                 self._has_text = True
@@ -107,8 +133,8 @@ class EventAssembler:
                 continue
             else:
                 self._has_text = True
-                logprobs = self._logprobs_of(piece.text)
-                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round))
+                logprobs, ids = self._logprobs_of(piece.text), self._take_ids()
+                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round, ids))
             self._round = None  # only the first event of a round has it
         return events
 
@@ -117,8 +143,8 @@ class EventAssembler:
         events: list[Event] = []
         for piece in pieces:
             if isinstance(piece, TextPiece):
-                logprobs = self._logprobs_of(piece.text)
-                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round))
+                logprobs, ids = self._logprobs_of(piece.text), self._take_ids()
+                events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round, ids))
             elif isinstance(piece, OpenPiece):
                 events.append(CallOpen(self.index, self._n_calls, _new_id(), piece.name, self._round))
                 self._n_calls += 1

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specllama.client import protocol
+from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import PlainRate, RunStats
 
 Runs = Sequence[tuple[int, str]]
@@ -19,24 +21,52 @@ Logprobs = Sequence[protocol.PositionLogprobs]
 @dataclass(frozen=True, slots=True)
 class Start:
     """A choice is queued. prompt: index of the prompt that it answers. n_prompt: tokens of that prompt.
-    seed: the one used.
+    seed: the one used. params: as used. prompt_text: see protocol.Started.
     """
 
     index: int
     prompt: int
     n_prompt: int
     seed: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prompt_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """n_done of a choice's n_prompt tokens are in the cache, n_reused of which were there before. seconds:
+    since the first such event. Comes before the text, where the request asks for `progress`.
+    """
+
+    index: int
+    n_done: int
+    n_prompt: int
+    n_reused: int
+    seconds: float
+
+
+class RunTotals(NamedTuple):
+    """Figures of a choice so far. seconds: since its first token."""
+
+    n_predict: int
+    n_drafted: int
+    n_accept: int
+    seconds: float
+
+
+NO_TOTALS = RunTotals(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
     """One round of the engine for one choice: draft tokens verified and accepted, seconds since the round
-    before.
+    before. total: figures of all rounds so far.
     """
 
     drafted: int
     accepted: int
     seconds: float
+    total: RunTotals = NO_TOTALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +74,8 @@ class TextEvent:
     """The next part of a choice's text.
 
     runs: (characters, source) of `text`; the source is "target" or a drafter's name. logprobs: of the tokens
-    that the text comes from, as in protocol.SequenceDelta, empty unless requested.
+    that the text comes from, as in protocol.SequenceDelta, empty unless requested. ids: of the tokens since
+    the event before; where no reasoning and no calls are separated, all of them.
     """
 
     index: int
@@ -52,6 +83,7 @@ class TextEvent:
     runs: Runs = ()
     logprobs: Logprobs = ()
     round: RoundEvent | None = None
+    ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +135,8 @@ class End:
     """A choice has ended.
 
     reason: "stop" (stop_string: the string that ended it, None for an end token), "length" for the requested
-    limit, "context" where the context is full. n_reasoning: tokens of its reasoning.
+    limit, "context" where the context is full. n_reasoning: tokens of its reasoning. ids: tokens after the
+    last event, which have no text: an end token, a stop string. slot: number of its slot, -1 for none.
     """
 
     index: int
@@ -112,9 +145,11 @@ class End:
     stats: RunStats
     plain: PlainRate
     n_reasoning: int = 0
+    ids: Sequence[int] = ()
+    slot: int = -1
 
 
-Event = Start | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End
+Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End
 
 
 @dataclass(slots=True)
@@ -137,13 +172,16 @@ class AccumulatedCall:
 @dataclass(slots=True)
 class AccumulatedChoice:
     """One choice up to the latest event. items: texts and calls in the order in which they were written. end:
-    None until it has ended.
+    None until it has ended. ids: all of its tokens, see TextEvent. total, prefill: the latest ones.
     """
 
     start: Start
     reasoning: str = ""
     items: list[AccumulatedText | AccumulatedCall] = field(default_factory=list)
     logprobs: list[protocol.PositionLogprobs] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    total: RunTotals = NO_TOTALS
+    prefill: Prefill | None = None
     end: End | None = None
 
     @property
@@ -163,8 +201,11 @@ class AccumulatedChoice:
 
     def add(self, event: Event) -> None:
         """Add the next event of this choice."""
+        if isinstance(event, (TextEvent, Reasoning, CallOpen, CallArgs)) and event.round is not None:
+            self.total = event.round.total
         if isinstance(event, TextEvent):
             self.logprobs += event.logprobs
+            self.ids += event.ids
             if self.items and isinstance(last := self.items[-1], AccumulatedText):
                 last.text += event.text
             else:
@@ -177,8 +218,11 @@ class AccumulatedChoice:
             self.calls[event.call].arguments += event.text
         elif isinstance(event, CallClose):
             self.calls[event.call].complete = True
+        elif isinstance(event, Prefill):
+            self.prefill = event
         elif isinstance(event, End):
             self.end = event
+            self.ids += event.ids
 
 
 @dataclass(slots=True)

@@ -94,7 +94,15 @@ class RequestStream:
     def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
         request = spec.request
         reader = named(self._call_format).reader(request.tools) if request.tools is not None else None
-        return EventAssembler(index, spec.prompt, spec.splits, bool(request.prefix), self._end_ids, reader)
+        return EventAssembler(
+            index,
+            spec.prompt,
+            spec.splits,
+            bool(request.prefix),
+            self._end_ids,
+            reader,
+            request.progress,
+        )
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:
         """The events until all texts have ended, those that arrived together as one list.

@@ -120,7 +120,7 @@ class Service:
         longest = max((len(spec.request.ids or ()) for spec in specs), default=0)
         if longest >= n_ctx:
             raise ContextLengthError(
-                f"the prompt has {longest} tokens and the context {n_ctx}",
+                f"the prompt has {longest} tokens, which exceeds the available context size of {n_ctx}",
                 details={"n_prompt_tokens": longest, "n_ctx": n_ctx},
             )
 

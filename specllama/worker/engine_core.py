@@ -264,12 +264,14 @@ class EngineCore:
             g = r.generation
             if g.seq_id < 0 and g.finish_reason is None:
                 continue  # waiting for a slot
+            for report in r.prefill_reports():
+                self.send(report)
             item = r.delta(self.loaded.model)
             if item is not None:
                 items.append(item)
-            elif not g.prefilled and now - self._reported > _PREFILL_REPORT_SECONDS:
+            elif not r.progress and not g.prefilled and now - self._reported > _PREFILL_REPORT_SECONDS:
                 self._reported = now
-                self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt))
+                self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt, g.stats.n_reused))
         if items:
             self.send(protocol.Tokens(items))
         for r in [r for r in self.running if r.generation.finish_reason is not None]:
@@ -319,6 +321,7 @@ class EngineCore:
             stored_t1=profile.t1,
             epsilon=self.engine.epsilon if profile.covers(len(g.history)) else None,
             unmeasured=unmeasured,
+            slot=g.seq_id,
         )
 
     def _fail(self, error: Exception) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -86,11 +86,9 @@ class RequestIntake:
         """
         received = time.perf_counter()
         params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model))
-        last, highest = self._loaded.model.n_vocab - 1, max(params.logit_bias, default=0)
-        if highest > last:
-            raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
         seed = params.seed if params.seed is not None else secrets.randbits(32)
-        accepted = _Accepted(message, replace(params, seed=seed), received)
+        biases = self._biases(params, message.text_biases)
+        accepted = _Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
         if self._post is None or size <= LARGE:
             self._queue(accepted, self.prompts.prompt(message), accepted.choices)
             return
@@ -102,6 +100,17 @@ class RequestIntake:
             lambda: self.prompts.prompt(message),
             lambda job, made: post(partial(self._prepared, accepted, job, made)),
         )
+
+    def _biases(self, params: SamplingParams, of_texts: Mapping[str, float]) -> Mapping[int, float]:
+        """The biases of all tokens; those of ids count before those of texts. Raises UsageError."""
+        model = self._loaded.model
+        last, highest = model.n_vocab - 1, max(params.logit_bias, default=0)
+        if highest > last:
+            raise UsageError(f"logit_bias: token ids are from 0 to {last}, not {highest}")
+        if not of_texts:
+            return params.logit_bias
+        found = {i: bias for text, bias in of_texts.items() for i in model.tokenize(text, False, False)}
+        return found | dict(params.logit_bias)
 
     def _prepared(self, accepted: _Accepted, job: Job, made: Prompt | SpecllamaError) -> None:
         """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
@@ -137,12 +146,16 @@ class RequestIntake:
                 speculate=message.speculate,
                 draft_max=message.draft_max,
                 turn=choice.turn,
+                final_probs=message.final_probs,
             )
             generation = self._engine.submit(request)
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
-            self._running.append(SequenceOutput(choice.id, generation, writer, message.messages))
-            self._send(protocol.Started(choice.id, len(prompt.ids), params, tag))
+            self._running.append(
+                SequenceOutput(choice.id, generation, writer, message.messages, progress=message.progress)
+            )
+            text = prompt.text if choice.id == message.id else ""
+            self._send(protocol.Started(choice.id, len(prompt.ids), params, tag, text))
 
     def answer(self, question: protocol.Question, size: int) -> None:
         """Answer a query about texts. Raises as `generate`, BusyError for a large one while too many wait."""

@@ -10,6 +10,7 @@ from specllama.client import protocol
 from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
+from specllama.worker.prompts import token_bytes
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class SequenceOutput:
     """A generation, and how much of it was sent.
 
     messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept: totals at the
-    last message.
+    last message. progress: whether all of the prefill is reported. n_prefilled: as last reported, -1 before.
     """
 
     id: int
@@ -27,6 +28,20 @@ class SequenceOutput:
     n_sent: int = 0
     n_drafted: int = 0
     n_accept: int = 0
+    progress: bool = False
+    n_prefilled: int = -1
+
+    def prefill_reports(self) -> list[protocol.Prefilled]:
+        """What has not been reported of the prefill, the part that was cached first."""
+        g = self.generation
+        if not self.progress or g.seq_id < 0 or g.prefix_owner is not None or self.n_prefilled == g.n_prompt:
+            return []
+        n_reused, n_done = g.stats.n_reused, min(g.n_past, g.n_prompt)
+        steps = [n_reused] if self.n_prefilled < 0 else []
+        if n_done > max(self.n_prefilled, n_reused):
+            steps.append(n_done)
+        self.n_prefilled = max([self.n_prefilled, *steps])
+        return [protocol.Prefilled(self.id, n, g.n_prompt, n_reused) for n in steps]
 
     def delta(self, model: LlamaModel) -> protocol.SequenceDelta | None:
         """The output since the last call; None if there is none."""
@@ -49,6 +64,6 @@ def _logprobs(model: LlamaModel, token: int, found: TokenLogprobs) -> protocol.P
 
 
 def _candidate(model: LlamaModel, token: int, logprob: float) -> protocol.CandidateLogprob:
-    piece = model.piece(token) or model.token_text(token).encode()
+    piece = token_bytes(model, token)
     value = logprob if logprob > -math.inf else None
     return protocol.CandidateLogprob(token, piece.decode("utf-8", "replace"), list(piece), value)

@@ -5,6 +5,7 @@ Used by the thread that decodes for small requests, by the preparer's thread for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specllama.client import protocol
@@ -18,10 +19,13 @@ from specllama.worker.text_limit import TextLimit
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of a prompt, and of the forced output, None where the model writes freely."""
+    """The ids of a prompt, and of the forced output, None where the model writes freely. text: see
+    protocol.Started.
+    """
 
     ids: list[int]
     forced: list[int] | None
+    text: str = ""
 
 
 class Prompts:
@@ -49,6 +53,8 @@ class Prompts:
                 raise context_length_error(len(message.ids), self._n_ctx)
         elif message.prompt is not None:
             self.limit.check(message.prompt, parse_special=True)
+        elif message.parts is not None:
+            self._check_parts(message.parts)
         else:
             self.limit.check_messages(message.messages or [])
         if isinstance(message.forced, str):
@@ -63,17 +69,48 @@ class Prompts:
         ids = self._ids(message)
         if not ids:
             raise UsageError("the prompt is empty", "give some text")
-        return Prompt(ids, forced)
+        return Prompt(ids, forced, spelt(self._model, ids) if message.show_prompt else "")
+
+    def _check_parts(self, parts: Sequence[str | list[int]]) -> None:
+        n = sum(len(part) for part in parts if not isinstance(part, str))
+        if n >= self._n_ctx:
+            raise context_length_error(n, self._n_ctx)
+        texts = [part for part in parts if isinstance(part, str)]
+        self.limit.check_bytes(texts)
+        for text in texts:
+            self.limit.check(text, parse_special=True)
 
     def _ids(self, message: protocol.Generate) -> list[int]:
         model = self._model
         if message.ids is not None:
-            if not all(isinstance(i, int) and 0 <= i < model.n_vocab for i in message.ids):
-                raise UsageError(f"token ids must be from 0 to {model.n_vocab - 1}")
-            return list(message.ids)
+            return self._checked(message.ids)
+        if message.parts is not None:
+            found: list[int] = []
+            for i, part in enumerate(message.parts):
+                if isinstance(part, str):
+                    found += model.tokenize(part, model.adds_bos and i == 0, True)
+                else:
+                    found += self._checked(part)
+            return found
         if message.prompt is None:
             return self.turns.ids(self.template, model, message, self.limit)
         ids = model.tokenize(message.prompt, model.adds_bos, True)
         if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
             del ids[0]  # the prompt has a BOS of its own
         return ids
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        last = self._model.n_vocab - 1
+        if not all(isinstance(i, int) and 0 <= i <= last for i in ids):
+            raise UsageError(f"token ids must be from 0 to {last}")
+        return list(ids)
+
+
+def spelt(model: LlamaModel, ids: Sequence[int]) -> str:
+    """The text of ids, control tokens spelt out."""
+    return b"".join(token_bytes(model, i) for i in ids).decode("utf-8", "replace")
+
+
+def token_bytes(model: LlamaModel, token: int) -> bytes:
+    """The bytes of a token, of a control token those of its name."""
+    return model.piece(token) or model.token_text(token).encode()

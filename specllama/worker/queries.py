@@ -12,7 +12,7 @@ from specllama.text.chat_template import ChatTemplate
 from specllama.text.reasoning import closing_tag
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
-from specllama.worker.prompts import Prompts
+from specllama.worker.prompts import Prompts, spelt, token_bytes
 
 _PART_IDS, _PART_CHARS = 1024, 8 * 1024  # of a part of an answer: the front reads it in a few milliseconds
 _TAIL = 32  # tokens at the end of a prompt that are searched for an opening tag
@@ -62,7 +62,7 @@ def _tokenized(
     ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
     for begin in range(0, max(1, len(ids)), _PART_IDS):
         part = ids[begin : begin + _PART_IDS]
-        pieces = [_bytes(model, i).decode("latin-1") for i in part] if question.with_pieces else []
+        pieces = [token_bytes(model, i).decode("latin-1") for i in part] if question.with_pieces else []
         yield protocol.Tokenized(question.id, part, pieces, begin + _PART_IDS < len(ids))
 
 
@@ -70,8 +70,8 @@ def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prom
     known = model.n_vocab
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < known for i in question.ids):
         raise UsageError(f"token ids must be from 0 to {known - 1}")
-    prompts.limit.check_size(sum(len(_bytes(model, i)) for i in question.ids))
-    return b"".join(_bytes(model, i) for i in question.ids).decode("utf-8", "replace")
+    prompts.limit.check_size(sum(len(token_bytes(model, i)) for i in question.ids))
+    return spelt(model, question.ids)
 
 
 def _texts(text: str) -> Iterator[tuple[str, bool]]:
@@ -110,8 +110,4 @@ def slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protoc
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
     """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
-    return closing_tag(b"".join(_bytes(model, i) for i in ids[-_TAIL:]).decode("utf-8", "replace"))
-
-
-def _bytes(model: LlamaModel, token: int) -> bytes:
-    return model.piece(token) or model.token_text(token).encode()
+    return closing_tag(spelt(model, ids[-_TAIL:]))

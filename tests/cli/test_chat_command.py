@@ -318,7 +318,10 @@ class TestPipe:
         assert len(full) == 1
         assert "/trim" in result.lines[full[0]]
         refused = next(i for i, line in enumerate(result.lines) if line.startswith("error: "))
-        assert re.search(r"the prompt has 2\d\d tokens and the context 256", result.lines[refused])
+        assert re.search(
+            r"the prompt has 2\d\d tokens, which exceeds the available context size of 256",
+            result.lines[refused],
+        )
         assert "it was not sent; /trim" in result.lines[refused + 1]
         assert result.code == 2
         assert messages(shared, "full.json")[::2] == [long, "more"]

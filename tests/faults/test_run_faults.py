@@ -209,7 +209,7 @@ def test_rejects_unusable_prompts(shared: Command) -> None:
 
 def test_rejects_a_line_of_ten_megabytes(shared: Command) -> None:
     result = shared("run", stdin=b"w" * 10_000_000)
-    assert_error(result, 2, "the prompt has at least", "the context 2048")
+    assert_error(result, 2, "the prompt has at least", "context size of 2048")
 
 
 @pytest.mark.parametrize(

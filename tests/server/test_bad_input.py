@@ -54,7 +54,7 @@ for _ in range(40):
         ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 999}, "top_logprobs"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"x" * 65: 1}}, "logit_bias"),
         ({"logit_bias": {"1": "x"}}, "logit_bias"),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"logit_bias": [[1]]}, "logit_bias[0]"),

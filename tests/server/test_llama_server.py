@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.serving import QUESTION, Server, first_event
 
 
@@ -31,7 +33,7 @@ def test_slots_say_who_is_busy_and_nothing_of_the_prompt(server: Server) -> None
     first_event(server.begin(prompt="a secret prompt", stream=True, ignore_eos=True, max_tokens=900))
     reply = server.get("/slots")
     (busy,) = [slot for slot in reply.json if slot["is_processing"]]
-    assert busy["next_token"]["n_decoded"] > 0
+    assert busy["next_token"][0]["n_decoded"] > 0
     assert len(reply.json) == 4
     assert b"secret" not in reply.body
     server.hang_up()
@@ -77,3 +79,60 @@ def test_the_openapi_document_names_every_route(server: Server) -> None:
     chat = found["components"]["schemas"]["ChatRequest"]
     assert "response_format" in chat["properties"]
     assert chat["required"] == ["messages"]
+
+
+def test_routes_without_v1(server: Server) -> None:
+    asked = {"max_tokens": 4, "seed": 1}
+    whole = server.post("/chat/completions", {"messages": QUESTION, **asked}).json
+    assert whole["object"] == "chat.completion"
+    assert whole["choices"] == server.chat(**asked).json["choices"]
+    assert server.get("/models").json == server.get("/v1/models").json
+    assert server.get("/models/pydoc-target").json["id"] == "pydoc-target"
+    assert server.get("/models/nope").status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/embedding", 501),
+        ("POST", "/embeddings", 501),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/rerank", 501),
+        ("POST", "/reranking", 501),
+        ("POST", "/v1/rerank", 501),
+        ("POST", "/v1/reranking", 501),
+        ("POST", "/audio/transcriptions", 501),
+        ("POST", "/v1/audio/transcriptions", 501),
+        ("POST", "/props", 501),
+        ("POST", "/slots/0?action=save", 501),
+        ("GET", "/lora-adapters", 501),
+        ("POST", "/lora-adapters", 501),
+        ("POST", "/v1/chat/completions/control", 501),
+    ],
+)
+def test_routes_that_are_not_supported(server: Server, method: str, path: str, status: int) -> None:
+    reply = server.ask(method, path, {} if method == "POST" else None)
+    assert reply.status == status
+    assert (reply.error["code"], reply.error["param"]) == ("unsupported", None)
+    assert reply.error["type"] == ("not_supported_error" if status == 501 else "not_found_error")
+    assert len(reply.error["message"]) > 20
+
+
+def test_what_editors_read_in_props(server: Server) -> None:
+    found = server.get("/props").json
+    assert found["chat_template_caps"]["supports_tool_calls"] is True
+    assert found["modalities"] == {"vision": False, "audio": False}
+    assert (found["is_sleeping"], found["endpoint_slots"], found["endpoint_props"]) == (False, True, False)
+    params = found["default_generation_settings"]["params"]
+    assert {"n_predict", "seed", "top_k", "typical_p", "dry_multiplier", "samplers", "lora"} <= set(params)
+    assert server.get("/v1/models").json["data"][0]["meta"]["n_ctx"] == 2048
+
+
+def test_no_slot_is_free(exact: Server) -> None:
+    assert exact.get("/slots?fail_on_no_slot=1").status == 200
+    first_event(exact.begin(prompt="x", stream=True, ignore_eos=True, max_tokens=480))
+    reply = exact.get("/slots?fail_on_no_slot=1")
+    assert (reply.status, reply.error["type"]) == (503, "unavailable_error")
+    assert exact.get("/slots").status == 200
+    exact.hang_up()
+    exact.until(lambda: exact.n_busy() == 0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol
+from specllama.server.dialects.llama_server import unsupported
 from specllama.server.http.body import MAX_BYTES, MAX_VALUES
 from tests.support.serving import Api
 
@@ -38,7 +39,7 @@ class CostlyBody:
         if "chunks" in self.name:
             return _send_chunks(api, self.path, self.make(), seconds)
         reply = api.post(self.path, self.make(), seconds=seconds)
-        assert isinstance(reply.json, dict), reply.body[:200]
+        assert isinstance(reply.json, (dict, list)), reply.body[:200]
         return reply.status
 
 
@@ -170,6 +171,24 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
         "lone surrogates": lambda: b'{"prompt":"' + rb"\ud800" * (_LONG // 6) + b'"}',
         "no UTF-8": lambda: b'{"prompt":"' + b"a" * (_LONG - 9) + b'\xed\xa0\x80"}',
     },
+    ("/completion", protocol.Generate): {
+        "texts and ids": _filled('{"n_predict":1,"prompt":[', '7,"x"', "]}"),
+        "as many texts and ids as there may be": _body(prompt=[7, "zip " * 200] * 2048, n_predict=1),
+        "texts and ids that fit": _body(prompt=[7, "zip"] * 500, n_predict=1, n_cmpl=8),
+        "prompts of texts and ids": _body(prompt=[[7, "a"] * 500] * 64, n_predict=1),
+        "nested prompts": _filled('{"prompt":[', '{"prompt_string":[[1]]}', "]}"),
+        "biases of texts": _body(
+            prompt="x", n_predict=1, logit_bias={f"{i:064}a"[1:]: 1 for i in range(128)}
+        ),
+        "more biases of texts": _body(prompt="x", logit_bias=[["a" * 1024, 1]] * 1024),
+        "fields that nobody knows": _numbered('{"prompt":"x","n_predict":1,', '"a{0}":1', "}"),
+        "fields of the answer": _filled('{"prompt":"x","response_fields":[', '"a/b"', "]}"),
+        "a long path of a field": _body(prompt="x", n_predict=1, response_fields=["a/" * 64] * 64),
+        "samplers": _filled('{"prompt":"x","samplers":[', '"top_k"', "]}"),
+        "a prompt that is sent back": _body(prompt="zip " * 1000, n_predict=1, n_cmpl=8, n_probs=20),
+    },
+    ("/completions", protocol.Generate): {"a text": _body(prompt="zip " * (_LONG // 4), n_predict=1)},
+    ("/chat/completions", protocol.Generate): {"a text": _said("zip " * (_LONG // 4))},
     ("/tokenize", protocol.Tokenize): {
         "a text of one letter": _body(content="a" * _LONG, with_pieces=True),
         "a small text of one letter": _body(content="a" * 16_000, with_pieces=True),
@@ -188,8 +207,11 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
         "messages": lambda: _json(messages=[{"role": "user", "content": "<" * 900}] * 4096),
     },
 }
+_UNSUPPORTED = tuple(route.path for route in unsupported.ROUTES if route.method == "POST")
 BODIES = tuple(
     CostlyBody(path, command, name, make)
     for (path, command), bodies in _BODIES.items()
     for name, make in bodies.items()
+) + tuple(
+    CostlyBody(path, protocol.Generate, "values", _filled('{"a":[', "1", "]}")) for path in _UNSUPPORTED
 )

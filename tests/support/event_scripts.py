@@ -94,12 +94,14 @@ def _choice(draw: st.DrawFn, index: int, calls: bool, reasoning: bool, logprobs:
     stats = RunStats(n_prompt=7, n_evaluated=7, n_predict=len(found), n_drafted=4, n_accept=2)
     stats.reached, stats.accepted_at = [2, 2], [1, 1]
     n_reasoning = sum(isinstance(event, Reasoning) for event in found)
-    return [*found, End(index, reason, stop_string, stats, PlainRate(None, "none", 0), n_reasoning)]
+    ids = [2] if reason == "stop" and stop_string is None else []
+    return [*found, End(index, reason, stop_string, stats, PlainRate(None, "none", 0), n_reasoning, ids)]
 
 
 def _text(index: int, texts: Sequence[str], logprobs: bool) -> list[Event]:
     return [
-        TextEvent(index, text, [(len(text), "copy")], [_logprob(text)] if logprobs else []) for text in texts
+        TextEvent(index, text, [(len(text), "copy")], [_logprob(text)] if logprobs else [], ids=[5])
+        for text in texts
     ]
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from specllama.core.interfaces import BatchRow, Context
 from specllama.core.replay.simulator import GREEDY, WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import KeyedSampler, probability
+from specllama.core.sampling.probabilities import probability
+from specllama.core.sampling.sampler import KeyedSampler
 
 
 def write_text(

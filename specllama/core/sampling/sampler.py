@@ -150,6 +150,33 @@ class KeyedSampler:
 
         unseen: an upper bound of the logits that are not among the candidates; -inf where all are.
         """
+        ids, values, top, top_k, floor, mass, unseen = self._candidates(row, position, margin)
+        n_kept, mass = self._truncate(values, top, top_k, floor, mass)
+        if n_kept == 1 and not margin and legal is None:
+            return SampledToken(int(ids[0]), math.inf)
+        n = len(ids) if margin else n_kept
+        scores = (values[:n] - top) / self._temperature + gumbel(self.seed, position, ids[:n])
+        if legal is not None:
+            in_vocab = ids[:n] < len(legal)
+            scores[~in_vocab | ~legal[np.where(in_vocab, ids[:n], 0)]] = -math.inf
+        best = int(scores[:n_kept].argmax())
+        if legal is not None and scores[best] == -math.inf:
+            return None
+        if not margin:
+            return SampledToken(int(ids[best]), math.inf)
+        scores *= self._temperature
+        if unseen > -math.inf:  # the unseen logits count as one more candidate, with the highest score
+            values, scores = np.append(values, unseen), np.append(scores, math.inf)
+        slack = truncation_slack(values, top_k, floor, self.params.top_p, mass)
+        gap = choice_margin(values, scores, slack, n_kept, best)
+        return SampledToken(int(ids[best]), gap / self._stretch)
+
+    def _candidates(
+        self, row: Row, position: int, margin: bool
+    ) -> tuple[Ids, Values, float, int, float, float | None, float]:
+        """What truncation may keep: ids, their logits (in order where a part of them may be cut off), the
+        largest logit, top_k (0: off), floor and mass (see `_truncate`), and the bound `unseen`.
+        """
         p = self.params
         top_k = p.top_k if p.top_k < len(row) else 0
         if top_k:
@@ -172,25 +199,43 @@ class KeyedSampler:
             if mass is not None or margin:
                 ids = best_first(row, ids)
             values = row[ids].astype(np.float64)
-        n_kept, mass = self._truncate(values, top, top_k, floor, mass)
-        if n_kept == 1 and not margin and legal is None:
-            return SampledToken(int(ids[0]), math.inf)
-        n = len(ids) if margin else n_kept
-        scores = (values[:n] - top) / self._temperature + gumbel(self.seed, position, ids[:n])
-        if legal is not None:
-            in_vocab = ids[:n] < len(legal)
-            scores[~in_vocab | ~legal[np.where(in_vocab, ids[:n], 0)]] = -math.inf
-        best = int(scores[:n_kept].argmax())
-        if legal is not None and scores[best] == -math.inf:
-            return None
-        if not margin:
-            return SampledToken(int(ids[best]), math.inf)
-        scores *= self._temperature
-        if unseen > -math.inf:  # the unseen logits count as one more candidate, with the highest score
-            values, scores = np.append(values, unseen), np.append(scores, math.inf)
-        slack = truncation_slack(values, top_k, floor, p.top_p, mass)
-        gap = choice_margin(values, scores, slack, n_kept, best)
-        return SampledToken(int(ids[best]), gap / self._stretch)
+        return ids, values, top, top_k, floor, mass, unseen
+
+    def final_logprobs(
+        self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int
+    ) -> tuple[float, list[tuple[int, float]]]:
+        """As `probabilities.top_logprobs`, in the distribution from which `choose` chooses, after all
+        parameters and the grammar. Tokens that cannot be chosen are not among the n most likely.
+        """
+        row = row[: self.n_vocab]
+        originals = self._adjust(row, history, ())
+        try:
+            ids, values = self._kept(row, len(history), mask)
+        finally:
+            for changed, logits in reversed(originals):
+                row[changed] = logits
+        order = np.argsort(-values, kind="stable")
+        ids, scores = ids[order], (values[order] - values.max()) / self._temperature
+        if self.params.greedy:
+            ids, scores = ids[:1], scores[:1]
+        logprobs = scores - math.log(float(np.exp(scores).sum()))
+        at = np.flatnonzero(ids == token)
+        top = [(int(i), float(lp)) for i, lp in zip(ids[:n], logprobs[:n], strict=True) if lp > -math.inf]
+        return float(logprobs[at[0]]) if len(at) else -math.inf, top
+
+    def _kept(self, row: Row, position: int, mask: Mask | None) -> tuple[Ids, Values]:
+        """The tokens that truncation and grammar leave, and their logits."""
+        ids, values, top, top_k, floor, mass, _ = self._candidates(row, position, False)
+        n, _ = self._truncate(values, top, top_k, floor, mass)
+        ids, values = ids[:n], values[:n]
+        if mask is None:
+            return ids, values
+        legal = np.zeros(len(row), np.bool_)
+        allowed = mask.allowed()[: len(row)]
+        legal[: len(allowed)] = allowed
+        if not legal[ids].any():
+            return self._kept(np.where(legal, row, -np.inf).astype(row.dtype), position, None)
+        return ids[legal[ids]], values[legal[ids]]
 
     def _floor(self, top: float, top_k: int) -> float:
         """The logit below which no token is chosen, as a float32 value: by min-p and, without top-k, by
@@ -245,20 +290,3 @@ def _second(row: Row, best: int) -> float:
     before = row[:best].max() if best else -np.inf
     after = row[best + 1 :].max() if best + 1 < len(row) else -np.inf
     return float(max(before, after))
-
-
-def probability(row: Row, token: int) -> float:
-    """The token's probability in the softmax of the raw row."""
-    weights = row - row.max()
-    np.exp(weights, out=weights)
-    return float(weights[token] / weights.sum())
-
-
-def top_logprobs(row: Row, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
-    """Natural-log probability of the token in the softmax of the raw row, and the n most likely (id, log
-    probability), best first.
-    """
-    top = float(row.max())
-    log_sum = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
-    ids = top_ids(row, min(n, len(row))) if n else ()
-    return float(row[token]) - log_sum, [(int(i), float(row[i]) - log_sum) for i in ids]

@@ -46,6 +46,10 @@ class ApiRequest:
     def path_params(self) -> Mapping[str, Any]:
         return self._http.path_params
 
+    @property
+    def query_params(self) -> Mapping[str, str]:
+        return self._http.query_params
+
     async def body(self, model: type[Model]) -> Model:
         """The body, parsed and checked as this model. Raises UsageError, which names the field."""
         return await self._bodies.read(self._http, partial(checked, model), self.settings.client_seconds)

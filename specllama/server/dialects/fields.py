@@ -28,9 +28,15 @@ IGNORED_FIELDS = frozenset(
         "cache_prompt", "id_slot", "user", "metadata", "store", "service_tier", "safety_identifier",
         "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction", "n_keep",
         "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
-        "spaces_between_special_tokens", "n_cache_reuse", "response_fields",
+        "spaces_between_special_tokens", "n_cache_reuse", "response_fields", "n_discard", "sse_ping_interval",
+        "backend_sampling", "preserved_tokens", "verbose", "reasoning_control",
+        # Without effect unless another field of theirs, which is in _OFF, switches them on:
+        "mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length",
+        "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "adaptive_decay",
+        "grammar_triggers",
     }
 )  # fmt: skip
+"""Fields that have no effect here, except in bodies that have a field of that name."""
 _OFF: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
@@ -49,28 +55,25 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "post_sampling_probs": (False,),
     "t_max_predict_ms": (0, -1),
     "mirostat": (0,),
-    "mirostat_tau": (5,),
-    "mirostat_eta": (0.1,),
     "typical_p": (1,),
+    "typ_p": (1,),
     "tfs_z": (1,),
     "top_a": (0,),
-    "top_n_sigma": (-1,),
     "xtc_probability": (0,),
-    "xtc_threshold": (0.1,),
     "dry_multiplier": (0,),
-    "dry_base": (1.75,),
-    "dry_allowed_length": (2,),
-    "dry_penalty_last_n": (-1,),
     "dynatemp_range": (0,),
-    "dynatemp_exponent": (1,),
+    "grammar_lazy": (False,),
+    "parse_tool_calls": (True,),
+    "reasoning_format": ("auto", "deepseek"),
     "verbosity": ("medium",),
     "add_generation_prompt": (True,),
     "continue_final_message": (True,),
     "lora": ([],),
-    "samplers": (["penalties", "top_k", "top_p", "min_p", "temperature"],),
 }
 """Fields that are not supported, with the values that would change nothing."""
-Model = TypeVar("Model", bound=BaseModel)
+_OFF_UP_TO: Mapping[str, float] = {"top_n_sigma": 0, "adaptive_target": -1e-6}
+"""The same for numbers that are off up to this one."""
+Model = TypeVar("Model", bound="Body")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
 MAX_FIELDS = 256  # of an object whose unknown fields have no effect
 
@@ -79,6 +82,11 @@ class Body(BaseModel):
     """The base of all bodies: no unknown fields, no values of another type, finite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields of a request under the names and in the forms that the model has."""
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -169,15 +177,28 @@ class FieldError(UsageError):
 
 def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     """The body as this model. Raises FieldError."""
-    given = {name: value for name, value in data.items() if value is not None and name not in IGNORED_FIELDS}
-    for name in [name for name in given if name in _OFF and name not in model.model_fields]:
-        value = given.pop(name)
-        if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name]):
+    own = _names(model)
+    data = model.prepared({name: value for name, value in data.items() if value is not None})
+    given = {name: value for name, value in data.items() if name in own or name not in IGNORED_FIELDS}
+    for name in [name for name in given if is_unsupported(name) and name not in own]:
+        if not _is_off(name, given.pop(name)):
             raise FieldError(f"{name} is not supported, and it would change the text", name)
     try:
         return model.model_validate(given)
     except ValidationError as error:
         raise _field_error(error) from None
+
+
+def is_unsupported(name: str) -> bool:
+    """Whether the field is known, and accepted only with values that change nothing."""
+    return name in _OFF or name in _OFF_UP_TO
+
+
+def _is_off(name: str, value: Any) -> bool:
+    if name in _OFF_UP_TO:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and value <= _OFF_UP_TO[name]
+    return any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name])
 
 
 def _field_error(error: ValidationError) -> FieldError:

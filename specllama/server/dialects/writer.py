@@ -33,7 +33,7 @@ class DialectWriter(Protocol):
         """The last bytes of a stream, after an error too."""
         ...
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answer, from `fold`."""
         ...
 

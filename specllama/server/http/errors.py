@@ -44,6 +44,16 @@ class BodyTooSlowError(UsageError):
     http_status = 408
 
 
+class UnsupportedError(UsageError):
+    """The API has this, and this server does not."""
+
+    http_status = 501
+
+
+class UnsupportedRouteError(UnsupportedError):
+    http_status = 404
+
+
 class ClientGoneError(Exception):
     """The client has closed the connection: no response can be sent."""
 

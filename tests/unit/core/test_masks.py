@@ -17,7 +17,8 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.gumbel import gumbel
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler, top_logprobs
+from specllama.core.sampling.probabilities import top_logprobs
+from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
@@ -78,6 +79,41 @@ def test_the_choice_under_a_mask_is_that_of_the_reference(params, n_vocab, row_s
     got = sampler.choose(row, history, mask=mask).token
     assert got == reference(row, params, seed, history, legal)
     assert sampler.choose(row, history, margin=True, mask=mask).token == got
+
+
+@given(
+    params_strategy,
+    st.integers(2, 60),
+    st.integers(0, 999),
+    st.none() | st.sets(st.integers(0, 59), min_size=1),
+    st.lists(st.integers(0, 9), max_size=8),
+    st.integers(0, 60),
+)
+@settings(max_examples=300)
+def test_final_logprobs_are_of_the_distribution_that_is_chosen_from(
+    params, n_vocab, row_seed, legal, history, n
+):
+    legal = legal and ({t for t in legal if t < n_vocab} or {0})
+    row = random_row(n_vocab, row_seed)
+    expected = truncated_softmax(row, params, history)
+    if legal:
+        kept = {t: p for t, p in expected.items() if t in legal}
+        without_others = truncated_softmax(row, params, history, set(range(n_vocab)) - legal)
+        expected = kept or without_others
+        expected = {t: p / sum(expected.values()) for t, p in expected.items()}
+    if params.greedy and legal:
+        best = max(legal, key=lambda t: (adjusted(row, params, history)[t], -t))
+        expected = {best: 1.0}
+    before = row.copy()
+    mask = TableMask(n_vocab, lambda _: legal) if legal else None
+    sampler = KeyedSampler(params, 1, n_vocab)
+    token = sampler.choose(row, history, mask=mask).token
+    logprob, top = sampler.final_logprobs(row, history, mask, token, n)
+    assert np.array_equal(row, before)
+    assert logprob == pytest.approx(math.log(expected[token]), abs=1e-4)
+    found = [math.exp(value) for _, value in top]
+    assert found == pytest.approx(sorted(expected.values(), reverse=True)[:n], abs=1e-4)
+    assert all(expected[t] == pytest.approx(math.exp(value), abs=1e-4) for t, value in top)
 
 
 @given(

@@ -9,7 +9,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError
 from specllama.server.assembler import EventAssembler
-from specllama.server.events import Accumulator, End, Event, Reasoning, Start, TextEvent
+from specllama.server.events import Accumulator, End, Event, Prefill, Reasoning, RunTotals, Start, TextEvent
 
 STARTED = protocol.Started(1, 3, SamplingParams(seed=5))
 
@@ -35,7 +35,7 @@ def events(assembler: EventAssembler, *messages: protocol.Message) -> list[Event
 
 def test_text_comes_with_the_figures_of_its_round() -> None:
     found = events(EventAssembler(2, 1), STARTED, tokens("ab", drafted=3), done(text="c"))
-    assert found[0] == Start(2, 1, 3, 5)
+    assert found[0] == Start(2, 1, 3, 5, SamplingParams(seed=5))
     first, last, end = found[1:]
     assert isinstance(first, TextEvent)
     assert first.round is not None
@@ -83,3 +83,38 @@ def test_the_answer_is_the_same_however_the_stream_is_divided() -> None:
 def test_a_cancelled_generation_raises_an_error() -> None:
     with pytest.raises(EngineError, match="before it was complete"):
         events(EventAssembler(0, 0), STARTED, done("cancel"))
+
+
+def test_ids_come_with_the_text_that_follows_them() -> None:
+    found = events(
+        EventAssembler(0, 0),
+        STARTED,
+        tokens("", (1, "?")),
+        tokens("é", (2, "?")),
+        tokens("", (9, "")),
+        done(),
+    )
+    assert [event.ids for event in found if isinstance(event, (TextEvent, End))] == [[1, 2], [9]]
+    folded = Accumulator()
+    folded.add(found)
+    assert folded.in_order[0].ids == [1, 2, 9]
+
+
+def test_totals_are_of_all_rounds() -> None:
+    found = events(
+        EventAssembler(0, 0),
+        STARTED,
+        tokens("", (1, ""), drafted=3),
+        tokens("b", (2, "b"), drafted=2),
+        done(),
+    )
+    folded = Accumulator()
+    folded.add(found)
+    assert folded.in_order[0].total == RunTotals(2, 5, 0, 1.0)
+
+
+def test_the_prefill_is_shown_on_request() -> None:
+    messages = STARTED, protocol.Prefilled(1, 2, 9, 2), protocol.Prefilled(1, 9, 9, 2), tokens("a"), done()
+    shown = [e for e in events(EventAssembler(0, 0, progress=True), *messages) if isinstance(e, Prefill)]
+    assert shown == [Prefill(0, 2, 9, 2, 0.0), Prefill(0, 9, 9, 2, 1.0)]
+    assert not any(isinstance(event, Prefill) for event in events(EventAssembler(0, 0), *messages))

@@ -5,15 +5,50 @@ from __future__ import annotations
 from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
+from specllama.errors import ResourceError
 from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.llama_server import shapes
+from specllama.server.dialects.llama_server import shapes, unsupported
+from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
+from specllama.server.dialects.llama_server.completion_request import NativeRequest
 from specllama.server.dialects.llama_server.requests import (
     DetokenizeRequest,
     TemplateRequest,
     TokenizeRequest,
 )
+from specllama.server.dialects.openai import routes as openai
+from specllama.server.dialects.openai.chat_request import ChatRequest
 from specllama.server.dialects.openai.errors import error_body
 from specllama.server.metrics import CONTENT_TYPE
+from specllama.server.requests import CompletionSpec
+
+
+async def completion(api: ApiRequest) -> Response:
+    body = await api.body(NativeRequest)
+    api.check_model(body.model)
+    requests = body.generations(api.settings.sampling)
+    api.log_prompt(body.prompt)
+    await api.supervisor.client()
+    info, speculation = api.supervisor.info, body.speculation
+    options = NativeOptions(
+        model=body.model or api.settings.name,
+        stream=body.stream,
+        n_probs=body.n_probs,
+        final_probs=body.post_sampling_probs,
+        return_tokens=body.return_tokens,
+        return_progress=body.return_progress,
+        timings_per_token=body.timings_per_token,
+        trace=speculation.trace,
+        speculate=speculation.enabled,
+        several=len(requests) * body.n_cmpl > 1,
+        fields=body.response_fields or (),
+        ignored=body.ignored_fields,
+        end_ids=info.end_ids,
+        drafters=info.drafters if speculation.enabled else (),
+    )
+    specs = [CompletionSpec(request, i) for i, request in enumerate(requests)]
+    return await api.generate(
+        specs, NativeWriter(options), n=body.n_cmpl, stream=body.stream, memory=speculation.memory
+    )
 
 
 async def health(api: ApiRequest) -> Response:
@@ -38,6 +73,8 @@ async def props(api: ApiRequest) -> Response:
 
 async def slots(api: ApiRequest) -> Response:
     found = await api.supervisor.query(protocol.GetSlots, protocol.Slots)
+    if api.query_params.get("fail_on_no_slot") and all(slot.id is not None for slot in found.slots):
+        raise ResourceError("no slot is free", "ask again later")
     return JSONResponse(shapes.slots(found, api.supervisor.info, api.owner))
 
 
@@ -84,11 +121,17 @@ DIALECT = Dialect(
     (
         ApiRoute("GET", "/health", health, "Whether the engine answers", open=True),
         ApiRoute("GET", "/v1/health", health, open=True),
+        ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
+        ApiRoute("POST", "/completions", completion),
+        ApiRoute("POST", "/chat/completions", openai.chat, "", ChatRequest),
+        ApiRoute("GET", "/models", openai.models),
+        ApiRoute("GET", "/models/{name:path}", openai.model),
         ApiRoute("GET", "/metrics", metrics, "Figures for Prometheus"),
         ApiRoute("GET", "/props", props, "The server's settings"),
         ApiRoute("GET", "/slots", slots, "What each slot is doing"),
         ApiRoute("POST", "/tokenize", tokenize, "The ids of a text", TokenizeRequest),
         ApiRoute("POST", "/detokenize", detokenize, "The text of ids", DetokenizeRequest),
         ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateRequest),
+        *unsupported.ROUTES,
     ),
 )

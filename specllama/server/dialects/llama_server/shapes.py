@@ -9,7 +9,8 @@ from typing import Any
 import specllama
 from specllama.client.model_info import LoadInfo
 from specllama.client.protocol import Slots, Tokenized
-from specllama.core.sampling.params import PARAMETERS
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
+from specllama.server.dialects.llama_server.generation_settings import generation_settings
 
 _MODALITIES = {"vision": False, "audio": False}
 _PARAMS = tuple(p.name for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
@@ -19,9 +20,8 @@ def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> 
     """info: of the loaded models. names: of the model for clients. sampling: the server's own defaults, which
     take precedence over the model's.
     """
-    params: dict[str, Any] = {name: sampling.get(name, getattr(info.sampling, name)) for name in _PARAMS}
-    params["n_predict"] = params["max_tokens"]
-    params["seed"] = -1 if params["seed"] is None else params["seed"]
+    defaults = {name: sampling.get(name, getattr(info.sampling, name)) for name in _PARAMS}
+    params = generation_settings(SamplingParams.merge(defaults), info.end_ids, info.drafters)
     return {
         "default_generation_settings": {"n_ctx": info.n_ctx, "params": params},
         "total_slots": info.n_slots,
@@ -31,6 +31,11 @@ def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> 
         "modalities": _MODALITIES,
         "chat_template": info.template,
         "chat_template_caps": _capabilities(info),
+        "model_ftype": info.target.quant,
+        "is_sleeping": False,
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": f"specllama {specllama.__version__}",
@@ -57,6 +62,7 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
         "supports_parallel_tool_calls": works,
         "supports_object_arguments": works,
         "supports_preserve_reasoning": works and info.template_reasons,
+        "supports_reasoning_effort": "reasoning_effort" in info.template,
     }
 
 
@@ -77,7 +83,8 @@ def slots(found: Slots, info: LoadInfo, owner: str) -> list[dict[str, Any]]:
         }
         if busy and own:
             one["n_prompt_tokens"] = slot.n_prompt
-            one["next_token"] = {"has_next_token": True, "n_decoded": slot.n_decoded}
+            one["n_prompt_tokens_processed"] = min(slot.n_past, slot.n_prompt)
+            one["next_token"] = [{"has_next_token": True, "n_decoded": slot.n_decoded}]
             one["draft_n"], one["draft_n_accepted"] = slot.n_drafted, slot.n_accept
         shown.append(one)
     return shown

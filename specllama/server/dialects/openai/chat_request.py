@@ -113,6 +113,7 @@ class ChatRequest(SamplingFields, TemplateInput):
             messages=messages,
             prefix=prefix,
             params={**defaults, **self._params()},
+            text_biases=self.text_biases(),
             variables={**variables, **self.variables()},
             speculate=self.speculation.enabled,
             draft_max=self.speculation.max,

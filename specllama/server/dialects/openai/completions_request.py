@@ -41,6 +41,7 @@ class CompletionRequest(SamplingFields):
                 prompt=prompt if isinstance(prompt, str) else None,
                 ids=prompt if isinstance(prompt, list) else None,
                 params=params,
+                text_biases=self.text_biases(),
                 speculate=self.speculation.enabled,
                 draft_max=self.speculation.max,
             )

@@ -14,6 +14,7 @@ from specllama.errors import (
     NotFoundError,
     SpecllamaError,
 )
+from specllama.server.http.errors import UnsupportedError
 
 _CODES: Mapping[type[SpecllamaError], str] = {
     ContextLengthError: "context_length_exceeded",
@@ -21,6 +22,7 @@ _CODES: Mapping[type[SpecllamaError], str] = {
     AccessError: "invalid_api_key",
     NotFoundError: "model_not_found",
     DeadlineError: "deadline_exceeded",
+    UnsupportedError: "unsupported",
 }
 _TYPES = {
     400: "invalid_request_error",
@@ -30,6 +32,7 @@ _TYPES = {
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    501: "not_supported_error",
     503: "unavailable_error",
     504: "timeout_error",
 }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model
 
+from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.samplers import switched_off
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 16, 256, 1024, MAX_LOGPROBS
+MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
+SamplerName = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -76,7 +81,20 @@ class SamplingFields(ParameterFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
     speculation: Speculation = Speculation()
+
+    def text_biases(self) -> dict[str, float]:
+        """The biases of `logit_bias` that are given for texts, as protocol.Generate has them. Raises
+        FieldError.
+        """
+        found = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
+        if len(found) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in found):
+            most = f"at most {MAX_TEXT_BIASES} texts of {MAX_BIAS_CHARS} characters"
+            raise FieldError(f"logit_bias: {most}", "logit_bias")
+        if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in found.values()):
+            raise FieldError(f"logit_bias must be within ±{MAX_BIAS:g}", "logit_bias")
+        return found
 
     def sampling(self, **more: Any) -> dict[str, Any]:
         """The parameters of SamplingParams that are set. more: those whose fields are special to the route.
@@ -89,7 +107,8 @@ class SamplingFields(ParameterFields):
             field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
             if field is not None:
                 params[name], sent[name] = _read(name, getattr(self, field)), field
-        params = {name: value for name, value in (params | more).items() if value is not None}
+        off = switched_off(self.samplers) if self.samplers is not None else {}
+        params = {name: value for name, value in (params | more | off).items() if value is not None}
         try:
             SamplingParams.merge(params)
         except UsageError as error:
@@ -105,7 +124,9 @@ def _read(name: str, value: Any) -> Any:
         return 0
     if name == "seed":
         return None if value == -1 else value % 2**64
-    return _biases(value) if name == "logit_bias" else value
+    if name == "logit_bias":
+        return {token: bias for token, bias in _biases(value).items() if not _is_text(token)}
+    return value
 
 
 def first(*values: Any) -> Any:
@@ -120,7 +141,14 @@ def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
     found = {}
     for i, (token, bias) in enumerate(given):
         number = isinstance(bias, (int, float)) and (not isinstance(bias, bool) or bias is False)
-        if isinstance(token, bool) or not isinstance(token, int) or not number:
-            raise FieldError(f"logit_bias[{i}] must be a token id and a number or false", "logit_bias")
-        found[token] = float("-inf") if bias is False else bias
+        if isinstance(token, bool) or not isinstance(token, (int, str)) or not number:
+            raise FieldError(
+                f"logit_bias[{i}] must be a token id or text, and a number or false", "logit_bias"
+            )
+        found[token] = -math.inf if bias is False else float(bias)
     return found
+
+
+def _is_text(token: int | str) -> bool:
+    """Whether a key of logit_bias is a text, not an id."""
+    return isinstance(token, str) and not (token.isascii() and token.isdigit())

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from specllama.core.stats import RunStats, speedup
-from specllama.server.events import Accumulator, End
+from specllama.server.events import AccumulatedChoice, Accumulator, End
 
 
 def usage(fold: Accumulator) -> dict[str, Any]:
@@ -40,30 +40,58 @@ def figures(fold: Accumulator, enabled: bool) -> dict[str, Any]:
     allowed.
     """
     return {
-        "timings": _timings([end.stats for end in fold.ends]),
+        "timings": timings([end.stats for end in fold.ends]),
         "metrics": {"speculative_decoding": _vllm([end.stats for end in fold.ends])},
-        "speculation": _own(fold.ends, enabled),
+        "speculation": own_figures(fold.ends, enabled),
     }
 
 
-def _timings(stats: Iterable[RunStats]) -> dict[str, Any]:
+def timings(stats: Iterable[RunStats]) -> dict[str, Any]:
+    """llama-server's, of ended choices together."""
     all_ = list(stats)
     prompt_n = sum(s.n_evaluated for s in all_)
     predicted_n = sum(s.n_predict for s in all_)
     prompt, predicted = sum(s.encode_seconds for s in all_), sum(s.decode_seconds for s in all_)
     decoded = sum(max(0, s.n_predict - 1) for s in all_)  # the first token comes from the prompt's decode
     return {
-        "prompt_n": prompt_n,
-        "cache_n": sum(s.n_reused for s in all_),
-        "prompt_ms": 1000 * prompt,
-        "prompt_per_token_ms": _ratio(1000 * prompt, prompt_n),
-        "prompt_per_second": _ratio(prompt_n, prompt),
-        "predicted_n": predicted_n,
-        "predicted_ms": 1000 * predicted,
-        "predicted_per_token_ms": _ratio(1000 * predicted, decoded),
-        "predicted_per_second": _ratio(decoded, predicted),
+        **_encoded(prompt_n, sum(s.n_reused for s in all_), prompt),
+        **_decoded(predicted_n, decoded, predicted),
         "draft_n": sum(s.n_drafted for s in all_),
         "draft_n_accepted": sum(s.n_accept for s in all_),
+    }
+
+
+def running_timings(choice: AccumulatedChoice) -> dict[str, Any]:
+    """The same of one choice so far, as the client's side of the engine sees it. Of the prompt, only what a
+    Prefill has reported.
+    """
+    filled, total = choice.prefill, choice.total
+    n_prompt = filled.n_done - filled.n_reused if filled else 0
+    return {
+        **_encoded(n_prompt, filled.n_reused if filled else 0, filled.seconds if filled else 0.0),
+        **_decoded(total.n_predict, max(0, total.n_predict - 1), total.seconds),
+        "draft_n": total.n_drafted,
+        "draft_n_accepted": total.n_accept,
+    }
+
+
+def _encoded(n: int, n_reused: int, seconds: float) -> dict[str, Any]:
+    return {
+        "prompt_n": n,
+        "cache_n": n_reused,
+        "prompt_ms": 1000 * seconds,
+        "prompt_per_token_ms": _ratio(1000 * seconds, n),
+        "prompt_per_second": _ratio(n, seconds),
+    }
+
+
+def _decoded(n: int, n_timed: int, seconds: float) -> dict[str, Any]:
+    """n_timed: tokens that took these seconds."""
+    return {
+        "predicted_n": n,
+        "predicted_ms": 1000 * seconds,
+        "predicted_per_token_ms": _ratio(1000 * seconds, n_timed),
+        "predicted_per_second": _ratio(n_timed, seconds),
     }
 
 
@@ -84,8 +112,8 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
     }
 
 
-def _own(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
-    """speedup: the first choice's decode rate over that of plain decoding, None where that is not known."""
+def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
+    """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown."""
     all_ = list(ends)
     by: Counter[str] = Counter()
     for end in all_:

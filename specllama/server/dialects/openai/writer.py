@@ -107,9 +107,9 @@ class OpenAIWriter:
         if self.options.usage_chunk:
             chunk["usage"] = None
         if self.options.trace and isinstance(event, (TextEvent, Reasoning, CallArgs)):
-            chunk["speculation"] = _trace(event.runs, event.round)
+            chunk["speculation"] = trace(event.runs, event.round)
         elif self.options.trace and isinstance(event, CallOpen):
-            chunk["speculation"] = _trace((), event.round)
+            chunk["speculation"] = trace((), event.round)
         return chunk
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -147,7 +147,8 @@ def number(logprob: float | None) -> float:
     return _NO_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob
 
 
-def _trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
+def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
+    """The drafters of a text's tokens, and the round that they come from."""
     found: dict[str, Any] = {"tokens": [[n, drafter_word(source)] for n, source in runs]}
     if round_ is not None:
         found["round"] = {

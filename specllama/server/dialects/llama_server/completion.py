@@ -1,0 +1,222 @@
+"""The writer of llama-server's native /completion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+from specllama.errors import SpecllamaError
+from specllama.server.dialects.llama_server.generation_settings import generation_settings
+from specllama.server.dialects.openai.errors import error_body
+from specllama.server.dialects.openai.usage import own_figures, running_timings, timings
+from specllama.server.dialects.openai.writer import number, trace
+from specllama.server.dialects.writer import to_json
+from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOptions:
+    """How a client wants its answer. final_probs: probabilities are those after sampling, and shown as such.
+    several: the answer is a list. fields: those of the answer to send, () for all. The other fields are the
+    request's.
+    """
+
+    model: str
+    stream: bool = False
+    n_probs: int = 0
+    final_probs: bool = False
+    return_tokens: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    trace: bool = False
+    speculate: bool = True
+    several: bool = False
+    fields: Sequence[str] = ()
+    ignored: Sequence[str] = ()
+    end_ids: Sequence[int] = ()
+    drafters: Sequence[str] = field(default=())
+
+
+class NativeWriter:
+    """A DialectWriter. A stream has an object for each piece of text, one for each token where probabilities
+    are shown, then one with `stop: true` and everything but the text; it ends without `[DONE]`.
+    """
+
+    media_type, ping = "text/event-stream", b":\n\n"
+
+    def __init__(self, options: NativeOptions) -> None:
+        self.options, self.fold = options, Accumulator()
+
+    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
+        """See DialectWriter."""
+        del n_choices
+        return b"".join(_event(chunk) for event in events for chunk in self._chunks(event))
+
+    def error_event(self, error: SpecllamaError) -> bytes:
+        """See DialectWriter."""
+        return _event(error_body(error))
+
+    def end(self) -> bytes:
+        """See DialectWriter."""
+        return b""
+
+    def answer(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """See DialectWriter."""
+        answers = []
+        for choice in self.fold.in_order:
+            tokens = choice.ids if self.options.return_tokens else []
+            answers.append(self._final(choice, choice.text, tokens, choice.logprobs))
+        return answers if self.options.several else answers[0]
+
+    def _chunks(self, event: Event) -> list[dict[str, Any]]:
+        self.fold.add([event])
+        choice = self.fold.choices[event.index]
+        if isinstance(event, Prefill):
+            return [self._progress(choice, event)] if self.options.return_progress else []
+        if isinstance(event, TextEvent):
+            chunks = [self._piece(choice, *piece) for piece in self._pieces(event)]
+            if self.options.trace:
+                chunks[-1]["speculation"] = trace(event.runs, event.round)
+            return chunks
+        if not isinstance(event, End):
+            return []
+        rest = [self._piece(choice, "", event.ids, ())] if event.ids else []
+        return [*rest, self._final(choice, "", (), ())]
+
+    def _pieces(self, event: TextEvent) -> list[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
+        """Text, ids and probabilities of each chunk; of each token, where the tokens' texts are whole."""
+        probs = event.logprobs
+        single = len(probs) == len(event.ids) and "".join(p.chosen.token for p in probs) == event.text
+        if len(probs) < 2 or not single:
+            return [(event.text, event.ids, probs)]
+        return [(p.chosen.token, [i], [p]) for i, p in zip(event.ids, probs, strict=True)]
+
+    def _piece(
+        self,
+        choice: AccumulatedChoice,
+        content: str,
+        tokens: Sequence[int],
+        probs: Sequence[PositionLogprobs],
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "index": choice.start.index,
+            "content": content,
+            "tokens": list(tokens),
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": len(choice.ids),
+            "tokens_evaluated": choice.start.n_prompt,
+        }
+        if self.options.timings_per_token:
+            found["timings"] = running_timings(choice)
+        if probs:
+            found["completion_probabilities"] = self._probabilities(probs)
+        return found
+
+    def _progress(self, choice: AccumulatedChoice, event: Prefill) -> dict[str, Any]:
+        return self._piece(choice, "", (), ()) | {"prompt_progress": prompt_progress(event)}
+
+    def _final(
+        self,
+        choice: AccumulatedChoice,
+        content: str,
+        tokens: Sequence[int],
+        probs: Sequence[PositionLogprobs],
+    ) -> dict[str, Any]:
+        found = native_answer(choice, self._prompt(choice), self.options) | {
+            "content": content,
+            "tokens": list(tokens),
+        }
+        if probs:
+            found["completion_probabilities"] = self._probabilities(probs)
+        if self.options.ignored:
+            found["ignored_fields"] = list(self.options.ignored)
+        return _only(found, self.options.fields) if self.options.fields else found
+
+    def _prompt(self, choice: AccumulatedChoice) -> str:
+        """The text of its prompt, which the first answer to that prompt has."""
+        same = (c.start for c in self.fold.in_order if c.start.prompt == choice.start.prompt)
+        return next((start.prompt_text for start in same if start.prompt_text), "")
+
+    def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
+        top = "top_probs" if self.options.final_probs else "top_logprobs"
+        return [self._entry(p.chosen) | {top: [self._entry(c) for c in p.top]} for p in positions]
+
+    def _entry(self, candidate: CandidateLogprob) -> dict[str, Any]:
+        found: dict[str, Any] = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
+        if self.options.final_probs:
+            found["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
+        else:
+            found["logprob"] = number(candidate.logprob)
+        return found
+
+
+def native_answer(choice: AccumulatedChoice, prompt: str, options: NativeOptions) -> dict[str, Any]:
+    """The answer of an ended choice in one piece, without probabilities. prompt: its text."""
+    end = choice.end
+    assert end is not None
+    stats = end.stats
+    return {
+        "index": choice.start.index,
+        "content": choice.text,
+        "tokens": list(choice.ids),
+        "id_slot": end.slot,
+        "stop": True,
+        "model": options.model,
+        "tokens_predicted": stats.n_predict,
+        "tokens_evaluated": choice.start.n_prompt,
+        "generation_settings": generation_settings(
+            choice.start.params,
+            options.end_ids,
+            options.drafters,
+            stream=options.stream,
+            timings_per_token=options.timings_per_token,
+            post_sampling_probs=options.final_probs,
+        ),
+        "prompt": prompt,
+        "has_new_line": "\n" in choice.text,
+        "truncated": end.reason == "context",
+        "stop_type": _stop_type(end),
+        "stopping_word": end.stop_string or "",
+        "tokens_cached": max(0, choice.start.n_prompt + stats.n_predict - 1),
+        "timings": timings([stats]),
+        "speculation": own_figures([end], options.speculate),
+    }
+
+
+def prompt_progress(event: Prefill) -> dict[str, Any]:
+    """How much of a prompt is evaluated."""
+    return {
+        "total": event.n_prompt,
+        "cache": event.n_reused,
+        "processed": event.n_done,
+        "time_ms": round(1000 * event.seconds),
+    }
+
+
+def _stop_type(end: End) -> str:
+    if end.reason != "stop":
+        return "limit"
+    return "eos" if end.stop_string is None else "word"
+
+
+def _only(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """These fields of the answer, those that it has. "a/b" is field b of object a, under that name."""
+    found = {}
+    for name in fields:
+        value: Any = answer
+        for part in name.split("/"):
+            value = value[part] if isinstance(value, dict) and part in value else _MISSING
+        if value is not _MISSING:
+            found[name] = value
+    return found
+
+
+_MISSING = object()
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(chunk) + b"\n\n"

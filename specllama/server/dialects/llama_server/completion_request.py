@@ -1,0 +1,150 @@
+"""The body of llama-server's native /completion, as its own clients and other front ends send it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from specllama.client import protocol
+from specllama.server.dialects.fields import (
+    IGNORED_FIELDS,
+    AtMost,
+    Body,
+    FieldError,
+    is_unsupported,
+)
+from specllama.server.dialects.openai.completions_request import MAX_CHOICES, MAX_PROMPTS, Ids
+from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
+
+MAX_PARTS, MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 4096, 64, 128
+_MAX_SHOWN = 32  # fields without effect that an answer names
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Mixed = Ids | Annotated[list[str | Id], AtMost(MAX_PARTS, 1)]
+_ALIASES = {
+    "max_new_tokens": "n_predict",
+    "max_completion_tokens": "n_predict",
+    "stopping_strings": "stop",
+    "stop_sequence": "stop",
+    "sampler_seed": "seed",
+    "rep_pen": "repeat_penalty",
+    "rep_pen_range": "repeat_last_n",
+    "repetition_penalty_range": "repeat_last_n",
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "tfs": "tfs_z",
+    "mirostat_mode": "mirostat",
+    "nsigma": "top_n_sigma",
+    "ban_eos_token": "ignore_eos",
+    "grammar_string": "grammar",
+    "n": "n_cmpl",
+    "logprobs": "n_probs",
+}
+"""Names of other front ends, and older ones of llama-server, with those that count if both are given."""
+_EMPTY_IS_ABSENT = ("grammar", "stop", "logit_bias", "samplers")
+
+
+class PromptObject(Body):
+    """A prompt whose text is in a field; images and sound are not supported."""
+
+    prompt_string: str | Mixed
+    multimodal_data: Annotated[list[Any], AtMost(0)] | None = None
+
+
+class NativeRequest(SamplingFields):
+    """prompt: a text, ids, texts and ids in one list, or a list of such prompts, each of which has its own
+    answer. n_cmpl: answers to each. n_probs: likeliest tokens shown with each token, 0 for none.
+    response_fields: those of the answer to send, "a/b" for field b of object a.
+    """
+
+    prompt: str | Ids | PromptObject | Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1)]
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+    post_sampling_probs: bool = False
+    return_tokens: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    response_fields: (
+        Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], AtMost(MAX_RESPONSE_FIELDS)] | None
+    ) = None
+    ignored_fields: SkipJsonSchema[tuple[str, ...]] = ()
+
+    @classmethod
+    def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the names of this model. As llama-server does, a field that neither it nor we know is ignored;
+        the answer names it.
+        """
+        found: dict[str, Any] = {}
+        for name, value in data.items():
+            meant = _ALIASES.get(name, name)
+            if meant == name or meant not in data:
+                found[meant] = value
+        if isinstance(found.get("stop"), list):
+            found["stop"] = [text for text in found["stop"] if text != ""]
+        for name in _EMPTY_IS_ABSENT:
+            if found.get(name) in ("", [], {}):
+                del found[name]
+        known = cls.model_fields.keys() | IGNORED_FIELDS
+        unknown = [name for name in found if name not in known and not is_unsupported(name)]
+        for name in unknown:
+            del found[name]
+        return found | {"ignored_fields": tuple(name[:MAX_FIELD_CHARS] for name in unknown[:_MAX_SHOWN])}
+
+    def shows(self, field: str) -> bool:
+        """Whether this field of the answer is sent."""
+        return not self.response_fields or field in self.response_fields
+
+    def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
+        """The engine's request for each prompt. defaults: of the server. Raises FieldError."""
+        n_probs = self.n_probs or None
+        params = {**defaults, **self.sampling(logprobs=n_probs)}
+        prompts = self._prompts()
+        if len(prompts) > MAX_PROMPTS or len(prompts) * self.n_cmpl > MAX_CHOICES:
+            most = f"{MAX_PROMPTS} prompts and {MAX_CHOICES} answers"
+            raise FieldError(f"prompt: at most {most}", "prompt")
+        return [
+            protocol.Generate(
+                -1,
+                **_fields(prompt),
+                params=params,
+                text_biases=self.text_biases(),
+                speculate=self.speculation.enabled,
+                draft_max=self.speculation.max,
+                show_prompt=self.shows("prompt"),
+                progress=self.stream and (self.return_progress or self.timings_per_token),
+                final_probs=self.post_sampling_probs,
+            )
+            for prompt in prompts
+        ]
+
+    def _prompts(self) -> list[str | list[Any]]:
+        """Each a text, or a list of texts and ids."""
+        given: Any = self.prompt
+        if not isinstance(given, list) or any(isinstance(item, int) for item in given):
+            given = [given]
+        prompts = [one.prompt_string if isinstance(one, PromptObject) else one for one in given]
+        for one in prompts:
+            if isinstance(one, list) and not all(isinstance(item, (int, str)) for item in one):
+                raise FieldError("prompt: ids can be mixed with texts only", "prompt")
+        return prompts
+
+
+def _fields(prompt: str | list[Any]) -> dict[str, Any]:
+    """The field of protocol.Generate that holds the prompt."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if all(isinstance(item, int) for item in prompt):
+        return {"ids": prompt}
+    return {"parts": list(_parts(prompt))}
+
+
+def _parts(prompt: list[Any]) -> Iterable[str | list[int]]:
+    """The texts, and the ids between them as lists."""
+    for is_text, items in groupby(prompt, key=lambda item: isinstance(item, str)):
+        if is_text:
+            yield from items
+        else:
+            yield list(items)

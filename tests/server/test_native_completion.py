@@ -1,0 +1,329 @@
+"""llama-server's native /completion, as its clients use it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from tests.support.serving import Reply, Server, first_event
+
+PROMPT = "def read("
+SILLY_TAVERN = {
+    "prompt": PROMPT, "model": None, "max_new_tokens": 12, "max_tokens": 12, "n_predict": 12, "top_p": 0.95,
+    "temperature": 0.8, "typical_p": 1, "typical": 1, "sampler_seed": 3, "seed": 3, "min_p": 0.05,
+    "min_keep": 0, "repetition_penalty": 1, "rep_pen": 1, "repeat_penalty": 1, "frequency_penalty": 0,
+    "presence_penalty": 0, "top_k": 40, "skew": 0, "min_tokens": 0, "add_bos_token": True,
+    "smoothing_factor": 0, "smoothing_curve": 1, "dry_allowed_length": 2, "dry_multiplier": 0,
+    "dry_base": 1.75, "dry_penalty_last_n": 0, "dry_sequence_breakers": ["\n", ":", '"', "*"],
+    "max_tokens_second": 0, "top_n_sigma": 0, "nsigma": 0,
+    "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "stopping_strings": ["\nUser:", ""], "stop": ["\nUser:", ""], "truncation_length": 8192, "tfs": 1,
+    "ban_eos_token": False, "skip_special_tokens": True, "include_reasoning": True, "top_a": 0,
+    "mirostat_mode": 0, "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "xtc_threshold": 0.1,
+    "xtc_probability": 0, "adaptive_target": -0.01, "adaptive_decay": 0.9, "dynamic_temperature": False,
+    "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_range": 0, "dynatemp_exponent": 1, "grammar": "",
+    "repetition_penalty_range": 64, "repeat_last_n": 64, "logit_bias": [], "n_probs": 10,
+    "cache_prompt": True, "api_type": "llamacpp", "api_server": "http://127.0.0.1:8080", "stream": True,
+    "json_schema": None,
+}  # fmt: skip
+CONTINUE = {
+    "prompt": PROMPT, "stream": True, "n_predict": 12, "frequency_penalty": None, "presence_penalty": 0,
+    "min_p": None, "mirostat": None, "stop": ["</s>"], "top_k": 40, "top_p": 0.9, "temperature": 0.5,
+}  # fmt: skip
+
+
+def ask(server: Server, **fields: Any) -> Any:
+    """The answer of a request that must succeed."""
+    reply = server.post("/completion", {"prompt": PROMPT, "n_predict": 12, "seed": 3, **fields})
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def chunks(reply: Reply) -> list[dict[str, Any]]:
+    assert reply.status == 200, reply.body
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    lines = reply.body.decode().split("\n\n")
+    assert lines.pop() == ""
+    return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
+
+
+def test_a_whole_answer(server: Server) -> None:
+    found = ask(server)
+    assert found["content"]
+    assert found["tokens"] == []
+    assert (found["index"], found["stop"], found["model"]) == (0, True, "pydoc-target")
+    assert found["stop_type"] in ("limit", "eos")
+    assert found["prompt"].endswith(PROMPT)
+    assert (found["truncated"], found["has_new_line"]) == (False, "\n" in found["content"])
+    assert found["tokens_evaluated"] == found["timings"]["prompt_n"] + found["timings"]["cache_n"]
+    assert found["tokens_predicted"] == found["timings"]["predicted_n"]
+    assert found["tokens_cached"] == found["tokens_evaluated"] + found["tokens_predicted"] - 1
+    assert 0 <= found["id_slot"] < 4
+    settings = found["generation_settings"]
+    assert (settings["n_predict"], settings["seed"], settings["temperature"]) == (12, 3, 0.8)
+    assert (settings["adaptive_target"], settings["logit_bias"], settings["samplers"][0]) == (
+        -1.0,
+        [],
+        "penalties",
+    )
+    assert "ignored_fields" not in found
+
+
+def test_the_same_text_as_completions(exact: Server) -> None:
+    asked = {"max_tokens": 20, "seed": 5, "ignore_eos": True}
+    native = exact.post("/completions", {"prompt": PROMPT, "return_tokens": True, **asked}).json
+    assert native["content"] == exact.complete(PROMPT, **asked).json["choices"][0]["text"]
+    assert len(native["tokens"]) == 20
+    assert exact.post("/detokenize", {"tokens": native["tokens"]}).json["content"] == native["content"]
+
+
+def test_a_stream_adds_up_to_the_answer(exact: Server) -> None:
+    asked = {"n_predict": 30, "seed": 3, "n_probs": 2, "return_tokens": True, "ignore_eos": True}
+    whole = exact.post("/completion", {"prompt": PROMPT, **asked}).json
+    *pieces, last = chunks(exact.post("/completion", {"prompt": PROMPT, "stream": True, **asked}))
+    assert all(piece["stop"] is False and piece["tokens"] for piece in pieces)
+    assert "".join(piece["content"] for piece in pieces) == whole["content"]
+    assert [i for piece in pieces for i in piece["tokens"]] == whole["tokens"]
+    probabilities = [p for piece in pieces for p in piece["completion_probabilities"]]
+    assert [p["id"] for p in probabilities] == [p["id"] for p in whole["completion_probabilities"]]
+    assert (last["content"], last["stop"], last["stop_type"]) == ("", True, "limit")
+    assert last["generation_settings"] == whole["generation_settings"] | {"stream": True}
+    assert last["tokens_predicted"] == pieces[-1]["tokens_predicted"] == 30
+
+
+def test_all_forms_of_prompts(exact: Server) -> None:
+    def content(prompt: Any) -> Any:
+        asked = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True}
+        reply = exact.post("/completion", asked)
+        assert reply.status == 200, reply.body
+        return reply.json
+
+    one = content(PROMPT)
+    ids = exact.post("/tokenize", {"content": PROMPT, "add_special": True}).json["tokens"]
+    assert content(ids)["content"] == content({"prompt_string": PROMPT})["content"] == one["content"]
+    several = content([ids, PROMPT, {"prompt_string": PROMPT}, [*ids[:2], exact_text(exact, ids[2:])]])
+    assert [answer["content"] for answer in several] == [one["content"]] * 4
+    assert [answer["index"] for answer in several] == [0, 1, 2, 3]
+    assert {answer["prompt"] for answer in several} == {one["prompt"]}
+    mixed = content([1, 2, 3, PROMPT, 7, 8, PROMPT])
+    assert mixed["tokens_evaluated"] == 5 + 2 * len(
+        exact.post("/tokenize", {"content": PROMPT}).json["tokens"]
+    )
+    assert mixed["content"]
+
+
+def exact_text(server: Server, ids: list[int]) -> str:
+    found: str = server.post("/detokenize", {"tokens": ids}).json["content"]
+    return found
+
+
+def test_several_answers_to_a_prompt(server: Server) -> None:
+    found = ask(server, n_cmpl=3, temperature=1.5, return_tokens=True, ignore_eos=True)
+    assert [answer["index"] for answer in found] == [0, 1, 2]
+    assert len({answer["content"] for answer in found}) > 1
+    assert len({answer["generation_settings"]["seed"] for answer in found}) == 3
+    assert all(answer["prompt"].endswith(PROMPT) for answer in found)
+    two = ask(server, prompt=["a", "b"], n=2)
+    assert [answer["prompt"][-1] for answer in two] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_probabilities(server: Server, final: bool) -> None:
+    found = ask(server, n_probs=10, n_predict=5, ignore_eos=True, post_sampling_probs=final, temperature=1.0)
+    entries = found["completion_probabilities"]
+    assert len(entries) == 5
+    key, top = ("prob", "top_probs") if final else ("logprob", "top_logprobs")
+    for entry in entries:
+        assert all(set(one) >= {"id", "token", "bytes", key} for one in (entry, *entry[top]))
+        values = [one[key] if final else math.exp(one[key]) for one in entry[top]]
+        assert all(0 < value <= 1 for value in values)
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 10 or (final and sum(values) == pytest.approx(1, abs=1e-4))
+    assert found["generation_settings"]["post_sampling_probs"] is final
+
+
+def test_greedy_choices_are_certain_after_sampling(server: Server) -> None:
+    found = ask(server, n_probs=3, n_predict=4, ignore_eos=True, post_sampling_probs=True, temperature=0)
+    assert [[e["prob"], len(e["top_probs"])] for e in found["completion_probabilities"]] == [[1.0, 1]] * 4
+
+
+def test_how_it_ends(exact: Server) -> None:
+    text = ask(exact, n_predict=20, ignore_eos=True)
+    assert (text["stop_type"], text["stopping_word"], text["truncated"]) == ("limit", "", False)
+    word = text["content"].split()[2]
+    stopped = ask(exact, n_predict=20, ignore_eos=True, stop=["", word])
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", word)
+    assert word not in stopped["content"]
+    full = ask(exact, n_predict=-1, ignore_eos=True, temperature=0)
+    assert (full["stop_type"], full["truncated"]) == ("limit", True)
+    assert full["tokens_evaluated"] + full["tokens_predicted"] == 512
+    forced = ask(exact, grammar='root ::= "yes"')
+    assert (forced["content"], forced["stop_type"]) == ("yes", "eos")
+
+
+def test_clients_of_llama_server(server: Server) -> None:
+    *pieces, last = chunks(server.post("/completion", SILLY_TAVERN))
+    assert all(len(piece["completion_probabilities"]) == 1 for piece in pieces if piece["content"])
+    assert last["tokens_predicted"] <= 12
+    assert {"api_type", "truncation_length"} <= set(last["ignored_fields"])
+    *pieces, last = chunks(server.post("/completion", CONTINUE))
+    assert any(piece["content"] for piece in pieces)
+    assert last["generation_settings"]["top_p"] == 0.9
+
+
+def test_samplers_that_are_left_out_are_off(exact: Server) -> None:
+    asked = {"temperature": 3, "top_k": 2, "top_p": 0.1, "n_predict": 20, "ignore_eos": True}
+    none = ask(exact, samplers=["temperature"], **asked)
+    off = ask(exact, **asked | {"top_k": 0, "top_p": 1, "min_p": 0})
+    assert none["content"] == off["content"] != ask(exact, **asked)["content"]
+    assert ask(exact, samplers="edskypmxt", **asked)["content"] == ask(exact, **asked)["content"]
+
+
+def test_biases_of_texts(exact: Server) -> None:
+    asked = {"temperature": 0, "n_predict": 24, "ignore_eos": True}
+    plain = ask(exact, **asked)["content"]
+    word = max(plain.split(), key=len)
+    for biases in ([[word, False], [" " + word, -100]], {word: -100, " " + word: -100}):
+        assert word not in ask(exact, logit_bias=biases, **asked)["content"]
+    reply = exact.complete(PROMPT, logit_bias={word: -100, f" {word}": -100}, max_tokens=24, temperature=0)
+    assert word not in reply.json["choices"][0]["text"]
+
+
+def test_banned_end_tokens_are_shown(server: Server) -> None:
+    biases = ask(server, ignore_eos=True)["generation_settings"]["logit_bias"]
+    assert biases
+    assert all(entry["bias"] is None for entry in biases)
+
+
+def test_only_some_fields(server: Server) -> None:
+    fields = ["content", "generation_settings/n_predict", "prompt", "timings/predicted_n", "nothing"]
+    found = ask(server, response_fields=fields, ignore_eos=True)
+    assert set(found) == set(fields) - {"nothing"}
+    assert found["generation_settings/n_predict"] == found["timings/predicted_n"] == 12
+    assert found["prompt"].endswith(PROMPT)
+    assert "generation_settings" in ask(server, response_fields=[])
+
+
+def test_progress(server: Server) -> None:
+    prompt = "the quick brown fox jumps over the lazy dog " * 20
+    asked = {
+        "prompt": prompt,
+        "n_predict": 4,
+        "stream": True,
+        "return_progress": True,
+        "timings_per_token": True,
+    }
+    found = chunks(server.post("/completion", {**asked, "speculation": {"memory": False}}))
+    progress = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
+    assert len(progress) > 1
+    assert progress[0]["processed"] == progress[0]["cache"]
+    done = [one["processed"] for one in progress]
+    assert done == sorted(set(done))
+    assert done[-1] == progress[0]["total"] == found[-1]["tokens_evaluated"]
+    assert len({(one["total"], one["cache"]) for one in progress}) == 1
+    timings = [chunk["timings"] for chunk in found]
+    assert timings[0]["prompt_n"] == timings[0]["predicted_n"] == 0
+    assert all(value >= 0 for one in timings for value in one.values())
+    assert [one["predicted_n"] for one in timings] == sorted(one["predicted_n"] for one in timings)
+    assert timings[-2]["predicted_n"] == timings[-1]["predicted_n"] == found[-1]["tokens_predicted"]
+    again = chunks(server.post("/completion", asked))
+    assert again[0]["prompt_progress"]["cache"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"prompt": None}, "prompt", "missing"),
+        ({"prompt": 5}, "prompt", ""),
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": [[]]}, "prompt", "at least 1"),
+        ({"prompt": ["x"] * 65}, "prompt", "64 prompts"),
+        ({"prompt": ["x"] * 64, "n_cmpl": 2}, "prompt", "64 answers"),
+        ({"prompt": [1, {"prompt_string": "x"}]}, "prompt", "mixed with texts only"),
+        ({"prompt": [-1]}, "prompt[0]", "greater than or equal to 0"),
+        (
+            {"prompt": {"prompt_string": "x", "multimodal_data": ["aa"]}},
+            "prompt.multimodal_data",
+            "at most 0",
+        ),
+        ({"n_probs": 21}, "n_probs", "20"),
+        ({"n_cmpl": 9}, "n_cmpl", "8"),
+        ({"n_predict": "5"}, "n_predict", "integer"),
+        ({"stream": "yes"}, "stream", "boolean"),
+        ({"temperature": -1}, "temperature", "10000"),
+        ({"typical": 0.5}, "typical_p", "not supported"),
+        ({"tfs": 0.5}, "tfs_z", "not supported"),
+        ({"mirostat_mode": 2}, "mirostat", "not supported"),
+        ({"xtc_probability": 0.5}, "xtc_probability", "not supported"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier", "not supported"),
+        ({"dynatemp_range": 0.5}, "dynatemp_range", "not supported"),
+        ({"nsigma": 1}, "top_n_sigma", "not supported"),
+        ({"top_n_sigma": True}, "top_n_sigma", "not supported"),
+        ({"adaptive_target": 0.5}, "adaptive_target", "not supported"),
+        ({"lora": [{"id": 0, "scale": 1}]}, "lora", "not supported"),
+        ({"grammar_lazy": True}, "grammar_lazy", "not supported"),
+        ({"samplers": ["top_k", "magic"]}, "samplers", "no 'magic'"),
+        ({"samplers": ["temperature", "top_k"]}, "samplers", "in the order"),
+        ({"samplers": ["top_k", "top_k"]}, "samplers", "once each"),
+        ({"samplers": "kz"}, "samplers", "no 'z'"),
+        ({"logit_bias": [["a" * 65, 1]]}, "logit_bias", "64 characters"),
+        ({"logit_bias": {f"a{i}": 1 for i in range(129)}}, "logit_bias", "128 texts"),
+        ({"logit_bias": [["a", 1e9]]}, "logit_bias", "within"),
+        ({"logit_bias": [["a", True]]}, "logit_bias[0]", "number or false"),
+        ({"response_fields": [1]}, "response_fields[0]", "string"),
+        ({"response_fields": ["x"] * 65}, "response_fields", "at most 64"),
+        ({"grammar": "root ::= ("}, None, "grammar"),
+        ({"json_schema": {"type": "hiccup"}}, None, ""),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_refusals(server: Server, fields: dict[str, Any], param: str | None, words: str) -> None:
+    for stream in (False, True):
+        asked = {"prompt": PROMPT, "n_predict": 4, "stream": stream, **fields}
+        reply = server.post("/completion", asked)
+        assert reply.status == 400, reply.body
+        assert reply.error["type"] == "invalid_request_error"
+        assert words in reply.error["message"]
+        if param is not None:
+            assert (reply.error["param"] or "").startswith(param.split("[")[0])
+
+
+def test_a_prompt_that_is_too_long(server: Server) -> None:
+    for prompt in ("def read( " * 2000, [7] * 3000, ["x", *[7] * 3000], ["def read( " * 2000, 1]):
+        error = server.post("/completion", {"prompt": prompt}).error
+        assert error["type"] == "exceed_context_size_error"
+        assert "exceeds the available context size" in error["message"]
+        assert error["n_prompt_tokens"] >= error["n_ctx"] == 2048
+
+
+def test_another_model(server: Server) -> None:
+    reply = server.post("/completion", {"prompt": "x", "model": "nope"})
+    assert (reply.status, reply.error["type"]) == (404, "not_found_error")
+
+
+def test_a_client_that_leaves(server: Server) -> None:
+    first_event(server.begin("/completion", prompt="x", stream=True, ignore_eos=True, n_predict=1500))
+    assert server.n_busy() == 1
+    server.hang_up()
+    assert server.until(lambda: server.n_busy() == 0) < 1
+
+
+def test_a_trace(server: Server) -> None:
+    found = chunks(
+        server.post(
+            "/completion",
+            {
+                "prompt": PROMPT,
+                "n_predict": 40,
+                "temperature": 0,
+                "stream": True,
+                "speculation": {"trace": True},
+            },
+        )
+    )
+    traced = [chunk for chunk in found if chunk["content"]]
+    assert all(sum(n for n, _ in chunk["speculation"]["tokens"]) == len(chunk["content"]) for chunk in traced)
+    assert found[-1]["speculation"]["n_drafted"] == found[-1]["timings"]["draft_n"]
