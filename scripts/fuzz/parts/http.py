@@ -18,6 +18,18 @@ from scripts.fuzz import mutate
 from tests.support.serving import Api, Server
 
 MESSAGES = [{"role": "user", "content": "x"}]
+_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CALLED = [
+    *MESSAGES,
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "1"},
+]
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+_TOOLS = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": _SCHEMA, "strict": True}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
 BODIES: tuple[tuple[str, Any], ...] = (
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "stop": ["a"]}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 2, "stream": True, "logprobs": 1, "seed": 1}),
@@ -26,9 +38,10 @@ BODIES: tuple[tuple[str, Any], ...] = (
         "/v1/chat/completions",
         {"messages": MESSAGES, "max_tokens": 2, "response_format": {"type": "json_object"}},
     ),
+    ("/v1/chat/completions", {"messages": CALLED, "max_tokens": 2, **_TOOLS}),
     ("/tokenize", {"content": "x", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
-    ("/apply-template", {"messages": MESSAGES}),
+    ("/apply-template", {"messages": CALLED, **_TOOLS}),
 )
 GETS = ("/health", "/v1/models", "/metrics", "/slots", "/props", "/openapi.json", "/", "/nothing")
 TOKENS = (
