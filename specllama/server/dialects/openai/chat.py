@@ -15,6 +15,7 @@ from specllama.server.events import (
     CallOpen,
     End,
     Event,
+    Prefill,
     Reasoning,
     Start,
     TextEvent,
@@ -37,7 +38,7 @@ class ChatWriter(OpenAIWriter):
         self._undecided: set[int] = set()  # those that began without content
 
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
-        if isinstance(event, (Start, CallClose)):
+        if isinstance(event, (Start, Prefill, CallClose)):
             return []
         return [*self._first_deltas(event), *self._own_deltas(event)]
 
