@@ -340,7 +340,7 @@ class TestPipe:
         assert result.err.count("not all UTF-8") == 1
         assert messages(shared, "bytes.json")[::2] == ["zip\0 zap", "\ufffd\ufffd", "\ufffd" * 3, "zip"]
         long = chat(shared, "w" * 10_000_000, "zip")
-        assert "tokens and the context 2048" in long.err
+        assert "context size of 2048" in long.err
         assert len(long.err) < 1000
         assert long.out == chat(shared, "zip").out
 

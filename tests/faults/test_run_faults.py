@@ -204,7 +204,7 @@ def test_rejects_unusable_prompts(shared: Command) -> None:
     assert_error(shared("run", stdin=b""), 2, "the prompt is empty")
     assert_error(shared("run", "-f", "none.txt"), 3, "none.txt")
     assert_error(shared("run", "-f", "."), 2, "-f")
-    assert_error(shared("run", "-c", "256", "-p", "word " * 400), 2, "and the context 256", "use -c ")
+    assert_error(shared("run", "-c", "256", "-p", "word " * 400), 2, "context size of 256", "use -c ")
 
 
 def test_rejects_a_line_of_ten_megabytes(shared: Command) -> None:

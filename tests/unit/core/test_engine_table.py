@@ -191,7 +191,7 @@ def test_a_full_context_ends_the_generation():
 
 
 def test_a_prompt_that_fills_the_context_is_rejected():
-    with pytest.raises(ContextLengthError, match="20 tokens and the context 20"):
+    with pytest.raises(ContextLengthError, match="20 tokens, which exceeds the available context size of 20"):
         engine_over(TableContext(N_VOCAB, 20), Fixed([], 0)).submit(Request([5] * 20, SamplingParams(), 1))
 
 
