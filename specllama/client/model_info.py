@@ -67,7 +67,7 @@ class LoadInfo:
     source of the chat template, "" where there is none; template_works: whether it can be used. priced,
     forced: the drafters that are a model, and those of what a grammar forces. call_format: name of the
     format in which the model writes tool calls; template_tools, template_reasons: whether the chat template
-    itself shows tools, and whether it knows reasoning.
+    itself shows tools, and whether it knows reasoning. architecture, n_layer: of the target's file.
     """
 
     target: ModelInfo
@@ -98,6 +98,14 @@ class LoadInfo:
     call_format: str = ""
     template_tools: bool = False
     template_reasons: bool = False
+    architecture: str = ""
+    n_layer: int = 0
+
+    @property
+    def gpu_share(self) -> float:
+        """The share of the target's layers that is on GPUs."""
+        on_gpu = self.target.n_gpu_layers
+        return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.n_layer + 1))
 
     @property
     def speculation(self) -> str:
@@ -112,7 +120,7 @@ class LoadInfo:
     def to_dict(self) -> dict[str, Any]:
         """As plain data with the keys that `LLM.info` has."""
         found = asdict(self)
-        del found["priced"], found["forced"]
+        del found["priced"], found["forced"], found["architecture"], found["n_layer"]
         renamed = {
             "most_drafted": found.pop("longest_draft"),
             "reason": found.pop("off_reason"),

@@ -13,9 +13,10 @@ from starlette.routing import Route
 
 from specllama.errors import SpecllamaError
 from specllama.server import openapi
-from specllama.server.dialects import anthropic, ollama
+from specllama.server.dialects import anthropic
 from specllama.server.dialects.base import ApiRequest, ApiRoute
 from specllama.server.dialects.llama_server import routes as llama_server
+from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.http.access import AccessMiddleware
 from specllama.server.http.body import BodyReader

@@ -81,6 +81,8 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> Lo
         template_works=template_works,
         bos_token=model.token_text(model.bos_id),
         eos_token=model.token_text(model.eos_id),
+        architecture=header.architecture,
+        n_layer=header.n_layer,
     )
 
 

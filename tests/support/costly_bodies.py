@@ -16,18 +16,20 @@ from specllama.server.http.body import MAX_BYTES, MAX_VALUES
 from tests.support.serving import Api
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 _LONG = MAX_BYTES - 200  # bytes of a field that leave room for the others
 _ONE_TOKEN = {"max_tokens": 1}
+_ONE_OLLAMA = {"options": {"num_predict": 1}, "stream": False}
 
 
 @dataclass(frozen=True)
 class CostlyBody:
-    """A request. command: the message to the engine that it leads to, or would lead to if it were accepted.
-    make: its body.
+    """A request. command: the message to the engine that it leads to, or would lead to if it were accepted,
+    None for none. make: its body.
     """
 
     path: str
-    command: type[protocol.Message]
+    command: type[protocol.Message] | None
     name: str
     make: Callable[[], bytes]
 
@@ -116,7 +118,7 @@ def _called(arguments: str, n: int) -> list[dict[str, Any]]:
 _MESSAGE = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
 _PARTS = [{"type": "text", "text": "x"}]
 _MANY = MAX_VALUES - 100
-_BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], bytes]]] = {
+_BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callable[[], bytes]]] = {
     (CHAT, protocol.Generate): {
         "a text of <, eight answers": _said("<" * _LONG, n=8),
         "a text of one letter": _said("a" * _LONG),
@@ -189,6 +191,39 @@ _BODIES: Mapping[tuple[str, type[protocol.Message]], Mapping[str, Callable[[], b
     },
     ("/completions", protocol.Generate): {"a text": _body(prompt="zip " * (_LONG // 4), n_predict=1)},
     ("/chat/completions", protocol.Generate): {"a text": _said("zip " * (_LONG // 4))},
+    (OLLAMA_CHAT, protocol.Generate): {
+        "a text of <": lambda: _json(messages=[{"role": "user", "content": "<" * _LONG}], **_ONE_OLLAMA),
+        "results without calls": _filled('{"messages":[', '{"role":"tool","content":"x"}', "]}"),
+        "calls and results": lambda: _json(
+            messages=[
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 1000},
+                *[{"role": "tool", "content": "x", "tool_name": "g"}] * 4000,
+            ],
+            **_ONE_OLLAMA,
+        ),
+        "arguments that are no JSON": _filled(
+            '{"messages":[{"role":"assistant","tool_calls":[',
+            '{"function":{"name":"f","arguments":"[[[["}}',
+            "]}]}",
+        ),
+        "tools": _numbered('{"tools":[', '{"function":{"name":"f{0}"}}', "]}"),
+        "tools with one name": lambda: _json(
+            messages=[{"role": "user", "content": "x"}], tools=[{"function": {"name": "f"}}] * 1000
+        ),
+        "options": _numbered('{"options":{', '"a{0}":1', "}}"),
+    },
+    (OLLAMA_GENERATE, protocol.Generate): {
+        "a text of words": lambda: _json(prompt=" a" * (_LONG // 2), **_ONE_OLLAMA),
+        "a raw text of one letter": lambda: _json(prompt="a" * _LONG, raw=True, **_ONE_OLLAMA),
+        "a context": _filled('{"context":[', "7", "]}"),
+        "a schema": _numbered('{"prompt":"x","format":{"enum":[', '"a{0}"', "]}}"),
+        "a duration": lambda: b'{"keep_alive":"' + b"1" * _LONG + b'h"}',
+    },
+    ("/api/show", None): {"options": _numbered('{"options":{', '"a{0}":{}', "}}")},
+    **{
+        (f"/api/{name}", None): {"unknown fields": _numbered("{", '"a{0}":1', "}")}
+        for name in ("pull", "push", "create", "copy", "embed", "embeddings")
+    },
     ("/tokenize", protocol.Tokenize): {
         "a text of one letter": _body(content="a" * _LONG, with_pieces=True),
         "a small text of one letter": _body(content="a" * 16_000, with_pieces=True),

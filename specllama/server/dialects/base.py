@@ -58,12 +58,18 @@ class ApiRequest:
         """Raises NotFoundError for a model that is not served. None: the served one."""
         if name is not None and not self.settings.serves(name):
             served = ", ".join(self.settings.shown_names)
-            raise NotFoundError(f"there is no model {name!r} here, this server has {served}")
+            raise NotFoundError(
+                f"there is no model {name!r} here, this server has {served}", details={"model": name}
+            )
+
+    def say(self, text: str) -> None:
+        """A line about this request for the operator."""
+        self._say(f"{self._http.scope['specllama.id']} {text}")
 
     def log_prompt(self, prompt: Any) -> None:
         """Log a prompt if the operator wants that."""
         if self.settings.log_prompts:
-            self._say(f"{self._http.scope['specllama.id']} prompt {json.dumps(prompt)}")
+            self.say(f"prompt {json.dumps(prompt)}")
 
     async def generate(
         self,

@@ -39,8 +39,12 @@ class DialectWriter(Protocol):
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 
 
 def to_json(value: Any) -> bytes:
-    """UTF-8 on one line, without blanks between tokens."""
-    return _JSON.encode(value).encode("utf-8", "replace")
+    """UTF-8 without blanks between tokens, on one line for readers too that end lines as str.splitlines does:
+    httpx's iter_lines, on which ollama-python builds.
+    """
+    text = _JSON.encode(value)
+    return (text if text.isascii() else text.translate(_LINE_ENDS)).encode("utf-8", "replace")

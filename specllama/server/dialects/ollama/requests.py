@@ -1,0 +1,250 @@
+"""The bodies of Ollama's API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from specllama.calls.tools import Tools
+from specllama.client import protocol
+from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.ollama.history import MAX_IMAGES, OllamaMessage, conversation, no_images
+from specllama.server.dialects.ollama.options import OllamaOptions
+from specllama.server.dialects.openai.messages import MAX_MESSAGES
+from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Speculation
+from specllama.server.dialects.tool_choice import MAX_TOOLS, Description, Name, Schema, tool_of, tools_of
+from specllama.server.http.body import MAX_VALUES
+
+LEVELS = ("low", "medium", "high")
+_ANY_OBJECT = {"type": "object"}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = r"(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})"
+_DURATION = re.compile(rf"[-+]?(?:{_PART}|(?:{_PART}(?:ns|us|µs|ms|s|m|h)){{1,8}})")
+_UNIT = re.compile(_PART + r"(ns|us|µs|ms|s|m|h)")
+
+ModelName = Annotated[str, Field(max_length=512)]
+
+
+def seconds(keep_alive: float | str) -> float:
+    """Seconds of a number, or of a duration such as "5m", "1h30m" or "-1"; negative for ever.
+
+    Raises FieldError.
+    """
+    if not isinstance(keep_alive, str):
+        return float(keep_alive)
+    text = keep_alive.strip()
+    if not _DURATION.fullmatch(text):
+        raise FieldError(
+            f'keep_alive must be seconds or a duration such as "5m", not {text[:40]!r}', "keep_alive"
+        )
+    parts = _UNIT.findall(text)
+    if not parts:
+        return float(text)
+    sign = -1.0 if text.startswith("-") else 1.0
+    return sign * sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+class OllamaFunction(Body):
+    """parameters: the JSON schema of its arguments."""
+
+    name: Name
+    description: Description | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class OllamaTool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"] | None = None
+    function: OllamaFunction
+
+
+class ChosenFunction(Body):
+    """A function by its name."""
+
+    name: Name
+
+
+class OllamaToolChoice(Body):
+    """A function that must be called."""
+
+    type: Literal["function"] | None = None
+    function: ChosenFunction
+
+
+class OllamaRequest(Body):
+    """What both routes that write a text share.
+
+    think: whether to reason, or how much. format: "json", or the schema of the text. keep_alive: seconds, or
+    a duration. truncate, shift: have no effect, a prompt that does not fit is an error.
+    """
+
+    model: ModelName | None = None
+    stream: bool = True
+    think: bool | Annotated[str, Field(max_length=64)] | None = None
+    format: Annotated[str, Field(max_length=64)] | Annotated[dict[str, Any], SMALL] | None = None
+    options: OllamaOptions = OllamaOptions()
+    keep_alive: int | float | Annotated[str, Field(max_length=64)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    speculation: Speculation = Speculation()
+
+    @property
+    def ending(self) -> str:
+        """The done_reason where there is nothing to answer: "unload" or "load"."""
+        return "unload" if self.keep_alive is not None and seconds(self.keep_alive) == 0 else "load"
+
+    def check(self) -> None:
+        """Check what holds for a load too. Raises FieldError."""
+        if self.keep_alive is not None:
+            seconds(self.keep_alive)
+        if isinstance(self.think, str) and self.think not in LEVELS:
+            raise FieldError(
+                f'think must be true, false, "low", "medium" or "high", not {self.think[:40]!r}', "think"
+            )
+        if isinstance(self.format, str) and self.format not in ("", "json"):
+            raise FieldError(
+                f'format must be "", "json" or a JSON schema, not {self.format[:40]!r}', "format"
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs needs logprobs: true", "top_logprobs")
+        if self.speculation.trace:
+            raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
+
+    def params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The sampling parameters. defaults: of the server. Raises FieldError."""
+        free = self.format is None or self.format == ""
+        schema = None if free else _ANY_OBJECT if self.format == "json" else self.format
+        top = (self.top_logprobs or 0) if self.logprobs else None
+        return {**defaults, **self.options.sampling(json_schema=schema, logprobs=top)}
+
+    def variables(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The variables of the chat template. defaults: of the server."""
+        if self.think is None:
+            return dict(defaults)
+        found: dict[str, Any] = {**defaults, "enable_thinking": self.think is not False}
+        return found | ({"reasoning_effort": self.think} if isinstance(self.think, str) else {})
+
+    def generation(self, defaults: Mapping[str, Any], **more: Any) -> protocol.Generate:
+        """The engine's request. defaults: sampling parameters of the server. Raises FieldError."""
+        return protocol.Generate(
+            -1,
+            params=self.params(defaults),
+            speculate=self.speculation.enabled,
+            draft_max=self.speculation.max,
+            **more,
+        )
+
+
+class OllamaChatRequest(OllamaRequest):
+    """The body of /api/chat. Without messages, the model is loaded. tool_choice: not in Ollama's own API, as
+    in OpenAI's.
+    """
+
+    messages: Annotated[list[OllamaMessage], AtMost(MAX_MESSAGES)] = Field([])
+    tools: Annotated[list[OllamaTool], AtMost(MAX_TOOLS)] = Field([])
+    tool_choice: Literal["auto", "none", "required"] | OllamaToolChoice = "auto"
+    _messages: list[dict[str, Any]]
+    _tools: Tools | None
+
+    def model_post_init(self, _context: Any) -> None:
+        """Raises FieldError."""
+        self.check()
+        self._messages = conversation(self.messages)
+        self._tools = self._allowed_tools()
+
+    def _allowed_tools(self) -> Tools | None:
+        functions = [tool.function for tool in self.tools]
+        tools = [
+            tool_of(f.name, f.description, f.parameters, f.strict, field=f"tools[{i}].function")
+            for i, f in enumerate(functions)
+        ]
+        if isinstance(self.tool_choice, OllamaToolChoice):
+            return tools_of(tools, "required", [self.tool_choice.function.name])
+        return tools_of(tools, self.tool_choice)
+
+    def request(self, sampling: Mapping[str, Any], variables: Mapping[str, Any]) -> protocol.Generate:
+        """The engine's request. sampling, variables: of the server. Raises FieldError."""
+        messages, prefix = self._messages, ""
+        last = messages[-1]
+        if last["role"] == "assistant" and not last.get("tool_calls"):
+            if last.get("reasoning_content"):
+                raise FieldError(
+                    "messages: a last assistant message cannot be continued with its thinking", "messages"
+                )
+            messages, prefix = messages[:-1], last["content"]
+        if not messages:
+            raise FieldError("messages: there is nothing to answer", "messages")
+        return self.generation(
+            sampling,
+            messages=messages,
+            prefix=prefix,
+            tools=self._tools,
+            variables=self.variables(variables),
+        )
+
+
+class OllamaGenerateRequest(OllamaRequest):
+    """The body of /api/generate. raw: the prompt does not go through the chat template. Without a prompt, the
+    model is loaded.
+    """
+
+    prompt: str = ""
+    system: str = ""
+    suffix: str = ""
+    raw: bool = False
+    template: str = ""
+    context: Annotated[list[int], AtMost(MAX_VALUES)] = Field([])
+    images: Annotated[list[Any], AtMost(MAX_IMAGES)] = Field([])
+
+    def model_post_init(self, _context: Any) -> None:
+        """Raises FieldError."""
+        self.check()
+        no_images(self.images, "images")
+        if self.template:
+            raise FieldError("template: the template is set where the server is started", "template")
+        if self.context:
+            raise FieldError("context is not supported: send the conversation to /api/chat", "context")
+        if self.suffix:
+            raise FieldError("suffix is not supported: this server does not fill in the middle", "suffix")
+        if self.raw and self.system:
+            raise FieldError("system needs the chat template, which raw switches off", "system")
+        if self.raw and self.think:
+            raise FieldError("think needs the chat template, which raw switches off", "think")
+
+    def request(
+        self, sampling: Mapping[str, Any], variables: Mapping[str, Any], templated: bool
+    ) -> protocol.Generate:
+        """The engine's request. sampling, variables: of the server. templated: whether the model has a chat
+        template. Raises FieldError.
+        """
+        if self.raw or not templated:
+            if self.system:
+                raise FieldError("system needs a chat template, which this model does not have", "system")
+            return self.generation(sampling, prompt=self.prompt)
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        asked = [*system, {"role": "user", "content": self.prompt}]
+        return self.generation(sampling, messages=asked, variables=self.variables(variables))
+
+
+class ShowRequest(Body):
+    """model, or name: which model. The other fields have no effect."""
+
+    model: ModelName | None = None
+    name: ModelName | None = None
+    verbose: bool | None = None
+    system: str | None = None
+    template: str | None = None
+    options: Annotated[dict[str, Any], SMALL] | None = None
+
+
+class RefusedRequest(Body):
+    """The body of an operation that is not offered: any JSON object."""
+
+    model_config = ConfigDict(extra="ignore")

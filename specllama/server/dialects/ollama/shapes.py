@@ -1,0 +1,95 @@
+"""The JSON of /api/version, /api/tags, /api/show and /api/ps, as Ollama's clients read it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specllama.client.model_info import LoadInfo
+from specllama.server.dialects.ollama.writer import timestamp
+
+VERSION = "0.12.0"  # of Ollama, whose API this is; clients refuse versions that they think too old
+_FOR_EVER = "9999-12-31T23:59:59Z"
+_OPTIONS = (
+    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
+    "frequency_penalty",
+)  # fmt: skip
+_SIZES = ((1e9, 1, "B"), (1e6, 2, "M"), (1e3, 0, "K"), (1, 0, ""))  # unit, decimals, letter
+
+
+def tags(info: LoadInfo | None, names: Sequence[str], created: int) -> dict[str, Any]:
+    """All models. info: of the loaded model, None before that. created: seconds since the epoch."""
+    return {"models": [_entry(info, name) | {"modified_at": timestamp(created)} for name in names]}
+
+
+def running(info: LoadInfo, names: Sequence[str]) -> dict[str, Any]:
+    """The models in memory."""
+    more = {
+        "expires_at": _FOR_EVER,
+        "size_vram": round(info.file_bytes * info.gpu_share),
+        "context_length": info.n_ctx,
+    }
+    return {"models": [_entry(info, name) | more for name in names]}
+
+
+def show(info: LoadInfo, created: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """One model. sampling: the server's own defaults, which take precedence over the model's.
+
+    The context length is that of the server: clients size their prompts by it.
+    """
+    arch = info.architecture or "unknown"
+    params = {name: sampling.get(name, getattr(info.sampling, name)) for name in _OPTIONS}
+    return {
+        "modified_at": timestamp(created),
+        "template": info.template,
+        "parameters": "\n".join(f"{name} {value}" for name, value in params.items()),
+        "details": details(info),
+        "model_info": {
+            "general.architecture": arch,
+            "general.basename": info.target.name,
+            "general.parameter_count": info.target.params,
+            f"{arch}.context_length": info.n_ctx,
+            f"{arch}.vocab_size": info.n_vocab,
+        },
+        "capabilities": capabilities(info),
+    }
+
+
+def capabilities(info: LoadInfo) -> list[str]:
+    """What a model can do. Tools need no more than a chat template: without an own format for them, they
+    are described in a system message.
+    """
+    more = {"tools": info.template_works, "thinking": info.template_works and info.template_reasons}
+    return ["completion", *(name for name, has in more.items() if has)]
+
+
+def details(info: LoadInfo | None) -> dict[str, Any]:
+    """The short description of a model."""
+    family = info.architecture if info is not None else ""
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _size(info.target.params) if info is not None else "",
+        "quantization_level": info.target.quant if info is not None else "",
+    }
+
+
+def _entry(info: LoadInfo | None, name: str) -> dict[str, Any]:
+    """digest: an id of the model's file, made of its header; the file is not read for it."""
+    target = [info.target.path, info.file_bytes, info.target.params, info.target.quant] if info else []
+    return {
+        "name": name,
+        "model": name,
+        "size": info.file_bytes if info is not None else 0,
+        "digest": hashlib.sha256(repr([name, *target]).encode()).hexdigest(),
+        "details": details(info),
+    }
+
+
+def _size(params: int) -> str:
+    """A number of weights as Ollama shows it: "134.52M"."""
+    unit, decimals, letter = next(size for size in _SIZES if params >= size[0] or size[0] == 1)
+    return f"{params / unit:.{decimals}f}{letter}"

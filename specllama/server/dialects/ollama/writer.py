@@ -1,0 +1,150 @@
+"""The writer of /api/chat and /api/generate: one JSON object a line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+from specllama.errors import SpecllamaError
+from specllama.server.dialects.ollama.errors import error_body
+from specllama.server.dialects.openai.usage import figures
+from specllama.server.dialects.openai.writer import number
+from specllama.server.dialects.writer import to_json
+from specllama.server.events import (
+    AccumulatedCall,
+    AccumulatedChoice,
+    Accumulator,
+    CallClose,
+    End,
+    Event,
+    Reasoning,
+    TextEvent,
+)
+
+_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339. seconds: since the epoch."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def _now() -> str:
+    return timestamp(datetime.datetime.now(datetime.UTC).timestamp())
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaResponseOptions:
+    """model: as the client named it. chat: whether it gets a message, else a text. logprobs: whether the
+    whole answer has them. speculate: whether drafts were allowed. created_at: of the request.
+    """
+
+    model: str
+    chat: bool = True
+    logprobs: bool = False
+    speculate: bool = True
+    created_at: str = field(default_factory=_now)
+
+
+class OllamaWriter:
+    """A DialectWriter. Calls come whole, each in one line, with their arguments as an object."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, options: OllamaResponseOptions) -> None:
+        self.options, self.fold = options, Accumulator()
+        self.ping = _line(self._chunk(self._part("")))  # clients of NDJSON know no comments
+
+    def chunks(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        """The next events of an answer, as chunks of a stream."""
+        found = []
+        for event in events:
+            self.fold.add([event])
+            if isinstance(event, TextEvent):
+                found.append(self._chunk(self._part(event.text)) | _logprobs(event.logprobs))
+            elif isinstance(event, Reasoning):
+                found.append(self._chunk(self._part("", event.text)))
+            elif isinstance(event, CallClose):
+                call = self.fold.choices[event.index].calls[event.call]
+                found.append(self._chunk(self._part("", calls=[_call(event.call, call)])))
+            elif isinstance(event, End):
+                found.append(self._chunk(self._part("")) | self._ending(self.fold.choices[event.index]))
+        return found
+
+    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - there is one
+        """See DialectWriter."""
+        return b"".join(map(_line, self.chunks(events)))
+
+    def error_event(self, error: SpecllamaError) -> bytes:
+        """See DialectWriter."""
+        return _line(error_body(error))
+
+    def end(self) -> bytes:
+        """See DialectWriter."""
+        return b""
+
+    def answer(self) -> dict[str, Any]:
+        """See DialectWriter."""
+        (choice,) = self.fold.in_order
+        calls = [_call(i, call) for i, call in enumerate(choice.calls) if call.complete]
+        found = self._chunk(self._part(choice.text, choice.reasoning, calls))
+        return found | _logprobs(choice.logprobs) | self._ending(choice)
+
+    def loaded(self, reason: str) -> bytes:
+        """The answer where there was nothing to write, as one line. reason: "load" or "unload"."""
+        return _line(self._chunk(self._part("")) | {"done": True, "done_reason": reason})
+
+    def _chunk(self, part: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self.options.model, "created_at": self.options.created_at, **part, "done": False}
+
+    def _part(self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if not self.options.chat:
+            return {"response": text, **more}
+        if calls:
+            more["tool_calls"] = list(calls)
+        return {"message": {"role": "assistant", "content": text, **more}}
+
+    def _ending(self, choice: AccumulatedChoice) -> dict[str, Any]:
+        """How it ended, its numbers of tokens, and its times."""
+        assert choice.end is not None
+        stats = choice.end.stats
+        return {
+            "done": True,
+            "done_reason": _REASONS.get(choice.end.reason, "stop"),
+            "total_duration": _ns(stats.ttft_seconds + stats.decode_seconds),
+            "load_duration": _ns(stats.ttft_seconds - stats.encode_seconds),
+            "prompt_eval_count": choice.start.n_prompt,
+            "prompt_eval_duration": _ns(stats.encode_seconds),
+            "eval_count": stats.n_predict,
+            "eval_duration": _ns(stats.decode_seconds),
+            **figures(self.fold, self.options.speculate),
+        }
+
+
+def _line(chunk: dict[str, Any]) -> bytes:
+    return to_json(chunk) + b"\n"
+
+
+def _ns(seconds: float) -> int:
+    """Nanoseconds, 1 at least: clients divide by them."""
+    return max(1, round(1e9 * seconds))
+
+
+def _call(index: int, call: AccumulatedCall) -> dict[str, Any]:
+    function = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
+    return {"id": f"call_{call.id}", "function": function}
+
+
+def _logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
+    if not positions:
+        return {}
+    return {"logprobs": [_entry(p.chosen) | {"top_logprobs": [_entry(c) for c in p.top]} for p in positions]}
+
+
+def _entry(candidate: CandidateLogprob) -> dict[str, Any]:
+    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}
