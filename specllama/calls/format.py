@@ -42,7 +42,7 @@ class CallFormat(ABC):
 
     name: of the option tool_format. markers: texts of which a chat template of the family contains all.
     tokens: texts in calls that are control tokens in the family's vocabularies; the writer shows them where a
-    reader looks for them, with SHOWN before each.
+    reader looks for them, with `text.detokenizer.SHOWN` before each.
     """
 
     name: ClassVar[str]
@@ -71,9 +71,3 @@ class CallFormat(ABC):
     @abstractmethod
     def reader(self, tools: Tools) -> CallReader:
         """A reader for one answer."""
-
-
-SHOWN = "\ufdd0"
-"""Before the text of a control token in the engine's output: a character that is no text in Unicode, so that
-the same letters as ordinary tokens are no marker. Readers remove it; the writer removes it from other text.
-"""

@@ -11,6 +11,11 @@ from typing import Any
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import Note, Spelling, spelled
 
+_INTERNAL = (
+    *("priced", "forced", "architecture", "n_layer"),
+    *("call_format", "template_tools", "template_reasons"),
+)  # fields of LoadInfo that are for the program's own use
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
@@ -120,7 +125,8 @@ class LoadInfo:
     def to_dict(self) -> dict[str, Any]:
         """As plain data with the keys that `LLM.info` has."""
         found = asdict(self)
-        del found["priced"], found["forced"], found["architecture"], found["n_layer"]
+        for internal in _INTERNAL:
+            del found[internal]
         renamed = {
             "most_drafted": found.pop("longest_draft"),
             "reason": found.pop("off_reason"),

@@ -166,12 +166,13 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Render:
-    """To the engine: messages through the chat template."""
+    """To the engine: messages through the chat template. variables, prefix, tools: as in Generate."""
 
     id: int
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = field(default_factory=dict)
     prefix: str = ""
+    tools: Tools | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 Runs = Sequence[tuple[int, str]]  # (number of characters, source) of consecutive runs of a text
+SHOWN = "\ufdd0"
+"""Precedes the text of a control token that is part of the output: a noncharacter of Unicode, so that the
+same letters in ordinary tokens differ from it. The writer replaces it in all other text.
+"""
 
 
 class TokenWriter:
@@ -14,11 +18,16 @@ class TokenWriter:
     piece: from a token id to its bytes (empty for control tokens). An incomplete character, and text that may
     be the start of a stop string, are held back; bytes that are not UTF-8 become U+FFFD. Of several stop
     strings the first to be complete ends the text, the longest if several end at the same character.
-    stopped_by: that stop string, else None.
+    stopped_by: that stop string, else None. shown: control tokens that are written, and their texts.
     """
 
-    def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
-        self._piece, self._stops = piece, tuple(stops)
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        stops: Sequence[str] = (),
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
+        self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ready, self._held = "", ""
         self._sources: list[tuple[int, str]] = []  # runs of the text not yet taken
@@ -29,7 +38,7 @@ class TokenWriter:
 
         source: the token's source, for `take_runs`: "target" or a drafter's name.
         """
-        text = self._decoder.decode(self._piece(token))
+        text = self._decoded(token)
         if text:
             self._sources.append((len(text), source))
         if not self._stops:
@@ -47,6 +56,11 @@ class TokenWriter:
         self._ready += text[: len(text) - waiting]
         self._held = text[len(text) - waiting :]
         return False
+
+    def _decoded(self, token: int) -> str:
+        if token in self._shown:
+            return self._shown[token]
+        return self._decoder.decode(self._piece(token)).replace(SHOWN, "\ufffd")
 
     def take(self) -> str:
         """The text since the last call, without the text that is held back."""

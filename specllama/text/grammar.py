@@ -26,6 +26,7 @@ _KEPT = 16  # compiled grammars
 _MAX_ALTERNATIVES = 8_000  # at one position, such as the keys of a large object; llguidance's default: 2,000
 _MAX_SYMBOLS = 10_000  # of a compiled grammar; llguidance's default, 500,000, takes seconds
 _MAX_PARTS = 1_500  # objects and lists of a schema
+_TOOLS = "grammar of the tools"
 # The style of JSON that models were trained to write. Flexible whitespace could be endless, and is never
 # forced. llguidance has no oneOf, which is treated as anyOf.
 _JSON_STYLE: Any = {
@@ -63,23 +64,34 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by scope and source
 
     def mask(
-        self, *, json_schema: str | None = None, grammar: str | None = None, scope: str = ""
+        self,
+        *,
+        json_schema: str | None = None,
+        grammar: str | None = None,
+        tools: str | None = None,
+        scope: str = "",
     ) -> GrammarMask | None:
-        """A mask at the start of a schema (JSON text) or grammar (GBNF or Lark); None if neither is given.
-        What was compiled before is reused within its scope only.
+        """A mask at the start of a schema (JSON text), a grammar (GBNF or Lark) or the Lark grammar of tool
+        calls; None if none is given. What was compiled before is reused within its scope only.
 
         Raises UsageError if it cannot be used.
         """
         try:
-            return self._mask(json_schema, grammar, scope)
+            return self._mask(json_schema, grammar, tools, scope)
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of Rust: no Exception, and without another name
                 raise
-            what = "grammar" if json_schema is None else "JSON schema"
+            what = "JSON schema" if json_schema is not None else "grammar" if tools is None else _TOOLS
             raise _refused(what, "llguidance fails on it") from None
 
-    def _mask(self, json_schema: str | None, grammar: str | None, scope: str) -> GrammarMask | None:
-        if json_schema is not None:
+    def _mask(
+        self, json_schema: str | None, grammar: str | None, tools: str | None, scope: str
+    ) -> GrammarMask | None:
+        from llguidance import LLMatcher
+
+        if tools is not None:
+            what, source = _TOOLS, LLMatcher.grammar_from_lark(tools)
+        elif json_schema is not None:
             what, source = "JSON schema", _from_schema(json_schema)
         elif grammar is not None:
             what, source = "grammar", _from_grammar(grammar)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from specllama.text.chat_template import ChatTemplate
 from specllama.worker.text_limit import TextLimit
 
 _KEPT = 32  # turns
+Render = Callable[[Sequence[Mapping[str, Any]]], list[chat.PromptPart]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,22 @@ class ConversationCache:
             self._turns.popitem(last=False)
 
     def ids(
-        self, template: ChatTemplate, model: LlamaModel, message: protocol.Generate, limit: TextLimit
+        self,
+        template: ChatTemplate,
+        render: Render,
+        model: LlamaModel,
+        message: protocol.Generate,
+        limit: TextLimit,
     ) -> list[int]:
         """Ids of the prompt for these messages. Starts with the ids of the turn that they follow if the text
-        is the same. Raises TemplateError, UsageError, ContextLengthError.
+        is the same. render: messages with the request's variables and tools. Raises TemplateError,
+        UsageError, ContextLengthError.
         """
-        parts = template.render(message.messages or [], **message.variables)
+        parts = render(message.messages or [])
         limit.check_bytes(part.text for part in parts)
         earlier = self._turns.get(message.follows) if message.follows is not None else None
         if earlier is not None and message.messages is not None:
-            ids = _continued(template, model, earlier, message.messages, message.variables, parts)
+            ids = _continued(render, model, earlier, message.messages, parts)
             if ids is not None:
                 return ids
         parts = template.continued(parts, message.prefix)
@@ -57,11 +64,10 @@ class ConversationCache:
 
 
 def _continued(
-    template: ChatTemplate,
+    render: Render,
     model: LlamaModel,
     earlier: _Turn,
     messages: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
     parts: Sequence[chat.PromptPart],
 ) -> list[int] | None:
     """The ids of the earlier turn, then those of the text after its answer; None if the template now renders
@@ -77,7 +83,7 @@ def _continued(
     answer = decoder.decode(b"".join(map(model.piece, generated)))
     if answer != messages[n].get("content"):  # it was edited, or ended by a stop string
         return None
-    before = "".join(part.text for part in template.render(earlier.messages, **variables))
+    before = "".join(part.text for part in render(earlier.messages))
     rest = _without_prefix(parts, before + answer)
     if rest is None:
         return None

@@ -29,6 +29,7 @@ from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prompts import Prompts
 from specllama.worker.queries import compile_template, slots
+from specllama.worker.tool_calls import ToolCalls
 from specllama.worker.tuning.tuner import Tuner, begin
 
 _OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
@@ -174,7 +175,9 @@ class EngineCore:
         )
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
         template, problem = compile_template(loaded)
-        prompts = Prompts(loaded.model, loaded.context.n_ctx, template, problem)
+        source = settings.chat_template or loaded.header.chat_template or ""
+        calls = ToolCalls(loaded.model, source, template if problem is None else None)
+        prompts = Prompts(loaded.model, loaded.context.n_ctx, template, problem, calls)
         self._intake = RequestIntake(loaded, self.engine, prompts, self.running, self.send, self._post)
         notes = list[Note]()
         if problem is not None:
@@ -183,7 +186,7 @@ class EngineCore:
         if settings.exact:
             self._idle.measure_epsilon()
         works = template is not None and problem is None
-        self.send(protocol.Ready(load_info(loaded, works, [*notes, *self._idle.notes()])))
+        self.send(protocol.Ready(load_info(loaded, works, [*notes, *self._idle.notes()], calls)))
 
     def _measure_slice(self) -> None:
         if self._idle is None:

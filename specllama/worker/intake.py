@@ -126,18 +126,21 @@ class RequestIntake:
         """Submit the choices of a request to the engine."""
         message, model = accepted.message, self._loaded.model
         tag = open_reasoning_tag(model, prompt.ids)
+        tools, calls = message.tools, self.prompts.calls
+        grammar = calls.grammar(tools, accepted.params, tag) if tools is not None else None
+        shown = calls.shown(tools) if message.messages is not None else {}
         cache_scope = "" if message.share_cache else message.owner
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
             schema = params.json_schema if isinstance(params.json_schema, str) else None
-            writer = TokenWriter(model.piece, params.stop if prompt.forced is None else ())
+            writer = TokenWriter(model.piece, params.stop if prompt.forced is None else (), shown)
             request = Request(
                 prompt.ids,
                 params,
                 choice.seed,
                 writer,
                 mask=self._loaded.grammars.mask(
-                    json_schema=schema, grammar=params.grammar, scope=cache_scope
+                    json_schema=schema, grammar=params.grammar, tools=grammar, scope=cache_scope
                 ),
                 forced=prompt.forced,
                 owner=message.owner,

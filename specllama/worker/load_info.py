@@ -23,6 +23,7 @@ from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import gpus_present
 from specllama.worker.loader import Loaded
 from specllama.worker.rpc.attach import placement_notes
+from specllama.worker.tool_calls import ToolCalls
 
 _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("temperature", "temp", float),
@@ -34,8 +35,10 @@ _GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 )
 
 
-def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> LoadInfo:
-    """The description of a load. notes: further notes, added to those about the settings and the pair."""
+def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls: ToolCalls) -> LoadInfo:
+    """The description of a load. notes: further notes, added to those about the settings and the pair. calls:
+    how the model calls tools.
+    """
     s, header, model, context, draft = (
         loaded.settings,
         loaded.header,
@@ -83,6 +86,9 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note]) -> Lo
         eos_token=model.token_text(model.eos_id),
         architecture=header.architecture,
         n_layer=header.n_layer,
+        call_format=calls.format.name,
+        template_tools=calls.own,
+        template_reasons=calls.reasons,
     )
 
 

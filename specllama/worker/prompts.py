@@ -15,6 +15,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
 from specllama.worker.conversations import ConversationCache
 from specllama.worker.text_limit import TextLimit
+from specllama.worker.tool_calls import ToolCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,20 @@ class Prompt:
 
 
 class Prompts:
-    """Makes prompts for one loaded model. problem: why its template cannot be used, None if it can."""
+    """Makes prompts for one loaded model. problem: why its template cannot be used, None if it can. calls:
+    how the model is shown tools.
+    """
 
     def __init__(
-        self, model: LlamaModel, n_ctx: int, template: ChatTemplate | None, problem: SpecllamaError | None
+        self,
+        model: LlamaModel,
+        n_ctx: int,
+        template: ChatTemplate | None,
+        problem: SpecllamaError | None,
+        calls: ToolCalls,
     ) -> None:
         self._model, self._n_ctx = model, n_ctx
-        self._template, self._problem = template, problem
+        self._template, self._problem, self.calls = template, problem, calls
         self.limit, self.turns = TextLimit(model, n_ctx), ConversationCache()
 
     @property
@@ -57,6 +65,7 @@ class Prompts:
             self._check_parts(message.parts)
         else:
             self.limit.check_messages(message.messages or [])
+            self.limit.check_tools(message.tools)
         if isinstance(message.forced, str):
             self.limit.check(message.forced, parse_special=False)
 
@@ -93,7 +102,14 @@ class Prompts:
                     found += self._checked(part)
             return found
         if message.prompt is None:
-            return self.turns.ids(self.template, model, message, self.limit)
+            template = self.template
+            return self.turns.ids(
+                template,
+                lambda messages: self.calls.render(template, messages, message.variables, message.tools),
+                model,
+                message,
+                self.limit,
+            )
         ids = model.tokenize(message.prompt, model.adds_bos, True)
         if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
             del ids[0]  # the prompt has a BOS of its own

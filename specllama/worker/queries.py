@@ -50,7 +50,8 @@ def answer_query(
             yield protocol.Detokenized(question.id, text, more)
     elif isinstance(question, protocol.Render):
         prompts.limit.check_messages(question.messages)
-        parts = prompts.template.render(question.messages, **question.variables)
+        prompts.limit.check_tools(question.tools)
+        parts = prompts.calls.render(prompts.template, question.messages, question.variables, question.tools)
         for text, more in _texts("".join(part.text for part in parts) + question.prefix):
             yield protocol.Rendered(question.id, text, more)
 

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from specllama.calls.tools import Tools
 from specllama.core.scheduler import context_length_error
 from specllama.llama.model import LlamaModel
 from specllama.text.control_tokens import ControlTexts
@@ -42,6 +43,13 @@ class TextLimit:
         """
         contents = (m.get("content") for m in messages if m.get("role") != "assistant")
         self.check_bytes(text for text in contents if isinstance(text, str))
+
+    def check_tools(self, tools: Tools | None) -> None:
+        """Raises ContextLengthError for tools that cannot fit: templates show all of them."""
+        if tools is not None:
+            self.check_bytes(
+                text for tool in tools.tools for text in (tool.name, tool.description, str(tool.parameters))
+            )
 
     def check_bytes(self, texts: Iterable[str]) -> None:
         """Raises ContextLengthError for texts that cannot fit together."""

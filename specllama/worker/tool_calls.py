@@ -1,0 +1,103 @@
+"""How a loaded model is shown tools and calls them: its format, its template, its control tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specllama.calls.format import AnswerShape, CallFormat
+from specllama.calls.formats import choose
+from specllama.calls.tools import Tool, Tools
+from specllama.core.sampling.params import SamplingParams
+from specllama.errors import SpecllamaError, UsageError
+from specllama.llama.model import LlamaModel
+from specllama.text.chat_template import ChatTemplate, PromptPart
+from specllama.text.detokenizer import SHOWN
+from specllama.text.reasoning import TAGS
+
+_PROBE = "specllama_probe"
+
+
+class ToolCalls:
+    """The tool calls of one loaded model. source: its chat template, "" without one; template: compiled, None
+    where it cannot be used.
+    """
+
+    def __init__(self, model: LlamaModel, source: str, template: ChatTemplate | None) -> None:
+        self._model, self._template = model, template
+        self.format: CallFormat = choose(source)
+        self._reasoning = next(((a, b) for a, b in TAGS.items() if a in source), None)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the template knows reasoning."""
+        return self._reasoning is not None
+
+    @functools.cached_property
+    def own(self) -> bool:
+        """Whether the template itself shows tools."""
+        if self._template is None:
+            return False
+        probe = Tools([Tool(_PROBE, "", {"type": "object", "properties": {}})])
+        data = self.format.template_input([{"role": "user", "content": "Hello"}], probe, own=True)
+        try:
+            return _PROBE in "".join(p.text for p in self._template.render(data.messages, **data.variables))
+        except SpecllamaError:
+            return False
+
+    def render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Tools | None,
+    ) -> list[PromptPart]:
+        """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
+        if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
+            return template.render(messages, **variables)
+        data = self.format.template_input(messages, tools, self.own)
+        return template.render(data.messages, **{**variables, **data.variables})
+
+    def grammar(self, tools: Tools, params: SamplingParams, closing_tag: str) -> str:
+        """The Lark grammar of an answer. closing_tag: of the reasoning that the prompt has opened, "" for
+        none. Raises UsageError.
+        """
+        if params.grammar is not None:
+            raise UsageError("tools and a grammar cannot be used together", "give one of them")
+        text = ""
+        if params.json_schema is not None:
+            schema = params.json_schema
+            text = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
+        reasoning = self._reasoning
+        if closing_tag:
+            reasoning = next((a, b) for a, b in TAGS.items() if b == closing_tag)
+        return self.format.grammar(tools, AnswerShape(reasoning, bool(closing_tag), text, self._special))
+
+    def shown(self, tools: Tools | None) -> Mapping[int, str]:
+        """Control tokens that are written into the output, by id: those that begin or end calls and
+        reasoning.
+        """
+        return self._shown if tools is not None else self._shown_tags
+
+    @functools.cached_property
+    def _special(self) -> dict[str, int]:
+        """Ids of the control tokens of calls and reasoning, by their texts."""
+        control, model = set(self._model.control_texts), self._model
+        found = {}
+        for text in {*self.format.tokens, *TAGS, *TAGS.values()} & control:
+            ids = model.tokenize(text, False, True)
+            if len(ids) == 1:
+                found[text] = ids[0]
+        return found
+
+    @functools.cached_property
+    def _shown_tags(self) -> dict[int, str]:
+        tags = {*TAGS, *TAGS.values()}
+        return {id_: text for text, id_ in self._special.items() if text in tags}
+
+    @functools.cached_property
+    def _shown(self) -> dict[int, str]:
+        marked = {id_: SHOWN + text for text, id_ in self._special.items() if text in self.format.tokens}
+        return {**self._shown_tags, **marked}

@@ -1,0 +1,89 @@
+"""Tool calls in the real llguidance: drafts change nothing, wherever in them a call begins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specllama.calls.format import AnswerShape
+from specllama.calls.formats import GENERIC
+from specllama.calls.tools import Tool, Tools
+from specllama.core.engine import Engine
+from specllama.core.policy.fixed import Fixed
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sequence import Request
+from specllama.drafters.grammar import GrammarDrafter
+from specllama.llama.model import LlamaModel
+from specllama.testing import ScriptedDrafter, TableContext, table_row
+from specllama.text.grammar import Grammars
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Riga"]}}, "required": ["city"]}
+TOOLS = Tools([Tool("weather", "", CITY), Tool("wait")], parallel=False)
+DRAFT = 8
+CALL = '<tool_call>\n{"name": "w'
+
+
+class Model:
+    """A model that wants to write `script`, whatever it has written instead, and then anything."""
+
+    def __init__(self, vocabulary: LlamaModel, script: Sequence[int], prompt: Sequence[int]) -> None:
+        self.vocabulary, self.script, self.prompt = vocabulary, script, list(prompt)
+
+    def rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        row = table_row(ids, self.vocabulary.n_vocab)
+        at = len(ids) - len(self.prompt)
+        if at < len(self.script):
+            row[self.script[at]] += 60
+        return row
+
+    def text(self, mask_of, drafters: Sequence, temperature: float) -> tuple[list[int], str]:
+        context = TableContext(self.vocabulary.n_vocab, rows=self.rows)
+        policy = Fixed(list(drafters), DRAFT if drafters else 0)
+        engine = Engine(context, policy, end_ids=self.vocabulary.end_ids, clock=itertools.count().__next__)
+        params = SamplingParams(temperature=temperature, max_tokens=64, top_k=0)
+        generation = engine.submit(Request(self.prompt, params, 5, mask=mask_of()))
+        while engine.busy:
+            engine.step()
+        ids = [i for i in generation.output if i not in self.vocabulary.end_ids]
+        return ids, b"".join(map(self.vocabulary.piece, ids)).decode("utf-8", "replace")
+
+
+@pytest.fixture(scope="module")
+def grammars(target: LlamaModel) -> Grammars:
+    return Grammars(target)
+
+
+@pytest.mark.parametrize("offset", range(DRAFT))
+@pytest.mark.parametrize("event", ["a call", "the end of the reasoning"])
+def test_text_is_the_same_wherever_a_call_begins_in_a_draft(
+    target: LlamaModel, grammars: Grammars, event: str, offset: int
+) -> None:
+    """The model wants to go on illegally after the trigger, so that the mask there decides."""
+    filler = target.tokenize(" a b c d e f g h i j", False, False)[: offset + 1]
+    trigger = target.tokenize("</think>" if event != "a call" else "<tool_call>", False, False)
+    wrong = target.tokenize(" and so on, for ever", False, False)
+    script = [*filler, *trigger, *wrong]
+    shape = AnswerShape(("<think>", "</think>"), opened=True) if event != "a call" else AnswerShape()
+    tools = Tools(TOOLS.tools, "auto" if event == "a call" else "required", parallel=False)
+    grammar = GENERIC.grammar(tools, shape)
+    model = Model(target, script, target.tokenize("Ask:", True, False))
+    drafted: list[list[int]] = []
+
+    def guess(history: Sequence[int], draft: Sequence[int]) -> int | None:
+        at = len(history) + len(draft) - len(model.prompt)
+        drafted.append([*draft])
+        return script[at] if at < len(script) else None
+
+    for temperature in (0.0, 0.9):
+        plain, text = model.text(lambda: grammars.mask(tools=grammar), (), temperature)
+        assert CALL in text
+        assert plain[: len(filler) + len(trigger)] == script[: len(filler) + len(trigger)]
+        for drafters in ((ScriptedDrafter(guess),), (GrammarDrafter(), ScriptedDrafter(guess))):
+            drafted.clear()
+            assert model.text(lambda: grammars.mask(tools=grammar), drafters, temperature)[0] == plain
+            inside = [d for d in drafted if d[offset : offset + len(trigger)] == trigger]
+            assert inside or len(drafters) > 1 or offset + len(trigger) > DRAFT - 1
