@@ -154,9 +154,10 @@ Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClos
 
 @dataclass(slots=True)
 class AccumulatedText:
-    """A run of text between calls."""
+    """A run of text between calls. logprobs: of its tokens, as in TextEvent."""
 
     text: str
+    logprobs: list[protocol.PositionLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -178,7 +179,6 @@ class AccumulatedChoice:
     start: Start
     reasoning: str = ""
     items: list[AccumulatedText | AccumulatedCall] = field(default_factory=list)
-    logprobs: list[protocol.PositionLogprobs] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     total: RunTotals = NO_TOTALS
     prefill: Prefill | None = None
@@ -188,6 +188,11 @@ class AccumulatedChoice:
     def text(self) -> str:
         """The text without the calls."""
         return "".join(item.text for item in self.items if isinstance(item, AccumulatedText))
+
+    @property
+    def logprobs(self) -> list[protocol.PositionLogprobs]:
+        """Of the tokens of all texts."""
+        return [entry for i in self.items if isinstance(i, AccumulatedText) for entry in i.logprobs]
 
     @property
     def calls(self) -> list[AccumulatedCall]:
@@ -204,12 +209,12 @@ class AccumulatedChoice:
         if isinstance(event, (TextEvent, Reasoning, CallOpen, CallArgs)) and event.round is not None:
             self.total = event.round.total
         if isinstance(event, TextEvent):
-            self.logprobs += event.logprobs
             self.ids += event.ids
             if self.items and isinstance(last := self.items[-1], AccumulatedText):
                 last.text += event.text
+                last.logprobs += event.logprobs
             else:
-                self.items.append(AccumulatedText(event.text))
+                self.items.append(AccumulatedText(event.text, [*event.logprobs]))
         elif isinstance(event, Reasoning):
             self.reasoning += event.text
         elif isinstance(event, CallOpen):

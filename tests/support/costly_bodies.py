@@ -17,6 +17,7 @@ from tests.support.serving import Api
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
+RESPONSES = "/v1/responses"
 _LONG = MAX_BYTES - 200  # bytes of a field that leave room for the others
 _ONE_TOKEN = {"max_tokens": 1}
 _ONE_OLLAMA = {"options": {"num_predict": 1}, "stream": False}
@@ -118,6 +119,17 @@ def _called(arguments: str, n: int) -> list[dict[str, Any]]:
 _MESSAGE = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
 _PARTS = [{"type": "text", "text": "x"}]
 _MANY = MAX_VALUES - 100
+_CALL = {"type": "function_call", "call_id": "c", "name": "f"}
+_FUNCTION = {"type": "function", "name": "f"}
+_ONE_OUTPUT = {"max_output_tokens": 1}
+
+
+def _functions(n: int, about: str, **parameters: Any) -> list[dict[str, Any]]:
+    """n tools of /v1/responses."""
+    more = {"description": about, "parameters": parameters}
+    return [{**_FUNCTION, "name": f"f{i}", **more} for i in range(n)]
+
+
 _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callable[[], bytes]]] = {
     (CHAT, protocol.Generate): {
         "a text of <, eight answers": _said("<" * _LONG, n=8),
@@ -190,6 +202,7 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "a prompt that is sent back": _body(prompt="zip " * 1000, n_predict=1, n_cmpl=8, n_probs=20),
     },
     ("/completions", protocol.Generate): {"a text": _body(prompt="zip " * (_LONG // 4), n_predict=1)},
+    ("/responses", protocol.Generate): {"a text": lambda: _json(input="zip " * (_LONG // 4), **_ONE_OUTPUT)},
     ("/chat/completions", protocol.Generate): {"a text": _said("zip " * (_LONG // 4))},
     (OLLAMA_CHAT, protocol.Generate): {
         "a text of <": lambda: _json(messages=[{"role": "user", "content": "<" * _LONG}], **_ONE_OLLAMA),
@@ -223,6 +236,44 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
     **{
         (f"/api/{name}", None): {"unknown fields": _numbered("{", '"a{0}":1', "}")}
         for name in ("pull", "push", "create", "copy", "embed", "embeddings")
+    },
+    (RESPONSES, protocol.Generate): {
+        "a text of <": lambda: _json(input="<" * _LONG, **_ONE_OUTPUT),
+        "instructions of words": lambda: _json(input="x", instructions="zip " * (_LONG // 4), **_ONE_OUTPUT),
+        "items of a wrong type": _filled('{"input":[', '{"type":"x"}', "]}"),
+        "an item of unknown fields": _numbered('{"input":[{"role":"user","content":"x",', '"a{0}":1', "}]}"),
+        "items in parts": lambda: _json(
+            input=[{"role": "user", "content": [{"type": "input_text", "text": "x" * 900}]}] * 4096,
+            **_ONE_OUTPUT,
+        ),
+        "as many messages of the system as there may be": lambda: _json(
+            input=[{"role": "developer", "content": "x" * 950}] * 4096, **_ONE_OUTPUT
+        ),
+        "as many calls as there may be": lambda: _json(
+            input=[_CALL | {"arguments": '{"a":"' + "x" * 800 + '"}'}] * 4096, **_ONE_OUTPUT
+        ),
+        "calls of many values": lambda: _json(
+            input=[_CALL | {"arguments": '{"a":[' + "[]," * 250 + "[]]}"}] * 4096, **_ONE_OUTPUT
+        ),
+        "a call of deep arguments": lambda: _json(
+            input=[_CALL | {"arguments": '{"a":' + "[" * (_LONG // 2) + "]" * (_LONG // 2) + "}"}]
+        ),
+        "as many tools as there may be": lambda: _json(
+            input="x", tools=_functions(1024, "zip " * 100), **_ONE_OUTPUT
+        ),
+        "tools of 64 KiB": lambda: _json(
+            input="x", tools=_functions(60, "", type="object", description="x" * 60_000), **_ONE_OUTPUT
+        ),
+        "tools of many values": lambda: _json(
+            input="x",
+            tools=_functions(200, "", type="object", properties={f"a{i}": {} for i in range(70)}),
+            tool_choice="required",
+            **_ONE_OUTPUT,
+        ),
+        "unknown tools": _numbered('{"input":"x","max_output_tokens":1,"tools":[', '{"type":"t{0}"}', "]}"),
+        "a choice of tools": _filled(
+            '{"input":"x","tool_choice":{"type":"allowed_tools","tools":[', '{"type":1}', "]}}"
+        ),
     },
     ("/tokenize", protocol.Tokenize): {
         "a text of one letter": _body(content="a" * _LONG, with_pieces=True),

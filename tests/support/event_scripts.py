@@ -116,7 +116,7 @@ def _call(draw: st.DrawFn, index: int, number: int, may_be_cut: bool) -> list[Ev
     cut = may_be_cut and draw(st.booleans())
     if cut:
         arguments = arguments[: draw(st.integers(0, len(arguments) - 1))]
-    id_ = draw(st.text(_ALPHANUMERICS, min_size=24, max_size=24))
+    id_ = draw(st.text(_ALPHANUMERICS, min_size=22, max_size=22)) + f"{index}{number}"  # unique
     found: list[Event] = [CallOpen(index, number, id_, draw(_NAMES), draw(_ROUNDS))]
     for piece in draw(_cut(arguments)):
         found.append(CallArgs(index, number, piece, [(len(piece), "grammar")], draw(_ROUNDS)))

@@ -30,6 +30,7 @@ IGNORED_FIELDS = frozenset(
         "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
         "spaces_between_special_tokens", "n_cache_reuse", "response_fields", "n_discard", "sse_ping_interval",
         "backend_sampling", "preserved_tokens", "verbose", "reasoning_control",
+        "client_metadata", "max_tool_calls", "background_options", "access_programs",
         # Without effect unless another field of theirs, which is in _OFF, switches them on:
         "mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length",
         "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "adaptive_decay",
@@ -204,7 +205,7 @@ def _is_off(name: str, value: Any) -> bool:
 def _field_error(error: ValidationError) -> FieldError:
     found = error.errors(include_url=False, include_context=False)
     # Of a union's errors, one inside a member is more helpful than "matches no member".
-    first = min(found, key=lambda e: e["type"].endswith("_type"))
+    first = min(found, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
     names, path = _field_names(), list(first["loc"])
     name = ""
     for i, part in enumerate(path):  # pydantic puts names of its types in between

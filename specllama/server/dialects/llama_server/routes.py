@@ -18,6 +18,8 @@ from specllama.server.dialects.llama_server.requests import (
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.dialects.openai.chat_request import ChatRequest
 from specllama.server.dialects.openai.errors import error_body
+from specllama.server.dialects.openai.responses import routes as responses
+from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests import CompletionSpec
 
@@ -124,6 +126,7 @@ DIALECT = Dialect(
         ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
         ApiRoute("POST", "/completions", completion),
         ApiRoute("POST", "/chat/completions", openai.chat, "", ChatRequest),
+        ApiRoute("POST", "/responses", responses.respond, "", ResponsesRequest),
         ApiRoute("GET", "/models", openai.models),
         ApiRoute("GET", "/models/{name:path}", openai.model),
         ApiRoute("GET", "/metrics", metrics, "Figures for Prometheus"),

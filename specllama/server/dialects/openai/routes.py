@@ -11,6 +11,7 @@ from specllama.server.dialects.openai.completions import CompletionWriter
 from specllama.server.dialects.openai.completions_request import CompletionRequest
 from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.models import model_entry, model_list
+from specllama.server.dialects.openai.responses.routes import ROUTES as RESPONSES
 from specllama.server.dialects.openai.sampling_fields import SamplingFields
 from specllama.server.dialects.openai.writer import ResponseOptions
 from specllama.server.requests import CompletionSpec
@@ -63,5 +64,6 @@ DIALECT = Dialect(
         ApiRoute("GET", "/v1/models/{name:path}", model, "One model"),
         ApiRoute("POST", "/v1/chat/completions", chat, "Answer a conversation", ChatRequest),
         ApiRoute("POST", "/v1/completions", completions, "Continue a prompt", CompletionRequest),
+        *RESPONSES,
     ),
 )

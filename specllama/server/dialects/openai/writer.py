@@ -36,9 +36,9 @@ _ALPHANUMERICS = string.ascii_letters + string.digits
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
-def new_id(prefix: str) -> str:
-    """A random id."""
-    return f"{prefix}-{''.join(secrets.choice(_ALPHANUMERICS) for _ in range(24))}"
+def random_key() -> str:
+    """24 random letters and digits."""
+    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class OpenAIWriter:
 
     def __init__(self, options: ResponseOptions) -> None:
         self.options, self.fold = options, Accumulator()
-        self.id = new_id(self.prefix)
+        self.id = f"{self.prefix}-{random_key()}"
 
     def chunks(self, events: Iterable[Event], n_choices: int) -> list[dict[str, Any]]:
         """The next events of an answer with n_choices choices, as chunks of a stream."""

@@ -1,0 +1,1 @@
+"""/v1/responses of the OpenAI API, without storage: each request has the whole conversation."""

@@ -1,0 +1,90 @@
+"""The items of a response's output, from the accumulated events: those of a stream and those of an answer in
+one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specllama.client.protocol import CandidateLogprob, PositionLogprobs
+from specllama.server.dialects.openai.writer import number
+from specllama.server.events import AccumulatedCall, AccumulatedChoice, AccumulatedText
+
+COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+OutputEntry = str | AccumulatedText | AccumulatedCall
+"""What an item is made of: reasoning, a text or a call."""
+
+
+class OutputItems:
+    """Writes the items of one response. key: a part of their ids. names: see FlatTools."""
+
+    def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
+        self._key, self._names = key, names
+
+    def of(self, choice: AccumulatedChoice) -> list[dict[str, Any]]:
+        """All items so far."""
+        entries = entries_of(choice)
+        return [self.item(entry, i, status_of(choice, entries, i)) for i, entry in enumerate(entries)]
+
+    def item(self, entry: OutputEntry, index: int, status: str) -> dict[str, Any]:
+        """The item at an index of the output."""
+        if isinstance(entry, AccumulatedCall):
+            return self.call(entry, index, status, entry.arguments)
+        if isinstance(entry, str):
+            return self.reasoning(index, status, [reasoning_part(entry)])
+        return self.message(index, status, [text_part(entry.text, entry.logprobs)])
+
+    def reasoning(self, index: int, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        shown = {"type": "reasoning", "summary": [], "content": content, "status": status}
+        return {"id": f"rs_{self._key}{index}", **shown}
+
+    def message(self, index: int, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        shown = {"type": "message", "role": "assistant", "status": status, "content": content}
+        return {"id": f"msg_{self._key}{index}", **shown}
+
+    def call(self, call: AccumulatedCall, index: int, status: str, arguments: str) -> dict[str, Any]:
+        namespace, name = self._names.get(call.name, ("", call.name))
+        return {
+            "id": f"fc_{self._key}{index}",
+            "type": "function_call",
+            "call_id": f"call_{call.id}",
+            "name": name,
+            "arguments": arguments,
+            "status": status,
+        } | ({"namespace": namespace} if namespace else {})
+
+
+def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
+    """What the items are made of, in order. An answer that ends without any has an empty text."""
+    found: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
+    found += choice.items
+    return found if found or choice.end is None else [AccumulatedText("")]
+
+
+def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: int) -> str:
+    """The status of the item at an index, after it was closed or the answer ended."""
+    entry = entries[index]
+    if isinstance(entry, AccumulatedCall):
+        return COMPLETED if entry.complete else INCOMPLETE
+    cut_off = index == len(entries) - 1 and (choice.end is None or choice.end.reason != "stop")
+    return INCOMPLETE if cut_off else COMPLETED
+
+
+def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> dict[str, Any]:
+    """The content of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": shown_logprobs(logprobs)}
+
+
+def reasoning_part(text: str) -> dict[str, Any]:
+    """The content of a reasoning item."""
+    return {"type": "reasoning_text", "text": text}
+
+
+def shown_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
+    """Log probabilities of tokens, with the likeliest ones."""
+    return [_shown(p.chosen) | {"top_logprobs": [_shown(c) for c in p.top]} for p in positions]
+
+
+def _shown(candidate: CandidateLogprob) -> dict[str, Any]:
+    return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}

@@ -1,0 +1,192 @@
+"""The tools of /v1/responses: flat functions, namespaces of functions, and the choice among them.
+
+Tools of other types run on OpenAI's servers. They are left out, because agents always send some, unless one
+of them must be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import Field
+
+from specllama.calls.tools import Choice, Tool, Tools
+from specllama.server.dialects.fields import AtMost, FieldError, OpenBody
+from specllama.server.dialects.tool_choice import (
+    MAX_TOOLS,
+    Description,
+    Name,
+    Schema,
+    tool_of,
+    tools_of,
+)
+
+Kind = Annotated[str, Field(max_length=128)]
+
+
+class FunctionFields(OpenBody):
+    """A function, or inside a namespace something else."""
+
+    type: Kind
+    name: Name | None = None
+    description: Description | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+    def echo(self) -> dict[str, Any]:
+        """The function as answers repeat it."""
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters or {},
+            "strict": bool(self.strict),
+        }
+
+
+class ResponseTool(FunctionFields):
+    """A tool. tools: of a namespace."""
+
+    tools: Annotated[list[FunctionFields], AtMost(MAX_TOOLS)] | None = None
+
+
+class AllowedTool(OpenBody):
+    """A tool in a choice."""
+
+    type: Kind
+    name: Name | None = None
+    namespace: Name | None = None
+
+
+class ChosenTool(AllowedTool):
+    """A choice that is an object. mode, tools: of the type allowed_tools."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[AllowedTool], AtMost(MAX_TOOLS)] | None = None
+
+    def echo(self) -> dict[str, Any]:
+        """The choice as answers repeat it."""
+        one = self.type != "allowed_tools"
+        return self.model_dump(exclude_none=True, exclude={"mode", "tools"} if one else {"name", "namespace"})
+
+
+@dataclass(slots=True)
+class FlatTools:
+    """The functions of a request under names that are unique.
+
+    allowed: what the model may do, None without tools. names: (namespace, name) of those in a namespace by
+    their flat names. echo: the tools as answers repeat them. dropped: types of the tools that were left out.
+    """
+
+    allowed: Tools | None = None
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    echo: list[dict[str, Any]] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The name of a function as the model sees it."""
+    if not namespace or namespace == name:  # a function that was loaded later has its own name as namespace
+        return name
+    return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
+
+
+def flat_tools(tools: Sequence[ResponseTool], choice: str | ChosenTool, parallel: bool | None) -> FlatTools:
+    """The functions among the tools, and what the choice allows. Raises FieldError."""
+    reader = _ToolReader()
+    for i, tool in enumerate(tools):
+        reader.add(tool, f"tools[{i}]")
+    found = reader.found
+    kind, names = _chosen(choice, found, reader.tools)
+    if kind == "required" and not reader.tools and tools:
+        shown = ", ".join(dict.fromkeys(found.dropped))[:200]
+        raise FieldError(f"tool_choice: no tool that can be called here is left of {shown}", "tool_choice")
+    found.allowed = tools_of(reader.tools, kind, names, parallel)
+    return found
+
+
+class _ToolReader:
+    def __init__(self) -> None:
+        self.found, self.tools = FlatTools(), list[Tool]()
+        self._known = set[str]()
+
+    def add(self, tool: ResponseTool, path: str) -> None:
+        """Add a tool of the request. path: its field. Raises FieldError."""
+        if tool.type == "function":
+            self._function(tool, None, path)
+            self.found.echo.append(tool.echo())
+        elif tool.type == "namespace":
+            name = _needed(tool.name, f"{path}.name")
+            inner = [(i, one) for i, one in enumerate(tool.tools or ()) if self._is_function(one)]
+            for i, one in inner:
+                self._function(one, name, f"{path}.tools[{i}]")
+            shown = {"type": "namespace", "name": name, "description": tool.description or ""}
+            self.found.echo.append(shown | {"tools": [one.echo() for _, one in inner]})
+        else:
+            self._is_function(tool)
+
+    def _is_function(self, tool: FunctionFields) -> bool:
+        if tool.type != "function":
+            self.found.dropped.append(tool.type)
+        return tool.type == "function"
+
+    def _function(self, tool: FunctionFields, namespace: str | None, path: str) -> None:
+        hint = "; tools of this API are flat: type, name, description, parameters"
+        name = _needed(tool.name, f"{path}.name", hint)
+        flat = flat_name(namespace, name)
+        if flat in self._known:
+            raise FieldError(f"{path}: there is a tool {flat[:80]!r} already", f"{path}.name")
+        if len(self.tools) == MAX_TOOLS:
+            raise FieldError(f"tools: there must be at most {MAX_TOOLS} functions in all", "tools")
+        self._known.add(flat)
+        self.tools.append(tool_of(flat, tool.description, tool.parameters, tool.strict, field=path))
+        if namespace is not None:
+            self.found.names[flat] = (namespace, name)
+
+
+def _chosen(
+    choice: str | ChosenTool, found: FlatTools, tools: Sequence[Tool]
+) -> tuple[Choice, Sequence[str]]:
+    """The choice and the names that may be called, () for all. Raises FieldError."""
+    if isinstance(choice, str):
+        if choice in get_args(Choice):
+            return cast("Choice", choice), ()
+        raise FieldError(
+            f'tool_choice must be "auto", "none", "required" or an object, not {choice[:80]!r}', "tool_choice"
+        )
+    if choice.type == "function":
+        return "required", [_chosen_name(choice, found, "tool_choice")]
+    if choice.type != "allowed_tools":
+        raise FieldError(
+            f"tool_choice: only functions can be called here, no tools of the type {choice.type[:80]!r}",
+            "tool_choice",
+        )
+    names: list[str] = []
+    for i, tool in enumerate(choice.tools or ()):
+        if tool.type == "function":
+            names.append(_chosen_name(tool, found, f"tool_choice.tools[{i}]"))
+        elif tool.type == "namespace":
+            names += [flat for flat, (namespace, _) in found.names.items() if namespace == tool.name]
+    if names:
+        return choice.mode, names
+    if choice.mode == "required":
+        raise FieldError("tool_choice.tools has no function that could be called", "tool_choice")
+    return ("none" if tools else "auto"), ()
+
+
+def _chosen_name(chosen: AllowedTool, found: FlatTools, path: str) -> str:
+    """The flat name; without a namespace that of the only function of this name in any."""
+    name = _needed(chosen.name, f"{path}.name")
+    if chosen.namespace:
+        return flat_name(chosen.namespace, name)
+    inside = [flat for flat, (_, inner) in found.names.items() if inner == name]
+    at_top = any(tool["type"] == "function" and tool["name"] == name for tool in found.echo)
+    return inside[0] if len(inside) == 1 and not at_top else name
+
+
+def _needed(value: str | None, path: str, hint: str = "") -> str:
+    if not value:
+        raise FieldError(f"{path} is missing{hint}", path)
+    return value

@@ -1,0 +1,244 @@
+"""The writer of /v1/responses.
+
+Items are written one after the other: each is closed before the next one is opened, and closed items are the
+same as those of the answer in one piece.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specllama.errors import SpecllamaError
+from specllama.server.dialects.openai.errors import error_body
+from specllama.server.dialects.openai.responses.output import (
+    COMPLETED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    OutputItems,
+    entries_of,
+    reasoning_part,
+    shown_logprobs,
+    status_of,
+    text_part,
+)
+from specllama.server.dialects.openai.usage import figures, usage
+from specllama.server.dialects.openai.writer import random_key, trace
+from specllama.server.dialects.writer import to_json
+from specllama.server.events import (
+    AccumulatedCall,
+    Accumulator,
+    CallArgs,
+    CallClose,
+    CallOpen,
+    End,
+    Event,
+    Reasoning,
+    RoundEvent,
+    Runs,
+    Start,
+    TextEvent,
+)
+
+MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True)
+class ResponseFields:
+    """What an answer says besides the text. echo: JSON of what it repeats of the request, see `echo_json`.
+    names: of tools in namespaces, see FlatTools. trace: deltas name the drafters of their tokens. speculate:
+    whether drafts were allowed. clock: seconds since the epoch.
+    """
+
+    model: str
+    echo: bytes = b"{}"
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    trace: bool = False
+    speculate: bool = True
+    clock: Callable[[], float] = time.time
+
+
+def echo_json(echo: dict[str, Any]) -> bytes:
+    """What an answer repeats, as JSON: it is held as long as the request waits. Of requests that are too
+    large the names of the tools are left.
+    """
+    found = to_json(echo)
+    if len(found) <= MAX_ECHO:
+        return found
+    tools = [{"type": tool["type"], "name": tool["name"]} for tool in echo["tools"]]
+    namespaces = {"description": "", "tools": []}
+    shown = [tool | (namespaces if tool["type"] == "namespace" else {}) for tool in tools]
+    return to_json(echo | {"instructions": None, "tools": shown})
+
+
+class ResponsesWriter:
+    """A DialectWriter. Events are numbered from 0, without gaps."""
+
+    media_type, ping = "text/event-stream", b": waiting\n\n"
+
+    def __init__(self, fields: ResponseFields) -> None:
+        self.fields, self.fold = fields, Accumulator()
+        key = random_key()
+        self.id = f"resp_{key}"
+        self._items = OutputItems(f"{key}_", fields.names)
+        self._created = int(fields.clock())
+        self._n_events = 0
+        self._index = -1  # in the output, of the item that was opened last
+        self._open = ""  # its type while it is not closed
+        self._place: dict[str, Any] = {}  # of it, in events
+
+    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
+        """See DialectWriter; there is one choice."""
+        assert n_choices == 1
+        found: list[bytes] = []
+        for event in events:
+            self.fold.add([event])
+            found += self._written(event)
+        return b"".join(found)
+
+    def answer(self) -> dict[str, Any]:
+        """See DialectWriter."""
+        return self._final()
+
+    def error_event(self, error: SpecllamaError) -> bytes:
+        """See DialectWriter: an event that the SDKs know, and the end of the response for agents that wait
+        for it.
+        """
+        shown = error_body(error)["error"]
+        begun = [] if self._n_events else self._begin()
+        failure = {"code": shown["code"] or shown["type"], "message": shown["message"]}
+        told = self._event("error", **failure, param=shown["param"])
+        output = self._items.of(self.fold.choices[0]) if self.fold.choices else []
+        failed = self._response("failed", output, error=failure | {"code": "server_error"})
+        return b"".join([*begun, told, self._event("response.failed", response=failed)])
+
+    def end(self) -> bytes:
+        """See DialectWriter."""
+        return b""
+
+    def _written(self, event: Event) -> list[bytes]:
+        """The events that an event becomes; it is in `fold` already."""
+        if isinstance(event, TextEvent):
+            logprobs = shown_logprobs(event.logprobs)
+            return [*self._opened("message"), self._delta("output_text", event, logprobs=logprobs)]
+        if isinstance(event, Reasoning):
+            return [*self._opened("reasoning"), self._delta("reasoning_text", event)]
+        if isinstance(event, CallArgs):
+            return [self._delta("function_call_arguments", event)]
+        if isinstance(event, CallOpen):
+            return [*self._close(), *self._opened("function_call", self._traced((), event.round))]
+        if isinstance(event, CallClose):
+            return self._close()
+        if isinstance(event, End):
+            return self._end()
+        return self._begin() if isinstance(event, Start) else []
+
+    def _begin(self) -> list[bytes]:
+        return [
+            self._event(kind, response=self._response(IN_PROGRESS, []))
+            for kind in ("response.created", "response.in_progress")
+        ]
+
+    def _end(self) -> list[bytes]:
+        found = [] if self._index >= 0 else self._opened("message")
+        found += self._close()
+        response = self._final()
+        return [*found, self._event(f"response.{response['status']}", response=response)]
+
+    def _opened(self, kind: str, more: Mapping[str, Any] = _NOTHING) -> list[bytes]:
+        """The events that open an item of this type, none where it is open already. more: fields of the first
+        one.
+        """
+        if self._open == kind:
+            return []
+        found = self._close()
+        self._open, self._index = kind, self._index + 1
+        entry, i = entries_of(self.fold.choices[0])[self._index], self._index
+        if isinstance(entry, AccumulatedCall):
+            item = self._items.call(entry, i, IN_PROGRESS, "")
+        elif kind == "reasoning":
+            item = self._items.reasoning(i, IN_PROGRESS, [])
+        else:
+            item = self._items.message(i, IN_PROGRESS, [])
+        self._place = {"item_id": item["id"], "output_index": i}
+        found.append(self._event("response.output_item.added", output_index=i, item=item, **more))
+        if kind != "function_call":
+            self._place["content_index"] = 0
+            part = reasoning_part("") if kind == "reasoning" else text_part("")
+            found.append(self._event("response.content_part.added", **self._place, part=part))
+        return found
+
+    def _close(self) -> list[bytes]:
+        """The events that close the open item, none where none is open."""
+        if not self._open:
+            return []
+        self._open, i = "", self._index
+        choice = self.fold.choices[0]
+        entries = entries_of(choice)
+        item = self._items.item(entries[i], i, status_of(choice, entries, i))
+        found = []
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            found.append(self._event("response.function_call_arguments.done", **self._place, **done))
+        else:
+            (part,) = item["content"]
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            found.append(self._event(f"response.{part['type']}.done", **self._place, **done))
+            found.append(self._event("response.content_part.done", **self._place, part=part))
+        found.append(self._event("response.output_item.done", output_index=i, item=item))
+        return found
+
+    def _delta(self, kind: str, event: TextEvent | Reasoning | CallArgs, **more: Any) -> bytes:
+        more |= self._traced(event.runs, event.round)
+        return self._event(f"response.{kind}.delta", **self._place, delta=event.text, **more)
+
+    def _traced(self, runs: Runs, round_: RoundEvent | None) -> Mapping[str, Any]:
+        return {"speculation": trace(runs, round_)} if self.fields.trace else _NOTHING
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        shown = {"type": kind, "sequence_number": self._n_events, **data}
+        self._n_events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + to_json(shown) + b"\n\n"
+
+    def _final(self) -> dict[str, Any]:
+        """The whole response, after its end."""
+        choice = self.fold.choices[0]
+        complete = choice.end is not None and choice.end.reason == "stop"
+        found = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
+        more = {"usage": _usage(self.fold), "seed": choice.start.seed}
+        return found | more | figures(self.fold, self.fields.speculate)
+
+    def _response(
+        self, status: str, output: list[dict[str, Any]], error: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": False,
+            "completed_at": int(self.fields.clock()) if status == COMPLETED else None,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
+            "model": self.fields.model,
+            "output": output,
+            "usage": None,
+            **json.loads(self.fields.echo),
+        }
+
+
+def _usage(fold: Accumulator) -> dict[str, Any]:
+    found = usage(fold)
+    cached = found["prompt_tokens_details"]["cached_tokens"]
+    reasoning = found["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": found["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": found["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": found["total_tokens"],
+    }

@@ -1,0 +1,178 @@
+"""/v1/responses on the wire and through OpenAI's SDK and LangChain, with the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from tests.support.serving import Reply, Server
+
+THINK = 'root ::= "<think>\\n2 is\\nsmall\\n</think>\\n\\nIt is 2."'
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+class Verdict(BaseModel):
+    name: Literal["zip", "open"]
+    pure: bool
+
+
+@pytest.fixture(scope="module")
+def client(exact: Server):
+    with openai.OpenAI(base_url=f"{exact.url}/v1", api_key="unused", max_retries=0) as one:
+        yield one
+
+
+def respond(server: Server, input_: Any = "What does zip do?", **fields: Any) -> Reply:
+    return server.post("/v1/responses", {"input": input_, **fields})
+
+
+def events(reply: Reply) -> list[dict[str, Any]]:
+    assert reply.status == 200, reply.body
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    datas = [frame.split("\ndata: ")[1] for frame in reply.body.decode().split("\n\n")[:-1]]
+    return [json.loads(data) for data in datas]
+
+
+class TestWire:
+    def test_the_whole_is_the_fold_of_the_stream(self, exact: Server) -> None:
+        asked = {"seed": 3, "max_output_tokens": 20, "top_logprobs": 2, "ignore_eos": True}
+        found, whole = events(respond(exact, stream=True, **asked)), respond(exact, **asked).json
+        for event in found:
+            EVENTS.validate_python(event)
+        assert [event["sequence_number"] for event in found] == list(range(len(found)))
+        last = found[-1]["response"]
+        assert last["status"] == whole["status"]
+        ((shown,), (item,)) = last["output"][0]["content"], whole["output"][0]["content"]
+        assert shown == item
+        assert shown["text"] == "".join(e["delta"] for e in found if e["type"].endswith("text.delta")) != ""
+        assert len(shown["logprobs"][0]["top_logprobs"]) == 2
+        assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == 20
+        assert whole["timings"]["predicted_n"] == 20
+        assert whole["seed"] == 3
+
+    def test_the_same_text_as_chat(self, exact: Server) -> None:
+        conversation = [{"role": "system", "content": "s"}, {"role": "user", "content": "What does zip do?"}]
+        chat = exact.chat(conversation, seed=3, max_tokens=12).json
+        found = respond(exact, instructions="s", seed=3, max_output_tokens=12).json
+        assert found["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+        assert found["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+        assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+
+    def test_reasoning_is_an_item(self, exact: Server) -> None:
+        found = Response.model_validate(respond(exact, grammar=THINK).json)
+        reasoning, message = found.output
+        assert reasoning.type == "reasoning"
+        assert reasoning.content is not None
+        assert reasoning.content[0].text == "2 is\nsmall"
+        assert found.output_text == "It is 2."
+        assert found.usage is not None
+        assert found.usage.output_tokens_details.reasoning_tokens > 0
+        again = respond(exact, [{"role": "user", "content": "x"}, *[i.to_dict() for i in found.output]])
+        assert again.status == 200
+        assert message.type == "message"
+
+    @pytest.mark.parametrize("method", ["GET", "DELETE"])
+    def test_responses_are_not_stored(self, server: Server, method: str) -> None:
+        id_ = respond(server, max_output_tokens=1).json["id"]
+        reply = server.ask(method, f"/v1/responses/{id_}")
+        assert reply.status == 404
+        assert "not stored" in reply.error["message"]
+        assert reply.error["type"] == "not_found_error"
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        ("fields", "status", "needle"),
+        [
+            ({"previous_response_id": "resp_1"}, 400, "not stored"),
+            ({"model": "gpt-4o"}, 404, "pydoc-target"),
+            ({"input": "zip " * 4000}, 400, "context"),
+            ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "text only"),
+        ],
+    )
+    def test_errors_before_the_first_byte_have_a_status(
+        self, exact: Server, stream: bool, fields, status, needle
+    ) -> None:
+        reply = exact.post("/v1/responses", {"input": "x", "stream": stream, **fields})
+        assert reply.status == status
+        assert needle in reply.error["message"]
+
+
+class TestClient:
+    def test_create(self, client: openai.OpenAI) -> None:
+        found = client.responses.create(
+            model="pydoc-target", input="What does zip do?", max_output_tokens=9, metadata={"a": "b"}
+        )
+        assert found.output_text
+        assert found.metadata == {"a": "b"}
+        assert found.usage is not None
+        assert found.usage.input_tokens_details.cached_tokens >= 0
+        assert found.usage.total_tokens == found.usage.input_tokens + 9
+
+    def test_the_stream_helper(self, client: openai.OpenAI) -> None:
+        grammar = {"grammar": 'root ::= "a text of " ("one" | "two") " words"'}
+        with client.responses.stream(model="pydoc-target", input="x", extra_body=grammar) as stream:
+            snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+            final = stream.get_final_response()
+        assert final.status == "completed"
+        assert snapshots[-1] == final.output_text
+        assert final.output_text in ("a text of one words", "a text of two words")
+
+    def test_parse_and_stream_a_schema(self, client: openai.OpenAI) -> None:
+        asked: dict[str, Any] = {"model": "pydoc-target", "input": "zip?", "text_format": Verdict}
+        assert isinstance(client.responses.parse(**asked).output_parsed, Verdict)
+        with client.responses.stream(**asked) as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pydantic's, about the client's own types
+            assert isinstance(stream.get_final_response().output_parsed, Verdict)
+
+    def test_json_objects(self, client: openai.OpenAI) -> None:
+        found = client.responses.create(
+            model="pydoc-target", input="zip?", text={"format": {"type": "json_object"}}, max_output_tokens=60
+        )
+        assert found.output_text.startswith("{")
+
+    def test_stored_responses(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.NotFoundError, match="not stored"):
+            client.responses.retrieve("resp_1")
+        with pytest.raises(openai.NotFoundError, match="not stored"):
+            client.responses.delete("resp_1")
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            client.responses.create(model="pydoc-target", input="x", previous_response_id="resp_1")
+
+
+@pytest.fixture(scope="module")
+def model(server: Server):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        from langchain_openai import ChatOpenAI
+
+        return ChatOpenAI(
+            model="pydoc-target",
+            base_url=f"{server.url}/v1",
+            api_key="unused",
+            max_tokens=40,
+            max_retries=0,
+            use_responses_api=True,
+            extra_body={"ignore_eos": True},
+        )
+
+
+@pytest.mark.filterwarnings("default")
+class TestLangChain:
+    def test_invoke_and_stream(self, model) -> None:
+        answer = model.invoke("What does zip do?")
+        assert answer.text
+        assert answer.usage_metadata["output_tokens"] == 40
+        assert answer.response_metadata["status"] == "incomplete"
+        parts = list(model.stream("What does zip do?"))
+        assert "".join(part.text for part in parts)
+        assert sum((part.usage_metadata or {}).get("output_tokens", 0) for part in parts) == 40
+
+    def test_structured_output(self, model) -> None:
+        found = model.with_structured_output(Verdict, method="json_schema").invoke("zip?")
+        assert isinstance(found, Verdict)
