@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.errors import SpecllamaError
-from specllama.server.dialects.llama_server.generation_settings import generation_settings
+from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
 from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.usage import own_figures, running_timings, timings
+from specllama.server.dialects.openai.usage import own_figures, running_timings
 from specllama.server.dialects.openai.writer import number, trace
 from specllama.server.dialects.writer import to_json
 from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, Prefill, TextEvent
@@ -37,7 +37,7 @@ class NativeOptions:
     fields: Sequence[str] = ()
     ignored: Sequence[str] = ()
     end_ids: Sequence[int] = ()
-    drafters: Sequence[str] = field(default=())
+    drafters: Sequence[str] = ()
 
 
 class NativeWriter:
@@ -126,9 +126,20 @@ class NativeWriter:
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
     ) -> dict[str, Any]:
-        found = native_answer(choice, self._prompt(choice), self.options) | {
+        found = native_answer(
+            choice,
+            self._prompt(choice),
+            self.options.model,
+            self.options.end_ids,
+            self.options.drafters,
+            stream=self.options.stream,
+            timings_per_token=self.options.timings_per_token,
+            post_sampling_probs=self.options.final_probs,
+        )
+        found |= {
             "content": content,
             "tokens": list(tokens),
+            "speculation": own_figures(filter(None, [choice.end]), self.options.speculate),
         }
         if probs:
             found["completion_probabilities"] = self._probabilities(probs)
@@ -152,55 +163,6 @@ class NativeWriter:
         else:
             found["logprob"] = number(candidate.logprob)
         return found
-
-
-def native_answer(choice: AccumulatedChoice, prompt: str, options: NativeOptions) -> dict[str, Any]:
-    """The answer of an ended choice in one piece, without probabilities. prompt: its text."""
-    end = choice.end
-    assert end is not None
-    stats = end.stats
-    return {
-        "index": choice.start.index,
-        "content": choice.text,
-        "tokens": list(choice.ids),
-        "id_slot": end.slot,
-        "stop": True,
-        "model": options.model,
-        "tokens_predicted": stats.n_predict,
-        "tokens_evaluated": choice.start.n_prompt,
-        "generation_settings": generation_settings(
-            choice.start.params,
-            options.end_ids,
-            options.drafters,
-            stream=options.stream,
-            timings_per_token=options.timings_per_token,
-            post_sampling_probs=options.final_probs,
-        ),
-        "prompt": prompt,
-        "has_new_line": "\n" in choice.text,
-        "truncated": end.reason == "context",
-        "stop_type": _stop_type(end),
-        "stopping_word": end.stop_string or "",
-        "tokens_cached": max(0, choice.start.n_prompt + stats.n_predict - 1),
-        "timings": timings([stats]),
-        "speculation": own_figures([end], options.speculate),
-    }
-
-
-def prompt_progress(event: Prefill) -> dict[str, Any]:
-    """How much of a prompt is evaluated."""
-    return {
-        "total": event.n_prompt,
-        "cache": event.n_reused,
-        "processed": event.n_done,
-        "time_ms": round(1000 * event.seconds),
-    }
-
-
-def _stop_type(end: End) -> str:
-    if end.reason != "stop":
-        return "limit"
-    return "eos" if end.stop_string is None else "word"
 
 
 def _only(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:

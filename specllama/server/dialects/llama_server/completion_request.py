@@ -65,8 +65,6 @@ class NativeRequest(SamplingFields):
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     post_sampling_probs: bool = False
     return_tokens: bool = False
-    return_progress: bool = False
-    timings_per_token: bool = False
     response_fields: (
         Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], AtMost(MAX_RESPONSE_FIELDS)] | None
     ) = None
@@ -114,7 +112,7 @@ class NativeRequest(SamplingFields):
                 speculate=self.speculation.enabled,
                 draft_max=self.speculation.max,
                 show_prompt=self.shows("prompt"),
-                progress=self.stream and (self.return_progress or self.timings_per_token),
+                progress=self.shows_progress,
                 final_probs=self.post_sampling_probs,
             )
             for prompt in prompts

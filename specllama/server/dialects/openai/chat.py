@@ -38,8 +38,10 @@ class ChatWriter(OpenAIWriter):
         self._undecided: set[int] = set()  # those that began without content
 
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
-        if isinstance(event, (Start, Prefill, CallClose)):
+        if isinstance(event, (Start, CallClose)):
             return []
+        if isinstance(event, Prefill):
+            return self._first_deltas(event) or [self._delta(event.index, {})]
         return [*self._first_deltas(event), *self._own_deltas(event)]
 
     def _first_deltas(self, event: Event) -> list[dict[str, Any]]:

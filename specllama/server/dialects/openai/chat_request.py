@@ -53,6 +53,8 @@ class TemplateInput(Body):
     messages: Annotated[list[Message], AtMost(MAX_MESSAGES, 1)]
     chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -71,14 +73,28 @@ class TemplateInput(Body):
         """The tools, and which of them may be called; None without tools."""
         return self._allowed
 
+    @property
+    def _continues(self) -> bool:
+        """Whether the answer continues the last message."""
+        return self.messages[-1].role == "assistant" and self.continue_final_message is not False
+
     def parts(self) -> tuple[list[dict[str, Any]], str]:
         """The messages for the template, and the prefix of the answer if the last message is the assistant's.
 
         Raises FieldError.
         """
         messages, last = self._messages, self.messages[-1]
-        if last.role != "assistant":
+        if self.add_generation_prompt and self.continue_final_message:
+            name = "continue_final_message"
+            raise FieldError(f"{name} and add_generation_prompt are both true; only one can be", name)
+        if self.continue_final_message and last.role != "assistant":
+            raise FieldError("messages: the last one is not the assistant's", "messages")
+        if not self._continues:
             return messages, ""
+        if len(messages) > 1 and messages[-2]["role"] == "assistant":
+            raise FieldError(
+                "messages: of two messages of the assistant at the end, none is continued", "messages"
+            )
         if last.tool_calls:
             raise FieldError("messages: the calls of the last message have no results", "messages")
         if last.reasoning_content:
@@ -94,7 +110,8 @@ class TemplateInput(Body):
         except UsageError as error:
             raise FieldError(error.message, "chat_template_kwargs") from None
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
-        return effort | variables
+        without = self.add_generation_prompt is False and not self._continues
+        return effort | variables | ({"add_generation_prompt": False} if without else {})
 
 
 class ChatRequest(SamplingFields, TemplateInput):
@@ -114,6 +131,8 @@ class ChatRequest(SamplingFields, TemplateInput):
             prefix=prefix,
             params={**defaults, **self._params()},
             text_biases=self.text_biases(),
+            show_prompt=self.verbose,
+            progress=self.shows_progress,
             variables={**variables, **self.variables()},
             speculate=self.speculation.enabled,
             draft_max=self.speculation.max,

@@ -7,7 +7,7 @@ from typing import Any
 
 from specllama.client.protocol import PositionLogprobs
 from specllama.server.dialects.openai.writer import OpenAIWriter, ending, number
-from specllama.server.events import AccumulatedChoice, End, Event, TextEvent
+from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 
 
 class CompletionWriter(OpenAIWriter):
@@ -22,6 +22,8 @@ class CompletionWriter(OpenAIWriter):
             offset = len(choice.text) - len(event.text)
             logprobs = _logprobs(event.logprobs, offset) if event.logprobs else None
             return [{"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": None}]
+        if isinstance(event, Prefill):
+            return [{"index": index, "text": "", "logprobs": None, "finish_reason": None}]
         if isinstance(event, End):
             return [{"index": index, "text": "", "logprobs": None, **ending(event, choice.start)}]
         return []

@@ -42,6 +42,8 @@ class CompletionRequest(SamplingFields):
                 ids=prompt if isinstance(prompt, list) else None,
                 params=params,
                 text_biases=self.text_biases(),
+                show_prompt=self.verbose,
+                progress=self.shows_progress,
                 speculate=self.speculation.enabled,
                 draft_max=self.speculation.max,
             )

@@ -53,6 +53,9 @@ def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseO
         logprobs=logprobs,
         usage_chunk=body.stream_options.include_usage,
         trace=body.speculation.trace,
+        timings=body.timings_per_token,
+        progress=body.return_progress,
+        verbose=body.verbose,
         speculate=body.speculation.enabled,
     )
 

@@ -83,6 +83,14 @@ class SamplingFields(ParameterFields):
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
     speculation: Speculation = Speculation()
+    timings_per_token: bool = False
+    return_progress: bool = False
+    verbose: bool = False
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the engine reports all of the prefill."""
+        return self.stream and (self.return_progress or self.timings_per_token)
 
     def text_biases(self) -> dict[str, float]:
         """The biases of `logit_bias` that are given for texts, as protocol.Generate has them. Raises

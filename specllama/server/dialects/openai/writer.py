@@ -13,8 +13,9 @@ from typing import Any
 import specllama
 from specllama.config.defaults import drafter_word
 from specllama.errors import SpecllamaError
+from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
 from specllama.server.dialects.openai.errors import error_body
-from specllama.server.dialects.openai.usage import figures, usage
+from specllama.server.dialects.openai.usage import figures, running_timings, usage
 from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
     AccumulatedChoice,
@@ -23,6 +24,7 @@ from specllama.server.events import (
     CallOpen,
     End,
     Event,
+    Prefill,
     Reasoning,
     RoundEvent,
     Runs,
@@ -44,13 +46,18 @@ def random_key() -> str:
 @dataclass(slots=True)
 class ResponseOptions:
     """How a client wants its answer. usage_chunk: usage in a chunk of its own. trace: each chunk names the
-    drafters of its tokens. speculate: whether drafts were allowed. created: seconds since the epoch.
+    drafters of its tokens. timings, progress: chunks have llama-server's timings so far, and show how
+    much of the prompt is evaluated. verbose: the answer in llama-server's own form is added, with the prompt.
+    speculate: whether drafts were allowed. created: seconds since the epoch.
     """
 
     model: str
     logprobs: bool = False
     usage_chunk: bool = False
     trace: bool = False
+    timings: bool = False
+    progress: bool = False
+    verbose: bool = False
     speculate: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -70,6 +77,8 @@ class OpenAIWriter:
         found = []
         for event in events:
             self.fold.add([event])
+            if isinstance(event, Prefill) and not self.options.progress:
+                continue
             for choice in (deltas := self._deltas(event)):
                 found.append(self._chunk([choice], event if choice is deltas[-1] else None))
             if isinstance(event, End) and len(self.fold.ends) == n_choices:
@@ -78,7 +87,7 @@ class OpenAIWriter:
 
     def _add_figures(self, found: list[dict[str, Any]]) -> None:
         """In a chunk of their own if the client wants that, else on the last chunk."""
-        more = figures(self.fold, self.options.speculate)
+        more = figures(self.fold, self.options.speculate) | self._verbose()
         if self.options.usage_chunk:
             found.append(self._head(self.chunk_object) | {"choices": [], "usage": usage(self.fold)} | more)
         else:
@@ -87,7 +96,7 @@ class OpenAIWriter:
     def answer(self) -> dict[str, Any]:
         """See DialectWriter."""
         choices = [self._whole(choice) for choice in self.fold.in_order]
-        more = {"usage": usage(self.fold)} | figures(self.fold, self.options.speculate)
+        more = {"usage": usage(self.fold)} | figures(self.fold, self.options.speculate) | self._verbose()
         return self._head(self.answer_object) | {"choices": choices} | more
 
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:
@@ -106,11 +115,26 @@ class OpenAIWriter:
         chunk = self._head(self.chunk_object) | {"choices": list(choices)}
         if self.options.usage_chunk:
             chunk["usage"] = None
+        return chunk | self._shown(event)
+
+    def _shown(self, event: Event | None) -> dict[str, Any]:
+        """What a chunk has besides its choices, as the client wants it."""
+        found: dict[str, Any] = {}
         if self.options.trace and isinstance(event, (TextEvent, Reasoning, CallArgs)):
-            chunk["speculation"] = trace(event.runs, event.round)
+            found["speculation"] = trace(event.runs, event.round)
         elif self.options.trace and isinstance(event, CallOpen):
-            chunk["speculation"] = trace((), event.round)
-        return chunk
+            found["speculation"] = trace((), event.round)
+        if self.options.timings and event is not None and not isinstance(event, (Start, End)):
+            found["timings"] = running_timings(self.fold.choices[event.index])
+        if isinstance(event, Prefill):
+            found["prompt_progress"] = prompt_progress(event)
+        return found
+
+    def _verbose(self) -> dict[str, Any]:
+        if not self.options.verbose:
+            return {}
+        first = self.fold.in_order[0]
+        return {"__verbose": native_answer(first, first.start.prompt_text, self.options.model)}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {

@@ -1,0 +1,60 @@
+"""One answer as llama-server's native API has it; other APIs show it on request (`verbose`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from specllama.server.dialects.llama_server.generation_settings import generation_settings
+from specllama.server.dialects.openai.usage import timings
+from specllama.server.events import AccumulatedChoice, End, Prefill
+
+
+def native_answer(
+    choice: AccumulatedChoice,
+    prompt: str,
+    model: str,
+    end_ids: Collection[int] = (),
+    drafters: Collection[str] = (),
+    **shown: Any,
+) -> dict[str, Any]:
+    """The answer of an ended choice in one piece, without probabilities. prompt: its text. end_ids, drafters,
+    shown: for its `generation_settings`.
+    """
+    end = choice.end
+    assert end is not None
+    stats = end.stats
+    return {
+        "index": choice.start.index,
+        "content": choice.text,
+        "tokens": list(choice.ids),
+        "id_slot": end.slot,
+        "stop": True,
+        "model": model,
+        "tokens_predicted": stats.n_predict,
+        "tokens_evaluated": choice.start.n_prompt,
+        "generation_settings": generation_settings(choice.start.params, end_ids, drafters, **shown),
+        "prompt": prompt,
+        "has_new_line": "\n" in choice.text,
+        "truncated": end.reason == "context",
+        "stop_type": _stop_type(end),
+        "stopping_word": end.stop_string or "",
+        "tokens_cached": max(0, choice.start.n_prompt + stats.n_predict - 1),
+        "timings": timings([stats]),
+    }
+
+
+def prompt_progress(event: Prefill) -> dict[str, Any]:
+    """How much of a prompt is evaluated."""
+    return {
+        "total": event.n_prompt,
+        "cache": event.n_reused,
+        "processed": event.n_done,
+        "time_ms": round(1000 * event.seconds),
+    }
+
+
+def _stop_type(end: End) -> str:
+    if end.reason != "stop":
+        return "limit"
+    return "eos" if end.stop_string is None else "word"
