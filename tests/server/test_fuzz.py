@@ -37,10 +37,14 @@ def asks_for_many(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -2 <= value < 2**31 and value != 0
 
 
-def shortened(body: Any) -> Any:
+def shortened(body: Any, path: str = "") -> Any:
     """Short texts: valid lengths become short ones, absent ones are added, wrong ones stay what they are."""
     if not isinstance(body, dict) or not {"prompt", "messages"} & set(body):
         return body
+    if path.startswith("/api/"):
+        options = body.get("options") or {}
+        short = {"options": {**options, "num_predict": MOST}} if isinstance(options, dict) else {}
+        return {**body, **short}
     found = {k: 1 + v % MOST if k in LENGTHS and asks_for_many(v) else v for k, v in body.items()}
     if all(found.get(name) is None for name in LENGTHS):
         found["max_tokens"] = MOST
@@ -58,7 +62,7 @@ def shortened(body: Any) -> Any:
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 def test_no_request_causes_a_server_error(case: schemathesis.Case, server: Server) -> None:
-    case.body = shortened(case.body)
+    case.body = shortened(case.body, case.path)
     case.validate_response(case.call(base_url=server.url, timeout=60), checks=CHECKS)
 
 
@@ -68,6 +72,10 @@ def test_lengths_are_bounded_and_their_validation_is_not() -> None:
     made = [shortened(body) for body in given]
     lengths = [next((b[name] for name in LENGTHS if b.get(name) is not None), None) for b in made]
     assert lengths == [4, 4, 4, 2, 1, 0, -3, 2**31, 2**70, "5", True, 1.5, []]
+    ollama = [
+        shortened({"prompt": "x", "options": o}, "/api/generate")["options"] for o in (None, {"a": 1}, 5)
+    ]
+    assert ollama == [{"num_predict": 4}, {"a": 1, "num_predict": 4}, 5]
     assert shortened([1]) == [1]
     assert shortened({"content": "x"}) == {"content": "x"}
 

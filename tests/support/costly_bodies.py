@@ -233,9 +233,10 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "a duration": lambda: b'{"keep_alive":"' + b"1" * _LONG + b'h"}',
     },
     ("/api/show", None): {"options": _numbered('{"options":{', '"a{0}":{}', "}}")},
+    ("/api/pull", None): {"unknown fields": _numbered("{", '"a{0}":1', "}")},
     **{
-        (f"/api/{name}", None): {"unknown fields": _numbered("{", '"a{0}":1', "}")}
-        for name in ("pull", "push", "create", "copy", "embed", "embeddings")
+        (f"/api/{name}", None): {"a model": _body(model="x")}
+        for name in ("push", "create", "copy", "embed", "embeddings")
     },
     (RESPONSES, protocol.Generate): {
         "a text of <": lambda: _json(input="<" * _LONG, **_ONE_OUTPUT),
