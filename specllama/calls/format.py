@@ -6,7 +6,7 @@ One definition gives the prompt's form, the grammar and the reader. Knows no API
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -55,10 +55,21 @@ class CallFormat(ABC):
 
     @abstractmethod
     def template_input(
-        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, own: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Tools | None,
+        own: bool,
+        *,
+        calls: bool | None = None,
+        system: bool = True,
+        special: Collection[str] = (),
     ) -> TemplateData:
-        """Messages and tools as templates of the family read them. own: whether the model's template shows
-        tools; otherwise they are described in a system message, and calls and results written as text.
+        """Messages and tools as templates of the family read them.
+
+        own: whether the model's template shows tools; otherwise they are described in a message. calls:
+        whether it shows calls and results; otherwise they are written as text (None: as it shows tools).
+        system: whether it accepts system messages. special: those of `tokens` that are control tokens of the
+        vocabulary; in text that is written here they have SHOWN before them, for `prompt.with_tokens`.
 
         messages: in the form of the OpenAI API, but the arguments of calls are objects. Raises UsageError for
         what the family cannot express.
@@ -69,5 +80,7 @@ class CallFormat(ABC):
         """A Lark grammar of llguidance for the answer. Raises UsageError for a schema that cannot be used."""
 
     @abstractmethod
-    def reader(self, tools: Tools) -> CallReader:
-        """A reader for one answer."""
+    def reader(self, tools: Tools, special: Collection[str] | None = None) -> CallReader:
+        """A reader for one answer. special: those of `tokens` that are control tokens of the vocabulary,
+        which are found only with SHOWN before them; None: not known, the letters count too.
+        """

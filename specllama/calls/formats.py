@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from specllama.calls import (
+    cohere,
+    deepseek,
+    gemma,
+    glm,
+    json_lists,
+    kimi,
+    minimax,
+    mistral,
+    pythonic,
+    qwen_xml,
+)
 from specllama.calls.format import CallFormat
-from specllama.calls.hermes import Hermes
+from specllama.calls.gpt_oss import GptOss
+from specllama.calls.hermes import Generic, Hermes
+from specllama.calls.llama3 import Llama3
 from specllama.errors import UsageError, option
 
-GENERIC: CallFormat = Hermes()
-"""For templates of no known family, and those that show no tools."""
-FORMATS: Sequence[CallFormat] = (GENERIC,)
+GENERIC: CallFormat = Generic()
+"""For templates of no known family, and those that know no tools."""
+_TOOLS = re.compile(r"\b(xml_)?tools\b")
+FORMATS: Sequence[CallFormat] = (
+    qwen_xml.Seed(),
+    qwen_xml.QwenXml(),
+    glm.Glm(),
+    GptOss(),
+    mistral.MistralIds(),
+    mistral.MistralArgs(),
+    mistral.MistralList(),
+    deepseek.DeepSeekV32(),
+    deepseek.DeepSeekV4(),
+    deepseek.DeepSeekR1(),
+    deepseek.DeepSeekV31(),
+    gemma.Gemma4(),
+    gemma.FunctionGemma(),
+    kimi.KimiK2(),
+    minimax.MiniMaxM2(),
+    cohere.CommandR(),
+    json_lists.MiniMaxM1(),
+    json_lists.Solar(),
+    json_lists.Granite3(),
+    json_lists.Phi4(),
+    json_lists.NemotronV2(),
+    json_lists.Apriel(),
+    json_lists.Firefunction(),
+    json_lists.Functionary31(),
+    pythonic.Lfm2(),
+    pythonic.Pythonic(),
+    Llama3(),
+    Hermes(),
+    GENERIC,
+)
 """In the order in which they are tried: special ones first."""
 
 
@@ -25,4 +71,5 @@ def named(name: str) -> CallFormat:
 
 def choose(template: str) -> CallFormat:
     """The format of a model with this chat template."""
-    return next((found for found in FORMATS if found.matches(template)), GENERIC)
+    known = FORMATS if _TOOLS.search(template) else ()
+    return next((found for found in known if found.matches(template)), GENERIC)

@@ -4,108 +4,84 @@
     {"name": "f", "arguments": {…}}
     </tool_call>
 
-Source: NousResearch's Hermes function calling; the prompt is that of Qwen's templates.
+An answer that begins with such an object, or with a block of JSON that has one, is a call too: Qwen2.5-Coder
+and models that were not trained for calls often leave the tags out.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from typing import ClassVar
 
-from specllama.calls.format import AnswerShape, CallFormat, TemplateData
-from specllama.calls.json_reader import JsonCallReader
-from specllama.calls.lark import answer, arguments_schema, literal
-from specllama.calls.tools import Tool, Tools
+from specllama.calls import schema as schemas
+from specllama.calls.frame import Frame, FrameReader
+from specllama.calls.framed import FramedFormat
+from specllama.calls.lark import NEWLINE, Lark, escaped
+from specllama.calls.scanner import Steps
+from specllama.calls.tools import Tools
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_SYSTEM = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
-XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
+_OPEN, _CLOSE, _HEAD = "<tool_call>", "</tool_call>", '{"name": "'
+_OBJECT = re.compile(r'\{\\?"name\\?":')
+_FENCES = ("```json", "```")
+_BLANK = r"[ \n]{0,8}"
+_MAX_BARE = 64  # tools; the grammar of texts that do not begin like one of their calls grows with them
 
 
-class Hermes(CallFormat):
+class HermesReader(FrameReader):
+    """Looks for a bare call at the beginning."""
+
+    def steps(self) -> Steps[None]:
+        scan, atoms = self.scan, (self._open, self._sep, self._close)
+        yield from scan.blanks()
+        fence = yield from scan.match(_FENCES)
+        self._open, self._sep, self._close = self.atoms(_HEAD), [], self.atoms("}")
+        found = yield from self.calls(scan.at)
+        self._open, self._sep, self._close = atoms
+        if found and fence:
+            yield from scan.blanks()
+            yield from scan.match(_FENCES[1:])
+            scan.drop()
+        yield from super().steps()
+
+
+class Hermes(FramedFormat):
     """The format as above, several calls one after another."""
 
     name = "hermes"
-    markers = ("<tool_call>", '"arguments"')
+    markers: ClassVar[tuple[str, ...]] = (_OPEN, "arguments")
+    read_by = HermesReader
     tokens = (_OPEN, _CLOSE)
+    frame = Frame(
+        open=f"{_OPEN}\n{_HEAD}",
+        mid='", "arguments": ',
+        sep=f"}}\n{_CLOSE}{NEWLINE}{_OPEN}\n{_HEAD}",
+        close=f"}}\n{_CLOSE}",
+        trigger=_OPEN,
+    )
 
-    def template_input(
-        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, own: bool
-    ) -> TemplateData:
-        if own:
-            shown = {"tools": [_function(tool) for tool in tools.tools]} if tools is not None else {}
-            return TemplateData([dict(message) for message in messages], shown)
-        written = [_as_text(message) for message in messages]
-        if tools is not None and tools.tools:
-            listed = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools.tools)
-            written = _with_system(written, _SYSTEM.format(tools=listed))
-        return TemplateData(_merged(written), {})
+    def matches(self, template: str) -> bool:
+        return super().matches(template) and _OBJECT.search(template) is not None
 
-    def grammar(self, tools: Tools, shape: AnswerShape) -> str:
-        rules = [
-            f'tool{i}: "\\n{{\\"name\\": {json.dumps(json.dumps(t.name, ensure_ascii=False))[1:-1]}, '
-            f'\\"arguments\\": " args{i} "}}\\n" {literal(_CLOSE, shape)}\nargs{i}: {arguments_schema(t)}'
-            for i, t in enumerate(tools.allowed)
-        ]
-        if not rules:
-            return answer(shape, _OPEN, "", [], "none")
-        rules.append("one: " + " | ".join(f"tool{i}" for i in range(len(rules))))
-        more = f' ("\\n" {literal(_OPEN, shape)} one)*' if tools.parallel else ""
-        return answer(shape, _OPEN, f"one{more}", rules, tools.choice)
-
-    def reader(self, tools: Tools) -> JsonCallReader:
-        return JsonCallReader(tools, _OPEN, _CLOSE)
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    """A tool as templates show it."""
-    shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {k: v for k, v in shown.items() if v or k == "parameters"}}
+    def optional(self, lark: Lark, tools: Tools, call: str, rest: str, text: str) -> str:
+        if text or len(tools.allowed) > _MAX_BARE:
+            return super().optional(lark, tools, call, rest, text)
+        # Other text ends where the beginning of a bare call is complete.
+        start = rf"{_BLANK}(```(json)?\n)?{_BLANK}\{{{_BLANK}\"name\"{_BLANK}:{_BLANK}\""
+        middle = rf"\"{_BLANK},{_BLANK}\"(arguments|parameters)\""
+        names = "|".join(escaped(tool.name) for tool in tools.allowed)
+        plain = lark.without([rf"{start}({names}){middle}(.|\n)*"])
+        end = lark.terminal(rf"/{_BLANK}\}}({_BLANK}```)?/")
+        bare = list[str]()
+        for schema, some in schemas.bodies(schemas.arguments(tools)):
+            known = "|".join(map(escaped, some))
+            head = lark.terminal(rf"/{start}({known}){middle}{_BLANK}:{_BLANK}/")
+            bare.append(lark.rule(f"{head} {self.style.items(lark, schema)} {end}"))
+        return " | ".join([plain, f"{lark.until(_OPEN, plain)} {rest}", *bare])
 
 
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its calls or result as text, for templates that know neither."""
-    if message["role"] == "tool":
-        return {
-            "role": "user",
-            "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>",
-        }
-    calls = message.get("tool_calls") or ()
-    plain = {k: v for k, v in message.items() if k != "tool_calls"}
-    if not calls:
-        return plain
-    functions = [{name: call["function"][name] for name in ("name", "arguments")} for call in calls]
-    written = [f"{_OPEN}\n{json.dumps(f, ensure_ascii=False)}\n{_CLOSE}" for f in functions]
-    text = message.get("content") or ""
-    return plain | {"content": "\n".join([*([text] if text else []), *written])}
+class Generic(Hermes):
+    """For models of which no format is known: tools are described to them, whatever their template shows."""
 
-
-def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    if messages and messages[0]["role"] == "system":
-        first = messages[0]
-        return [first | {"content": f"{first.get('content') or ''}\n\n{text}"}, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
-
-
-def _merged(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbouring user messages as one: many templates refuse roles that do not alternate."""
-    merged: list[dict[str, Any]] = []
-    for message in messages:
-        if merged and message["role"] == merged[-1]["role"] == "user":
-            merged[-1] = merged[-1] | {"content": f"{merged[-1]['content']}\n{message['content']}"}
-        else:
-            merged.append(message)
-    return merged
+    name = "generic"
+    markers = ()
+    described = True

@@ -1,76 +1,125 @@
-"""Parts of llguidance's Lark grammars that all call formats share."""
+"""Writes llguidance's Lark grammars: texts in which control tokens are matched as tokens, and whole answers.
+
+Knows no call format.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from specllama.calls.format import AnswerShape
-from specllama.calls.tools import Tool
 
-JSON_STYLE = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "coerce_one_of": True,
-}
-"""The style of JSON that models were trained to write; whitespace is fixed, so it cannot go on for ever."""
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+NEWLINE = "\1"
+"""In the texts of formats: a line may end here or not."""
+MAX_THOUGHT = 16_000  # characters of reasoning before a call that is required
+_ANY = r"(.|\n)"
 
 
-def literal(text: str, shape: AnswerShape) -> str:
-    """A text in a grammar: as its control token where it is one."""
-    if text in shape.special:
-        return f"<[{shape.special[text]}]>"
+class Lark:
+    """The rules of one grammar. special: ids of control tokens by their texts."""
+
+    def __init__(self, shape: AnswerShape) -> None:
+        self.shape = shape
+        self._special = sorted(shape.special, key=len, reverse=True)
+        self._lines = [f"TEXT: /{_ANY}*/"]
+        self._names: dict[str, str] = {}  # of rules, by their bodies
+
+    def text(self, text: str) -> str:
+        """Items that match a text; control tokens in it are matched as tokens."""
+        parts = [self._text(part) for part in text.split(NEWLINE)]
+        return ' "\\n"? '.join(parts).strip()
+
+    def _text(self, text: str) -> str:
+        items, done = list[str](), 0
+        while done < len(text):
+            found = [(at, -len(t), t) for t in self._special if (at := text.find(t, done)) >= 0]
+            at, _, token = min(found, default=(len(text), 0, ""))
+            if at > done:
+                items.append(literal(text[done:at]))
+            if token:
+                items.append(f"<[{self.shape.special[token]}]>")
+            done = at + len(token)
+        return " ".join(items)
+
+    def until(self, marker: str, terminal: str = "TEXT") -> str:
+        """Items that match any text (or a terminal) and the marker that ends it, which the text does not
+        contain.
+        """
+        marker, newline, more = marker.partition(NEWLINE)
+        if newline:
+            return f"{self.until(marker, terminal)} {self.text(newline + more)}"
+        tokens = self.text(marker)
+        if tokens.startswith("<["):
+            return f"{terminal} {tokens}"
+        first = next((t for t in self._special if t in marker), "")
+        if first:  # a control token after ordinary characters
+            head, _, tail = marker.partition(first)
+            return f"{self.terminal(f'{terminal} {literal(head)}')} {self.text(first + tail)}"
+        return self.rule(f"{terminal} {literal(marker)}", lazy=True)
+
+    def rule(self, body: str, lazy: bool = False) -> str:
+        """The name of a rule with this body."""
+        key = f"{'[lazy]' if lazy else ''}: {body}"
+        if key not in self._names:
+            self._names[key] = f"r{len(self._names)}"
+            self._lines.append(self._names[key] + key)
+        return self._names[key]
+
+    def recursive(self, key: str) -> tuple[str, bool]:
+        """(The name of a rule that stands for `key`, whether its body has still to be given to `define`)."""
+        new = key not in self._names
+        return self._names.setdefault(key, f"r{len(self._names)}"), new
+
+    def define(self, name: str, body: str) -> None:
+        """The body of a rule made with `recursive`."""
+        self._lines.append(f"{name}: {body}")
+
+    def terminal(self, body: str) -> str:
+        """The name of a terminal with this body."""
+        if f":: {body}" not in self._names:
+            self._names[f":: {body}"] = name = f"T{len(self._names)}"
+            self._lines.append(f"{name}: {body}")
+        return self._names[f":: {body}"]
+
+    def without(self, patterns: Sequence[str]) -> str:
+        """A terminal for any text that matches none of these regular expressions as a whole."""
+        refused = " ".join(f"& ~/{pattern}/" for pattern in patterns)
+        return self.terminal(f"/{_ANY}*/ {refused}") if patterns else "TEXT"
+
+    def one_of(self, items: Sequence[str]) -> str:
+        """Alternatives, as one item."""
+        return items[0] if len(items) == 1 else self.rule(" | ".join(items))
+
+    def answer(self, body: str, capped: bool, own: tuple[str, str] | None = None) -> str:
+        """The grammar of an answer: reasoning, if the model writes any, then the items `body`. capped:
+        whether the reasoning ends after MAX_THOUGHT characters, so that the body comes. own: the tags of
+        reasoning in the format, where the shape has none.
+        """
+        start = f"{self._reasoning(capped, own)} {self.rule(body)}".strip()
+        return "\n".join([f"start: {start}", *self._lines])
+
+    def _reasoning(self, capped: bool, own: tuple[str, str] | None) -> str:
+        if (tags := self.shape.reasoning or own) is None:
+            return ""
+        opening, closing = tags
+        thought = self.terminal(f"/{_ANY}{{0,{MAX_THOUGHT}}}/") if capped else "TEXT"
+        blank = self.terminal(r"/[ \n]{0,4}/")
+        ending = f"{self.until(closing, thought)} {blank}"
+        return ending if self.shape.opened else f"({blank} {self.text(opening)} {ending})?"
+
+
+def literal(text: str) -> str:
+    """A text in a grammar, in which no control token is looked for."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def arguments_schema(tool: Tool) -> str:
-    """The arguments of a tool, as an inline JSON schema. A tool without parameters takes none."""
-    schema = dict(tool.parameters) or {"type": "object", "properties": {}, "additionalProperties": False}
-    if tool.strict and "properties" in schema:
-        schema.setdefault("additionalProperties", False)
-    return "%json " + json.dumps(schema | {"x-guidance": JSON_STYLE})
-
-
-def answer(shape: AnswerShape, trigger: str, calls: str, rules: Sequence[str], choice: str) -> str:
-    """The grammar of a whole answer.
-
-    trigger: the text with which a call begins; calls: the rule of what follows it to the end of the answer.
-    rules: further rules that `calls` refers to. choice: see `Tools`.
-    """
-    special = trigger in shape.special
-    lines = ["TEXT: /(.|\\n)*/", *rules]
-    if choice == "required":
-        body = f"{literal(trigger, shape)} {calls}"
-    elif choice == "none":
-        body = "TEXT" if special else "NO_CALL"
-        if not special:
-            lines.append(f"NO_CALL: /(.|\\n)*/ & ~/(.|\\n)*{_escaped(trigger)}(.|\\n)*/")
-    elif special:
-        body = f"plain | TEXT {literal(trigger, shape)} {calls}"
-        lines.append(f"plain: {shape.text or 'TEXT'}")
-    else:
-        body = f"plain | head {calls}"
-        lines += [f"plain: {shape.text or 'TEXT'}", f"head[lazy]: TEXT {literal(trigger, shape)}"]
-    lines.append(f"body: {body}")
-    return "\n".join([*_start(shape), *lines])
-
-
-def _start(shape: AnswerShape) -> list[str]:
-    """The rules of the beginning: reasoning, if the model writes any, then `body`."""
-    if shape.reasoning is None:
-        return ["start: body"]
-    opening, closing = shape.reasoning
-    end = f"TEXT {literal(closing, shape)}"
-    lazy = "" if closing in shape.special else "[lazy]"
-    thought = f"thought{lazy}: {end}"
-    blank = r"blank: /[ \n]{0,4}/"
-    if shape.opened:
-        return ["start: thought blank body", thought, blank]
-    return [f"start: (blank {literal(opening, shape)} thought blank)? body", thought, blank]
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{c}" if c in r"\.+*?()|[]{}^$/" else c for c in text)
+def escaped(text: str) -> str:
+    """A text in a regular expression of a grammar."""
+    out = []
+    for c in text:
+        if c == "\n":
+            out.append(r"\n")
+        else:
+            out.append(f"\\{c}" if c in r"\.+*?()|[]{}^$/#&-~" else c)
+    return "".join(out)

@@ -17,6 +17,14 @@ class TextPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtPiece:
+    """Reasoning that the family writes in a form of its own, so that it was not separated before."""
+
+    text: str
+    runs: Runs = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OpenPiece:
     """A call begins: the name of its tool is complete."""
 
@@ -38,7 +46,7 @@ class ClosePiece:
     """The call is complete: its arguments are a JSON object, "{}" at least."""
 
 
-Piece = TextPiece | OpenPiece | ArgumentsPiece | ClosePiece
+Piece = TextPiece | ThoughtPiece | OpenPiece | ArgumentsPiece | ClosePiece
 
 
 class CallReader(Protocol):

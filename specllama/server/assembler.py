@@ -9,7 +9,7 @@ import secrets
 import string
 from collections.abc import Collection, Sequence
 
-from specllama.calls.pieces import ArgumentsPiece, CallReader, OpenPiece, Piece, TextPiece
+from specllama.calls.pieces import ArgumentsPiece, CallReader, OpenPiece, Piece, TextPiece, ThoughtPiece
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult
 from specllama.errors import EngineError
@@ -145,6 +145,11 @@ class EventAssembler:
             if isinstance(piece, TextPiece):
                 logprobs, ids = self._logprobs_of(piece.text), self._take_ids()
                 events.append(TextEvent(self.index, piece.text, piece.runs, logprobs, self._round, ids))
+            elif isinstance(piece, ThoughtPiece):
+                self._has_reasoning, self._has_text = True, False
+                self._logprobs.clear()
+                self._ids.clear()
+                events.append(Reasoning(self.index, piece.text, piece.runs, self._round))
             elif isinstance(piece, OpenPiece):
                 events.append(CallOpen(self.index, self._n_calls, _new_id(), piece.name, self._round))
                 self._n_calls += 1

@@ -19,6 +19,7 @@ TAGS: Mapping[str, str] = {
     "<seed:think>": "</seed:think>",
     "[THINK]": "[/THINK]",
     "◁think▷": "◁/think▷",
+    "<|START_THINKING|>": "<|END_THINKING|>",
 }
 
 

@@ -1,0 +1,205 @@
+"""Fixed texts around the name and the arguments of each call, and the reader of formats that have them.
+
+    open NAME mid ARGUMENTS (sep NAME mid ARGUMENTS)* close
+
+A `Frame` has these texts; how arguments are written is an `ArgumentStyle`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specllama.calls.lark import NEWLINE, Lark
+from specllama.calls.scanner import StepReader, Steps
+from specllama.calls.schema import json_text
+from specllama.calls.tools import Tool, Tools
+
+ID = "\0"
+"""In a frame: an id of the call, which nothing depends on."""
+NINE = "[a-zA-Z0-9]{9}"
+_ID_LENGTH = 64
+_SYNONYMS = {'"arguments"': ('"arguments"', '"parameters"'), '"parameters"': ('"parameters"', '"arguments"')}
+
+
+class ArgumentStyle(Protocol):
+    """How arguments are written."""
+
+    begin: str
+    """The character with which they begin, "" if any may come."""
+
+    def items(self, lark: Lark, schema: Mapping[str, Any], /) -> str:
+        """What they match, as items of a grammar."""
+        ...
+
+    def read(self, reader: FrameReader, tool: Tool, /) -> Steps[bool]:
+        """Passes them on as JSON. Returns whether they are complete and an object."""
+        ...
+
+    def write(self, arguments: Mapping[str, Any], special: Collection[str] = (), /) -> str:
+        """As the grammar has them, with SHOWN before the style's own tokens that are in `special`."""
+        ...
+
+
+class JsonArguments:
+    """A JSON object."""
+
+    begin = "{"
+
+    def items(self, lark: Lark, schema: Mapping[str, Any]) -> str:
+        return lark.rule(json_text(schema))
+
+    def read(self, reader: FrameReader, _tool: Tool) -> Steps[bool]:
+        return (yield from reader.scan.json_object())
+
+    def write(self, arguments: Mapping[str, Any], _special: Collection[str] = ()) -> str:
+        return json.dumps(arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The fixed texts of a format. trigger: the beginning of `open` by which a call is known; "" if a call is
+    known only at the beginning of an answer. id: regular expression of ID.
+    """
+
+    open: str
+    mid: str
+    sep: str
+    close: str
+    trigger: str = ""
+    id: str = NINE
+
+    @property
+    def quoted(self) -> bool:
+        """Whether names are in JSON's quotes."""
+        return self.open.endswith(': "')
+
+    def name(self, name: str) -> str:
+        """A name as it is written."""
+        return json.dumps(name, ensure_ascii=False)[1:-1] if self.quoted else name
+
+    def head(self, name: str) -> str:
+        """The beginning of an answer with this call."""
+        return f"{self.open}{self.name(name)}{self.mid}"
+
+
+class FrameReader(StepReader):
+    """Reads text, then any number of calls. What stands after a trigger and is no call is text."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        style: ArgumentStyle,
+        tokens: Collection[str],
+        thinks: tuple[str, str] | None,
+        tools: Tools,
+        special: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(tools, special)
+        self._frame, self._style, self._tokens, self._thinks = frame, style, tokens, thinks
+        self._open, self._mid, self._sep, self._close = (
+            self.atoms(text) for text in (frame.open, frame.mid, frame.sep, frame.close)
+        )
+        self._names = {frame.name(name): name for name in self.tools}
+        if frame.quoted:
+            self._names |= {json.dumps(name)[1:-1]: name for name in self.tools}
+
+    def steps(self) -> Steps[None]:
+        yield from self.reasoning()
+        trigger = self.scan.marker(self._frame.trigger)
+        if not trigger:
+            yield from self.calls()
+            yield from self.scan.text_until(())
+            return
+        while (yield from self.scan.text_until((trigger,))) is not None:
+            if not (yield from self.calls()):
+                self.scan.write_text(self.scan.text.find(trigger) + len(trigger))
+
+    def reasoning(self) -> Steps[None]:
+        """Reads the reasoning at the beginning, if there is any."""
+        if self._thinks is None:
+            return
+        opening, closing = map(self.scan.marker, self._thinks)
+        yield from self.scan.blanks()
+        if (yield from self.scan.match((opening,))) is None:
+            self.scan.at = 0
+            return
+        yield from self.scan.blanks()
+        self.scan.drop()
+        if (yield from self.scan.text_until((closing,), reasoning=True)) is not None:
+            self.scan.take(self.scan.text.find(closing) + len(closing))
+            yield from self.scan.blanks()
+            self.scan.drop()
+
+    def calls(self, at: int = 0) -> Steps[bool]:
+        """Reads calls that follow one another, from the next character or a later one. Returns False, with
+        nothing read, if there is none.
+        """
+        self.scan.at = at
+        known = bool(self._names) and (yield from self.passes(self._open))
+        name = (yield from self.name()) if known else None
+        if name is None:
+            self.scan.at = 0
+            return False
+        while name is not None:
+            self.scan.open(name)
+            if not (yield from self._style.read(self, self.tools[name])):
+                return True
+            self.scan.close()
+            self.scan.at = 0
+            more = bool(self._sep) and (yield from self.passes(self._sep))
+            name = (yield from self.name()) if more else None
+        self.scan.at = 0
+        if (yield from self.passes(self._close)):
+            self.scan.drop()
+        self.scan.at = 0
+        return True
+
+    def name(self) -> Steps[str | None]:
+        """A known name and what follows it up to the arguments."""
+        if not self._frame.quoted:
+            yield from self.scan.blanks()
+        found = yield from self.scan.match(list(self._names))
+        if found is None or not (yield from self.passes(self._mid)):
+            return None
+        if self._style.begin:
+            yield from self.scan.blanks()
+            if not (yield from self.scan.next_is(self._style.begin)):
+                return None
+        return self._names[found]
+
+    def ends(self) -> Steps[bool]:
+        """Whether what follows the arguments of a call comes next. Nothing is passed."""
+        at = self.scan.at
+        for atoms in (self._close[:1], self._sep[:1]):
+            self.scan.at = at
+            if atoms and (yield from self.passes(atoms)):
+                self.scan.at = at
+                return True
+        self.scan.at = at
+        return False
+
+    def passes(self, atoms: Sequence[Sequence[str]]) -> Steps[bool]:
+        """Whether these atoms come next, with any white space between them."""
+        for options in atoms:
+            if options[0] == ID:
+                if not (yield from self.scan.word("._:-", _ID_LENGTH)):
+                    return False
+                continue
+            yield from self.scan.blanks()
+            if (yield from self.scan.match(options)) is None:
+                return False
+        return True
+
+    def atoms(self, text: str) -> list[Sequence[str]]:
+        """The parts of a fixed text between which white space may come."""
+        return [_SYNONYMS.get(p, (self.scan.marker(p),)) for p in parts(text, self._tokens)]
+
+
+def parts(text: str, tokens: Collection[str]) -> list[str]:
+    """The parts of a fixed text between which white space may come."""
+    known = "".join(f"{re.escape(token)}|" for token in sorted(tokens, key=len, reverse=True))
+    return re.findall(rf'{known}{ID}|"\w+"|[{{}}\[\],:]|[^\s{{}}\[\],:"{ID}{NEWLINE}]+|"', text)

@@ -1,0 +1,133 @@
+"""The format of gpt-oss: every part of an answer is a message in a channel.
+
+    <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f \
+<|constrain|>json<|message|>{…}<|call|>
+
+Reasoning is in the channel analysis, the answer in final; commentary has calls, and text before them. The
+recipient may also come before the channel. <|call|> and <|return|> end the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from specllama.calls import schema as schemas
+from specllama.calls.format import AnswerShape
+from specllama.calls.framed import WrittenFormat
+from specllama.calls.history import one_call_each
+from specllama.calls.lark import MAX_THOUGHT, Lark
+from specllama.calls.prompt import marked
+from specllama.calls.scanner import StepReader, Steps
+from specllama.calls.tools import Tools
+
+_CHANNEL, _MESSAGE, _START, _END = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
+_CONSTRAIN, _CALL, _RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+_NEXT = f"{_END}{_START}assistant"
+_MAX_HEADER = 400
+_RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
+_MAX_THOUGHTS = 4  # messages before a call that is required
+
+
+class GptOss(WrittenFormat):
+    """The format as above; one call an answer."""
+
+    name = "gpt-oss"
+    markers = (_CHANNEL, _MESSAGE, "to=functions.")
+    tokens = (_CHANNEL, _MESSAGE, _START, _END, _CONSTRAIN, _CALL, _RETURN)
+
+    def matches(self, template: str) -> bool:
+        return all(text in template for text in (_CHANNEL, _MESSAGE, "functions.", "commentary"))
+
+    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [_fixed(message) for message in one_call_each(messages)]
+
+    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]], special: Collection[str] = ()) -> str:
+        channel, kind = marked(_CHANNEL, special), marked(f"{_CONSTRAIN}json{_MESSAGE}", special)
+        written = (
+            f"{channel}commentary to=functions.{name} {kind}{json.dumps(arguments, ensure_ascii=False)}"
+            for name, arguments in calls
+        )
+        return marked(f"{_CALL}{_START}assistant", special).join(written)
+
+    def grammar(self, tools: Tools, shape: AnswerShape) -> str:
+        lark = Lark(shape)
+        capped = tools.choice == "required"
+        any_text = lark.terminal(rf"/(.|\n){{0,{MAX_THOUGHT // _MAX_THOUGHTS}}}/") if capped else "TEXT"
+        start, message = lark.text(_CHANNEL), lark.text(_MESSAGE)
+        ending = f"{lark.until(_END, any_text)} {lark.text(_NEXT[len(_END) :])}"
+        thought = lark.rule(f'{start} "analysis" {message} {ending}')
+        spoken = lark.rule(f'{start} "commentary" {message} {ending}')
+        final = lark.rule(f'{start} "final" {self._kind(lark)} {message} {shape.text or "TEXT"}')
+        before = f"({thought}{{0,{_MAX_THOUGHTS - 1}}} {spoken}?)" if capped else f"({thought} | {spoken})*"
+        if not tools.allowed:
+            return f"start: {before} {final}\n" + lark.answer(final, False).partition("\n")[2]
+        calls = [
+            lark.rule(f"{self._head(lark, names, message)} {lark.rule(schemas.json_text(schema))}")
+            for schema, names in schemas.bodies(schemas.arguments(tools))
+        ]
+        last = lark.one_of(calls if capped else [*calls, final])
+        return f"start: {before} {last}\n" + lark.answer(last, False).partition("\n")[2]
+
+    def _kind(self, lark: Lark) -> str:
+        """What may name the type of a message's content."""
+        return f'(" "? {lark.text(_CONSTRAIN)}? "json")?'
+
+    def _head(self, lark: Lark, names: Sequence[str], message: str) -> str:
+        options = [lark.text(f"to=functions.{name}") for name in names]
+        one = lark.one_of(options)
+        usual = f'{lark.text(_CHANNEL)} "commentary " {one} {self._kind(lark)}'
+        other = f'" " {one} {lark.text(_CHANNEL)} "commentary" {self._kind(lark)}'
+        return f"{lark.rule(f'{usual} | {other}')} {message}"
+
+    def reader(self, tools: Tools, special: Collection[str] | None = None) -> StepReader:
+        return GptOssReader(tools, special)
+
+
+class GptOssReader(StepReader):
+    """Reads one message after another. What does not begin with a header is text."""
+
+    def steps(self) -> Steps[None]:
+        scan = self.scan
+        ends = [scan.marker(text) for text in (_END, _CALL, _RETURN)]
+        while (header := (yield from self._header())) is not None:
+            recipient = _RECIPIENT.search(header)
+            name = recipient.group(1) if recipient else ""
+            if name in self.tools and (yield from scan.next_is("{")):
+                scan.open(name)
+                if not (yield from scan.json_object()):
+                    break
+                scan.close()
+            else:
+                scan.drop()
+                if (yield from scan.text_until(ends, reasoning="analysis" in header)) is None:
+                    return
+            yield from scan.blanks()
+            if (yield from scan.match(ends)) is None:
+                break
+            scan.drop()
+        scan.at = 0
+        yield from scan.text_until(())
+
+    def _header(self) -> Steps[str | None]:
+        """What stands before the next message; None if none follows."""
+        scan = self.scan
+        yield from scan.blanks()
+        start, channel = scan.marker(_START), scan.marker(_CHANNEL)
+        if (yield from scan.match((start, channel, "to=functions."))) is None:
+            scan.at = 0
+            return None
+        scan.at = 0
+        return (yield from scan.before(scan.marker(_MESSAGE), _MAX_HEADER))
+
+
+def _fixed(message: dict[str, Any]) -> dict[str, Any]:
+    """Reasoning is called `thinking`, and goes with calls alone, in place of their text."""
+    kept = {k: v for k, v in message.items() if k != "reasoning_content"}
+    if not message.get("tool_calls"):
+        return kept
+    if thought := message.get("reasoning_content"):
+        kept |= {"thinking": thought, "content": ""}
+    return kept

@@ -1,0 +1,160 @@
+"""Earlier turns with calls and results, in the forms that chat templates need. Knows no call format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specllama.calls.tools import Tool, Tools
+
+Messages = list[dict[str, Any]]
+Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
+_ALPHANUMERICS = string.digits + string.ascii_letters
+_SYSTEM = """# Tools
+
+You may call one or more functions to help with the user's request. These are their signatures:
+<tools>
+{tools}
+</tools>
+
+To call functions, write nothing but their calls, with the name and the arguments of each, in this form:
+{form}"""
+_EXAMPLE = ("function-name", {"argument-name": "value"})
+
+
+def plain(messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """Copies of the messages, without empty lists of calls: templates ask whether the key is there."""
+    return [{k: v for k, v in m.items() if k != "tool_calls" or v} for m in messages]
+
+
+def function(tool: Tool) -> dict[str, Any]:
+    """A tool as templates show it."""
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    shown = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": shown}
+
+
+def functions(tools: Tools | None) -> dict[str, Any]:
+    """The variables of a template that shows tools; SmolLM3's has another name for them."""
+    shown = [function(tool) for tool in tools.tools] if tools is not None else []
+    return {"tools": shown, "xml_tools": shown} if shown else {}
+
+
+def calls_of(message: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(name, arguments) of a message's calls."""
+    found = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(f["name"], f.get("arguments") or {}) for f in found]
+
+
+def with_tools(messages: Messages, tools: Tools | None, write: Write, system: bool) -> Messages:
+    """The messages, in the first of which the tools are described: the system message, or the user's where
+    the template refuses system messages. write: from calls to the form in which the model is to write them.
+    """
+    if tools is None or not tools.tools:
+        return messages
+    listed = "\n".join(json.dumps(function(tool), ensure_ascii=False) for tool in tools.tools)
+    text = _SYSTEM.format(tools=listed, form=write([_EXAMPLE]))
+    if not messages or messages[0]["role"] != ("system" if system else "user"):
+        return [{"role": "system" if system else "user", "content": text}, *messages]
+    before = messages[0].get("content") or ""
+    parts = [before, text] if system else [text, before]
+    return [messages[0] | {"content": "\n\n".join(filter(None, parts))}, *messages[1:]]
+
+
+def calls_as_text(messages: Messages, write: Write) -> Messages:
+    """The messages with calls as text of their turns, for templates that show none."""
+    found = Messages()
+    for message in messages:
+        calls = calls_of(message)
+        kept = {k: v for k, v in message.items() if k != "tool_calls"}
+        text = [message.get("content") or "", write(calls)] if calls else []
+        found.append(kept | {"content": "\n".join(filter(None, text))} if calls else kept)
+    return found
+
+
+def results_as_text(messages: Messages) -> Messages:
+    """The messages with results as text of the user, for templates that know no such role."""
+    found = Messages()
+    for message in messages:
+        if message["role"] == "tool":
+            text = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+            message = {"role": "user", "content": text}
+        if found and message["role"] == found[-1]["role"] == "user":  # many templates refuse two in a row
+            found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
+
+
+def with_ids(messages: Messages, new: Callable[[str, str, int], str]) -> Messages:
+    """The messages with other ids of calls. new: from (id, name of the tool, number of the call in the
+    conversation) to the new id.
+    """
+    ids: dict[str, str] = {}
+    found, n = Messages(), 0
+    for message in messages:
+        changed = dict(message)
+        if message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                old = str(call.get("id") or f"call{n}")
+                ids[old] = new(old, call["function"]["name"], n)
+                calls.append({**call, "id": ids[old]})
+                n += 1
+            changed["tool_calls"] = calls
+        if message["role"] == "tool":
+            old = str(message.get("tool_call_id") or "")
+            changed["tool_call_id"] = ids.get(old) or new(old, str(message.get("name") or ""), n)
+        found.append(changed)
+    return found
+
+
+def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages:
+    """The messages with each argument of their calls changed."""
+    found = Messages()
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            changed = {k: change(v) for k, v in (call["function"].get("arguments") or {}).items()}
+            calls.append({**call, "function": {**call["function"], "arguments": changed}})
+        found.append({**message, "tool_calls": calls} if calls else message)
+    return found
+
+
+def text_of(value: Any) -> str:
+    """A value as text: JSON, but strings without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def nine_characters(old: str, _name: str, _n: int) -> str:
+    """An id of 9 letters and digits, made from another one."""
+    if len(old) == 9 and old.isascii() and old.isalnum():
+        return old
+    number = int.from_bytes(hashlib.sha256(old.encode("utf-8", "replace")).digest())
+    return "".join(_ALPHANUMERICS[number // 62**i % 62] for i in range(9))
+
+
+def one_call_each(messages: Messages) -> Messages:
+    """The messages with one call in each turn, followed by its result."""
+    found, i = Messages(), 0
+    while i < len(messages):
+        message, calls = messages[i], messages[i].get("tool_calls") or ()
+        i += 1
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = Messages()
+        while i < len(messages) and messages[i]["role"] == "tool":
+            results.append(messages[i])
+            i += 1
+        for n, call in enumerate(calls):
+            first = message if n == 0 else {"role": message["role"], "content": ""}
+            found.append({**first, "tool_calls": [call]})
+            own = [r for r in results if r.get("tool_call_id") == call.get("id")][:1]
+            found += own
+            results = [r for r in results if r not in own]
+        found += results
+    return found

@@ -1,0 +1,99 @@
+"""Formats that are a list of JSON objects after a marker, or one object each, and differ in the markers:
+
+<|tool_call|>[{"name": "f", "arguments": {…}}, …]
+"""
+
+from __future__ import annotations
+
+from specllama.calls.frame import ID, Frame
+from specllama.calls.framed import FramedFormat
+
+_HEAD, _MID = '{"name": "', '", "arguments": '
+
+
+def _list(opening: str, closing: str) -> Frame:
+    return Frame(f"{opening}[{_HEAD}", _MID, f"}}, {_HEAD}", f"}}]{closing}", trigger=opening)
+
+
+class Granite3(FramedFormat):
+    """Granite 3."""
+
+    name = "granite"
+    markers = ("<|tool_call|>", "available_tools")
+    tokens = ("<|tool_call|>",)
+    frame = _list("<|tool_call|>", "")
+
+
+class Phi4(FramedFormat):
+    """Phi-4-mini."""
+
+    name = "phi4"
+    markers = ("<|tool|>", "<|/tool|>")
+    tokens = ("<|tool_call|>", "<|/tool_call|>")
+    frame = _list("<|tool_call|>", "<|/tool_call|>")
+
+
+class NemotronV2(FramedFormat):
+    """Nemotron Nano v2."""
+
+    name = "nemotron"
+    markers = ("<TOOLCALL>",)
+    tokens = ("<TOOLCALL>", "</TOOLCALL>")
+    frame = _list("<TOOLCALL>", "</TOOLCALL>")
+
+
+class Apriel(FramedFormat):
+    """Apriel 1.6."""
+
+    name = "apriel"
+    markers = ("<tool_calls>[", "</tool_calls>")
+    tokens = ("<tool_calls>", "</tool_calls>")
+    frame = _list("<tool_calls>", "</tool_calls>")
+
+
+class MiniMaxM1(FramedFormat):
+    """MiniMax M1: an object on each line."""
+
+    name = "minimax-m1"
+    markers = ("<tool_calls>\\n{",)
+    tokens = ("<tool_calls>", "</tool_calls>")
+    frame = Frame(f"<tool_calls>\n{_HEAD}", _MID, f"}}\n{_HEAD}", "}\n</tool_calls>", trigger="<tool_calls>")
+
+
+class Firefunction(FramedFormat):
+    """Firefunction v2."""
+
+    name = "firefunction"
+    markers = ("functools[",)
+    frame = Frame(f"functools[{_HEAD}", _MID, f"}}, {_HEAD}", "}]", trigger="functools[")
+
+
+class Functionary31(FramedFormat):
+    """Functionary v3.1: the name in a tag."""
+
+    name = "functionary-v3.1"
+    markers = ("<function=", "</function>", "<|python_tag|>")
+    tokens = ("<function=", "</function>")
+    frame = Frame("<function=", ">", "</function><function=", "</function>", trigger="<function=")
+
+
+class Solar(FramedFormat):
+    """Solar Open: id, name and arguments between tokens."""
+
+    name = "solar"
+    markers = ("<|tool_call:begin|>", "<|tool_call:args|>")
+    tokens = (
+        "<|tool_calls|>",
+        "<|tool_call:begin|>",
+        "<|tool_call:name|>",
+        "<|tool_call:args|>",
+        "<|tool_call:end|>",
+    )
+    frame = Frame(
+        open=f"<|tool_call:begin|>{ID}<|tool_call:name|>",
+        mid="<|tool_call:args|>",
+        sep=f"<|tool_call:end|><|tool_call:begin|>{ID}<|tool_call:name|>",
+        close="<|tool_call:end|>",
+        trigger="<|tool_call:begin|>",
+        id="[a-zA-Z0-9_-]{1,64}",
+    )

@@ -1,0 +1,215 @@
+"""Arguments as literals that are not JSON: Python's keyword arguments, and Gemma's objects.
+
+a=1, b="x", c=[True, None]          a:1,b:<|"|>x<|"|>,c:[true,null]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from specllama.calls.frame import FrameReader
+from specllama.calls.lark import Lark
+from specllama.calls.literal_syntax import LiteralRules, Syntax, pairs_text
+from specllama.calls.prompt import marked
+from specllama.calls.scanner import BLANKS, Scanner, Steps
+from specllama.calls.schema import MAX_DEPTH, type_name
+from specllama.calls.tools import Tool
+from specllama.text.detokenizer import SHOWN
+
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "/": "/",
+    "\n": "",
+}
+_HEX = {"x": 2, "u": 4, "U": 8}
+_MAX_KEY = 256
+
+
+class LiteralArguments:
+    """Arguments in one of these syntaxes."""
+
+    begin = ""
+
+    def __init__(self, syntax: Syntax) -> None:
+        self._syntax = syntax
+
+    def items(self, lark: Lark, schema: Mapping[str, Any]) -> str:
+        return LiteralRules(lark, self._syntax, schema).pairs(schema, self._syntax.equals, quoted=False)
+
+    def read(self, reader: FrameReader, _tool: Tool) -> Steps[bool]:
+        scan, n = reader.scan, 0
+        literals = _Literals(scan, self._syntax)
+        while not (yield from reader.ends()):
+            yield from scan.blanks()
+            if n:
+                yield from scan.match((",",))
+                yield from scan.blanks()
+            key = yield from scan.before(self._syntax.equals, _MAX_KEY)
+            if key is None:
+                return False
+            scan.arguments(f"{', ' if n else '{'}{json.dumps(key.strip(), ensure_ascii=False)}: ", scan.at)
+            n += 1
+            if not (yield from literals.value(0)):
+                return False
+        scan.arguments("}" if n else "{}", 0)
+        return True
+
+    def write(self, arguments: Mapping[str, Any], special: Collection[str] = ()) -> str:
+        syntax = replace(self._syntax, quote=marked(self._syntax.quote, special))
+        return pairs_text(arguments, syntax, syntax.equals, quoted=False)
+
+
+class _Literals:
+    """Reads values and passes them on as JSON."""
+
+    def __init__(self, scan: Scanner, syntax: Syntax) -> None:
+        self._scan, self._syntax = scan, syntax
+        self._quote = scan.marker(syntax.quote)
+
+    def value(self, depth: int) -> Steps[bool]:
+        """Returns whether the value is complete."""
+        scan = self._scan
+        yield from scan.blanks()
+        if depth > MAX_DEPTH * 2:
+            return False
+        opening = yield from scan.match([q for q in (self._quote, '"', "'", "[", "(", "{") if q])
+        if opening is None:
+            return (yield from self._word())
+        if opening in ("[", "("):
+            return (yield from self._items("]" if opening == "[" else ")", depth))
+        if opening == "{":
+            return (yield from self._pairs(depth))
+        return (yield from self._string(opening))
+
+    def _string(self, quote: str) -> Steps[bool]:
+        scan = self._scan
+        scan.arguments('"', scan.at)
+        if quote == self._quote:
+            done = yield from scan.string((quote,))
+        else:
+            done = yield from self._escaped(quote)
+        scan.arguments('"' if done else "", 0)
+        return done
+
+    def _escaped(self, quote: str) -> Steps[bool]:
+        """The inside of a Python string."""
+        scan = self._scan
+        while True:
+            text = scan.text
+            at = min((i for i in (text.find(quote), text.find("\\")) if i >= 0), default=len(text))
+            if at:
+                scan.arguments(_inside(text[:at]), at)
+            if at == len(text):
+                if scan.last:
+                    return False
+                yield
+                continue
+            if text[at] == quote:
+                scan.take(1)
+                return True
+            while not (n := _escape_length(scan.text)) and not scan.last:
+                yield
+            escape = scan.text[: n or len(scan.text)]
+            scan.arguments(_inside(_unescaped(escape)), len(escape))
+
+    def _items(self, end: str, depth: int) -> Steps[bool]:
+        scan, n = self._scan, 0
+        scan.arguments("[", scan.at)
+        while not (yield from self._ends(end)):
+            scan.arguments(", " if n else "", scan.at)
+            if not (yield from self.value(depth + 1)):
+                return False
+            n += 1
+        scan.arguments("]", scan.at)
+        return True
+
+    def _pairs(self, depth: int) -> Steps[bool]:
+        scan, n = self._scan, 0
+        scan.arguments("{", scan.at)
+        while not (yield from self._ends("}")):
+            scan.arguments(", " if n else "", scan.at)
+            opening = yield from scan.match([q for q in (self._quote, '"', "'") if q])
+            if opening is not None:
+                if not (yield from self._string(opening)):
+                    return False
+                if (yield from scan.match((":",))) is None:
+                    return False
+                scan.arguments(": ", scan.at)
+            else:
+                key = yield from scan.before(":", _MAX_KEY)
+                if key is None:
+                    return False
+                scan.arguments(json.dumps(key.strip(), ensure_ascii=False) + ": ", scan.at)
+            if not (yield from self.value(depth + 1)):
+                return False
+            n += 1
+        scan.arguments("}", scan.at)
+        return True
+
+    def _ends(self, end: str) -> Steps[bool]:
+        """Whether a list ends here; a comma before the next item is passed. At the end of the answer too."""
+        scan = self._scan
+        yield from scan.blanks()
+        found = yield from scan.match((end, ","))
+        if found == ",":
+            yield from scan.blanks()
+            found = yield from scan.match((end,))
+        return found == end
+
+    def _word(self) -> Steps[bool]:
+        """A number or a word, up to what cannot be part of it."""
+        scan, end = self._scan, self._scan.at
+        while True:
+            text = scan.text
+            while end < len(text) and text[end] not in ",]})" + BLANKS:
+                end += 1
+            if end < len(text) or scan.last:
+                break
+            yield
+        word = scan.text[scan.at : end].replace(SHOWN, "")
+        if end == len(scan.text) or not word:
+            return False
+        word = _WORDS.get(word, word)
+        try:
+            kind = type_name(json.loads(word))
+        except (ValueError, RecursionError):
+            kind = ""
+        scan.arguments(word if kind else json.dumps(word, ensure_ascii=False), end)
+        return True
+
+
+def _inside(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _escape_length(text: str) -> int:
+    """Characters of the escape with which the text begins, 0 if it is not complete."""
+    if len(text) < 2:
+        return 0
+    n = 2 + _HEX.get(text[1], 0)
+    if text.startswith("\\ud") and len(text) >= n:  # perhaps the first half of a pair
+        n = 12 if text[6:8] in ("\\u", "\\", "") else n
+    return n if len(text) >= n else 0
+
+
+def _unescaped(escape: str) -> str:
+    """The characters of one escape (two for a pair of surrogates); what is none stays as it is."""
+    try:
+        if escape[1:2] == "u":
+            return str(json.loads(f'"{escape}"')).encode("utf-8", "replace").decode()
+        if escape[1:2] in _HEX:
+            return chr(int(escape[2:], 16)).encode("utf-8", "replace").decode()
+    except (ValueError, OverflowError):
+        return escape
+    return _ESCAPES.get(escape[1:2], escape)

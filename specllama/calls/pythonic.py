@@ -1,0 +1,42 @@
+"""Calls as Python writes them: of Llama 4, small Llama 3.2, and Olmo 3; LFM2 puts them between tokens.
+
+[f(a=1, b="x"), g()]
+"""
+
+from __future__ import annotations
+
+from specllama.calls.frame import Frame
+from specllama.calls.framed import FramedFormat
+from specllama.calls.literal_syntax import PYTHON
+from specllama.calls.literals import LiteralArguments
+
+
+class Pythonic(FramedFormat):
+    """The whole answer is a list of calls."""
+
+    name = "pythonic"
+    markers = ("[func_name1(params_name1=",)
+    frame = Frame(open="[", mid="(", sep="), ", close=")]")
+    style = LiteralArguments(PYTHON)
+
+
+class Lfm2(FramedFormat):
+    """LFM2: the list is between two control tokens."""
+
+    name = "lfm2"
+    markers = ("<|tool_list_start|>",)
+    tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
+    frame = Frame(
+        open="<|tool_call_start|>[",
+        mid="(",
+        sep="), ",
+        close=")]<|tool_call_end|>",
+        trigger="<|tool_call_start|>",
+    )
+    style = LiteralArguments(PYTHON)
+
+    def matches(self, template: str) -> bool:
+        return any(
+            marker in template
+            for marker in ("<|tool_list_start|>", "<|tool_call_start|>", "List of tools: [")
+        )

@@ -1,0 +1,276 @@
+"""Looks for calls in text that arrives in parts: the tools of which all readers are made.
+
+A reader is a generator that yields where it needs more text (`Steps`); `Scanner` has the text and the pieces
+found so far. Knows no call format.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Generator, Sequence
+from typing import TypeVar
+
+from specllama.calls.json_end import JsonEnd
+from specllama.calls.pieces import ArgumentsPiece, ClosePiece, OpenPiece, Piece, TextPiece, ThoughtPiece
+from specllama.calls.tools import Tools
+from specllama.text.detokenizer import SHOWN, Runs
+from specllama.text.run_buffer import RunBuffer
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A part of a reader. It yields when more text is needed, and never at the end of the answer."""
+
+BLANKS = " \t\r\n"
+
+
+class Scanner:
+    """The text of an answer that was not read yet, and the pieces found.
+
+    special: texts that are control tokens of the vocabulary; only where SHOWN is before them are they found.
+    None: not known, and the letters count in either case. at: characters looked at, not yet removed. last:
+    whether the answer has ended. out: pieces found since `taken`.
+    """
+
+    def __init__(self, special: Collection[str] | None = None) -> None:
+        self._special = special
+        self._buffer = RunBuffer()
+        self.at, self.last = 0, False
+        self.out: list[Piece] = []
+        self._skips_blanks = False  # after a call
+        self._blank = True  # whether nothing but white space was found since the beginning
+
+    @property
+    def text(self) -> str:
+        """What was not removed yet."""
+        return self._buffer.text
+
+    def push(self, text: str, runs: Runs) -> None:
+        """Add text."""
+        if SHOWN in text and self._special is None:
+            text, runs = without_shown(text, runs)
+        self._buffer.push(text, runs)
+
+    def marker(self, text: str) -> str:
+        """A marker as it stands in the text."""
+        for token in self._special or ():
+            text = text.replace(token, SHOWN + token)
+        return text
+
+    # Looking ahead. Nothing is removed.
+
+    def match(self, options: Sequence[str]) -> Steps[str | None]:
+        """The longest of these texts that comes next, None if none does."""
+        while True:
+            text, at = self._buffer.text, self.at
+            n = len(text) - at
+            if not self.last and any(len(o) > n and o.startswith(text[at:]) for o in options):
+                yield
+                continue
+            found = max((o for o in options if text.startswith(o, at)), key=len, default=None)
+            self.at += len(found or "")
+            return found
+
+    def blanks(self) -> Steps[None]:
+        """White space."""
+        while True:
+            text = self._buffer.text
+            while self.at < len(text) and text[self.at] in BLANKS:
+                self.at += 1
+            if self.at < len(text) or self.last:
+                return
+            yield
+
+    def word(self, more: str, longest: int) -> Steps[str]:
+        """Letters, digits and characters of `more`; "" if more than `longest` follow."""
+        while True:
+            text, end = self._buffer.text, self.at
+            while end < len(text) and (text[end].isalnum() or text[end] in more):
+                end += 1
+            if end - self.at > longest:
+                return ""
+            if end < len(text) or self.last:
+                word, self.at = text[self.at : end], end
+                return word
+            yield
+
+    def before(self, marker: str, longest: int) -> Steps[str | None]:
+        """The text before a marker, which is passed too; None if it does not come within `longest`."""
+        while True:
+            end = self._buffer.text.find(marker, self.at)
+            if end >= 0:
+                found, self.at = self._buffer.text[self.at : end], end + len(marker)
+                return found.replace(SHOWN, "")
+            if self.last or len(self._buffer.text) - self.at > longest + len(marker):
+                return None
+            yield
+
+    def next_is(self, character: str) -> Steps[bool]:
+        """Whether this character comes next."""
+        while self.at >= len(self._buffer.text) and not self.last:
+            yield
+        return self._buffer.text.startswith(character, self.at)
+
+    # Removing.
+
+    def drop(self) -> None:
+        """Remove what was looked at."""
+        self._buffer.take(self.at)
+        self.at = 0
+
+    def take(self, n: int) -> tuple[str, Runs]:
+        """Remove the next n characters, and return them with their runs."""
+        self.at = 0
+        return without_shown(*self._buffer.take(n))
+
+    def write_text(self, n: int) -> None:
+        """The next n characters are text; white space is dropped after calls."""
+        if self._skips_blanks:
+            text = self._buffer.text[:n]
+            blank = len(text) - len(text.lstrip(BLANKS))
+            self.take(blank)
+            n -= blank
+        text, runs = self.take(n)
+        if text:
+            self._skips_blanks = self._blank = False
+            self.out.append(TextPiece(text, runs))
+
+    def write_reasoning(self, n: int) -> None:
+        """The next n characters are reasoning."""
+        text, runs = self.take(n)
+        if text:
+            self.out.append(ThoughtPiece(text, runs))
+
+    def text_until(self, markers: Sequence[str], reasoning: bool = False) -> Steps[str | None]:
+        """Passes text (or reasoning) on, up to the first of the markers, which is returned; it and the white
+        space before it are not removed. None: the answer has ended.
+        """
+        write = self.write_reasoning if reasoning else self.write_text
+        while True:
+            text = self._buffer.text
+            found = min(((at, m) for m in markers if (at := text.find(m)) >= 0), default=None)
+            if found is not None:
+                write(len(text[: found[0]].rstrip(BLANKS)))
+                return found[1]
+            if self.last:
+                empty = (self._blank or self._skips_blanks or reasoning) and not text.strip(BLANKS)
+                write(0 if empty else len(text))
+                self.take(len(self._buffer.text))
+                return None
+            n = len(text) - self._buffer.open_end(tuple(markers))
+            write(len(text[:n].rstrip(BLANKS)))
+            yield
+
+    # Calls.
+
+    def open(self, name: str) -> None:
+        """A call begins; what was looked at is removed."""
+        self.drop()
+        self.out.append(OpenPiece(name))
+
+    def close(self) -> None:
+        """The call is complete."""
+        self.out.append(ClosePiece())
+        self._skips_blanks = True
+
+    def arguments(self, text: str, n: int) -> None:
+        """Part of the arguments as JSON, for which the model wrote the next n characters."""
+        _, runs = self.take(n)
+        if text := text.replace(SHOWN, ""):
+            self.out.append(ArgumentsPiece(text, runs))
+
+    def json_object(self) -> Steps[bool]:
+        """Passes a JSON object on as arguments. Returns whether it was one."""
+        end, written = JsonEnd(), list[str]()
+        while not end.complete:
+            n = end.find(self._buffer.text)
+            text, runs = self.take(n)
+            if text:
+                self.out.append(ArgumentsPiece(text, runs))
+                written.append(text)
+            if not end.complete:
+                if self.last:
+                    return False
+                yield
+        return is_object("".join(written))
+
+    def string(self, markers: Sequence[str]) -> Steps[bool]:
+        """Passes the text before the first of these markers on as the inside of a JSON string; the marker is
+        passed too. Returns False if the answer ends before.
+        """
+        while True:
+            text = self._buffer.text
+            found = [(at, -len(m)) for m in markers if (at := text.find(m)) >= 0]
+            at, n = min(found, default=(len(text), 0))
+            if not found and not self.last:
+                at -= self._buffer.open_end(tuple(markers))
+            if at:
+                self.arguments(json.dumps(text[:at].replace(SHOWN, ""), ensure_ascii=False)[1:-1], at)
+            if found or self.last:
+                self.take(-n)
+                return bool(found)
+            yield
+
+    def value(self, marker: str) -> Steps[str | None]:
+        """The text before a marker, which is passed too, however long; None if the answer ends before."""
+        start = self.at
+        while True:
+            found = self._buffer.text.find(marker, start)
+            if found >= 0:
+                value, self.at = self._buffer.text[self.at : found], found + len(marker)
+                return value.replace(SHOWN, "")
+            if self.last:
+                return None
+            start = max(self.at, len(self._buffer.text) - len(marker) + 1)
+            yield
+
+    def taken(self) -> list[Piece]:
+        """The pieces since the last call."""
+        found, self.out = self.out, []
+        return found
+
+
+class StepReader(ABC):
+    """A reader whose steps are a generator; implements CallReader."""
+
+    def __init__(self, tools: Tools, special: Collection[str] | None = None) -> None:
+        self.tools = {tool.name: tool for tool in tools.allowed}
+        self.scan = Scanner(special)
+        self._steps = self.steps()
+
+    @abstractmethod
+    def steps(self) -> Steps[None]:
+        """Reads the whole answer."""
+
+    def push(self, text: str, runs: Runs) -> list[Piece]:
+        self.scan.push(text, runs)
+        next(self._steps, None)
+        return self.scan.taken()
+
+    def finish(self) -> list[Piece]:
+        self.scan.last = True
+        for _ in self._steps:
+            pass
+        self.scan.write_text(len(self.scan.text))
+        return self.scan.taken()
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def without_shown(text: str, runs: Runs) -> tuple[str, Runs]:
+    """The text without SHOWN, and its runs."""
+    if SHOWN not in text:
+        return text, runs
+    kept, at = list[tuple[int, str]](), 0
+    for n, source in runs:
+        n_left = n - text.count(SHOWN, at, at + n)
+        at += n
+        if n_left:
+            kept.append((n_left, source))
+    return text.replace(SHOWN, ""), kept

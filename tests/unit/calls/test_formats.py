@@ -1,0 +1,312 @@
+"""What all call formats have in common: a call that is written is accepted by the grammar and read again,
+however it arrives, and each choice allows what it says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from specllama.calls.format import CallFormat
+from specllama.calls.formats import FORMATS, choose, named
+from specllama.calls.frame import NINE
+from specllama.calls.framed import FramedFormat, WrittenFormat
+from specllama.calls.pieces import ArgumentsPiece, OpenPiece, TextPiece
+from specllama.calls.prompt import marked
+from specllama.calls.reading import ReadCall
+from specllama.calls.reading import read as read_whole
+from specllama.calls.tools import Tool, Tools
+from specllama.errors import UsageError
+from specllama.text.detokenizer import SHOWN
+from tests.support.tool_calls import CALLS, FULL, TOOLS, WEATHER, Call, cuts, grammar, pieces, read
+
+WRITTEN = [form for form in FORMATS if isinstance(form, WrittenFormat)]
+assert len(WRITTEN) == len(FORMATS)
+every = pytest.mark.parametrize("form", WRITTEN, ids=lambda form: form.name)
+both = pytest.mark.parametrize("as_tokens", [False, True], ids=["text", "tokens"])
+TEXT = "Paris is 1 < 2 [a] {b} \"c\" 'd'\n\nbye."
+
+
+def special(form: CallFormat, as_tokens: bool) -> Collection[str]:
+    return form.tokens if as_tokens else ()
+
+
+def several(form: WrittenFormat) -> bool:
+    """Whether an answer may have several calls."""
+    return isinstance(form, FramedFormat) and form.parallel
+
+
+def calls_of(form: WrittenFormat) -> list[Call]:
+    return CALLS if several(form) else CALLS[:1]
+
+
+def text_of(form: WrittenFormat, text: str, tokens: Collection[str]) -> str:
+    """An answer without calls."""
+    return marked(f"<|channel|>final<|message|>{text}", tokens) if form.name == "gpt-oss" else text
+
+
+@every
+@both
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_written_calls_are_accepted_and_read(form: WrittenFormat, as_tokens: bool, choice: Any) -> None:
+    tokens, tools = special(form, as_tokens), Tools(TOOLS, choice)
+    compiled = grammar(form, tools, tokens)
+    for calls in [[call] for call in CALLS] + ([CALLS] if several(form) else []):
+        written = form.write(calls, tokens)
+        assert compiled.accepts(written), compiled.accepted(written)
+        assert read(form, tools, written, tokens) == ("", calls)
+        assert not compiled.begins(written + " bye") or not compiled.accepts(written + " bye")
+
+
+@every
+@both
+def test_however_an_answer_arrives(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens, tools = special(form, as_tokens), Tools(TOOLS)
+    written = form.write(calls_of(form), tokens)
+    answer = written if form.name in ("gpt-oss", "llama3", "pythonic") else f"So:\n\n{written}\n"
+    expected = pieces(form, tools, [answer], tokens)
+    assert [piece.name for piece in expected if isinstance(piece, OpenPiece)] == [
+        c[0] for c in calls_of(form)
+    ]
+    for parts in cuts(answer):
+        assert pieces(form, tools, parts, tokens) == expected, parts
+
+
+@every
+def test_letters_of_a_control_token_are_text(form: WrittenFormat) -> None:
+    if form.tokens and form.name != "llama3":  # whose token may be missing
+        letters = form.write(CALLS[:1])
+        assert read(form, Tools(TOOLS), letters, form.tokens) == (letters, [])
+        assert read(form, Tools(TOOLS), letters)[1] == CALLS[:1]
+
+
+@every
+@both
+def test_arguments_are_final(form: WrittenFormat, as_tokens: bool) -> None:
+    """What was read is the beginning of what is read when the answer goes on."""
+    tokens, tools = special(form, as_tokens), Tools(TOOLS)
+    written = form.write([FULL], tokens)
+    reader, so_far, whole = form.reader(tools, tokens), "", json.dumps(FULL[1], ensure_ascii=False)
+    for character in written:
+        for piece in reader.push(character, [(1, "target")]):
+            so_far += piece.text if isinstance(piece, ArgumentsPiece) else ""
+            assert not isinstance(piece, TextPiece)
+        assert whole.startswith(so_far) or json.loads(whole) == FULL[1]
+    assert json.loads(so_far) == FULL[1]
+
+
+@every
+@both
+def test_an_answer_that_is_cut_off(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens, tools = special(form, as_tokens), Tools(TOOLS)
+    written = form.write([FULL], tokens)
+    for end in range(len(written)):
+        _, calls = read(form, tools, written[:end], tokens)
+        assert calls in ([], [FULL]), written[:end]
+        if calls:  # only what closes the call is missing
+            assert read(form, tools, written[:end].rstrip() + " ", tokens)[1] == [FULL]
+
+
+@every
+@both
+def test_none_is_text(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens, tools = special(form, as_tokens), Tools(TOOLS, "none")
+    written = form.write(CALLS[:1], tokens)
+    assert not grammar(form, tools, tokens).accepts(written)
+    assert grammar(form, tools, tokens).accepts(text_of(form, TEXT, tokens))
+    assert read(form, tools, written, tokens)[1] == []
+    assert not any(isinstance(piece, OpenPiece) for piece in pieces(form, tools, [written], tokens))
+
+
+@every
+@both
+def test_auto_allows_text(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens, tools = special(form, as_tokens), Tools(TOOLS)
+    for text in (TEXT, "a", "1 < 2 <tool", '{"a": 1}', "[1, 2]"):
+        answer = text_of(form, text, tokens)
+        assert grammar(form, tools, tokens).accepts(answer), text
+        assert read(form, tools, answer, tokens) == (text, [])
+
+
+@every
+@both
+def test_required_is_calls(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens = special(form, as_tokens)
+    compiled = grammar(form, Tools(TOOLS, "required"), tokens)
+    written = form.write(CALLS[:1], tokens)
+    assert not compiled.accepts("")
+    assert not compiled.begins("Hello")
+    assert not compiled.accepts(text_of(form, "Hello", tokens))
+    assert compiled.accepts(written)
+    assert not any(compiled.accepts(written[:end]) for end in range(len(written) // 2))
+
+
+@every
+@both
+def test_names_and_parallel(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens, one, other = special(form, as_tokens), CALLS[0], CALLS[1]
+    allowed = Tools(TOOLS, "required", names=["now"])
+    assert grammar(form, allowed, tokens).accepts(form.write([other], tokens))
+    assert not grammar(form, allowed, tokens).begins(form.write([one], tokens))
+    assert read(form, allowed, form.write([one], tokens), tokens)[1] == []
+    for choice in ("auto", "required"):
+        single = grammar(form, Tools(TOOLS, choice, parallel=False), tokens)
+        assert single.accepts(form.write([one], tokens))
+        assert not single.accepts(form.write([one, other], tokens))
+
+
+@every
+def test_a_forced_call_is_forced(form: WrittenFormat) -> None:
+    """With one tool without arguments there is nothing to choose but ids, and how lines end."""
+    if form.name == "gpt-oss" or form.name == "command-r":
+        return
+    written = form.write([("now", {})])
+    compiled = grammar(form, Tools(TOOLS, "required", names=["now"], parallel=False))
+    n, at = 0, 0
+    while at < len(written):
+        forced = compiled.forced(written[:at])
+        assert written.startswith(forced, at)
+        n += len(forced)
+        at += len(forced) or 1
+    free = 9 * form.frame.id.count(NINE) * written.count("0" * 9) if isinstance(form, FramedFormat) else 0
+    assert n >= len(written) - free - written.count("\n") - 8
+
+
+@every
+@both
+def test_reasoning_before_calls(form: WrittenFormat, as_tokens: bool) -> None:
+    """The shape's reasoning comes first, and a call is required after it, whatever was thought."""
+    if form.name == "gpt-oss":
+        return
+    tokens = special(form, as_tokens)
+    written = form.write(CALLS[:1], tokens)
+    tags = ("<think>", "</think>")
+    opened = grammar(form, Tools(TOOLS, "required"), tokens, reasoning=tags, opened=True)
+    assert opened.accepts(f"hm\n</think>\n\n{written}")
+    assert not opened.begins("hm\n</think>\n\nHello")
+    assert opened.begins("x" * 15_990)
+    assert not opened.begins("x" * 16_100)
+    closed = grammar(form, Tools(TOOLS, "required"), tokens, reasoning=tags)
+    assert closed.accepts(f"<think>hm</think>{written}")
+    assert closed.accepts(written)
+    free = grammar(form, Tools(TOOLS), tokens, reasoning=tags, opened=True)
+    assert free.accepts(f"hm</think>{written}")
+    assert free.accepts("hm</think>\n\nHello")
+
+
+@every
+@both
+def test_text_with_a_schema(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens = special(form, as_tokens)
+    text = '%json {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"], '
+    text += '"additionalProperties": false, "x-guidance": {"whitespace_flexible": false, '
+    text += '"item_separator": ", ", "key_separator": ": ", "coerce_one_of": true, "lenient": true}}'
+    compiled = grammar(form, Tools(TOOLS), tokens, text=text)
+    assert compiled.accepts(text_of(form, '{"answer": 1}', tokens))
+    assert not compiled.accepts(text_of(form, "Hello", tokens))
+    assert compiled.accepts(form.write(CALLS[:1], tokens))
+    none = grammar(form, Tools(TOOLS, "none"), tokens, text=text)
+    assert none.accepts(text_of(form, '{"answer": 1}', tokens))
+    assert not none.accepts(text_of(form, "Hello", tokens))
+
+
+def ends(form: WrittenFormat) -> list[str]:
+    """Texts that a raw string of the format cannot contain."""
+    return ["</parameter>", "</arg_value>", "｜DSML｜", '<|"|>', "<escape>", SHOWN, *form.tokens]
+
+
+STRINGS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]) | st.just("\n"), max_size=20)
+VALUES = st.fixed_dictionaries(
+    {"city": STRINGS},
+    optional={
+        "days": st.integers(-(10**15), 10**15),
+        "units": st.sampled_from(["C", "F"]),
+        "when": st.lists(STRINGS, max_size=3),
+        "near": st.fixed_dictionaries({"exact": st.booleans()}),
+    },
+)
+
+
+@every
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(arguments=VALUES)
+def test_any_arguments(form: WrittenFormat, arguments: dict[str, Any]) -> None:
+    arguments = {k: arguments[k] for k in WEATHER.parameters["properties"] if k in arguments}
+    shown = json.dumps(arguments, ensure_ascii=False)
+    assume(not any(text in shown for text in ends(form)) and '<|"|>' not in arguments["city"])
+    tools = Tools(TOOLS)
+    written = form.write([("weather", arguments)])
+    assert compiled_for(form).accepts(written), written
+    assert read(form, tools, written) == ("", [("weather", arguments)])
+
+
+_COMPILED: dict[str, Any] = {}
+
+
+def compiled_for(form: WrittenFormat) -> Any:
+    if form.name not in _COMPILED:
+        _COMPILED[form.name] = grammar(form, Tools(TOOLS))
+    return _COMPILED[form.name]
+
+
+@every
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_the_model_writes(form: WrittenFormat, data: st.DataObject) -> None:
+    """No answer makes a reader fail, and how it arrives changes nothing."""
+    written = form.write(CALLS[:2] if several(form) else CALLS[:1], form.tokens)
+    n = len(written)
+    fragment = st.tuples(st.integers(0, n), st.integers(0, n)).map(lambda cut: written[min(cut) : max(cut)])
+    noise = st.sampled_from(
+        ["\n", " ", SHOWN, '"', "'", "{", "}", "[", "]", ")", ",", "\\", "text", *form.tokens]
+    )
+    answer = "".join(data.draw(st.lists(fragment | noise, max_size=8)))
+    cut = sorted(data.draw(st.sets(st.integers(0, len(answer)), max_size=6)))
+    parts = [answer[a:b] for a, b in itertools.pairwise([0, *cut, len(answer)])]
+    tools = Tools(TOOLS, data.draw(st.sampled_from(["auto", "none"])))
+    for tokens in (None, form.tokens, ()):
+        assert pieces(form, tools, parts, tokens) == pieces(form, tools, [answer], tokens)
+        read(form, tools, answer, tokens)
+
+
+@every
+def test_names_with_all_characters(form: WrittenFormat) -> None:
+    name = "a.b:c/d@e-f_Gé"
+    tools = Tools([Tool(name), Tool("a"), Tool("a.b")], "required")
+    compiled = grammar(form, tools)
+    for one in tools.tools:
+        written = form.write([(one.name, {})])
+        assert compiled.accepts(written), written
+        assert read(form, tools, written) == ("", [(one.name, {})])
+
+
+def test_whole_texts() -> None:
+    form, tools = named("mistral"), Tools(TOOLS)
+    assert read_whole(form, tools, "") == ("", [])
+    assert read_whole(form, tools, 'a [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[ARGS]{"ci') == (
+        "a",
+        [ReadCall("now", "{}", True), ReadCall("weather", '{"ci', False)],
+    )
+    bare = '{"name": "weather", "parameters": {"city": "x"}}'
+    for text in (bare, f"```json\n{bare}\n```\n", f" ```\n{bare}```"):
+        assert read_whole(form, tools, text) == ("", [ReadCall("weather", '{"city": "x"}', True)])
+        assert read_whole(form, dataclasses.replace(tools, choice="none"), text) == (text, [])
+    for text in (f"So: {bare}", bare.replace("weather", "other"), "[" * 100_000, "3"):
+        assert read_whole(form, tools, text) == (text, [])
+
+
+def test_names_of_formats() -> None:
+    assert len({form.name for form in FORMATS}) == len(FORMATS)
+    assert all(named(form.name) is form for form in FORMATS)
+    with pytest.raises(UsageError, match="no call format 'other'") as error:
+        named("other")
+    assert "hermes" in error.value.hint
+    assert choose("") is named("generic")
+    assert choose("<tool_call> without a word of what may be called") is named("generic")
