@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from tests.support.codex import codex_request
 from tests.support.serving import Reply, Server
 
 THINK = 'root ::= "<think>\\n2 is\\nsmall\\n</think>\\n\\nIt is 2."'
@@ -102,6 +103,13 @@ class TestWire:
         assert reply.status == status
         assert needle in reply.error["message"]
 
+    def test_a_first_request_of_codex(self, server: Server) -> None:
+        asked = codex_request("pydoc-target") | {"max_output_tokens": 4}
+        found = events(server.post("/v1/responses", asked))
+        assert found[-1]["type"] in ("response.incomplete", "response.completed")
+        line = server.wait_for("left out tools")
+        assert "custom, web_search, image_generation, tool_search" in line
+
 
 class TestClient:
     def test_create(self, client: openai.OpenAI) -> None:
@@ -145,6 +153,93 @@ class TestClient:
             client.responses.create(model="pydoc-target", input="x", previous_response_id="resp_1")
 
 
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a city.",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+CLOCK: dict[str, Any] = {"type": "function", "name": "clock", "parameters": None}
+
+
+class TestTools:
+    def test_an_agent_that_sends_back_what_it_got(self, tools_client: openai.OpenAI) -> None:
+        """Three turns with calls, then one with text only."""
+        history: list[Any] = [{"role": "user", "content": "weather?"}]
+        choices: list[Any] = ["required", {"type": "function", "name": "clock"}, "required", "none"]
+        for choice in choices:
+            answer = tools_client.responses.create(
+                model="pydoc-target", input=history, tools=[WEATHER, CLOCK], tool_choice=choice,
+                parallel_tool_calls=False, max_output_tokens=40, include=["reasoning.encrypted_content"],
+            )  # fmt: skip
+            history += [item.to_dict() for item in answer.output]
+            calls = [item for item in answer.output if item.type == "function_call"]
+            assert len(calls) == (choice != "none")
+            for call in calls:
+                assert answer.status == "completed"
+                assert call.id != call.call_id
+                if call.name == "weather":
+                    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+                else:
+                    assert (call.name, call.arguments) == ("clock", "{}")
+                history.append({"type": "function_call_output", "call_id": call.call_id, "output": "fine"})
+        assert answer.output[-1].type == "message"
+        assert answer.usage is not None
+        assert answer.usage.input_tokens_details.cached_tokens > 0
+
+    def test_the_stream_helper_with_calls(self, tools_client: openai.OpenAI) -> None:
+        with tools_client.responses.stream(
+            model="pydoc-target", input="weather?", tools=[WEATHER], tool_choice="required",
+            parallel_tool_calls=False, max_output_tokens=40,
+        ) as stream:  # fmt: skip
+            deltas = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
+            final = stream.get_final_response()
+        (call,) = final.output
+        assert call.type == "function_call"
+        assert "".join(deltas) == call.arguments
+        assert call.parsed_arguments["city"] in ("Rome", "Oslo")
+
+    def test_calls_in_a_namespace(self, tools_client: openai.OpenAI) -> None:
+        inside = {"type": "namespace", "name": "mcp__sky", "description": "Sky.", "tools": [WEATHER]}
+        answer = tools_client.responses.create(
+            model="pydoc-target", input="weather?", tools=[inside, CLOCK],
+            tool_choice={"type": "function", "name": "weather"}, max_output_tokens=60,
+        )  # fmt: skip
+        call = answer.output[0]
+        assert call.type == "function_call"
+        assert (call.namespace, call.name) == ("mcp__sky", "weather")
+        again = tools_client.responses.create(
+            model="pydoc-target", tools=[inside, CLOCK], max_output_tokens=4, tool_choice="none",
+            input=[
+                {"role": "user", "content": "weather?"},
+                call.to_dict(),
+                {"type": "function_call_output", "call_id": call.call_id, "output": "fine"},
+            ],
+        )  # fmt: skip
+        assert again.output[0].type == "message"
+
+    def test_a_call_that_is_cut_off(self, tools_client: openai.OpenAI) -> None:
+        answer = tools_client.responses.create(
+            model="pydoc-target", input="x", tools=[WEATHER], tool_choice="required", max_output_tokens=12
+        )
+        assert (answer.status, answer.output[-1].status) == ("incomplete", "incomplete")
+        items = [item.to_dict() for item in answer.output]
+        history = [{"role": "user", "content": "x"}, *items, {"role": "user", "content": "again"}]
+        assert tools_client.responses.create(model="pydoc-target", input=history, max_output_tokens=2).output
+
+
+@pytest.fixture(scope="module")
+def tools_client(server: Server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as one:
+        yield one
+
+
 @pytest.fixture(scope="module")
 def model(server: Server):
     with warnings.catch_warnings():
@@ -155,24 +250,45 @@ def model(server: Server):
             model="pydoc-target",
             base_url=f"{server.url}/v1",
             api_key="unused",
-            max_tokens=40,
+            max_tokens=120,
             max_retries=0,
             use_responses_api=True,
-            extra_body={"ignore_eos": True},
         )
 
 
 @pytest.mark.filterwarnings("default")
 class TestLangChain:
     def test_invoke_and_stream(self, model) -> None:
-        answer = model.invoke("What does zip do?")
+        bound = model.bind(extra_body={"ignore_eos": True})
+        answer = bound.invoke("What does zip do?")
         assert answer.text
-        assert answer.usage_metadata["output_tokens"] == 40
+        assert answer.usage_metadata["output_tokens"] == 120
         assert answer.response_metadata["status"] == "incomplete"
-        parts = list(model.stream("What does zip do?"))
+        parts = list(bound.stream("What does zip do?"))
         assert "".join(part.text for part in parts)
-        assert sum((part.usage_metadata or {}).get("output_tokens", 0) for part in parts) == 40
+        assert sum((part.usage_metadata or {}).get("output_tokens", 0) for part in parts) == 120
 
     def test_structured_output(self, model) -> None:
-        found = model.with_structured_output(Verdict, method="json_schema").invoke("zip?")
-        assert isinstance(found, Verdict)
+        for method in ("json_schema", "function_calling"):
+            found = model.with_structured_output(Verdict, method=method, strict=True).invoke("zip?")
+            assert isinstance(found, Verdict), method
+
+    def test_an_agent_loop(self, model) -> None:
+        def weather(city: Literal["Rome", "Oslo"]) -> str:
+            """The weather of a city."""
+            return f"fine in {city}"
+
+        from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
+
+        bound = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False, strict=True)
+        history: list[Any] = [HumanMessage("weather?")]
+        for turn in range(3):
+            if turn == 1:
+                answer = AIMessageChunk(content=[])
+                for part in bound.stream(history):
+                    answer += part
+            else:
+                answer = bound.invoke(history)
+            (call,) = answer.tool_calls
+            history += [answer, ToolMessage(weather(**call["args"]), tool_call_id=call["id"])]
+        assert model.bind_tools([weather], tool_choice="none").invoke(history).text
