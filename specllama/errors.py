@@ -3,7 +3,8 @@
 SpecllamaError                      1   500   the base class
 ├── UsageError                      2   400   a flag, field, file or prompt that cannot be used
 │   ├── ConfigError                 2   500   a configuration file or environment variable
-│   └── ContextLengthError          2   400   the prompt does not fit the context
+│   ├── ContextLengthError          2   400   the prompt does not fit the context
+│   └── NotSupportedError           2   501   the loaded model, or this server, cannot do that
 ├── NotFoundError                   3   404   no such model, file, quant or alias
 ├── AccessError                     4   401   gated, private or unauthorised
 ├── NetworkError                    5   502   the hub or an RPC worker cannot be reached
@@ -156,6 +157,10 @@ class ConfigError(UsageError):
 
 class ContextLengthError(UsageError):
     pass
+
+
+class NotSupportedError(UsageError):
+    http_status = 501
 
 
 class NotFoundError(SpecllamaError):

@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import random
 import statistics
 import time
@@ -204,8 +205,8 @@ class TimedPlanner(Planner):
         self._spent += time.perf_counter() - began - (self._outside - outside)
         return found
 
-    def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        drafts: dict[int, Draft] = self._timed(super().draft, rooms)
+    def draft(self, rooms: Mapping[int, int], seconds: float = math.inf) -> dict[int, Draft]:
+        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds)
         return drafts
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from specllama.errors import Note, Spelling, spelled
 
 _INTERNAL = (
     *("priced", "forced", "architecture", "n_layer"),
-    *("call_format", "template_tools", "template_reasons"),
+    *("call_format", "template_tools", "template_reasons", "infill"),
 )  # fields of LoadInfo that are for the program's own use
 
 
@@ -72,7 +72,8 @@ class LoadInfo:
     source of the chat template, "" where there is none; template_works: whether it can be used. priced,
     forced: the drafters that are a model, and those of what a grammar forces. call_format: name of the
     format in which the model writes tool calls; template_tools, template_reasons: whether the chat template
-    itself shows tools, and whether it knows reasoning. architecture, n_layer: of the target's file.
+    itself shows tools, and whether it knows reasoning. architecture, n_layer: of the target's file. infill:
+    whether the vocabulary has tokens for filling a gap.
     """
 
     target: ModelInfo
@@ -103,6 +104,7 @@ class LoadInfo:
     call_format: str = ""
     template_tools: bool = False
     template_reasons: bool = False
+    infill: bool = False
     architecture: str = ""
     n_layer: int = 0
 

@@ -39,8 +39,31 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class InfillChunk:
+    """A text, or a part of one, that may help to fill a gap in another."""
+
+    text: str
+    filename: str = "tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A text with a gap. prefix, suffix: what is before and after it. prompt: the beginning of what fills it.
+    extra: other texts, the most important ones last; all texts but `prompt` are then cut to what fits. None
+    for prefix and suffix alone, uncut. suffix_first: for models that were trained on that order.
+    """
+
+    prefix: str
+    suffix: str
+    prompt: str = ""
+    extra: list[InfillChunk] | None = None
+    suffix_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
-    """To the engine: answer `messages` through the chat template, or continue `prompt`, or `ids`.
+    """To the engine: answer `messages` through the chat template, or continue `prompt`, or `ids`, or fill the
+    gap of `infill`.
 
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
     plainly. follows: id of an earlier generation of `messages` whose prompt and answer these messages begin
@@ -57,7 +80,9 @@ class Generate:
     or `ids`, texts and ids in turn; each text is tokenised on its own. text_biases: added to the logits of
     all tokens of these texts. show_prompt: Started has the prompt's text. progress: all of the prefill is
     reported. final_probs: `logprobs` are of the distribution from which the token was chosen, in place of the
-    model's own.
+    model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from
+    its arrival, and of the text after the first token; None for none. warm: evaluate the prompt for later
+    requests and write nothing; the limits do not apply.
     """
 
     id: int
@@ -82,6 +107,11 @@ class Generate:
     show_prompt: bool = False
     progress: bool = False
     final_probs: bool = False
+    infill: Infill | None = None
+    n_indent: int = 0
+    prompt_seconds: float | None = None
+    predict_seconds: float | None = None
+    warm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

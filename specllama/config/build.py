@@ -17,13 +17,13 @@ from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.options import IN_PROJECTS, STORED
-from specllama.core.sampling.params import PARAMETERS, SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, UsageError, option
 from specllama.rpc.endpoints import endpoints
 
 KINDS: sources.Kinds = {name: (o.kind, o.many) for name, o in STORED.items()}
-STEPS = "ekpmt"  # of --sampling-seq: penalties, top_k, top_p, min_p, temperature
+STEPS = "ekpmt"  # the default of --sampling-seq
 SHARED = ("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "use_mmap", "use_mlock", "flash_attn")
 """Fields of ModelSettings that a draft inherits from its target unless they are set for it."""
 
@@ -90,7 +90,7 @@ def sampling(v: Mapping[str, Any]) -> dict[str, Any]:
         if "logit_bias" in params:
             params["logit_bias"] = dict(_bias(text) for text in params["logit_bias"])
         if "sampling_seq" in v:
-            params |= _switched_off(v["sampling_seq"])
+            params |= _steps(v["sampling_seq"])
         params |= _structure(v)
         SamplingParams.merge(params)
         return params
@@ -272,8 +272,9 @@ def _bias(text: str) -> tuple[int, float]:
     return int(found[1]), float(found[2])
 
 
-def _switched_off(letters: str) -> dict[str, Any]:
-    """The parameters that switch off the steps missing in --sampling-seq."""
-    if "".join(c for c in STEPS if c in letters) != letters:
-        raise UsageError(f"must be letters of {STEPS} in that order, not {letters!r}", option="sampling_seq")
-    return {name: p.off for name, p in PARAMETERS.items() if p.step and p.step not in letters}
+def _steps(letters: str) -> dict[str, Any]:
+    """The parameters that --sampling-seq stands for."""
+    try:
+        return with_steps(letters)
+    except ValueError as error:
+        raise UsageError(str(error), option="sampling_seq") from None

@@ -314,7 +314,7 @@ SAMPLING = [
             "sampling_seq",
             "--sampling-seq --sampler-seq",
             str,
-            "sampling steps to use, letters of ekpmt (default ekpmt)",
+            "sampling steps to use, letters of ekpmit (default ekpmt)",
             "LETTERS",
         ),
     ),
@@ -429,7 +429,7 @@ IN_PROJECTS = frozenset(
     (
         "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
         "repeat_last_n", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos", "stop",
-        "sampling_seq",
+        "infill_sampling", "sampling_seq",
         "n_ctx", "n_ctx_draft",
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",

@@ -65,7 +65,8 @@ class Engine(Scheduler):
         """A draft for each sequence by seq_id, limited by what fits into a decode and by its grammar."""
         limit = self._draft_limit(active)
         try:
-            drafts = self.policy.draft({g.seq_id: max(0, min(g.room, limit)) for g in active})
+            rooms = {g.seq_id: max(0, min(g.room, limit)) for g in active}
+            drafts = self.policy.draft(rooms, self._time_left(active))
         except MaskError:
             return {}
         except DecodeError as error:

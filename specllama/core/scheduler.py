@@ -7,6 +7,7 @@ itself is in engine.py, which slot to use in slots.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,8 @@ class Scheduler:
             raise context_length_error(n_prompt, n_ctx)
         request = with_forced_limit(request, self.target.n_vocab, n_ctx)
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
-        sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden)
+        infill = None if ends_ignored(request.params) else request.infill
+        sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden, infill)
         end_ids = self.end_ids if request.forced is None else ()
         generation = Generation(
             request, sampler, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
@@ -110,6 +112,7 @@ class Scheduler:
         """Give free slots to waiting generations; end those past their deadline. Returns the active ones."""
         for g in self.active:
             if g.prefix_owner is not None and not any(other is g.prefix_owner for other in self.active):
+                g.n_chunks = g.prefix_owner.n_chunks
                 g.prefix_owner = None
                 g.prefix_owner = self._find_prefix_owner(g)
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
@@ -129,9 +132,11 @@ class Scheduler:
             generation.admitted = generation.admitted or self.clock()
             self.active.append(generation)
         for generation in [*self.active, *self.waiting]:
-            deadline = generation.request.deadline
-            if deadline is not None and self.clock() > deadline:
+            deadline, now = generation.request.deadline, self.clock()
+            if deadline is not None and now > deadline:
                 generation.finish_reason = "cancel"
+            elif generation.time_left(now) < 0 and (generation.n_chunks or generation.seq_id < 0):
+                generation.finish_reason = "length"
         return list(self.active)
 
     def _fits(self, generation: Generation) -> bool:
@@ -171,12 +176,34 @@ class Scheduler:
         running = [g for g in self.active if g.finish_reason is None]
         filling = next_to_fill([g for g in running if not g.prefilled and g.prefix_owner is None])
         ready = [g for g in running if g.prefilled]
-        if filling is not None:
+        if filling is not None and self._may_prefill(filling, ready):
             self._prefill(filling, ready)
         decoding = [g for g in ready if g.prefilled and g.finish_reason is None]
+        self._end_before_limit(decoding)
+        decoding = [g for g in decoding if g.finish_reason is None]
         if decoding:
             self._offload()
         return decoding
+
+    def _may_prefill(self, generation: Generation, decoding: Sequence[Generation]) -> bool:
+        """Whether the least chunk of a prompt is predicted to end within all time limits; where it does not
+        end within that of the prompt, the generation ends. The first chunk is always evaluated, so that
+        repeated requests get further.
+        """
+        now, seconds = self.clock(), CHUNK * (self._row_seconds or 0.0)
+        if generation.n_chunks and generation.time_left(now) < seconds:
+            generation.finish_reason = "length"
+            return False
+        return all(seconds <= g.time_left(now) for g in decoding)
+
+    def _end_before_limit(self, decoding: Sequence[Generation]) -> None:
+        """End the generations whose time limit a round without drafts is predicted to exceed."""
+        timed = [g for g in decoding if g.request.predict_seconds < inf]
+        if timed:
+            seconds, now = self.policy.predict(len(decoding)), self.clock()
+            for generation in timed:
+                if generation.time_left(now) < seconds:
+                    generation.finish_reason = "length"
 
     def _prefill(self, generation: Generation, decoding: Sequence[Generation]) -> None:
         """Evaluate a chunk of the prompt; after the last chunk, choose the first token. decoding: the
@@ -184,7 +211,8 @@ class Scheduler:
         """
         started, history = self.clock(), generation.history
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
-        n = self._chunk(len(history) - generation.n_past, seconds)
+        most = min(g.time_left(started) for g in (generation, *decoding))
+        n = self._chunk(len(history) - generation.n_past, seconds, most)
         last = generation.n_past + n == len(history)
         batch = [
             BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
@@ -206,9 +234,9 @@ class Scheduler:
         if last:
             self._share_prefix(generation, rows[0])
 
-    def _chunk(self, rest: int, seconds: float) -> int:
+    def _chunk(self, rest: int, seconds: float, most: float = inf) -> int:
         """Rows of the next prefill decode, with `rest` rows left: the multiple of CHUNK whose predicted time
-        is closest to `seconds`.
+        is closest to `seconds`, and at most `most`.
 
         The last decode has CHUNK rows plus the remainder (without the rows beyond a multiple of row_multiple,
         which follow by themselves), however fast the machine is: rounding depends on the width of the decode,
@@ -221,11 +249,17 @@ class Scheduler:
         before_last = (rest // CHUNK - 1) * CHUNK
         timed = CHUNK
         if self._row_seconds is not None:
-            timed = max(1, round(seconds / (self._row_seconds * CHUNK))) * CHUNK
+            one = self._row_seconds * CHUNK
+            timed = max(1, round(seconds / one if seconds < most else max(0.0, most) // one)) * CHUNK
         return min(before_last, timed, n_batch // CHUNK * CHUNK)
 
     def _begin(self, generation: Generation, row: Row) -> None:
-        """Choose the first token and start drafting. row: logits after the prompt, shape (n_vocab,)."""
+        """Choose the first token and start drafting; end a request that only evaluates its prompt. row:
+        logits after the prompt, shape (n_vocab,).
+        """
+        if generation.request.warm:
+            generation.finish_reason = "length"
+            return
         generation.begin_round((), (), shared=False)
         token = generation.choose(row)
         if token == NO_CHOICE:  # the grammar allows no token
@@ -298,6 +332,11 @@ class Scheduler:
         pending = max(len(g.history) - g.n_past for g in active)
         per_batch = self.target.n_batch // len(active) - pending
         return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
+
+    def _time_left(self, active: Sequence[Generation]) -> float:
+        """Seconds until the first time limit of these generations."""
+        timed = [g for g in active if g.request.predict_seconds < inf]
+        return min((g.time_left(self.clock()) for g in timed), default=inf)
 
     def _remove_model(self, error: DecodeError) -> None:
         """Remove the drafters that decode, one of which failed."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
+from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
 from specllama.core.sampling.probabilities import top_logprobs
 from specllama.core.sampling.sampler import NOTHING_LEGAL
@@ -19,11 +21,16 @@ _MAX_REDECIDED = 0.01  # share of tokens; where near-ties are more frequent, the
 
 
 class TokenSink(Protocol):
-    """Turns tokens into text and detects stop strings."""
+    """Turns tokens into text and detects where it ends."""
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why `push` has ended the text."""
+        ...
 
     def push(self, token: int, source: str) -> bool:
-        """Add one token. source: its drafter, "target" where it was not drafted. True where it completes a
-        stop string.
+        """Add one token. source: its drafter, "target" where it was not drafted. True where it ends the
+        text, by a stop string or a limit.
         """
         ...
 
@@ -46,6 +53,9 @@ class Request:
     None: the policy decides. owner, turn: see `fair_queue.FairQueue`. memory_scope: scope of the earlier
     texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
     reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`.
+    prompt_seconds: time limit of the prompt, from submission to the first token.
+    predict_seconds: time limit of the text, from the first token. warm: evaluate the prompt for later
+    requests, and write nothing. infill: the sampling step of that name, None for none.
     """
 
     prompt: Sequence[int]
@@ -62,6 +72,10 @@ class Request:
     memory_scope: str | None = ""
     cache_scope: str = ""
     final_probs: bool = False
+    prompt_seconds: float = inf
+    predict_seconds: float = inf
+    warm: bool = False
+    infill: InfillRule | None = None
 
 
 @dataclass(slots=True)
@@ -126,6 +140,12 @@ class Generation:
             room = min(room, self.request.draft_max)
         return max(0, room)
 
+    def time_left(self, now: float) -> float:
+        """Seconds until the time limit of the prompt or, after the first token, of the text."""
+        if self.first_token:
+            return self.first_token + self.request.predict_seconds - now
+        return self.submitted + self.request.prompt_seconds - now
+
     def begin_round(self, drafted: Sequence[int], sources: Sequence[str], shared: bool) -> None:
         """Set the draft that the next rows verify. sources: the drafter of each token. shared: whether the
         rows were decoded together with others.
@@ -188,8 +208,10 @@ class Generation:
             self.logprobs.append(self._logprobs)
         if mask is not None and token not in self.end_ids:
             mask.accept(token)
-        if token in self.end_ids or (writer is not None and writer.push(token, self._source(token))):
+        if token in self.end_ids:
             self.finish_reason = "stop"
+        elif writer is not None and writer.push(token, self._source(token)):
+            self.finish_reason = writer.finish_reason
         elif 0 < params.max_tokens <= self.n_output:
             self.finish_reason = "length"
         elif len(self.history) >= self.n_ctx:

@@ -38,7 +38,8 @@ class EventAssembler:
     separated from the text. continues: whether the answer continues a text of the client; the model
     then does not begin with a reasoning tag. end_ids: tokens that have no text and get no logprobs. reader:
     finds tool calls in the text, None where there can be none; tokens of calls get no logprobs. progress:
-    whether the prefill is shown.
+    whether the prefill is shown. ends_early: if it is
+    cancelled, the text so far is the answer.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class EventAssembler:
         self._progress_asked, self._filling_since = progress, 0.0
         self._first_token = 0.0
         self._ids: list[int] = []  # of tokens since the last event
+        self.ends_early = self._started = False
         self._has_text = self._has_reasoning = False
         self._n_before_text = 0
 
@@ -72,7 +74,7 @@ class EventAssembler:
         """
         delta = self._result.add(message)
         if isinstance(message, protocol.Started):
-            self._last = now
+            self._last, self._started = now, True
             off = not self._splits or (self._continues and not message.closing_tag)
             self._splitter = ReasoningSplitter(message.closing_tag if self._splits else "", off)
             seed, params = self._result.seed, message.params
@@ -104,14 +106,18 @@ class EventAssembler:
         return events
 
     def _ending(self, done: protocol.Done, delta: protocol.SequenceDelta) -> list[Event]:
-        if done.reason == "cancel":
-            raise EngineError("the generation was ended before it was complete")
-        events = self._events(self._splitter.push(delta.text, delta.runs) + self._splitter.finish())
+        reason = done.reason
+        if reason == "cancel":
+            if not self.ends_early:
+                raise EngineError("the generation was ended before it was complete")
+            reason = "length"
+        events: list[Event] = [] if self._started else [Start(self.index, self.prompt, 0, 0)]
+        events += self._events(self._splitter.push(delta.text, delta.runs) + self._splitter.finish())
         if self._reader is not None:
             events += self._read(self._reader.finish())
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
-        ids, reason = self._take_ids(), done.reason
+        ids = self._take_ids()
         end = End(self.index, reason, done.stop_string, done.stats, plain, n_reasoning, ids, done.slot)
         return [*events, end]
 

@@ -33,8 +33,8 @@ class RequestStream:
     """The texts of one request while the engine writes them.
 
     metrics: where its figures count. ended: called once when the engine has ended all texts, for whatever
-    reason. end_ids: tokens that end a text. call_format: name of the format of tool calls. owner: who asks.
-    n_open: texts that the engine has not ended.
+    reason. end_ids: tokens that end a text. call_format: name of the format of tool calls. place: see
+    Service.start. owner: who asks. n_open: texts that the engine has not ended.
     """
 
     def __init__(
@@ -44,8 +44,10 @@ class RequestStream:
         ended: Callable[[RequestStream], None],
         end_ids: Collection[int] = (),
         call_format: str = "",
+        place: str = "",
     ) -> None:
-        self._call_format = call_format
+        self._call_format, self.place = call_format, place
+        self._assemblers: list[EventAssembler] = []
         self.specs, self.owner = list(specs), specs[0].request.owner
         self.n_open = len(specs)
         self._waiting = set(range(len(specs)))  # texts that the engine has not begun or ended
@@ -78,6 +80,7 @@ class RequestStream:
     def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
         """Submit the texts of one prompt. texts: their indices and specs."""
         assemblers = [self._assembler(i, spec) for i, spec in texts]
+        self._assemblers += assemblers
         (first, spec), *more = texts
         request = replace(
             spec.request,
@@ -139,6 +142,13 @@ class RequestStream:
         """End it with an error."""
         self._put(error)
         self.cancel()
+
+    def end_early(self) -> None:
+        """End its texts where they are; they count as complete."""
+        for assembler in self._assemblers:
+            assembler.ends_early = True
+        for submission in self._submitted:
+            submission.cancel()
 
     def cancel(self) -> None:
         """Make the engine end its texts; nothing more is yielded."""

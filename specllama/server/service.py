@@ -55,8 +55,9 @@ class Service:
         waiting = max(1, self.n_open - self.n_slots + 1)
         return max(1, min(60, round(self._mean_seconds * waiting / self.n_slots)))
 
-    async def start(self, specs: Sequence[CompletionSpec], n: int = 1) -> RequestStream:
-        """Start n texts of each spec, with different seeds.
+    async def start(self, specs: Sequence[CompletionSpec], n: int = 1, place: str = "") -> RequestStream:
+        """Start n texts of each spec, with different seeds. place: earlier requests of the same owner with
+        the same place, which the client needs no longer, end with the text that they have; "" for none.
 
         Raises ContextLengthError for too many ids, BusyError if too many texts wait already, EngineDiedError
         without an engine, ResourceError while the server shuts down.
@@ -68,7 +69,11 @@ class Service:
         self._check_accepting(texts)  # again: other requests may have started meanwhile
         info = self.supervisor.info
         metrics = self.metrics.counting(texts[0].request.owner)
-        job = RequestStream(texts, metrics, self._ended, frozenset(info.end_ids), info.call_format)
+        end_ids, owner = frozenset(info.end_ids), texts[0].request.owner
+        job = RequestStream(texts, metrics, self._ended, end_ids, info.call_format, place)
+        if place:
+            for older in [other for other in self.jobs if (other.owner, other.place) == (owner, place)]:
+                older.end_early()
         self.jobs.add(job)
         job.start(client)
         return job

@@ -1,9 +1,12 @@
-"""Turns the bytes of tokens into text: complete characters only, and never a stop string or part of one."""
+"""Turns the bytes of tokens into text: complete characters only, never a stop string or part of one, and no
+line that is indented too little.
+"""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 Runs = Sequence[tuple[int, str]]  # (number of characters, source) of consecutive runs of a text
 SHOWN = "\ufdd0"
@@ -19,6 +22,8 @@ class TokenWriter:
     be the start of a stop string, are held back; bytes that are not UTF-8 become U+FFFD. Of several stop
     strings the first to be complete ends the text, the longest if several end at the same character.
     stopped_by: that stop string, else None. shown: control tokens that are written, and their texts.
+    n_indent: blanks and tabs with which each line after the first has to begin; the text ends before the first
+    other character of a line that has fewer. finish_reason: why the text ended, "length" for its indentation.
     """
 
     def __init__(
@@ -26,24 +31,39 @@ class TokenWriter:
         piece: Callable[[int], bytes],
         stops: Sequence[str] = (),
         shown: Mapping[int, str] | None = None,
+        n_indent: int = 0,
     ) -> None:
         self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ready, self._held = "", ""
         self._sources: list[tuple[int, str]] = []  # runs of the text not yet taken
         self.stopped_by: str | None = None
+        self.finish_reason: Literal["stop", "length"] = "stop"
+        self._n_indent = n_indent
+        self._indented: int | None = None  # blanks so far at the beginning of a line after the first
 
     def push(self, token: int, source: str = "target") -> bool:
-        """Add a token. Returns True if it completes a stop string, which is left out with all text after it.
+        """Add a token. Returns True if it completes a stop string, which is left out with all text after it,
+        or where a line is indented too little.
 
         source: the token's source, for `take_runs`: "target" or a drafter's name.
         """
-        text = self._decoded(token)
+        text, ends = self._decoded(token), False
+        if self._n_indent:
+            n = self._n_allowed(text)
+            text, ends = text[:n], n < len(text)
         if text:
             self._sources.append((len(text), source))
+        if self._stops and self._completes_stop(text):
+            return True
         if not self._stops:
             self._ready += text
-            return False
+        if ends:
+            self.finish_reason = "length"
+        return ends
+
+    def _completes_stop(self, text: str) -> bool:
+        """Add text that may complete a stop string. Returns whether it does."""
         text = self._held + text
         found = [(text.find(s) + len(s), -len(s), s) for s in self._stops if s in text]
         if found:  # the first that is complete, however the text is split into tokens
@@ -61,6 +81,17 @@ class TokenWriter:
         if token in self._shown:
             return self._shown[token]
         return self._decoder.decode(self._piece(token)).replace(SHOWN, "\ufffd")
+
+    def _n_allowed(self, text: str) -> int:
+        """How many characters of the next text precede the first that is indented too little."""
+        for i, character in enumerate(text):
+            if self._indented is not None and character in " \t":
+                self._indented += 1
+            elif self._indented is not None and self._indented < self._n_indent:
+                return i
+            else:
+                self._indented = 0 if character == "\n" else None
+        return len(text)
 
     def take(self) -> str:
         """The text since the last call, without the text that is held back."""

@@ -177,7 +177,8 @@ class EngineCore:
         template, problem = compile_template(loaded)
         source = settings.chat_template or loaded.header.chat_template or ""
         calls = ToolCalls(loaded.model, source, template if problem is None else None)
-        prompts = Prompts(loaded.model, loaded.context.n_ctx, template, problem, calls)
+        context = loaded.context
+        prompts = Prompts(loaded.model, context.n_ctx, context.n_batch, template, problem, calls)
         self._intake = RequestIntake(loaded, self.engine, prompts, self.running, self.send, self._post)
         notes = list[Note]()
         if problem is not None:

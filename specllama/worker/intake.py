@@ -5,6 +5,8 @@ Large ones are prepared in another thread, so that the decoding goes on meanwhil
 
 from __future__ import annotations
 
+import functools
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +15,12 @@ from functools import partial
 
 from specllama.client import protocol
 from specllama.core.engine import Engine
+from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.core.stats import RunStats
 from specllama.errors import BusyError, SpecllamaError, UsageError
+from specllama.llama.special_tokens import end_of_turn_id
 from specllama.text.detokenizer import TokenWriter
 from specllama.worker.load_info import sampling_defaults
 from specllama.worker.loader import Loaded
@@ -64,6 +68,11 @@ class RequestIntake:
         self.prompts = prompts
         self._loaded, self._engine, self._running = loaded, engine, running
         self._send, self._post, self._preparer = send, post, Preparer()
+
+    @functools.cached_property
+    def _infill_rule(self) -> InfillRule:
+        model = self._loaded.model
+        return InfillRule(model.end_ids, end_of_turn_id(model), model.piece)
 
     @property
     def busy(self) -> bool:
@@ -133,7 +142,8 @@ class RequestIntake:
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
             schema = params.json_schema if isinstance(params.json_schema, str) else None
-            writer = TokenWriter(model.piece, params.stop if prompt.forced is None else (), shown)
+            stops = params.stop if prompt.forced is None else ()
+            writer = TokenWriter(model.piece, stops, shown, message.n_indent)
             request = Request(
                 prompt.ids,
                 params,
@@ -150,6 +160,10 @@ class RequestIntake:
                 draft_max=message.draft_max,
                 turn=choice.turn,
                 final_probs=message.final_probs,
+                prompt_seconds=_limit(message.prompt_seconds, message),
+                predict_seconds=_limit(message.predict_seconds, message),
+                warm=message.warm,
+                infill=self._infill_rule if params.infill_sampling else None,
             )
             generation = self._engine.submit(request)
             # Template, tokenisation and grammar count towards the first token.
@@ -178,6 +192,10 @@ class RequestIntake:
             raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:
             self._preparer.submit({question.id}, size, answer, done)
+
+
+def _limit(seconds: float | None, message: protocol.Generate) -> float:
+    return math.inf if seconds is None or message.warm else seconds
 
 
 def choice_ids(message: protocol.Message) -> list[int]:

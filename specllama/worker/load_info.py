@@ -20,6 +20,7 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.library import KERNELS, build_info
 from specllama.llama.model import LlamaModel
+from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present
 from specllama.worker.loader import Loaded
 from specllama.worker.rpc.attach import placement_notes
@@ -89,6 +90,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         call_format=calls.format.name,
         template_tools=calls.own,
         template_reasons=calls.reasons,
+        infill=not fim_tokens(model).missing,
     )
 
 

@@ -14,6 +14,7 @@ from specllama.errors import SpecllamaError, UsageError, option
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
 from specllama.worker.conversations import ConversationCache
+from specllama.worker.infill import infill_ids
 from specllama.worker.text_limit import TextLimit
 from specllama.worker.tool_calls import ToolCalls
 
@@ -38,11 +39,12 @@ class Prompts:
         self,
         model: LlamaModel,
         n_ctx: int,
+        n_batch: int,
         template: ChatTemplate | None,
         problem: SpecllamaError | None,
         calls: ToolCalls,
     ) -> None:
-        self._model, self._n_ctx = model, n_ctx
+        self._model, self._n_ctx, self._n_batch = model, n_ctx, n_batch
         self._template, self._problem, self.calls = template, problem, calls
         self.limit, self.turns = TextLimit(model, n_ctx), ConversationCache()
 
@@ -63,6 +65,10 @@ class Prompts:
             self.limit.check(message.prompt, parse_special=True)
         elif message.parts is not None:
             self._check_parts(message.parts)
+        elif (gap := message.infill) is not None:
+            self.limit.check_bytes(
+                [gap.prompt] if gap.extra is not None else [gap.prefix, gap.suffix, gap.prompt]
+            )
         else:
             self.limit.check_messages(message.messages or [])
             self.limit.check_tools(message.tools)
@@ -101,6 +107,8 @@ class Prompts:
                 else:
                     found += self._checked(part)
             return found
+        if message.infill is not None:
+            return infill_ids(model, message.infill, self._n_ctx, self._n_batch)
         if message.prompt is None:
             template = self.template
             return self.turns.ids(

@@ -21,6 +21,7 @@ specllama.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 ENDOFTEXT, IM_START, IM_END = 0, 1, 2  # token ids; IM_END ends a turn and the generation
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}"
@@ -55,14 +57,16 @@ def byte_tokens() -> list[str]:
     return [chr(b) if b in printable else next(others) for b in range(256)]
 
 
-def vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
-    """Tokens (three control tokens, 256 bytes, then pairs of letters) and the merges that make the pairs."""
+def vocabulary(n_vocab: int, more: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Tokens (three control tokens, 256 bytes, pairs of letters, `more` control tokens) and the merges that
+    make the pairs.
+    """
     pairs = [f"{a} {b}" for a in LETTERS for b in LETTERS]
-    n_pairs = n_vocab - len(CONTROL) - 256
+    n_pairs = n_vocab - len(CONTROL) - 256 - len(more)
     if not 1 <= n_pairs <= len(pairs):  # llama.cpp needs merges, and gguf cannot write an empty list
         raise ValueError(f"n_vocab {n_vocab}: must be in {N_VOCAB - 20}..{len(CONTROL) + 256 + len(pairs)}")
     merges = pairs[:n_pairs]
-    return [*CONTROL, *byte_tokens(), *(m.replace(" ", "") for m in merges)], merges
+    return [*CONTROL, *byte_tokens(), *(m.replace(" ", "") for m in merges), *more], merges
 
 
 class Builder:
@@ -78,6 +82,7 @@ class Builder:
         n_ctx_train: int,
         n_layer: int,
         pre: str = "gpt-2",
+        more: Sequence[str] = (),
     ) -> None:
         self.arch, self.path, self.noise = arch, Path(path), noise
         self.rng, self.other = np.random.default_rng(seed), np.random.default_rng([seed, 1])
@@ -89,11 +94,15 @@ class Builder:
         w.add_block_count(n_layer)
         w.add_layer_norm_rms_eps(EPS)
         w.add_vocab_size(n_vocab)
-        tokens, merges = vocabulary(n_vocab)
+        tokens, merges = vocabulary(n_vocab, more)
         w.add_tokenizer_model("gpt2")
         w.add_tokenizer_pre(pre)
         w.add_token_list(tokens)
-        w.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (n_vocab - 3))
+        control = range(len(CONTROL)), range(n_vocab - len(more), n_vocab)
+        types = [gguf.TokenType.NORMAL] * n_vocab
+        for i in (*control[0], *control[1]):
+            types[i] = gguf.TokenType.CONTROL
+        w.add_token_types(types)
         w.add_token_merges(merges)
         w.add_bos_token_id(ENDOFTEXT)
         w.add_eos_token_id(IM_END)
@@ -104,6 +113,7 @@ class Builder:
         output = self.random(n_vocab, N_EMBD) * np.float32(LOGIT_STD / N_EMBD**0.5)
         output *= np.exp(ROW_SPREAD * self.rng.standard_normal((n_vocab, 1), dtype=np.float32))
         output[: len(CONTROL)] *= 0.05
+        output[n_vocab - len(more) :] *= 0.05
         self.put("output.weight", output)
         self.ones("token_embd_norm" if arch == "lfm2" else "output_norm", N_EMBD)
 
@@ -197,11 +207,12 @@ def llama(
     n_ctx_train: int = 2048,
     n_layer: int = 2,
     pre: str = "gpt-2",
+    more: Sequence[str] = (),
 ) -> Path:
     """Plain attention in every block; with `n_layer=1` the same first block and a cheaper draft. pre: the
-    pre-tokenizer that the file names.
+    pre-tokenizer that the file names. more: further control tokens, such as FIM.
     """
-    b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer, pre)
+    b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer, pre, more)
     b.heads(N_HEAD_KV, rope=True)
     b.writer.add_feed_forward_length(N_FF)
     for i in range(n_layer):

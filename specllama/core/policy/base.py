@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from specllama.core.interfaces import CachingDrafter, Drafter, Mask, RememberingDrafter, Sampler
@@ -93,10 +94,15 @@ class Policy(Protocol):
         """The sequence ended; unknown ones are ignored."""
         ...
 
-    def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
+    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft.
-        Raises DecodeError where a drafter fails, MaskError where a grammar does.
+        seconds: how long the round may take; a round without drafts is accepted. Raises DecodeError where a
+        drafter fails, MaskError where a grammar does.
         """
+        ...
+
+    def predict(self, n_rows: int) -> float:
+        """Predicted seconds of a decode of so many rows, 0 where that is not known."""
         ...
 
     def observe(self, done: Round) -> None:

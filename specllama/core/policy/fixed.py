@@ -1,8 +1,11 @@
-"""A fixed draft length, whatever it gains, as in llama.cpp's speculative example. Learns nothing."""
+"""A fixed draft length, whatever it gains, as in llama.cpp's speculative example. Learns nothing but how long
+rounds take, for requests with a time limit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from specllama.core.interfaces import Drafter, Proposal
@@ -83,9 +86,18 @@ class Fixed(PolicyBase):
         if not 0 <= p_min <= 1:
             raise UsageError(f"must be between 0 and 1, not {p_min:g}", option="draft_p_min")
         self.n_max, self.n_min, self.p_min, self.config = n_max, n_min, p_min, config
+        self._seconds: dict[int, float] = {}  # by rows, of the latest round with so many
 
-    def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
-        limits = {seq: min(room, self.n_max) for seq, room in rooms.items() if min(room, self.n_max) > 0}
+    def predict(self, n_rows: int) -> float:
+        """That of the latest round with as many rows, or of the narrowest of the wider ones."""
+        known = min((n for n in self._seconds if n >= n_rows), default=None)
+        return 0.0 if known is None else self._seconds[known]
+
+    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+        active, n_max = len(rooms), self.n_max
+        while n_max and self.predict(active * (1 + n_max)) > seconds:
+            n_max -= 1
+        limits = {seq: min(room, n_max) for seq, room in rooms.items() if min(room, n_max) > 0}
         if not limits or not self.drafters:
             return {}
         drafts, forcing = {seq: Draft() for seq in limits}, self.forcing
@@ -108,4 +120,4 @@ class Fixed(PolicyBase):
         return drafts
 
     def observe(self, done: Round) -> None:
-        pass
+        self._seconds[done.n_rows] = done.verify_seconds + done.draft_seconds

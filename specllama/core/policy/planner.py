@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from specllama.core.interfaces import CachingDrafter, Drafter, Mask, Sampler, SpanDrafter
@@ -138,10 +139,14 @@ class Planner(PolicyBase):
 
     # Drafting
 
-    def draft(self, rooms: Mapping[int, int]) -> dict[int, Draft]:
+    def predict(self, n_rows: int) -> float:
+        return self.costs.predict(n_rows)
+
+    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         budget, costs, active = self._round, self.costs, len(rooms)
         budget.spent, budget.seconds, budget.scale = 0.0, costs.table(), costs.scale
-        budget.max_seconds = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
+        affordable = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
+        budget.max_seconds = min(affordable, seconds)
         candidates = {}
         for seq, room in rooms.items():
             plan = self._plans.get(seq)

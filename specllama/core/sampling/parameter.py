@@ -23,10 +23,10 @@ class Parameter:
 
     kind: the type of its value on a command line, of a single value where there may be many. flags: on
     command lines, the preferred one first. low, high: the range of a number. api_fields: its names in request
-    bodies, the preferred one first; () where each API has its own form. step, off: the letter of
-    --sampling-seq for the sampling step that it controls, and the value that switches that step off. stored:
-    whether files and the environment may set it. check: returns the value in its final form or raises
-    UsageError.
+    bodies, the preferred one first; () where each API has its own form. step, off, on: the letter of
+    --sampling-seq for the sampling step that it controls, the value that switches that step off, and the one
+    that switches it on where its default does not. stored: whether files and the environment may set it.
+    check: returns the value in its final form or raises UsageError.
     """
 
     name: str = ""
@@ -42,6 +42,7 @@ class Parameter:
     api_fields: tuple[str, ...] = ()
     step: str = ""
     off: Any = None
+    on: Any = None
     check: Callable[[Any], Any] | None = None
 
     def checked(self, value: Any) -> Any:

@@ -23,6 +23,7 @@ from specllama.core.sampling.parameter import (
 from specllama.errors import UsageError, option
 
 UNTIL_STOP, UNTIL_CONTEXT_FULL = -1, -2  # values of max_tokens
+STEPS = "ekpmit"  # the order of the sampling steps: penalties, top_k, top_p, min_p, infill, temperature
 MAX_LOGPROBS = 20  # most likely tokens reported in addition to the emitted one
 
 
@@ -136,6 +137,15 @@ class SamplingParams:
         {}, str, "--logit-bias -l", "ID+BIAS or ID-BIAS", metavar="ID+B", many=True, check=token_biases
     )
     ignore_eos: bool = parameter(False, bool, "--ignore-eos", "never choose an end token")
+    infill_sampling: bool = parameter(
+        False,
+        bool,
+        "--infill-sampling",
+        "llama.cpp's infill step, which ends texts early; for filling gaps",
+        step="i",
+        off=False,
+        on=True,
+    )
     stop: tuple[str, ...] = parameter(
         (),
         str,
@@ -206,6 +216,16 @@ class SamplingParams:
                 if value is not None:
                     values[name] = value
         return cls(**values)
+
+
+def with_steps(letters: str) -> dict[str, Any]:
+    """The parameters that switch the sampling steps off that are missing in `letters`, and those on that only
+    run where they are asked for. letters: some of STEPS. Raises ValueError for others, and another order.
+    """
+    if "".join(c for c in STEPS if c in letters) != letters:
+        raise ValueError(f"must be letters of {STEPS} in that order, not {letters!r}")
+    off = {name: p.off for name, p in PARAMETERS.items() if p.step and p.step not in letters}
+    return off | {name: p.on for name, p in PARAMETERS.items() if p.on is not None and p.step in letters}
 
 
 def _named(entry: Parameter, name: str) -> Parameter:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
 from specllama.core.sampling.gumbel import gumbel
+from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.margin import choice_margin, truncation_slack
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.top_k import Ids, best_first, top_ids
@@ -38,13 +39,19 @@ class KeyedSampler:
 
     forbidden: ids that are never chosen (the model's suppress_tokens, the end tokens under ignore_eos).
     n_vocab: ids at or above it are never chosen, so that a draft model with a larger vocabulary keeps to the
-    target's.
+    target's. infill: the step after truncation, None for none.
     """
 
     def __init__(
-        self, params: SamplingParams, seed: int, n_vocab: int, forbidden: Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        seed: int,
+        n_vocab: int,
+        forbidden: Sequence[int] = (),
+        infill: InfillRule | None = None,
     ) -> None:
         self.params = params
+        self.infill = infill
         self.seed = seed
         self.n_vocab = n_vocab
         bias = {t: b for t, b in params.logit_bias.items() if t < n_vocab}
@@ -53,18 +60,24 @@ class KeyedSampler:
         self._bias = np.array([bias[t] for t in sorted(bias)], np.float32)
         self._forbidden = frozenset(t for t, b in bias.items() if b == -np.inf)
         # Then the choice is the argmax of the allowed tokens, whatever the history.
-        self._simple = params.greedy and not params.penalised and len(self._forbidden) == len(bias)
+        self._simple = (
+            params.greedy and not params.penalised and len(self._forbidden) == len(bias) and infill is None
+        )
         self._temperature = max(params.temperature, _MIN_TEMPERATURE)
         self._log_min_p = math.log(params.min_p) if params.min_p > 0 else -_INFINITE_GAP
         # A repeat penalty stretches differences of logits, so margins in the model's logits are smaller.
         repeat = params.repeat_penalty if params.penalised else 1.0
         self._stretch = max(repeat, 1 / repeat)
 
+    @property
+    def _without_infill(self) -> KeyedSampler:
+        return KeyedSampler(self.params, self.seed, self.n_vocab, tuple(self._forbidden))
+
     def limited(self, n_vocab: int) -> KeyedSampler:
         """The same rule for a model with a vocabulary of only `n_vocab` tokens."""
         if n_vocab >= self.n_vocab:
             return self
-        return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden))
+        return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), self.infill)
 
     def choose(
         self,
@@ -101,7 +114,7 @@ class KeyedSampler:
                 row[ids] = logits
 
     def _choose(self, row: Row, position: int, margin: bool) -> SampledToken:
-        if not self.params.greedy:
+        if not self.params.greedy or self.infill is not None:
             choice = self._sample(row, position, margin)
             assert choice is not None
             return choice
@@ -115,10 +128,12 @@ class KeyedSampler:
         legal_row[: len(legal)] = np.where(legal, row[: len(legal)], -np.inf)
         if legal_row.max() == -np.inf:
             return SampledToken(NOTHING_LEGAL, math.inf)
-        if not self.params.greedy:
+        if not self.params.greedy or self.infill is not None:
             choice = self._sample(row, position, margin, legal)
             if choice is not None:
                 return choice
+        if self.infill is not None:  # it may demand an end that is not legal
+            return self._without_infill._choose(legal_row, position, margin)
         return self._choose(legal_row, position, margin)
 
     def _adjust(self, row: Row, history: Sequence[int], ahead: Sequence[int]) -> list[tuple[Ids, Row]]:
@@ -154,6 +169,11 @@ class KeyedSampler:
         n_kept, mass = self._truncate(values, top, top_k, floor, mass)
         if n_kept == 1 and not margin and legal is None:
             return SampledToken(int(ids[0]), math.inf)
+        if self.infill is not None:
+            ids, values = ids[:n_kept], values[:n_kept]
+            noise = 0.0 if self.params.greedy else self._temperature * gumbel(self.seed, position, ids)
+            found = self.infill.choose(ids, values, values + noise, legal)
+            return found and SampledToken(found.token, found.margin / self._stretch if margin else math.inf)
         n = len(ids) if margin else n_kept
         scores = (values[:n] - top) / self._temperature + gumbel(self.seed, position, ids[:n])
         if legal is not None:
@@ -224,17 +244,21 @@ class KeyedSampler:
         return float(logprobs[at[0]]) if len(at) else -math.inf, top
 
     def _kept(self, row: Row, position: int, mask: Mask | None) -> tuple[Ids, Values]:
-        """The tokens that truncation and grammar leave, and their logits."""
+        """The tokens that truncation, the infill step and the grammar leave, and their logits."""
         ids, values, top, top_k, floor, mass, _ = self._candidates(row, position, False)
         n, _ = self._truncate(values, top, top_k, floor, mass)
         ids, values = ids[:n], values[:n]
+        if self.infill is not None:
+            kept, _ = self.infill.survivors(ids, values)
+            ids, values = (ids[kept], values[kept]) if kept else (np.array([self.infill.end_id]), np.zeros(1))
         if mask is None:
             return ids, values
         legal = np.zeros(len(row), np.bool_)
         allowed = mask.allowed()[: len(row)]
         legal[: len(allowed)] = allowed
         if not legal[ids].any():
-            return self._kept(np.where(legal, row, -np.inf).astype(row.dtype), position, None)
+            legal_row = np.where(legal, row, -np.inf).astype(row.dtype)
+            return self._without_infill._kept(legal_row, position, None)
         return ids[legal[ids]], values[legal[ids]]
 
     def _floor(self, top: float, top_k: int) -> float:
@@ -243,7 +267,8 @@ class KeyedSampler:
         """
         p = self.params
         floor = top + self._log_min_p
-        return float(np.float32(floor if top_k else max(floor, top - _MAX_DEPTH * p.temperature)))
+        temperature = p.temperature if self.infill is None else max(1.0, p.temperature)
+        return float(np.float32(floor if top_k else max(floor, top - _MAX_DEPTH * temperature)))
 
     def _candidate_bound(self, row: Row, top: float, floor: float) -> tuple[float | None, float]:
         """Without top-k: the row's mass relative to the best token's (None where top-p is off), and a lower

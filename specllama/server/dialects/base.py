@@ -79,10 +79,12 @@ class ApiRequest:
         n: int = 1,
         stream: bool = False,
         memory: bool = True,
+        place: str = "",
     ) -> Response:
         """Start n texts of each spec; the response writes them as they are generated.
 
-        memory: whether to draft from earlier texts of this client, and later ones from this text. Raises
+        memory: whether to draft from earlier texts of this client, and later ones from this text. place: see
+        Service.start. Raises
         BusyError, EngineDiedError, ResourceError.
         """
         owned = [
@@ -94,7 +96,7 @@ class ApiRequest:
             )
             for spec in specs
         ]
-        job = await self.service.start(owned, n)
+        job = await self.service.start(owned, n, place)
         return StreamingResponse(
             job, writer, stream, Limits(self.settings.seconds, self.settings.client_seconds)
         )

@@ -54,7 +54,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "post_sampling_probs": (False,),
-    "t_max_predict_ms": (0, -1),
     "mirostat": (0,),
     "typical_p": (1,),
     "typ_p": (1,),

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.core.sampling.params import PARAMETERS
+from specllama.core.sampling.params import with_steps
 from specllama.server.dialects.fields import FieldError
 
 STEPS: Mapping[str, str] = {
-    "penalties": "e", "top_k": "k", "top_p": "p", "min_p": "m", "temperature": "t"
+    "penalties": "e", "top_k": "k", "top_p": "p", "min_p": "m", "infill": "i", "temperature": "t"
 }  # fmt: skip
 """Our steps in order, with the letters that they have in Parameter.step and in a text of letters."""
 _UNUSED = {
-    "dry": "d", "top_n_sigma": "s", "typ_p": "y", "xtc": "x", "adaptive_p": "a", "infill": "i", "tfs_z": "f",
+    "dry": "d", "top_n_sigma": "s", "typ_p": "y", "xtc": "x", "adaptive_p": "a", "tfs_z": "f",
     "mirostat": "", "top_a": "",
 }  # fmt: skip
 _ALIASES = {
@@ -33,9 +33,10 @@ _NAMES = {name.replace("_", ""): name for name in (*STEPS, *_UNUSED)} | {
 _BY_LETTER = {letter: name for name, letter in {**STEPS, **_UNUSED}.items() if letter}
 
 
-def switched_off(samplers: str | Sequence[str]) -> dict[str, Any]:
-    """The parameters that switch off our steps that are not among the samplers. samplers: names, or a text of
-    letters. Raises FieldError for unknown names, and for our steps twice or in another order.
+def with_samplers(samplers: str | Sequence[str]) -> dict[str, Any]:
+    """The parameters that switch off our steps that are not among the samplers, and `infill` on if it is.
+    samplers: names, or a text of letters. Raises FieldError for unknown names, for our steps twice or in
+    another order, and for `infill` without `top_k`.
     """
     if isinstance(samplers, str):
         found = [_BY_LETTER.get(letter, letter) for letter in samplers]
@@ -48,5 +49,6 @@ def switched_off(samplers: str | Sequence[str]) -> dict[str, Any]:
     used = [name for name in found if name in STEPS]
     if used != [name for name in STEPS if name in used]:
         raise FieldError(f"samplers: only once each, in the order {', '.join(STEPS)}", "samplers")
-    letters = {STEPS[name] for name in used}
-    return {name: p.off for name, p in PARAMETERS.items() if p.step and p.step not in letters}
+    if "infill" in used and "top_k" not in used:
+        raise FieldError("samplers: infill needs top_k before it", "samplers")
+    return with_steps("".join(STEPS[name] for name in used))

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import NotSupportedError, SpecllamaError, UsageError
 
 ErrorBody = Callable[[SpecllamaError, str], Mapping[str, Any]]
 """From an error and the request's id to the JSON object that an API's clients expect."""
@@ -44,10 +44,8 @@ class BodyTooSlowError(UsageError):
     http_status = 408
 
 
-class UnsupportedError(UsageError):
+class UnsupportedError(NotSupportedError):
     """The API has this, and this server does not."""
-
-    http_status = 501
 
 
 class UnsupportedRouteError(UnsupportedError):

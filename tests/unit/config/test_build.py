@@ -89,7 +89,7 @@ def test_omitted_sampling_steps_are_switched_off() -> None:
     params = SamplingParams(**build.sampling({"sampling_seq": "kt", "repeat_penalty": 1.3}))
     assert (params.top_p, params.min_p, params.penalised) == (1.0, 0.0, False)
     assert (params.top_k, params.temperature) == (SamplingParams().top_k, SamplingParams().temperature)
-    assert build.sampling({"sampling_seq": build.STEPS}) == {}
+    assert build.sampling({"sampling_seq": build.STEPS}) == {"infill_sampling": False}
 
 
 def test_a_seed_of_minus_one_is_unset() -> None:

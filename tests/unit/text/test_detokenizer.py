@@ -127,3 +127,25 @@ def test_invalid_bytes_are_replaced():
 
 def test_control_tokens_have_no_text():
     assert write([b"a", b"", b"b"], ("ab",)) == ("", "ab")
+
+
+@given(st.text("a \n\t", max_size=30), st.lists(st.integers(0, 30), max_size=6), st.integers(1, 3))
+def test_a_line_that_is_indented_too_little_ends_the_text(text, cuts, n_indent):
+    """As in llama-server: the first line may begin anywhere, and an empty line counts."""
+    expected, cut = text, False
+    for i, character in enumerate(text):
+        line = text[:i].rpartition("\n")[2]
+        if "\n" in text[:i] and not line.strip(" \t") and character not in " \t" and len(line) < n_indent:
+            expected, cut = text[:i], True
+            break
+    pieces = split(text.encode(), cuts)
+    writer = TokenWriter(lambda token: pieces[token], n_indent=n_indent)
+    ended = any(writer.push(i) for i in range(len(pieces)))
+    assert (writer.finish(), ended) == (expected, cut)
+    assert writer.finish_reason == ("length" if cut else "stop")
+
+
+def test_text_held_back_for_a_stop_string_belongs_to_a_text_that_its_indentation_ends():
+    writer = TokenWriter(lambda token: [b"a\n  ", b"xy\nb"][token], ("xyz",), n_indent=2)
+    assert [writer.push(0), writer.push(1)] == [False, True]
+    assert (writer.finish(), writer.finish_reason, writer.stopped_by) == ("a\n  xy\n", "length", None)

@@ -111,6 +111,7 @@ class NativeRequest(SamplingFields):
                 text_biases=self.text_biases(),
                 speculate=self.speculation.enabled,
                 draft_max=self.speculation.max,
+                **self.limits(),
                 show_prompt=self.shows("prompt"),
                 progress=self.shows_progress,
                 final_probs=self.post_sampling_probs,

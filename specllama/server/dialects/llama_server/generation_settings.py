@@ -46,7 +46,7 @@ def generation_settings(
         "n_probs": params.logprobs or 0,
         "grammar": params.grammar or "",
         "json_schema": params.json_schema,
-        "samplers": list(STEPS),
+        "samplers": [name for name in STEPS if name != "infill" or params.infill_sampling],
         "speculative.types": ",".join(drafters) or "none",
         **NOT_SUPPORTED,
         **shown,

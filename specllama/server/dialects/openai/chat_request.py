@@ -137,6 +137,7 @@ class ChatRequest(SamplingFields, TemplateInput):
             speculate=self.speculation.enabled,
             draft_max=self.speculation.max,
             tools=self.allowed,
+            **self.limits(),
         )
 
     def _params(self) -> dict[str, Any]:

@@ -17,10 +17,13 @@ Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 
 
 
 class CompletionRequest(SamplingFields):
-    """prompt: a text, ids, or a list of either, each of which has its own choices."""
+    """prompt: a text, ids, or a list of either, each of which has its own choices. suffix: what follows the
+    gap that the text fills.
+    """
 
     prompt: str | Ids | Annotated[list[str | Ids], AtMost(MAX_PROMPTS, 1)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
 
     def generations(self, defaults: Mapping[str, Any]) -> list[protocol.Generate]:
@@ -38,14 +41,24 @@ class CompletionRequest(SamplingFields):
         return [
             protocol.Generate(
                 -1,
-                prompt=prompt if isinstance(prompt, str) else None,
-                ids=prompt if isinstance(prompt, list) else None,
+                **self._input(prompt),
                 params=params,
                 text_biases=self.text_biases(),
                 show_prompt=self.verbose,
                 progress=self.shows_progress,
                 speculate=self.speculation.enabled,
                 draft_max=self.speculation.max,
+                **self.limits(),
             )
             for prompt in prompts
         ]
+
+    def _input(self, prompt: str | list[int]) -> dict[str, Any]:
+        """The field of protocol.Generate for a prompt. Raises FieldError."""
+        if isinstance(prompt, list):
+            if self.suffix:
+                raise FieldError("suffix: the prompt must then be text, not ids", "suffix")
+            return {"ids": prompt}
+        if self.suffix:
+            return {"infill": protocol.Infill(prompt, self.suffix)}
+        return {"prompt": prompt}

@@ -12,9 +12,9 @@ from specllama.errors import (
     ContextLengthError,
     DeadlineError,
     NotFoundError,
+    NotSupportedError,
     SpecllamaError,
 )
-from specllama.server.http.errors import UnsupportedError
 
 _CODES: Mapping[type[SpecllamaError], str] = {
     ContextLengthError: "context_length_exceeded",
@@ -22,7 +22,7 @@ _CODES: Mapping[type[SpecllamaError], str] = {
     AccessError: "invalid_api_key",
     NotFoundError: "model_not_found",
     DeadlineError: "deadline_exceeded",
-    UnsupportedError: "unsupported",
+    NotSupportedError: "unsupported",
 }
 _TYPES = {
     400: "invalid_request_error",

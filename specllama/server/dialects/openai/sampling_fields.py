@@ -12,13 +12,14 @@ from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.samplers import switched_off
+from specllama.server.dialects.samplers import with_samplers
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 16, 256, 1024, MAX_LOGPROBS
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
 SamplerName = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
 
 
 class StreamOptions(Body):
@@ -75,7 +76,11 @@ else:
 
 
 class SamplingFields(ParameterFields):
-    """How to generate, without the prompt. Of several names of a parameter, the first one given counts."""
+    """How to generate, without the prompt. Of several names of a parameter, the first one given counts.
+
+    n_predict: 0 evaluates the prompt for later requests. n_indent: blanks with which each line after the
+    first begins. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none.
+    """
 
     model: Annotated[str, Field(max_length=512)] | None = None
     stream: bool = False
@@ -86,6 +91,23 @@ class SamplingFields(ParameterFields):
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool = False
+    n_indent: Annotated[int, Field(ge=0, le=1024)] = 0
+    t_max_prompt_ms: Milliseconds = 0
+    t_max_predict_ms: Milliseconds = 0
+
+    @property
+    def warms(self) -> bool:
+        """Whether the prompt is evaluated and nothing is written."""
+        return self.n_predict == 0 and self.max_tokens is None
+
+    def limits(self) -> dict[str, Any]:
+        """The fields of protocol.Generate that bound the text, other than the parameters."""
+        return {
+            "n_indent": self.n_indent,
+            "prompt_seconds": self.t_max_prompt_ms / 1000 if self.t_max_prompt_ms > 0 else None,
+            "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
+            "warm": self.warms,
+        }
 
     @property
     def shows_progress(self) -> bool:
@@ -115,8 +137,10 @@ class SamplingFields(ParameterFields):
             field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
             if field is not None:
                 params[name], sent[name] = _read(name, getattr(self, field)), field
-        off = switched_off(self.samplers) if self.samplers is not None else {}
-        params = {name: value for name, value in (params | more | off).items() if value is not None}
+        steps = with_samplers(self.samplers) if self.samplers is not None else {}
+        params = {name: value for name, value in (params | more | steps).items() if value is not None}
+        if self.warms:
+            params.pop("max_tokens", None)
         try:
             SamplingParams.merge(params)
         except UsageError as error:
