@@ -22,8 +22,8 @@ class TokenWriter:
     be the start of a stop string, are held back; bytes that are not UTF-8 become U+FFFD. Of several stop
     strings the first to be complete ends the text, the longest if several end at the same character.
     stopped_by: that stop string, else None. shown: control tokens that are written, and their texts.
-    n_indent: blanks and tabs with which each line after the first has to begin; the text ends before the first
-    other character of a line that has fewer. finish_reason: why the text ended, "length" for its indentation.
+    n_indent: blanks and tabs with which each line after the first begins; the text ends before the first
+    other character of a line with fewer. finish_reason: why the text ended, "length" for its indentation.
     """
 
     def __init__(
