@@ -206,6 +206,17 @@ class Render:
 
 
 @dataclass(frozen=True, slots=True)
+class CountTokens:
+    """To the engine: how many tokens the prompt of a Generate with these fields has."""
+
+    id: int
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+    tools: Tools | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GetSlots:
     """To the engine: what its slots are doing."""
 
@@ -239,6 +250,15 @@ class Rendered:
 
     id: int
     prompt: str
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """From the engine: tokens of a prompt. more: always False."""
+
+    id: int
+    n: int
     more: bool = False
 
 
@@ -432,8 +452,8 @@ class Heartbeat:
     allowed: float
 
 
-Question = Tokenize | Detokenize | Render | GetSlots
-Answer = Tokenized | Detokenized | Rendered | Slots
+Question = Tokenize | Detokenize | Render | CountTokens | GetSlots
+Answer = Tokenized | Detokenized | Rendered | TokenCount | Slots
 Message = (
     Load
     | Generate

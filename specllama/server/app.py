@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from specllama.errors import SpecllamaError
 from specllama.server import openapi
-from specllama.server.dialects import anthropic
+from specllama.server.dialects.anthropic import routes as anthropic
 from specllama.server.dialects.base import ApiRequest, ApiRoute
 from specllama.server.dialects.llama_server import routes as llama_server
 from specllama.server.dialects.ollama import routes as ollama

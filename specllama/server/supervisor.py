@@ -20,7 +20,14 @@ SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
 _DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the number of failures in a row
 _LONG_LIFE = 60.0  # seconds; the failure of an engine that ran longer starts a new row
 Say = Callable[[str], None]
-Answer = TypeVar("Answer", protocol.Tokenized, protocol.Detokenized, protocol.Rendered, protocol.Slots)
+Answer = TypeVar(
+    "Answer",
+    protocol.Tokenized,
+    protocol.Detokenized,
+    protocol.Rendered,
+    protocol.TokenCount,
+    protocol.Slots,
+)
 
 
 class Supervisor:

@@ -39,7 +39,7 @@ def compile_template(loaded: Loaded) -> tuple[ChatTemplate | None, SpecllamaErro
 
 def answer_query(
     question: protocol.Question, model: LlamaModel, prompts: Prompts
-) -> Iterator[protocol.Tokenized | protocol.Detokenized | protocol.Rendered]:
+) -> Iterator[protocol.Tokenized | protocol.Detokenized | protocol.Rendered | protocol.TokenCount]:
     """The parts of the answer to a query about texts, in any thread. Raises TemplateError, UsageError,
     ContextLengthError, before the first part.
     """
@@ -54,6 +54,15 @@ def answer_query(
         parts = prompts.calls.render(prompts.template, question.messages, question.variables, question.tools)
         for text, more in _texts("".join(part.text for part in parts) + question.prefix):
             yield protocol.Rendered(question.id, text, more)
+    elif isinstance(question, protocol.CountTokens):
+        request = protocol.Generate(
+            question.id,
+            messages=question.messages,
+            variables=question.variables,
+            prefix=question.prefix,
+            tools=question.tools,
+        )
+        yield protocol.TokenCount(question.id, len(prompts.prompt(request).ids))
 
 
 def _tokenized(

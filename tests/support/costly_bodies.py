@@ -15,7 +15,7 @@ from specllama.server.dialects.llama_server import unsupported
 from specllama.server.http.body import MAX_BYTES, MAX_VALUES
 from tests.support.serving import Api
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, ANTHROPIC = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 RESPONSES = "/v1/responses"
 _LONG = MAX_BYTES - 200  # bytes of a field that leave room for the others
@@ -118,6 +118,11 @@ def _called(arguments: str, n: int) -> list[dict[str, Any]]:
 
 _MESSAGE = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
 _PARTS = [{"type": "text", "text": "x"}]
+_USER = [{"role": "user", "content": "x"}]
+_RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "<" * 400}
+_USE = {"type": "tool_use", "id": "a", "name": "f", "input": {"a": "<" * 400}}
+_TOOL = {"name": "f", "description": "<" * 1000, "input_schema": {"type": "object"}}
+_WIDE = {"type": "object", "properties": {f"a{i}": {} for i in range(4000)}}
 _MANY = MAX_VALUES - 100
 _CALL = {"type": "function_call", "call_id": "c", "name": "f"}
 _FUNCTION = {"type": "function", "name": "f"}
@@ -274,6 +279,38 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "unknown tools": _numbered('{"input":"x","max_output_tokens":1,"tools":[', '{"type":"t{0}"}', "]}"),
         "a choice of tools": _filled(
             '{"input":"x","tool_choice":{"type":"allowed_tools","tools":[', '{"type":1}', "]}}"
+        ),
+    },
+    (ANTHROPIC, protocol.Generate): {
+        "a text of <": _said("<" * _LONG),
+        "as many turns as there may be": _body(
+            messages=[{"role": "user", "content": "<"}, {"role": "assistant", "content": "<"}] * 2048,
+            **_ONE_TOKEN,
+        ),
+        "blocks": lambda: _json(messages=[{"role": "user", "content": _PARTS * 16}] * 960, **_ONE_TOKEN),
+        "results": lambda: _json(messages=[{"role": "user", "content": [_RESULT] * 200}] * 40, **_ONE_TOKEN),
+        "calls": lambda: _json(
+            messages=[{"role": "assistant", "content": [_USE] * 100}, *_USER] * 64, **_ONE_TOKEN
+        ),
+        "blocks of wrong types": _filled('{"messages":[{"role":"user","content":[', '{"type":1}', "]}]}"),
+        "a header without end": lambda: _json(
+            system="x-anthropic-billing-header:" + " a=b;" * (_LONG // 5), messages=_USER, **_ONE_TOKEN
+        ),
+        "a header of blanks": lambda: _json(
+            system="x-anthropic-billing-header:" + " " * (_LONG - 30), messages=_USER, **_ONE_TOKEN
+        ),
+        "as many tools as there may be": lambda: _json(
+            messages=_USER, tools=[_TOOL | {"name": f"f{i}"} for i in range(1024)], **_ONE_TOKEN
+        ),
+        "a tool of 64 KiB": lambda: _json(
+            messages=_USER, tools=[_TOOL | {"input_schema": _WIDE}], tool_choice={"type": "any"}, **_ONE_TOKEN
+        ),
+    },
+    (f"{ANTHROPIC}/count_tokens", protocol.CountTokens): {
+        "a text of <": _body(messages=[{"role": "user", "content": "<" * _LONG}]),
+        "messages": lambda: _json(messages=[{"role": "user", "content": "<" * 900}] * 4096),
+        "tools": lambda: _json(
+            messages=_USER, tools=[_TOOL | {"name": f"f{i}"} for i in range(1024)], system="<" * 16_000
         ),
     },
     ("/tokenize", protocol.Tokenize): {

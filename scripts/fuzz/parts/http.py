@@ -39,6 +39,16 @@ BODIES: tuple[tuple[str, Any], ...] = (
         {"messages": MESSAGES, "max_tokens": 2, "response_format": {"type": "json_object"}},
     ),
     ("/v1/chat/completions", {"messages": CALLED, "max_tokens": 2, **_TOOLS}),
+    (
+        "/v1/messages",
+        {
+            "messages": MESSAGES,
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": "x"}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
     ("/tokenize", {"content": "x", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
     ("/apply-template", {"messages": CALLED, **_TOOLS}),

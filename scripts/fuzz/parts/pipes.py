@@ -30,6 +30,7 @@ TO_ENGINE: tuple[m.Message, ...] = (
     m.Tokenize(1, "some text"),
     m.Detokenize(1, [1, 2, 3]),
     m.Render(1, [{"role": "user", "content": "x"}], {"tools": []}),
+    m.CountTokens(1, [{"role": "user", "content": "x"}], prefix="a"),
     m.GetSlots(1),
     m.Cancel(1),
 )
@@ -37,6 +38,7 @@ FROM_ENGINE: tuple[m.Message, ...] = (
     m.Tokenized(1, [1, 2], [[1], [2]]),
     m.Detokenized(1, "x"),
     m.Rendered(1, "x"),
+    m.TokenCount(1, 5),
     m.Failed({"kind": "UsageError", "message": "x", "hint": "y"}, 1),
     m.Notice("x"),
     m.Calibrated(0.1, None, True),

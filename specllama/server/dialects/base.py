@@ -37,6 +37,12 @@ class ApiRequest:
         self.service, self.settings, self.supervisor = service, service.settings, service.supervisor
 
     @property
+    def id(self) -> str:
+        """The request's id, as in its response's headers and in the log."""
+        found: str = self._http.scope.get("specllama.id", "")
+        return found
+
+    @property
     def owner(self) -> str:
         """Whose request it is: a name, not secret, of its API key; "" where the server has none."""
         found: str = self._http.scope.get("specllama.owner", "")
@@ -64,7 +70,7 @@ class ApiRequest:
 
     def say(self, text: str) -> None:
         """A line about this request for the operator."""
-        self._say(f"{self._http.scope['specllama.id']} {text}")
+        self._say(f"{self.id} {text}")
 
     def log_prompt(self, prompt: Any) -> None:
         """Log a prompt if the operator wants that."""

@@ -89,7 +89,7 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 more = MutableHeaders(raw=message.setdefault("headers", []))
-                more["x-request-id"] = id_
+                more["x-request-id"] = more["request-id"] = id_  # OpenAI's and Anthropic's name
                 more["x-content-type-options"] = "nosniff"
                 if origin and origin in self._origins:
                     more["access-control-allow-origin"] = headers["origin"]

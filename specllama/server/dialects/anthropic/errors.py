@@ -1,0 +1,34 @@
+"""Errors in the shape of Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specllama.errors import ContextLengthError, SpecllamaError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: SpecllamaError, request_id: str) -> dict[str, Any]:
+    """See ErrorBody."""
+    status = error.http_status
+    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": _message(error)}, "request_id": request_id}
+
+
+def _message(error: SpecllamaError) -> str:
+    """Claude Code recognises a prompt that is too long by these words, and shortens the conversation."""
+    if not isinstance(error, ContextLengthError):
+        return error.message
+    n, n_ctx = error.details.get("n_prompt_tokens"), error.details.get("n_ctx")
+    figures = "" if n is None else f"{n} tokens > {n_ctx} maximum; "
+    return f"prompt is too long: {figures}{error.message}"

@@ -1,0 +1,45 @@
+"""The Anthropic API's routes."""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse, Response
+
+from specllama.client import protocol
+from specllama.server.dialects.anthropic.errors import error_body
+from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
+from specllama.server.dialects.anthropic.writer import MessageWriter
+from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.requests import CompletionSpec
+
+
+async def messages(api: ApiRequest) -> Response:
+    body = await api.body(MessagesRequest)
+    api.check_model(body.model)
+    request = body.generation(api.settings.sampling, api.settings.variables)
+    api.log_prompt(request.messages)
+    if body.dropped:
+        api.say(f"{len(body.dropped)} tools that run on Anthropic's servers are left out")
+    writer = MessageWriter(body.model or api.settings.name, body.speculation.enabled, api.id)
+    specs = [CompletionSpec(request, splits=True)]
+    return await api.generate(specs, writer, stream=body.stream, memory=body.speculation.memory)
+
+
+async def count_tokens(api: ApiRequest) -> Response:
+    body = await api.body(CountRequest)
+    api.check_model(body.model)
+    made = body.prompt(api.settings.variables)
+    found = await api.supervisor.query(
+        lambda id_: protocol.CountTokens(id_, made.messages or [], made.variables, made.prefix, made.tools),
+        protocol.TokenCount,
+    )
+    return JSONResponse({"input_tokens": found.n})
+
+
+DIALECT = Dialect(
+    error_body,
+    (
+        ApiRoute("POST", "/v1/messages", messages, "Answer a conversation", MessagesRequest),
+        ApiRoute("POST", "/v1/messages/count_tokens", count_tokens, "The length of its prompt", CountRequest),
+    ),
+    prefixes=("/v1/messages",),
+)

@@ -1,0 +1,184 @@
+"""The writer of /v1/messages: one block after another, each opened, filled and closed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_core import from_json
+
+from specllama.errors import SpecllamaError
+from specllama.server.dialects.anthropic.errors import error_body
+from specllama.server.dialects.openai.usage import figures
+from specllama.server.dialects.writer import to_json
+from specllama.server.events import (
+    AccumulatedCall,
+    AccumulatedChoice,
+    Accumulator,
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Event,
+    Reasoning,
+    Start,
+    TextEvent,
+)
+
+SIGNATURE = "c3BlY2xsYW1h"
+"""Of thinking blocks. Clients drop those without one; nobody checks it."""
+_REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
+
+
+class MessageWriter:
+    """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text.
+
+    model: as shown. speculate: whether drafts were allowed. request_id: for errors.
+    """
+
+    media_type, ping = "text/event-stream", b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, model: str, speculate: bool = True, request_id: str = "") -> None:
+        self.fold = Accumulator()
+        self._model, self._speculate, self._request_id = model, speculate, request_id
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._n_blocks = 0  # opened so far
+        self._open = ""  # type of the block that is open
+        self._empty = True  # whether the call that is open has no arguments yet
+        self._spoke = False  # whether there was text or a call
+
+    def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - it is one
+        """See DialectWriter."""
+        found: list[dict[str, Any]] = []
+        for event in events:
+            self.fold.add([event])
+            found += self._events(event)
+        return b"".join(map(_event, found))
+
+    def error_event(self, error: SpecllamaError) -> bytes:
+        """See DialectWriter."""
+        return _event(error_body(error, self._request_id))
+
+    def end(self) -> bytes:
+        """See DialectWriter. The end of the choice has written the last event."""
+        return b""
+
+    def answer(self) -> dict[str, Any]:
+        """See DialectWriter."""
+        (choice,) = self.fold.in_order
+        return self._message(choice) | {"content": _blocks(choice)} | self._figures()
+
+    def _message(self, choice: AccumulatedChoice) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            **_ending(choice),
+            "usage": _usage(choice),
+        }
+
+    def _figures(self) -> dict[str, Any]:
+        return {"speculation": figures(self.fold, self._speculate)["speculation"]}
+
+    def _events(self, event: Event) -> list[dict[str, Any]]:
+        if isinstance(event, TextEvent):
+            return self._part("text", "text", event.text)
+        if isinstance(event, CallArgs):
+            self._empty = self._empty and not event.text
+            return [self._delta("input_json", "partial_json", event.text)] if event.text else []
+        if isinstance(event, Reasoning):
+            return self._part("thinking", "thinking", event.text)
+        if isinstance(event, CallOpen):
+            self._empty = True
+            block = {"type": "tool_use", "id": f"toolu_{event.id}", "name": event.name, "input": {}}
+            return [*self._closing(), self._opening(block)]
+        if isinstance(event, CallClose):
+            filled = [self._delta("input_json", "partial_json", "{}")] if self._empty else []
+            return [*filled, *self._closing()]
+        choice = self.fold.choices[event.index]
+        if isinstance(event, Start):
+            return [{"type": "message_start", "message": self._message(choice)}]
+        found = self._closing()
+        if not self._spoke:
+            found += [self._opening({"type": "text", "text": ""}), *self._closing()]
+        ending = {"delta": _ending(choice), "usage": _usage(choice)}
+        return [*found, {"type": "message_delta", **ending, **self._figures()}, {"type": "message_stop"}]
+
+    def _part(self, kind: str, key: str, text: str) -> list[dict[str, Any]]:
+        """The next part of text or thinking."""
+        if not text:
+            return []
+        found = []
+        if self._open != kind:
+            block = {"type": kind, key: ""} | ({"signature": ""} if kind == "thinking" else {})
+            found = [*self._closing(), self._opening(block)]
+        return [*found, self._delta(kind, key, text)]
+
+    def _opening(self, block: dict[str, Any]) -> dict[str, Any]:
+        self._open, self._n_blocks = block["type"], self._n_blocks + 1
+        self._spoke = self._spoke or self._open != "thinking"
+        return {"type": "content_block_start", "index": self._n_blocks - 1, "content_block": block}
+
+    def _delta(self, kind: str, key: str, text: str) -> dict[str, Any]:
+        delta = {"type": f"{kind}_delta", key: text}
+        return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
+
+    def _closing(self) -> list[dict[str, Any]]:
+        """The end of the block that is open, if any."""
+        was, self._open = self._open, ""
+        if not was:
+            return []
+        signed = [self._delta("signature", "signature", SIGNATURE)] if was == "thinking" else []
+        return [*signed, {"type": "content_block_stop", "index": self._n_blocks - 1}]
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))
+
+
+def _blocks(choice: AccumulatedChoice) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for item in choice.items:
+        if isinstance(item, AccumulatedCall):
+            call = {"type": "tool_use", "id": f"toolu_{item.id}", "name": item.name}
+            found.append(call | {"input": _input(item)})
+        elif item.text:
+            found.append({"type": "text", "text": item.text})
+    thought = {"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE}
+    return [*([thought] if choice.reasoning else []), *(found or [{"type": "text", "text": ""}])]
+
+
+def _input(call: AccumulatedCall) -> dict[str, Any]:
+    """The arguments as an object; of a call that was cut off, what is complete of it, as the SDK reads it."""
+    try:
+        found = from_json(call.arguments or "{}", allow_partial=not call.complete)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
+    end = choice.end
+    if end is None:
+        return {"stop_reason": None, "stop_sequence": None, "stop_details": None}
+    reason = _REASONS.get(end.reason, "end_turn")
+    if choice.ended_with_calls:
+        reason = "tool_use"
+    if end.reason == "stop" and end.stop_string is not None:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": end.stop_string, "stop_details": None}
+
+
+def _usage(choice: AccumulatedChoice) -> dict[str, Any]:
+    """Numbers of tokens. input_tokens leaves out those whose evaluation was reused."""
+    stats = choice.end.stats if choice.end else None
+    cached = stats.n_reused if stats else 0
+    return {
+        "input_tokens": choice.start.n_prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": stats.n_predict if stats else 1,
+        "output_tokens_details": {"thinking_tokens": choice.end.n_reasoning if choice.end else 0},
+    }
