@@ -124,3 +124,19 @@ def test_biases_of_texts_and_samplers(exact: Server, path: str) -> None:
         text(samplers=["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"])
         == text()
     )
+
+
+@pytest.mark.parametrize("at", ["", "/v1"])
+def test_lengths_of_prompts(server: Server, at: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    for fields in ({"messages": QUESTION}, {"messages": PREFILL}, {"messages": QUESTION, "tools": tools}):
+        found = server.post(f"{at}/chat/completions/input_tokens", fields).json
+        usage = server.post(f"{at}/chat/completions", {**fields, "max_tokens": 1}).json["usage"]
+        assert found == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
+    asked = {"input": "What does shutil.copytree do?"}
+    found = server.post(f"{at}/responses/input_tokens", asked).json
+    usage = server.post(f"{at}/responses", {**asked, "max_output_tokens": 1}).json["usage"]
+    assert found == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+    for path in ("chat/completions", "responses"):
+        reply = server.post(f"{at}/{path}/input_tokens", {"messages": [], "input": 5})
+        assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")

@@ -313,6 +313,12 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
             messages=_USER, tools=[_TOOL | {"name": f"f{i}"} for i in range(1024)], system="<" * 16_000
         ),
     },
+    ("/chat/completions/input_tokens", protocol.CountTokens): {"a text of <": _said("<" * _LONG)},
+    ("/v1/chat/completions/input_tokens", protocol.CountTokens): {
+        "a small text of control tokens": _said("</s><|im_end|>" * 1100),
+    },
+    ("/responses/input_tokens", protocol.CountTokens): {"a text": _body(input="zip " * (_LONG // 4))},
+    ("/v1/responses/input_tokens", protocol.CountTokens): {"a text of <": _body(input="<" * 16_000)},
     ("/tokenize", protocol.Tokenize): {
         "a text of one letter": _body(content="a" * _LONG, with_pieces=True),
         "a small text of one letter": _body(content="a" * 16_000, with_pieces=True),

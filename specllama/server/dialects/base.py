@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specllama.client import protocol
 from specllama.errors import NotFoundError
 from specllama.server.dialects.fields import Model, checked
 from specllama.server.dialects.writer import DialectWriter
@@ -76,6 +77,15 @@ class ApiRequest:
         """Log a prompt if the operator wants that."""
         if self.settings.log_prompts:
             self.say(f"prompt {json.dumps(prompt)}")
+
+    async def prompt_length(self, request: protocol.Generate) -> int:
+        """Tokens of the prompt of a request with messages. Raises what generating would raise for it."""
+        messages = request.messages or []
+        found = await self.supervisor.query(
+            lambda id_: protocol.CountTokens(id_, messages, request.variables, request.prefix, request.tools),
+            protocol.TokenCount,
+        )
+        return found.n
 
     async def generate(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.responses import JSONResponse, Response
 
-from specllama.client import protocol
 from specllama.server.dialects.anthropic.errors import error_body
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.anthropic.writer import MessageWriter
@@ -27,12 +26,7 @@ async def messages(api: ApiRequest) -> Response:
 async def count_tokens(api: ApiRequest) -> Response:
     body = await api.body(CountRequest)
     api.check_model(body.model)
-    made = body.prompt(api.settings.variables)
-    found = await api.supervisor.query(
-        lambda id_: protocol.CountTokens(id_, made.messages or [], made.variables, made.prefix, made.tools),
-        protocol.TokenCount,
-    )
-    return JSONResponse({"input_tokens": found.n})
+    return JSONResponse({"input_tokens": await api.prompt_length(body.prompt(api.settings.variables))})
 
 
 DIALECT = Dialect(

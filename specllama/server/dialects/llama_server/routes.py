@@ -53,6 +53,20 @@ async def completion(api: ApiRequest) -> Response:
     )
 
 
+async def chat_length(api: ApiRequest) -> Response:
+    return await _length(api, await api.body(ChatRequest))
+
+
+async def responses_length(api: ApiRequest) -> Response:
+    return await _length(api, await api.body(ResponsesRequest))
+
+
+async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
+    api.check_model(body.model)
+    n = await api.prompt_length(body.generation(api.settings.sampling, api.settings.variables))
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
+
+
 async def health(api: ApiRequest) -> Response:
     """Never waits for the engine."""
     problem = api.supervisor.problem
@@ -125,8 +139,10 @@ DIALECT = Dialect(
         ApiRoute("GET", "/v1/health", health, open=True),
         ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
         ApiRoute("POST", "/completions", completion),
-        ApiRoute("POST", "/chat/completions", openai.chat, "", ChatRequest),
+        ApiRoute("POST", "/chat/completions", openai.chat),
         ApiRoute("POST", "/responses", responses.respond, "", ResponsesRequest),
+        *(ApiRoute("POST", f"{at}/chat/completions/input_tokens", chat_length) for at in ("", "/v1")),
+        *(ApiRoute("POST", f"{at}/responses/input_tokens", responses_length) for at in ("", "/v1")),
         ApiRoute("GET", "/models", openai.models),
         ApiRoute("GET", "/models/{name:path}", openai.model),
         ApiRoute("GET", "/metrics", metrics, "Figures for Prometheus"),
