@@ -72,7 +72,8 @@ class Grammars:
         scope: str = "",
     ) -> GrammarMask | None:
         """A mask at the start of a schema (JSON text), a grammar (GBNF or Lark) or the Lark grammar of tool
-        calls; None if none is given. What was compiled before is reused within its scope only.
+        calls, which contains a schema that is given with it; None if none is given. What was compiled before
+        is reused within its scope only.
 
         Raises UsageError if it cannot be used.
         """
@@ -90,6 +91,8 @@ class Grammars:
         from llguidance import LLMatcher
 
         if tools is not None:
+            if json_schema is not None:
+                self._mask(json_schema, None, None, scope)  # an error of the schema names the schema
             what, source = _TOOLS, LLMatcher.grammar_from_lark(tools)
         elif json_schema is not None:
             what, source = "JSON schema", _from_schema(json_schema)

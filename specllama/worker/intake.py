@@ -136,7 +136,7 @@ class RequestIntake:
         message, model = accepted.message, self._loaded.model
         tag = open_reasoning_tag(model, prompt.ids)
         tools, calls = message.tools, self.prompts.calls
-        grammar = calls.grammar(tools, accepted.params, tag) if tools is not None else None
+        grammar = calls.grammar(tools, accepted.params, tag) if message.messages is not None else None
         shown = calls.shown(tools) if message.messages is not None else {}
         cache_scope = "" if message.share_cache else message.owner
         for choice in choices:

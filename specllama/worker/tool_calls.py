@@ -9,6 +9,8 @@ from typing import Any
 
 from specllama.calls.format import AnswerShape, CallFormat
 from specllama.calls.formats import choose
+from specllama.calls.lark import Lark
+from specllama.calls.schema import json_text
 from specllama.calls.tools import Tool, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import SpecllamaError, UsageError
@@ -60,20 +62,29 @@ class ToolCalls:
         data = self.format.template_input(messages, tools, self.own)
         return template.render(data.messages, **{**variables, **data.variables})
 
-    def grammar(self, tools: Tools, params: SamplingParams, closing_tag: str) -> str:
-        """The Lark grammar of an answer. closing_tag: of the reasoning that the prompt has opened, "" for
-        none. Raises UsageError.
+    def grammar(self, tools: Tools | None, params: SamplingParams, closing_tag: str) -> str | None:
+        """The Lark grammar of an answer with tools, or of JSON after reasoning; None where neither is asked
+        for. closing_tag: of the reasoning that the prompt has opened, "" for none. Raises UsageError.
         """
+        if tools is None:
+            if params.json_schema is None or not closing_tag:
+                return None
+            shape = self._shape(params, closing_tag)
+            return Lark(shape).answer(shape.text, capped=False)
         if params.grammar is not None:
             raise UsageError("tools and a grammar cannot be used together", "give one of them")
+        return self.format.grammar(tools, self._shape(params, closing_tag))
+
+    def _shape(self, params: SamplingParams, closing_tag: str) -> AnswerShape:
         text = ""
         if params.json_schema is not None:
             schema = params.json_schema
-            text = f"%json {schema if isinstance(schema, str) else json.dumps(schema)}"
+            parsed = json.loads(schema) if isinstance(schema, str) else schema
+            text = json_text(parsed if isinstance(parsed, Mapping) else {})
         reasoning = self._reasoning
         if closing_tag:
             reasoning = next((a, b) for a, b in TAGS.items() if b == closing_tag)
-        return self.format.grammar(tools, AnswerShape(reasoning, bool(closing_tag), text, self._special))
+        return AnswerShape(reasoning, bool(closing_tag), text, self._special)
 
     def shown(self, tools: Tools | None) -> Mapping[int, str]:
         """Control tokens that are written into the output, by id: those that begin or end calls and

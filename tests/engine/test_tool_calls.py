@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from specllama.drafters.grammar import GrammarDrafter
 from specllama.llama.model import LlamaModel
 from specllama.testing import ScriptedDrafter, TableContext, table_row
 from specllama.text.grammar import Grammars
+from specllama.worker.tool_calls import ToolCalls
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Riga"]}}, "required": ["city"]}
 TOOLS = Tools([Tool("weather", "", CITY), Tool("wait")], parallel=False)
@@ -87,3 +89,18 @@ def test_text_is_the_same_wherever_a_call_begins_in_a_draft(
             assert model.text(lambda: grammars.mask(tools=grammar), drafters, temperature)[0] == plain
             inside = [d for d in drafted if d[offset : offset + len(trigger)] == trigger]
             assert inside or len(drafters) > 1 or offset + len(trigger) > DRAFT - 1
+
+
+def test_a_schema_holds_after_the_reasoning(target: LlamaModel, grammars: Grammars) -> None:
+    """Of an answer without tools, where the prompt has opened the reasoning."""
+    calls = ToolCalls(target, "", None)
+    params = SamplingParams(json_schema={"enum": ["yes", "no"]})
+    assert calls.grammar(None, params, "") is calls.grammar(None, SamplingParams(), "</think>") is None
+    grammar = calls.grammar(None, params, "</think>")
+    script = target.tokenize(" so</think> and so on, for ever", False, False)
+    model = Model(target, script, target.tokenize("Ask:", True, False))
+    for drafters in ((), (GrammarDrafter(),)):
+        _, text = model.text(lambda: grammars.mask(tools=grammar), drafters, 0.0)
+        thought, _, answer = text.partition("</think>")
+        assert thought == " so"
+        assert json.loads(answer) in ("yes", "no")
