@@ -181,6 +181,11 @@ def test_thinking_needs_a_model_that_thinks(server: Server) -> None:
     assert chat(server, think=False).status == 200
 
 
+def test_a_gap_needs_a_model_that_fills_gaps(server: Server) -> None:
+    reply = generate(server, suffix="x")
+    assert (reply.status, f'"{NAME}" does not support insert' in reply.json["error"]) == (400, True)
+
+
 def test_a_larger_context_is_a_line_for_the_operator(server: Server) -> None:
     assert chat(server, options={**SHORT, "num_ctx": 8192}).status == 200
     server.until(lambda: any("num_ctx 8192" in line for line in server.lines))

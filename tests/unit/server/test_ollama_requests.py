@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specllama.calls.tools import Tool
+from specllama.client.protocol import Infill
 from specllama.errors import AccessError, BusyError, EngineDiedError
 from specllama.server.app import ERRORS
 from specllama.server.dialects.fields import FieldError, checked
@@ -143,6 +144,11 @@ class TestFields:
         assert (generate(raw=True).prompt, generate(raw=True).messages) == ("x", None)
         assert (generate(templated=False).prompt, generate(templated=False).messages) == ("x", None)
 
+    def test_a_suffix_leaves_a_gap(self) -> None:
+        for raw in (False, True):
+            found = generate(suffix="y", raw=raw)
+            assert (found.infill, found.prompt, found.messages) == (Infill("x", "y"), None, None)
+
     def test_the_last_assistant_message_is_continued(self) -> None:
         found = chat(messages=[*ASKED, {"role": "assistant", "content": "and"}])
         assert (found.messages, found.prefix) == (ASKED, "and")
@@ -242,7 +248,9 @@ GENERATE_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 5}, "prompt"),
     ({"template": "{{ .Prompt }}"}, "template"),
     ({"context": [1, 2]}, "context"),
-    ({"suffix": "x"}, "suffix"),
+    ({"suffix": 5}, "suffix"),
+    ({"suffix": "x", "system": "x"}, "system"),
+    ({"suffix": "x", "think": "low"}, "think"),
     ({"images": ["aGk="]}, "images"),
     ({"raw": True, "system": "x"}, "system"),
     ({"raw": True, "think": True}, "think"),
@@ -324,6 +332,7 @@ class TestShapes:
             ({}, ["tools"]),
             ({"template_reasons": True}, ["tools", "thinking"]),
             ({"template_works": False, "template_reasons": True}, []),
+            ({"infill": True}, ["tools", "insert"]),
         ],
     )
     def test_capabilities(self, changes, more) -> None:

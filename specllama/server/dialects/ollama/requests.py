@@ -191,8 +191,8 @@ class OllamaChatRequest(OllamaRequest):
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """The body of /api/generate. raw: the prompt does not go through the chat template. Without a prompt, the
-    model is loaded.
+    """The body of /api/generate. raw: the prompt does not go through the chat template. suffix: what follows
+    the gap after the prompt that the model fills. Without both, the model is loaded.
     """
 
     prompt: str = ""
@@ -211,12 +211,11 @@ class OllamaGenerateRequest(OllamaRequest):
             raise FieldError("template: the template is set where the server is started", "template")
         if self.context:
             raise FieldError("context is not supported: send the conversation to /api/chat", "context")
-        if self.suffix:
-            raise FieldError("suffix is not supported: this server does not fill in the middle", "suffix")
-        if self.raw and self.system:
-            raise FieldError("system needs the chat template, which raw switches off", "system")
-        if self.raw and self.think:
-            raise FieldError("think needs the chat template, which raw switches off", "think")
+        off = "raw" if self.raw else "suffix" if self.suffix else ""
+        if off and self.system:
+            raise FieldError(f"system needs the chat template, which {off} switches off", "system")
+        if off and self.think:
+            raise FieldError(f"think needs the chat template, which {off} switches off", "think")
 
     def request(
         self, sampling: Mapping[str, Any], variables: Mapping[str, Any], templated: bool
@@ -224,6 +223,8 @@ class OllamaGenerateRequest(OllamaRequest):
         """The engine's request. sampling, variables: of the server. templated: whether the model has a chat
         template. Raises FieldError.
         """
+        if self.suffix:
+            return self.generation(sampling, infill=protocol.Infill(self.prompt, self.suffix))
         if self.raw or not templated:
             if self.system:
                 raise FieldError("system needs a chat template, which this model does not have", "system")

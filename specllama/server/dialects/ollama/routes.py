@@ -63,8 +63,12 @@ async def generate(api: ApiRequest) -> Response:
     body = await api.body(OllamaGenerateRequest)
     writer = OllamaWriter(_options(api, body, chat=False))
     info = await _info(api, body)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return _loaded(writer, body)
+    if body.suffix and not info.infill:
+        raise FieldError(
+            f'"{writer.options.model}" does not support insert, its vocabulary has no tokens for it', "suffix"
+        )
     request = body.request(api.settings.sampling, api.settings.variables, info.template_works)
     api.log_prompt(body.prompt)
     return await _answer(api, body, writer, CompletionSpec(request, splits=request.messages is not None))

@@ -60,7 +60,11 @@ def capabilities(info: LoadInfo) -> list[str]:
     """What a model can do. Tools need no more than a chat template: without an own format for them, they
     are described in a system message.
     """
-    more = {"tools": info.template_works, "thinking": info.template_works and info.template_reasons}
+    more = {
+        "tools": info.template_works,
+        "insert": info.infill,
+        "thinking": info.template_works and info.template_reasons,
+    }
     return ["completion", *(name for name, has in more.items() if has)]
 
 
