@@ -57,7 +57,8 @@ class Service:
 
     async def start(self, specs: Sequence[CompletionSpec], n: int = 1, place: str = "") -> RequestStream:
         """Start n texts of each spec, with different seeds. place: earlier requests of the same owner with
-        the same place, which the client needs no longer, end with the text that they have; "" for none.
+        the same place, which the client needs no longer, end with the text that they have, unless this one
+        only evaluates its prompt; "" for none.
 
         Raises ContextLengthError for too many ids, BusyError if too many texts wait already, EngineDiedError
         without an engine, ResourceError while the server shuts down.
@@ -71,7 +72,7 @@ class Service:
         metrics = self.metrics.counting(texts[0].request.owner)
         end_ids, owner = frozenset(info.end_ids), texts[0].request.owner
         job = RequestStream(texts, metrics, self._ended, end_ids, info.call_format, place)
-        if place:
+        if place and not texts[0].request.warm:
             for older in [other for other in self.jobs if (other.owner, other.place) == (owner, place)]:
                 older.end_early()
         self.jobs.add(job)

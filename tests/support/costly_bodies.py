@@ -319,6 +319,23 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
     },
     ("/responses/input_tokens", protocol.CountTokens): {"a text": _body(input="zip " * (_LONG // 4))},
     ("/v1/responses/input_tokens", protocol.CountTokens): {"a text of <": _body(input="<" * 16_000)},
+    ("/infill", protocol.Generate): {
+        "texts of words around the gap": _body(
+            input_prefix="zip " * (_LONG // 9), input_suffix="zip " * (_LONG // 9), n_predict=1
+        ),
+        "a text of one letter before the gap": _body(input_prefix="a" * _LONG, input_suffix=""),
+        "other texts": _filled(
+            '{"input_prefix":"","input_suffix":"","input_extra":[', '{"text":"a b"}', "]}"
+        ),
+        "as many other texts as there may be": _body(
+            input_prefix="", input_suffix="", n_predict=1, input_extra=[{"text": "zip " * 900}] * 1024
+        ),
+        "wrong texts": _filled('{"input_prefix":"","input_suffix":"","input_extra":[', '{"text":1}', "]}"),
+        "times of a text": _body(
+            input_prefix="", input_suffix="", input_extra=[{"text": "", "time": [[]] * 16_000}]
+        ),
+        "a large text that the gap begins with": _body(input_prefix="", input_suffix="", prompt="<" * _LONG),
+    },
     ("/tokenize", protocol.Tokenize): {
         "a text of one letter": _body(content="a" * _LONG, with_pieces=True),
         "a small text of one letter": _body(content="a" * 16_000, with_pieces=True),

@@ -100,8 +100,7 @@ class ApiRequest:
         """Start n texts of each spec; the response writes them as they are generated.
 
         memory: whether to draft from earlier texts of this client, and later ones from this text. place: see
-        Service.start. Raises
-        BusyError, EngineDiedError, ResourceError.
+        Service.start. Raises BusyError, EngineDiedError, ResourceError.
         """
         owned = [
             replace(

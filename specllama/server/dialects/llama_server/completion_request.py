@@ -99,14 +99,14 @@ class NativeRequest(SamplingFields):
         """The engine's request for each prompt. defaults: of the server. Raises FieldError."""
         n_probs = self.n_probs or None
         params = {**defaults, **self.sampling(logprobs=n_probs)}
-        prompts = self._prompts()
-        if len(prompts) > MAX_PROMPTS or len(prompts) * self.n_cmpl > MAX_CHOICES:
+        inputs = self.inputs()
+        if len(inputs) > MAX_PROMPTS or len(inputs) * self.n_cmpl > MAX_CHOICES:
             most = f"{MAX_PROMPTS} prompts and {MAX_CHOICES} answers"
             raise FieldError(f"prompt: at most {most}", "prompt")
         return [
             protocol.Generate(
                 -1,
-                **_fields(prompt),
+                **one,
                 params=params,
                 text_biases=self.text_biases(),
                 speculate=self.speculation.enabled,
@@ -116,8 +116,22 @@ class NativeRequest(SamplingFields):
                 progress=self.shows_progress,
                 final_probs=self.post_sampling_probs,
             )
-            for prompt in prompts
+            for one in inputs
         ]
+
+    @property
+    def place(self) -> str:
+        """See Service.start."""
+        return ""
+
+    @property
+    def shown(self) -> Any:
+        """What a log shows of it."""
+        return self.prompt
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """The fields of protocol.Generate that hold each prompt. Raises FieldError."""
+        return [_fields(prompt) for prompt in self._prompts()]
 
     def _prompts(self) -> list[str | list[Any]]:
         """Each a text, or a list of texts and ids."""

@@ -10,6 +10,7 @@ from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.llama_server import shapes, unsupported
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
+from specllama.server.dialects.llama_server.infill_request import InfillRequest
 from specllama.server.dialects.llama_server.requests import (
     DetokenizeRequest,
     TemplateRequest,
@@ -25,10 +26,17 @@ from specllama.server.requests import CompletionSpec
 
 
 async def completion(api: ApiRequest) -> Response:
-    body = await api.body(NativeRequest)
+    return await _answer(api, await api.body(NativeRequest))
+
+
+async def infill(api: ApiRequest) -> Response:
+    return await _answer(api, await api.body(InfillRequest))
+
+
+async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     api.check_model(body.model)
     requests = body.generations(api.settings.sampling)
-    api.log_prompt(body.prompt)
+    api.log_prompt(body.shown)
     await api.supervisor.client()
     info, speculation = api.supervisor.info, body.speculation
     options = NativeOptions(
@@ -48,8 +56,9 @@ async def completion(api: ApiRequest) -> Response:
         drafters=info.drafters if speculation.enabled else (),
     )
     specs = [CompletionSpec(request, i) for i, request in enumerate(requests)]
+    writer, memory = NativeWriter(options), speculation.memory
     return await api.generate(
-        specs, NativeWriter(options), n=body.n_cmpl, stream=body.stream, memory=speculation.memory
+        specs, writer, n=body.n_cmpl, stream=body.stream, memory=memory, place=body.place
     )
 
 
@@ -139,6 +148,7 @@ DIALECT = Dialect(
         ApiRoute("GET", "/v1/health", health, open=True),
         ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
         ApiRoute("POST", "/completions", completion),
+        ApiRoute("POST", "/infill", infill, "Fill a gap in a text", InfillRequest),
         ApiRoute("POST", "/chat/completions", openai.chat),
         ApiRoute("POST", "/responses", responses.respond, "", ResponsesRequest),
         *(ApiRoute("POST", f"{at}/chat/completions/input_tokens", chat_length) for at in ("", "/v1")),

@@ -1,0 +1,52 @@
+"""The body of llama-server's /infill, as editors send it: a text with a gap at the cursor."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from specllama.client import protocol
+from specllama.server.dialects.fields import SMALL, AtMost, Body
+from specllama.server.dialects.llama_server.completion_request import NativeRequest
+
+MAX_EXTRA, MAX_FILENAME = 1024, 1024
+
+
+class ExtraChunk(Body):
+    """A text from elsewhere. Editors add fields of their own, such as the time, which have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    text: str
+    filename: Annotated[str, Field(max_length=MAX_FILENAME)] = "tmp"
+    time: Annotated[Any, SMALL] = None
+
+
+class InfillRequest(NativeRequest):
+    """input_prefix, input_suffix: the text before and after the gap. prompt: the beginning of what fills it.
+    input_extra: other texts, the most important ones last. id_slot: with 0 or more, a newer request of the
+    same client with the same number ends this one with the text that it has.
+    """
+
+    prompt: str = ""
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[ExtraChunk], AtMost(MAX_EXTRA)] = Field([])
+    id_slot: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+
+    @property
+    def place(self) -> str:
+        """See Service.start."""
+        return f"infill {self.id_slot}" if self.id_slot >= 0 else ""
+
+    @property
+    def shown(self) -> Any:
+        """What a log shows of it."""
+        return [self.input_prefix, self.prompt, self.input_suffix]
+
+    def inputs(self) -> list[dict[str, Any]]:
+        extra = [protocol.InfillChunk(chunk.text, chunk.filename) for chunk in self.input_extra]
+        return [
+            {"infill": protocol.Infill(self.input_prefix, self.input_suffix, self.prompt, extra)},
+        ]
