@@ -117,6 +117,7 @@ def _called(arguments: str, n: int) -> list[dict[str, Any]]:
 
 
 _MESSAGE = '{"messages":[{"role":"user","content":"x"}],"max_tokens":1,'
+_GAP = '{"input_prefix":"","input_suffix":"",'
 _PARTS = [{"type": "text", "text": "x"}]
 _USER = [{"role": "user", "content": "x"}]
 _RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "<" * 400}
@@ -330,7 +331,7 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "as many other texts as there may be": _body(
             input_prefix="", input_suffix="", n_predict=1, input_extra=[{"text": "zip " * 900}] * 1024
         ),
-        "wrong texts": _filled('{"input_prefix":"","input_suffix":"","input_extra":[', '{"text":1}', "]}"),
+        "wrong texts": _filled(_GAP + '"input_extra":[', '{"text":1}', "]}"),
         "times of a text": _body(
             input_prefix="", input_suffix="", input_extra=[{"text": "", "time": [[]] * 16_000}]
         ),
