@@ -102,7 +102,8 @@ def _arguments(tool: Tool) -> Arguments:
 
 def _without_schema(tool: Tool, problem: str) -> Arguments:
     if tool.strict:
-        raise UsageError(f"the schema of the tool {tool.name!r} cannot be used: {problem}")
+        message = f"the schema of the tool {tool.name!r} cannot be used: {problem}"
+        raise UsageError(message, details={"param": "tools"})
     return Arguments(tool, ANY_OBJECT, problem)
 
 

@@ -20,7 +20,8 @@ ASKED = [{"role": "user", "content": "Is it raining in Paris, and what time is i
 
 
 def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    schema["additionalProperties"] = False
     return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
 
 
@@ -103,20 +104,32 @@ def test_a_forced_call_and_its_stream(client: openai.OpenAI, choice: Any, names:
 
 
 def test_several_calls(client: openai.OpenAI) -> None:
-    """A model that has no idea makes more than one call sooner or later, unless it may not."""
-    most = 0
-    for seed in range(8):
-        asked = {"model": MODEL, "messages": ASKED, "tools": [CLOCK], "tool_choice": "required", "seed": seed}
-        (choice,) = client.chat.completions.create(**asked, max_tokens=100, temperature=2.0).choices
-        calls = choice.message.tool_calls
-        assert all(is_valid(call) for call in calls[:-1])
-        assert len({call.id for call in calls}) == len(calls)
-        most = max(most, len(calls))
-        (alone,) = client.chat.completions.create(
-            **asked, max_tokens=100, temperature=2.0, parallel_tool_calls=False
-        ).choices
-        assert (len(alone.message.tool_calls), alone.finish_reason) == (1, "tool_calls")
-    assert most > 1
+    """A line after a call can only begin another one."""
+    asked = {
+        "model": MODEL, "messages": ASKED, "tools": [CLOCK], "tool_choice": "required", "seed": 1,
+        "max_tokens": 100, "extra_body": {"logit_bias": [["\n", 50]]},
+    }  # fmt: skip
+    (choice,) = client.chat.completions.create(**asked).choices
+    calls = choice.message.tool_calls
+    assert len(calls) > 1
+    assert all(is_valid(call) for call in calls[:-1])
+    assert len({call.id for call in calls}) == len(calls)
+    (alone,) = client.chat.completions.create(**asked, parallel_tool_calls=False).choices
+    assert (len(alone.message.tool_calls), alone.finish_reason) == (1, "tool_calls")
+
+
+def test_each_choice_has_calls_of_its_own(api: Server) -> None:
+    asked = {"tools": TOOLS, "tool_choice": "required", "n": 3, "seed": 1, **SMALL}
+    choices = api.chat(ASKED, **asked).json["choices"]
+    calls = [call for choice in choices for call in choice["message"]["tool_calls"]]
+    assert len({call["id"] for call in calls}) == 3
+    streamed: dict[int, str] = {}
+    for event in api.chat(ASKED, **asked, stream=True).events:
+        for choice in event["choices"]:
+            for part in choice["delta"].get("tool_calls", ()):
+                index = choice["index"]
+                streamed[index] = streamed.get(index, "") + part["function"]["arguments"]
+    assert [streamed[i] for i in range(3)] == [call["function"]["arguments"] for call in calls]
 
 
 @pytest.mark.parametrize("choice", ["none", "auto"])
@@ -172,7 +185,11 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
     (whole,) = client.chat.completions.create(**asked, max_tokens=14).choices
     assert whole.finish_reason == "length"
     with client.chat.completions.stream(**asked, max_tokens=14) as stream:
-        (final,) = stream.get_final_completion().choices
+        for _ in stream:
+            pass
+        (final,) = (
+            stream.current_completion_snapshot.choices
+        )  # the client refuses final ones that are cut off
     assert final.finish_reason == "length"
     found = [choice.message.tool_calls or [] for choice in (whole, final)]
     assert [c.function.arguments for c in found[0]] == [c.function.arguments for c in found[1]]
@@ -197,7 +214,8 @@ def test_schemas_that_cannot_be_used(api: Server, stream: bool) -> None:
     strict = {"type": "function", "function": {**tool["function"], "strict": True}}
     reply = api.chat(ASKED, tools=[strict], **asked)
     assert reply.status == 400, reply.body
-    assert "odd" in reply.error["message"]
+    assert "'odd'" in reply.error["message"]
+    assert reply.error["param"] == "tools"
 
 
 class TestLoops:

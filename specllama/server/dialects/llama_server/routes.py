@@ -134,7 +134,7 @@ async def apply_template(api: ApiRequest) -> Response:
     variables = {**api.settings.variables, **body.variables()}
     parts: list[bytes] = []
     await api.supervisor.collect(
-        lambda id_: protocol.Render(id_, messages, variables, prefix),
+        lambda id_: protocol.Render(id_, messages, variables, prefix, body.allowed),
         protocol.Rendered,
         lambda found: parts.append(shapes.inside_string(found.prompt)),
     )
