@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from specllama.client import protocol
 from specllama.server.dialects.fields import SMALL, AtMost, Body
@@ -14,9 +14,7 @@ MAX_EXTRA, MAX_FILENAME = 1024, 1024
 
 
 class ExtraChunk(Body):
-    """A text from elsewhere. Editors add fields of their own, such as the time, which have no effect."""
-
-    model_config = ConfigDict(extra="ignore")
+    """A text from elsewhere. time: when the editor came across it, which has no effect."""
 
     text: str
     filename: Annotated[str, Field(max_length=MAX_FILENAME)] = "tmp"
