@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -140,3 +141,33 @@ def test_lengths_of_prompts(server: Server, at: str) -> None:
     for path in ("chat/completions", "responses"):
         reply = server.post(f"{at}/{path}/input_tokens", {"messages": [], "input": 5})
         assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+
+
+def test_progress_and_timings_of_responses(server: Server) -> None:
+    asked = {"input": LONG[0]["content"], "stream": True, "max_output_tokens": 6, "ignore_eos": True}
+    fields = {"return_progress": True, "timings_per_token": True, "speculation": {"memory": False}}
+    lines = server.post("/responses", asked | fields).body.decode().split("\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    progress = [event for event in events if "prompt_progress" in event]
+    assert len(progress) > 1
+    assert {event["type"] for event in progress} == {"response.in_progress"}
+    assert progress[-1]["prompt_progress"]["processed"] == progress[-1]["prompt_progress"]["total"]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert all(event["timings"]["predicted_n"] > 0 for event in deltas)
+    assert events[-1]["timings"] == events[-1]["response"]["timings"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_fields_of_sampling_have_an_effect_in_all_apis(exact: Server, path: str) -> None:
+    prompt = {"input": "x"} if "responses" in path else {"messages": QUESTION, "max_tokens": 16}
+
+    def answer(**fields: Any) -> str:
+        reply = exact.post(path, {**prompt, "temperature": 0, "ignore_eos": True, "n_predict": 16, **fields})
+        assert reply.status == 200, reply.body
+        found = reply.json
+        text: str = found.get("output", [found])[0]["content"][0]["text"]
+        return text
+
+    word = max(answer().split(), key=len)
+    assert word not in answer(logit_bias=[[word, False], [f" {word}", False]])

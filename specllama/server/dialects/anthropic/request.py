@@ -201,8 +201,7 @@ class MessagesRequest(SamplingFields, PromptRequest):
             prefix=request.prefix,
             params={**defaults, **self._params()},
             variables=request.variables,
-            speculate=self.speculation.enabled,
-            draft_max=self.speculation.max,
+            **self.engine_fields(),
             tools=request.tools,
         )
 

@@ -130,14 +130,11 @@ class ChatRequest(SamplingFields, TemplateInput):
             messages=messages,
             prefix=prefix,
             params={**defaults, **self._params()},
-            text_biases=self.text_biases(),
             show_prompt=self.verbose,
             progress=self.shows_progress,
             variables={**variables, **self.variables()},
-            speculate=self.speculation.enabled,
-            draft_max=self.speculation.max,
             tools=self.allowed,
-            **self.limits(),
+            **self.engine_fields(),
         )
 
     def _params(self) -> dict[str, Any]:

@@ -43,12 +43,9 @@ class CompletionRequest(SamplingFields):
                 -1,
                 **self._input(prompt),
                 params=params,
-                text_biases=self.text_biases(),
                 show_prompt=self.verbose,
                 progress=self.shows_progress,
-                speculate=self.speculation.enabled,
-                draft_max=self.speculation.max,
-                **self.limits(),
+                **self.engine_fields(),
             )
             for prompt in prompts
         ]

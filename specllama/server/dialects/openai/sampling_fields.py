@@ -100,9 +100,12 @@ class SamplingFields(ParameterFields):
         """Whether the prompt is evaluated and nothing is written."""
         return self.n_predict == 0 and self.max_tokens is None
 
-    def limits(self) -> dict[str, Any]:
-        """The fields of protocol.Generate that bound the text, other than the parameters."""
+    def engine_fields(self) -> dict[str, Any]:
+        """The fields of protocol.Generate that these set, besides its parameters. Raises FieldError."""
         return {
+            "speculate": self.speculation.enabled,
+            "draft_max": self.speculation.max,
+            "text_biases": self._text_biases(),
             "n_indent": self.n_indent,
             "prompt_seconds": self.t_max_prompt_ms / 1000 if self.t_max_prompt_ms > 0 else None,
             "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
@@ -114,7 +117,7 @@ class SamplingFields(ParameterFields):
         """Whether the engine reports all of the prefill."""
         return self.stream and (self.return_progress or self.timings_per_token)
 
-    def text_biases(self) -> dict[str, float]:
+    def _text_biases(self) -> dict[str, float]:
         """The biases of `logit_bias` that are given for texts, as protocol.Generate has them. Raises
         FieldError.
         """

@@ -121,8 +121,8 @@ class ResponsesRequest(SamplingFields):
             messages=self._messages,
             params={**defaults, **self._params()},
             variables={**variables, **self._variables()},
-            speculate=self.speculation.enabled,
-            draft_max=self.speculation.max,
+            **self.engine_fields(),
+            progress=self.shows_progress,
             tools=self._tools.allowed,
         )
 

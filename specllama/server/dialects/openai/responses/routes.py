@@ -33,6 +33,8 @@ async def respond(api: ApiRequest) -> Response:
         echo_json(body.echo(api.settings.sampling)),
         tools.names,
         body.speculation.trace,
+        body.timings_per_token,
+        body.return_progress,
         body.speculation.enabled,
     )
     specs = [CompletionSpec(request, splits=True)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specllama.errors import SpecllamaError
+from specllama.server.dialects.llama_server.native_answer import prompt_progress
 from specllama.server.dialects.openai.errors import error_body
 from specllama.server.dialects.openai.responses.output import (
     COMPLETED,
@@ -25,7 +26,7 @@ from specllama.server.dialects.openai.responses.output import (
     status_of,
     text_part,
 )
-from specllama.server.dialects.openai.usage import figures, usage
+from specllama.server.dialects.openai.usage import figures, running_timings, usage
 from specllama.server.dialects.openai.writer import random_key, trace
 from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
@@ -36,6 +37,7 @@ from specllama.server.events import (
     CallOpen,
     End,
     Event,
+    Prefill,
     Reasoning,
     RoundEvent,
     Runs,
@@ -50,14 +52,16 @@ _NOTHING: Mapping[str, Any] = {}
 @dataclass(slots=True)
 class ResponseFields:
     """What an answer says besides the text. echo: JSON of what it repeats of the request, see `echo_json`.
-    names: of tools in namespaces, see FlatTools. trace: deltas name the drafters of their tokens. speculate:
-    whether drafts were allowed. clock: seconds since the epoch.
+    names: of tools in namespaces, see FlatTools. trace: deltas name the drafters of their tokens. timings,
+    progress: as in ResponseOptions. speculate: whether drafts were allowed. clock: seconds since the epoch.
     """
 
     model: str
     echo: bytes = b"{}"
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     trace: bool = False
+    timings: bool = False
+    progress: bool = False
     speculate: bool = True
     clock: Callable[[], float] = time.time
 
@@ -135,7 +139,18 @@ class ResponsesWriter:
             return self._close()
         if isinstance(event, End):
             return self._end()
+        if isinstance(event, Prefill):
+            return self._prefill(event)
         return self._begin() if isinstance(event, Start) else []
+
+    def _prefill(self, event: Prefill) -> list[bytes]:
+        if not self.fields.progress:
+            return []
+        shown = {"prompt_progress": prompt_progress(event), **self._timings()}
+        return [self._event("response.in_progress", response=self._response(IN_PROGRESS, []), **shown)]
+
+    def _timings(self) -> Mapping[str, Any]:
+        return {"timings": running_timings(self.fold.choices[0])} if self.fields.timings else _NOTHING
 
     def _begin(self) -> list[bytes]:
         return [
@@ -147,7 +162,8 @@ class ResponsesWriter:
         found = [] if self._index >= 0 else self._opened("message")
         found += self._close()
         response = self._final()
-        return [*found, self._event(f"response.{response['status']}", response=response)]
+        more = {"timings": response["timings"]} if self.fields.timings else _NOTHING
+        return [*found, self._event(f"response.{response['status']}", response=response, **more)]
 
     def _opened(self, kind: str, more: Mapping[str, Any] = _NOTHING) -> list[bytes]:
         """The events that open an item of this type, none where it is open already. more: fields of the first
@@ -193,7 +209,7 @@ class ResponsesWriter:
         return found
 
     def _delta(self, kind: str, event: TextEvent | Reasoning | CallArgs, **more: Any) -> bytes:
-        more |= self._traced(event.runs, event.round)
+        more |= {**self._traced(event.runs, event.round), **self._timings()}
         return self._event(f"response.{kind}.delta", **self._place, delta=event.text, **more)
 
     def _traced(self, runs: Runs, round_: RoundEvent | None) -> Mapping[str, Any]:
