@@ -7,7 +7,7 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
-from specllama.cli.download import prepared
+from specllama.cli.download import library, prepared
 from specllama.cli.files import resolved
 from specllama.cli.progress import Progress
 from specllama.client.model_info import LoadInfo
@@ -25,6 +25,12 @@ Examples:
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
 _MAX_KEY = 4096  # characters
+_OF_ONE_MODEL = frozenset(
+    (
+        "model", "hf_repo", "hf_repo_draft", "lora", "lora_scaled", "chat_template", "chat_template_file",
+        "override_tensor", "override_tensor_draft",
+    )
+)  # fmt: skip
 
 
 def serve(given: Mapping[str, Any]) -> int:
@@ -46,13 +52,19 @@ def serve(given: Mapping[str, Any]) -> int:
 
     progress = Progress(delay=1.0)
 
-    def ready(info: LoadInfo, url: str) -> None:
+    def show(info: LoadInfo, name: str = "") -> None:
         progress.clear()
-        console.note(readout.start_line(info, structured=True))
+        console.note(name + readout.start_line(info, structured=True))
         for note in info.notes:
             console.show(note)
+
+    def ready(info: LoadInfo, url: str) -> None:
+        show(info)
         name, n_slots, n_ctx = printable(settings.name), settings.load.n_slots, info.n_ctx
-        console.note(f"serving {name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all")
+        others = "" if settings.others is None else "; other models on this disk are loaded on demand"
+        console.note(
+            f"serving {name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all{others}"
+        )
 
     number = run(
         settings,
@@ -60,6 +72,8 @@ def serve(given: Mapping[str, Any]) -> int:
         ready,
         engine_log(log, values.get("verbose", False)),
         progress.loading,
+        None if settings.others is None else library(),
+        lambda name, info: show(info, f"{printable(name)} is in memory, "),
     )
     if log is not None:
         log.close()
@@ -68,7 +82,7 @@ def serve(given: Mapping[str, Any]) -> int:
 
 def _settings(v: Mapping[str, Any]) -> ServerSettings:
     """The settings that a command line asks for. Raises UsageError, NotFoundError."""
-    given = {
+    given: dict[str, Any] = {
         "host": v.get("host"),
         "port": v.get("port"),
         "share_cache": v.get("share_cache"),
@@ -77,11 +91,15 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         "drain_seconds": v.get("drain"),
         "client_seconds": v.get("client_timeout"),
         "log_prompts": v.get("log_prompts"),
+        "models_max": v.get("models_max"),
+        "idle_seconds": 0.0 if v.get("idle_unload") == -1 else v.get("idle_unload"),
     }
-    n_slots = v.get("n_slots", defaults.SERVED_SLOTS)
+    load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS))
     return ServerSettings(
-        load=prepared(build.load_settings(v, n_slots), v.get("force", False)),
+        load=prepared(load, v.get("force", False)),
+        others=None if any(_is_of_one_model(name, value) for name, value in v.items()) else load,
         names=_names(v.get("alias", [])),
+        called=tuple(filter(None, [load.target.path])),
         keys=keys(v),
         metrics_key=_checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
         hosts=tuple(v.get("allowed_host", [])),
@@ -90,6 +108,13 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         variables=reasoning_variables(v.get("reasoning", "auto")),
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _is_of_one_model(name: str, value: Any) -> bool:
+    """Whether an option belongs to one model, which the server then holds alone."""
+    if name == "draft_model":
+        return value not in ("auto", "none")
+    return name in _OF_ONE_MODEL or name.startswith(("rope_", "yarn_"))
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from specllama.errors import Note, Spelling, spelled
 _INTERNAL = (
     *("priced", "forced", "architecture", "n_layer"),
     *("call_format", "template_tools", "template_reasons", "infill"),
+    *("host_bytes", "device_bytes", "gpus"),
 )  # fields of LoadInfo that are for the program's own use
 
 
@@ -73,7 +74,8 @@ class LoadInfo:
     forced: the drafters that are a model, and those of what a grammar forces. call_format: name of the
     format in which the model writes tool calls; template_tools, template_reasons: whether the chat template
     itself shows tools, and whether it knows reasoning. architecture, n_layer: of the target's file. infill:
-    whether the vocabulary has tokens for filling a gap.
+    whether the vocabulary has tokens for filling a gap. host_bytes, device_bytes: memory of both models by
+    the plan. gpus: the GPUs of the build, with the memory that is free after the load.
     """
 
     target: ModelInfo
@@ -107,6 +109,9 @@ class LoadInfo:
     infill: bool = False
     architecture: str = ""
     n_layer: int = 0
+    host_bytes: int = 0
+    device_bytes: int = 0
+    gpus: tuple[DeviceInfo, ...] = ()
 
     @property
     def gpu_share(self) -> float:

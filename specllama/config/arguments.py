@@ -40,6 +40,7 @@ class LoadOptions(TypedDict, total=False):
     split_mode: str
     tensor_split: Sequence[float]
     main_gpu: int
+    tensor_parallel_size: int
     override_tensor: Sequence[tuple[str, str]]
     n_cpu_moe: int
     cache_type_k: str

@@ -21,6 +21,7 @@ CACHE_TYPE = "f16"
 SERVED_SLOTS = 4  # of a server and of an LLM in Python; a command that generates one text has one slot
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 64
+MODELS_MAX = 4  # in a server's memory at once
 TIMEOUT_SECONDS, DRAIN_SECONDS, CLIENT_SECONDS = 3600.0, 30.0, 30.0
 
 

@@ -34,10 +34,11 @@ class ModelSettings:
 
     path: a GGUF file; before models/prepare.py has resolved it, the model's name, "" for the default model.
     n_ctx: tokens, 0 for automatic. n_threads, n_threads_batch: 0 for the physical cores. n_gpu_layers: -1 for
-    all that fit, -2 for all. devices: names, () for all, ("none",) for the CPU only. n_cpu_moe: layers whose
-    experts stay on the CPU, -1 for all. swa_full: keep all cells of layers with a sliding window, so that the
-    cache can be truncated; False saves memory, and evaluates again after a truncation. override_tensor:
-    (pattern, buffer type). lora: (path, scale). rope_*, yarn_*: None for the model's own values.
+    all that fit, -2 for all. devices: names, () for all, ("none",) for the CPU only. tensor_parallel_size:
+    split over the first so many of them, 0 for all. n_cpu_moe: layers whose experts stay on the CPU, -1 for
+    all. swa_full: keep all cells of layers with a sliding window, so that the cache can be truncated; False
+    saves memory, and evaluates again after a truncation. override_tensor: (pattern, buffer type). lora:
+    (path, scale). rope_*, yarn_*: None for the model's own values.
     """
 
     path: str
@@ -51,6 +52,7 @@ class ModelSettings:
     split_mode: str = "layer"
     tensor_split: tuple[float, ...] = ()
     main_gpu: int = 0
+    tensor_parallel_size: int = 0
     override_tensor: tuple[tuple[str, str], ...] = ()
     n_cpu_moe: int = 0
     cache_type_k: str = CACHE_TYPE
@@ -71,7 +73,7 @@ class ModelSettings:
     yarn_beta_fast: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "main_gpu"):
+        for name in ("n_ctx", "main_gpu", "tensor_parallel_size"):
             _at_least(name, getattr(self, name), 0)
         for name in ("n_threads", "n_threads_batch"):
             _at_least(name, getattr(self, name), 0)
@@ -82,6 +84,12 @@ class ModelSettings:
         _at_least("n_gpu_layers", self.n_gpu_layers, ALL_LAYERS)
         _at_least("n_cpu_moe", self.n_cpu_moe, -1)
         _one_of("split_mode", self.split_mode, ("none", "layer", "row", "tensor"))
+        if self.tensor_parallel_size and self.split_mode != "layer":
+            raise UsageError(
+                f"splits by layers, and {option('split_mode', self.split_mode)} does not",
+                f"omit one of them, or name the devices: {option('devices')}",
+                option="tensor_parallel_size",
+            )
         _one_of("flash_attn", self.flash_attn, ("on", "off", "auto"))
         _one_of("cache_type_k", self.cache_type_k, CACHE_TYPES)
         _one_of("cache_type_v", self.cache_type_v, CACHE_TYPES)

@@ -221,6 +221,13 @@ HARDWARE = table(
         "MODE",
         ("none", "layer", "row", "tensor"),
     ),
+    row(
+        "tensor_parallel_size",
+        "--tensor-parallel-size",
+        int,
+        "vLLM's name for -sm layer over the first N GPUs",
+        "N",
+    ),
     row("main_gpu", "-mg --main-gpu", int, "the device for -sm none", "N"),
     row("rpc", "--rpc", str, "RPC workers for the target: host:port, separated by commas", "LIST"),
     row(
@@ -363,6 +370,20 @@ SERVING = table(
     row(
         "queue", "--queue", int, f"texts that may wait for a slot (default {defaults.QUEUE}); 429 beyond", "N"
     ),
+    row(
+        "models_max",
+        "--models-max",
+        int,
+        f"models in memory at once (default {defaults.MODELS_MAX}, 0 for as many as fit); without -m",
+        "N",
+    ),
+    row(
+        "idle_unload",
+        "--idle-unload --sleep-idle-seconds",
+        float,
+        "unload a model that nobody has used for so many seconds (default 0: never)",
+        "S",
+    ),
     row("alias", "-a --alias", list, "a name for the model; * accepts any name", "NAME"),
     row("api_key", "--api-key", list, "a key that clients must send; process lists show it", "KEY"),
     row("api_key_file", "--api-key-file", str, "a file with one such key per line", "FILE"),
@@ -447,11 +468,12 @@ USERS_ONLY = frozenset(
         "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
         "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
         "n_batch", "n_ubatch", "devices", "devices_draft", "tensor_split", "split_mode", "main_gpu",
-        "rpc", "override_tensor", "override_tensor_draft", "cache_type_k", "cache_type_v",
-        "cache_type_k_draft", "cache_type_v_draft", "flash_attn", "no_mmap", "mlock",
+        "tensor_parallel_size", "rpc", "override_tensor", "override_tensor_draft",
+        "cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft",
+        "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
-        "share_cache", "metrics_key",
+        "share_cache", "metrics_key", "models_max", "idle_unload",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

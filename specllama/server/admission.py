@@ -1,9 +1,13 @@
-"""How many texts may be open in the engine, and how many of one owner. Knows no engine and no HTTP."""
+"""How many texts may be open in the engines, and how many of one owner. Knows no engine and no HTTP."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from specllama.errors import BusyError, ResourceError, SpecllamaError
 
 KEPT = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
 
@@ -48,3 +52,70 @@ class QueueLimit:
                 "kept for keys that have none"
             )
         return ""
+
+
+class OpenRequest(Protocol):
+    """A request that has not ended. n_open: its texts that have not; n_waiting: those that wait."""
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def n_open(self) -> int: ...
+
+    @property
+    def n_waiting(self) -> int: ...
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        ...
+
+    def fail(self, error: SpecllamaError) -> None:
+        """End it with an error."""
+        ...
+
+
+class Admission:
+    """The open requests of a server, whatever their models. draining: no new one is accepted."""
+
+    def __init__(self, limit: QueueLimit) -> None:
+        self.limit = limit
+        self.requests: set[OpenRequest] = set()
+        self.draining = False
+        self._mean_seconds = 1.0  # of a request, moving average
+
+    @property
+    def n_open(self) -> int:
+        """Texts that run or wait."""
+        return sum(request.n_open for request in self.requests)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a slot is likely to be free."""
+        waiting = max(1, self.n_open - self.limit.n_slots + 1)
+        return max(1, min(60, round(self._mean_seconds * waiting / self.limit.n_slots)))
+
+    def check(self, owner: str, n: int) -> None:
+        """Raises ResourceError while the server shuts down, BusyError if n more texts of an owner are too
+        many.
+        """
+        if self.draining:
+            raise ResourceError("the server is shutting down", "ask again when it is back")
+        n_open = Counter[str]()
+        for request in self.requests:
+            n_open[request.owner] += request.n_open
+        n_waiting = sum(request.n_waiting for request in self.requests if request.owner == owner)
+        problem = self.limit.problem(n_open, n_waiting, n)
+        if problem:
+            raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
+
+    def ended(self, request: OpenRequest) -> None:
+        """A request has ended."""
+        self.requests.discard(request)
+        self._mean_seconds += 0.2 * (request.seconds - self._mean_seconds)
+
+    def end_all(self, error: SpecllamaError) -> None:
+        """End all requests with this error."""
+        for request in list(self.requests):
+            request.fail(error)

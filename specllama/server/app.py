@@ -21,7 +21,7 @@ from specllama.server.dialects.openai import routes as openai
 from specllama.server.http.access import AccessMiddleware
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError
-from specllama.server.service import Service
+from specllama.server.models import ModelPool
 from specllama.server.supervisor import Say
 
 DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, ollama.DIALECT)
@@ -41,26 +41,25 @@ ERRORS = ErrorResponder(
 )
 
 
-def build(service: Service, say: Say) -> Starlette:
-    """The application that serves a service. say: gets lines for the operator."""
+def build(models: ModelPool, say: Say) -> Starlette:
+    """The application that serves these models. say: gets lines for the operator."""
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
     open_paths = frozenset({"/"} | {r.path for r in ROUTES if r.open})
-    middleware = Middleware(
-        AccessMiddleware, service.settings, service.metrics, say, ERRORS, paths, open_paths
-    )
+    middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
     bodies = BodyReader()
     return Starlette(
-        routes=[Route(r.path, _endpoint(r, service, say, bodies), methods=[r.method]) for r in ROUTES],
+        routes=[Route(r.path, _endpoint(r, models, say, bodies), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],
         exception_handlers={SpecllamaError: _on_error, HTTPException: _on_routing_error},
     )
 
 
 def _endpoint(
-    route: ApiRoute, service: Service, say: Say, bodies: BodyReader
+    route: ApiRoute, models: ModelPool, say: Say, bodies: BodyReader
 ) -> Callable[[Request], Awaitable[Response]]:
     async def respond(http: Request) -> Response:
-        return await route.endpoint(ApiRequest(http, service, say, bodies))
+        await models.look_up(http.query_params.get("model"))
+        return await route.endpoint(ApiRequest(http, models, say, bodies))
 
     return respond
 

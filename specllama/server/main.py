@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from types import FrameType
 from typing import IO, Any
 
@@ -21,10 +22,11 @@ import uvicorn
 
 from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError, option
+from specllama.models.resolve import Library
 from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
-from specllama.server.service import Service
+from specllama.server.models import ModelPool
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
@@ -39,19 +41,24 @@ def serve(
     ready: Callable[[LoadInfo, str], None],
     log: IO[str] | None = None,
     progress: Callable[[str, float], None] | None = None,
+    library: Library | None = None,
+    loaded: Callable[[str, LoadInfo], None] = lambda _name, _info: None,
 ) -> int:
     """Serve until a signal; returns its number.
 
     say: gets lines for the operator. ready: called once, with the information about the loaded models and the
-    URL. log: where llama.cpp's log goes. progress: gets the name of a model and the loaded share.
-    Raises UsageError and ResourceError for the address, and what loading raises.
+    URL. log: where llama.cpp's log goes. progress: gets "target" or "draft" and the loaded share. library:
+    finds other models, if the settings allow them. loaded: called with the name of each model that is loaded
+    later, and the information about it. Raises UsageError and ResourceError for the address, and what loading
+    raises.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # `say` gets what matters
     listener = listen(settings.host, settings.port, settings.client_seconds)
     with listener:
-        supervisor = Supervisor(settings.load, say, log, progress)
-        return asyncio.run(_serve(settings, supervisor, listener, say, ready))
+        make = partial(Supervisor, settings.load, say, log, progress)
+        models = ModelPool(settings, say, make, library, loaded)
+        return asyncio.run(_serve(models, listener, say, ready))
 
 
 def listen(host: str, port: int, seconds: float) -> socket.socket:
@@ -106,8 +113,8 @@ class _Server(uvicorn.Server):
 class _Stop:
     """Stops the server on signals. number: of the first signal, None before it."""
 
-    def __init__(self, server: uvicorn.Server, service: Service, say: Say) -> None:
-        self._server, self._service, self._say = server, service, say
+    def __init__(self, server: uvicorn.Server, models: ModelPool, say: Say) -> None:
+        self._server, self._models, self._say = server, models, say
         self._drain: asyncio.TimerHandle | None = None
         self.number: int | None = None
 
@@ -121,15 +128,14 @@ class _Stop:
             self._end()
 
     def _begin(self) -> None:
-        self._server.should_exit = self._service.draining = True
-        seconds = self._service.settings.drain_seconds
-        if self._service.jobs:
-            n = len(self._service.jobs)
+        self._server.should_exit = self._models.admission.draining = True
+        seconds = self._models.settings.drain_seconds
+        if n := len(self._models.admission.requests):
             self._say(f"no new requests; {n} {'has' if n == 1 else 'have'} {seconds:g} s to end")
         self._drain = asyncio.get_running_loop().call_later(seconds, self._end)
 
     def _end(self) -> None:
-        self._service.end_all(EngineDiedError("the server is shutting down"))
+        self._models.end_all(EngineDiedError("the server is shutting down"))
 
     def close(self) -> None:
         """Cancel the time limit: all requests have ended."""
@@ -138,31 +144,30 @@ class _Stop:
 
 
 async def _serve(
-    settings: ServerSettings,
-    supervisor: Supervisor,
+    models: ModelPool,
     listener: socket.socket,
     say: Say,
     ready: Callable[[LoadInfo, str], None],
 ) -> int:
-    service = Service(settings, supervisor)
-    server = _Server(_config(service, say))
-    stop = _Stop(server, service, say)
+    settings = models.settings
+    server = _Server(_config(models, say))
+    stop = _Stop(server, models, say)
     host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: say(_complaint(context)))
     with _signals(loop, stop):
-        engine = asyncio.create_task(supervisor.run())
-        engine.add_done_callback(lambda _: setattr(server, "should_exit", True))
-        announcing = asyncio.create_task(_say_ready(supervisor, ready, url))
+        running = asyncio.create_task(models.run())
+        running.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        announcing = asyncio.create_task(_say_ready(models, ready, url))
         try:
             await server.serve([listener])
         finally:
             announcing.cancel()
-            engine.cancel()
+            running.cancel()
             stop.close()
-            await asyncio.wait((announcing, engine))
-    if not engine.cancelled() and (problem := engine.exception()) is not None:
+            await asyncio.wait((announcing, running))
+    if not running.cancelled() and (problem := running.exception()) is not None:
         raise problem
     return stop.number or signal.SIGTERM
 
@@ -173,10 +178,11 @@ def _complaint(context: Mapping[str, Any]) -> str:
     return unexpected(error) if error is not None else f"unexpected: {context['message']}"
 
 
-def _config(service: Service, say: Say) -> uvicorn.Config:
+def _config(models: ModelPool, say: Say) -> uvicorn.Config:
+    settings = models.settings
     return uvicorn.Config(
-        build(service, say),
-        http=limited(service.settings.client_seconds, service.n_slots + service.settings.queue, ERRORS),
+        build(models, say),
+        http=limited(settings.client_seconds, settings.load.n_slots + settings.queue, ERRORS),
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -184,15 +190,15 @@ def _config(service: Service, say: Say) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=int(service.settings.drain_seconds + _MARGIN_SECONDS) + 1,
+        timeout_graceful_shutdown=int(settings.drain_seconds + _MARGIN_SECONDS) + 1,
     )
 
 
-async def _say_ready(supervisor: Supervisor, ready: Callable[[LoadInfo, str], None], url: str) -> None:
-    await supervisor.started()
+async def _say_ready(models: ModelPool, ready: Callable[[LoadInfo, str], None], url: str) -> None:
+    await models.started()
     gc.collect()
     gc.freeze()  # objects made at start stay: later collections can skip them
-    ready(supervisor.info, url)
+    ready(models.default.supervisor.info, url)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,11 @@ token. A text whose engine died has no figures and is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from specllama.core.stats import RunStats
@@ -20,12 +21,23 @@ _GAPS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 _RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
+class HttpMetrics:
+    """What is counted for the whole server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("path", "status")
+        text = "HTTP requests by path and status"
+        self.http = Counter("specllama_http_requests", text, labels, registry=self.registry)
+
+
 class Metrics:
-    """All figures of one server. owner: of one of its owners instead, without those that tell how long the
+    """All figures of one model. owner: of one of its owners instead, without those that tell how long the
     texts of others are.
     """
 
     def __init__(self, model: str, owner: str = "") -> None:
+        self.model = model
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -37,7 +49,6 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"specllama_{name}", text, registry=registry, buckets=buckets)
 
-        self.http = counter("http_requests", "HTTP requests by path and status", ("path", "status"))
         self.refused = counter("requests_refused", "requests that found the queue full")
         self.texts = counter("texts", "texts that ended")
         self.prompt = counter("prompt_tokens", "tokens of prompts, each prompt counted once")
@@ -61,7 +72,8 @@ class Metrics:
         self.slots = gauge("slots", "texts that can be written at once")
         if not owner:
             self.kv = gauge("kv_used_ratio", "share of the target's KV cache that holds something")
-        self.up = gauge("engine_up", "whether the engine process answers")
+        self.up = gauge("engine_up", "whether the engine process answers, of a model that shall be in memory")
+        self.loaded = gauge("model_loaded", "whether the model is in memory")
         self.restarts = gauge("engine_restarts", "engine processes started after the end of another one")
         registry.register(_Aliases(self, model))
 
@@ -83,30 +95,61 @@ class Metrics:
         if stats.acceptance_rate is not None:
             self.rate.observe(stats.acceptance_rate)
 
-    def text(self) -> bytes:
-        """In Prometheus' text format."""
-        return generate_latest(self.registry)
+
+class _Registered(Protocol):
+    registry: CollectorRegistry
 
 
-class MetricsByOwner:
-    """The figures of a server, and of each owner where there are several."""
+Figures = TypeVar("Figures", bound=_Registered)
 
-    def __init__(self, model: str, several: bool) -> None:
-        self.all, self._model, self._several = Metrics(model), model, several
-        self._own: dict[str, Metrics] = {}
 
-    def of(self, owner: str) -> Metrics:
+class MetricsByOwner(Generic[Figures]):
+    """The figures of all owners, and of each owner where there are several. make: from the name of an owner,
+    "" for all, to its figures.
+    """
+
+    def __init__(self, make: Callable[[str], Figures], several: bool) -> None:
+        self.all, self._make, self._several = make(""), make, several
+        self._own: dict[str, Figures] = {}
+
+    def of(self, owner: str) -> Figures:
         """What an owner may read: its own figures where there are several. "": all figures."""
         if not self._several or not owner:
             return self.all
         if owner not in self._own:
-            self._own[owner] = Metrics(self._model, owner)
+            self._own[owner] = self._make(owner)
         return self._own[owner]
 
-    def counting(self, owner: str) -> tuple[Metrics, ...]:
+    def counting(self, owner: str) -> tuple[Figures, ...]:
         """Where the requests of an owner are counted."""
         own = self.of(owner)
         return (self.all,) if own is self.all else (self.all, own)
+
+
+def exposition(server: HttpMetrics, models: Sequence[Metrics]) -> bytes:
+    """All figures in Prometheus' text format; those of a model have its name as the label `model`."""
+    return generate_latest(_Together(server, models))
+
+
+class _Together(Collector):
+    """The figures of several registries, each family once."""
+
+    def __init__(self, server: HttpMetrics, models: Sequence[Metrics]) -> None:
+        self._server, self._models = server, models
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._server.registry.collect()
+        found: dict[str, Metric] = {}
+        for metrics in self._models:
+            for family in metrics.registry.collect():
+                one = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                labels = {} if "model_name" in _label_names(family) else {"model": metrics.model}
+                one.samples += [s._replace(labels={**labels, **s.labels}) for s in family.samples]
+        yield from found.values()
+
+
+def _label_names(family: Metric) -> frozenset[str]:
+    return frozenset(name for sample in family.samples for name in sample.labels)
 
 
 class _Aliases(Collector):

@@ -12,7 +12,7 @@ from specllama.calls.formats import named
 from specllama.client import protocol
 from specllama.client.client import Submission
 from specllama.client.loop_client import LoopClient
-from specllama.errors import DeadlineError, SpecllamaError
+from specllama.errors import DeadlineError, ResourceError, SpecllamaError
 from specllama.server.assembler import EventAssembler
 from specllama.server.events import Event
 from specllama.server.metrics import Metrics
@@ -30,11 +30,11 @@ class CompletionSpec:
 
 
 class RequestStream:
-    """The texts of one request while the engine writes them.
+    """The texts of one request, which may wait for their model, and then are written by the engine.
 
-    metrics: where its figures count. ended: called once when the engine has ended all texts, for whatever
-    reason. end_ids: tokens that end a text. call_format: name of the format of tool calls. place: see
-    Service.start. owner: who asks. n_open: texts that the engine has not ended.
+    metrics: where its figures count. ended: called once when all texts have ended, for whatever reason.
+    place: see Service.start. owner: who asks. n_open: texts that have not ended. begun: whether the engine
+    has got it.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class RequestStream:
         specs: Sequence[CompletionSpec],
         metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
-        end_ids: Collection[int] = (),
-        call_format: str = "",
         place: str = "",
     ) -> None:
-        self._call_format, self.place = call_format, place
+        self.place = place
         self._assemblers: list[EventAssembler] = []
         self.specs, self.owner = list(specs), specs[0].request.owner
         self.n_open = len(specs)
         self._waiting = set(range(len(specs)))  # texts that the engine has not begun or ended
-        self._metrics, self._ended, self._end_ids = metrics, ended, end_ids
+        self._metrics, self._ended, self.begun = metrics, ended, False
+        self._end_ids: Collection[int] = ()
+        self._call_format = ""
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
@@ -70,8 +70,12 @@ class RequestStream:
         """Since it began."""
         return self._loop.time() - self._began
 
-    def start(self, client: LoopClient) -> None:
-        """Submit all texts, those of one prompt together: it is sent, rendered and tokenised once."""
+    def start(self, client: LoopClient, end_ids: Collection[int] = (), call_format: str = "") -> None:
+        """Submit all texts, those of one prompt together: it is sent, rendered and tokenised once.
+
+        end_ids: tokens that end a text. call_format: name of the format of tool calls.
+        """
+        self.begun, self._end_ids, self._call_format = True, end_ids, call_format
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
             self._submit(client, list(group))
         sent = protocol.Generate(-1)  # the prompts are not kept: they may be large, and wait for long
@@ -144,7 +148,9 @@ class RequestStream:
         self.cancel()
 
     def end_early(self) -> None:
-        """End its texts where they are; they count as complete."""
+        """End its texts where they are; they count as complete, unless they wait for their model."""
+        if not self.begun:
+            self.fail(ResourceError("a newer request has taken the place of this one"))
         for assembler in self._assemblers:
             assembler.ends_early = True
         for submission in self._submitted:
@@ -153,9 +159,14 @@ class RequestStream:
     def cancel(self) -> None:
         """Make the engine end its texts; nothing more is yielded."""
         self._abandoned = True
-        if self.n_open:
-            for submission in self._submitted:
-                submission.cancel()
+        if not self.n_open:
+            return
+        if not self.begun:
+            self.n_open = 0
+            self._waiting.clear()
+            self._ended(self)
+        for submission in self._submitted:
+            submission.cancel()
 
     def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
         """Receive a message of the engine about one of the texts, in the event loop."""

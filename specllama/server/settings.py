@@ -17,19 +17,26 @@ ANY_NAME = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """names: of the model; the first one is shown, "*" accepts any. keys: API keys, one of which a client
+    """names: of the model; the first one is shown, "*" accepts any. called: further names of it, that are
+    accepted and not shown. keys: API keys, one of which a client
     must send; () requires none. metrics_key: lets a client read the figures of all keys, "" for none.
     share_cache: reuse cached prefixes across keys. queue: texts that may wait for a slot. seconds: limit of a
     request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
     client to send its request, and for sent bytes to be read. hosts, origins: names of this server and
     origins of web pages that are accepted, in addition to those of the address itself. sampling, variables:
-    defaults of requests. Raises UsageError.
+    defaults of requests. others: how other models are loaded, with names instead of paths; None: the server
+    holds its one model alone. models_max: models in memory at once, 0 for as many as fit. idle_seconds: after
+    which a model is unloaded that nobody uses, 0 for never. Raises UsageError.
     """
 
     load: LoadSettings
+    others: LoadSettings | None = None
+    models_max: int = defaults.MODELS_MAX
+    idle_seconds: float = 0.0
     host: str = defaults.HOST
     port: int = defaults.PORT
     names: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
     keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_key: str = field(default="", repr=False)
     share_cache: bool = False
@@ -48,7 +55,13 @@ class ServerSettings:
             raise UsageError(f"must be from 0 to 65535, not {self.port}", option="port")
         if not 0 <= self.queue <= 100_000:
             raise UsageError(f"must be from 0 to 100000, not {self.queue}", option="queue")
-        for name, seconds in (("timeout", self.seconds), ("drain", self.drain_seconds)):
+        if not 0 <= self.models_max <= 1000:
+            raise UsageError(f"must be from 0 to 1000, not {self.models_max}", option="models_max")
+        for name, seconds in (
+            ("timeout", self.seconds),
+            ("drain", self.drain_seconds),
+            ("idle_unload", self.idle_seconds),
+        ):
             if not 0 <= seconds <= 1e9:
                 raise UsageError(f"must be seconds from 0, not {seconds:g}", option=name)
         if not 0 < self.client_seconds <= 1e6:
@@ -79,9 +92,10 @@ class ServerSettings:
         """The model's preferred name."""
         return self.shown_names[0]
 
-    def serves(self, name: str) -> bool:
-        """Whether this is a name of the model."""
-        return name == self.name or name in self.names or ANY_NAME in self.names
+    def names_it(self, name: str) -> bool:
+        """Whether this is a name of the model, "*" aside. Ollama's clients add ":latest"."""
+        known = {*self.shown_names, *self.names, *self.called}
+        return name in known or name.removesuffix(":latest") in known
 
 
 def is_loopback(host: str) -> bool:

@@ -14,6 +14,7 @@ from specllama.client.loop_client import LoopClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.server.residence import Residence
 
 WAIT_SECONDS = 5.0  # that a request waits for an engine that is starting
 SILENT_SECONDS = 10.0  # a living engine sends a heartbeat every half second
@@ -31,10 +32,11 @@ Answer = TypeVar(
 
 
 class Supervisor:
-    """One engine process after another.
+    """One engine process after another, while the model is in memory.
 
-    say: gets lines for the operator. log: where llama.cpp's log goes. loaded: reported by the last engine,
-    None before that. restarts: engine processes started after the end of another one.
+    say: gets lines for the operator. log: where llama.cpp's log goes. residence: whether the model is in
+    memory. loaded: reported by the last engine, None before that; stays when the model is unloaded. restarts:
+    engine processes started after the end of another one; loads: those that have loaded the model.
     """
 
     def __init__(
@@ -44,23 +46,24 @@ class Supervisor:
         log: IO[str] | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self.residence = settings, Residence()
         self.loaded: LoadInfo | None = None
-        self.restarts = 0
+        self.restarts = self.loads = 0
         self._say, self._log, self._progress = say, log, progress
         self._client: LoopClient | None = None
         self._ready = asyncio.Event()
         self._why: SpecllamaError | None = None  # why the last engine ended
 
     async def run(self) -> None:
-        """Keep an engine running until cancelled. Raises what the first load raises."""
-        loop, in_a_row = asyncio.get_running_loop(), 0
+        """Keep an engine running until cancelled. Raises what the first load raises. May be called again."""
+        loop, in_a_row, n_loads = asyncio.get_running_loop(), 0, self.loads
+        self._why = None
         while True:
             began = loop.time()
             try:
                 await self._run_once()
             except SpecllamaError as error:
-                if self.loaded is None:
+                if self.loads == n_loads:
                     raise
                 self._why = error
             in_a_row = 1 if loop.time() - began > _LONG_LIFE else in_a_row + 1
@@ -75,8 +78,22 @@ class Supervisor:
         """Wait until an engine is ready."""
         await self._ready.wait()
 
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process, None without one."""
+        return self._client.pid if self._client is not None else None
+
     async def client(self) -> LoopClient:
-        """The client of the engine; waits WAIT_SECONDS for one that is starting. Raises EngineDiedError."""
+        """The client of the engine, for which the model is loaded. Raises EngineDiedError, and what loading
+        raises.
+        """
+        async with self.residence.held():
+            return await self.engine()
+
+    async def engine(self) -> LoopClient:
+        """The client of the engine of a model in memory; waits WAIT_SECONDS for one that is starting. Raises
+        EngineDiedError.
+        """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._ready.wait()
@@ -87,7 +104,11 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the engine at this moment, "" if nothing."""
+        """What is wrong with the engine at this moment, "" if nothing: also for a model that is not wanted in
+        memory.
+        """
+        if self.residence.state == "unloaded":
+            return ""
         if self._client is None:
             return f"{self._why.message}; it is being started again" if self._why else "the model is loading"
         if (dead := self._client.dead) is not None:
@@ -97,20 +118,38 @@ class Supervisor:
 
     @property
     def info(self) -> LoadInfo:
-        """What is loaded. Raises EngineDiedError before the first engine is ready."""
+        """What is loaded, or was last. Raises EngineDiedError before the first engine is ready."""
         if self.loaded is None:
-            raise EngineDiedError(self.problem)
+            raise EngineDiedError(self.problem or "the model is not in memory")
         return self.loaded
 
-    async def query(
-        self, question: Callable[[int], protocol.Question], answer: type[Answer], seconds: float | None = None
-    ) -> Answer:
-        """The engine's answer to a question. question: makes it from an id; answer: the type of the answer.
+    async def load(self) -> LoadInfo:
+        """What is loaded, or was last; loads a model that has never been. Raises what loading raises."""
+        if self.loaded is None:
+            await self.client()
+        return self.info
 
-        Raises the engine's error, TimeoutError after `seconds`.
+    async def query(self, question: Callable[[int], protocol.Question], answer: type[Answer]) -> Answer:
+        """The engine's answer to a question, for which the model is loaded. question: makes it from an id;
+        answer: the type of the answer.
+
+        Raises the engine's error, and what loading the model raises.
         """
         found: list[Answer] = []
-        await self.collect(question, answer, found.append, seconds)
+        await self.collect(question, answer, found.append)
+        return found[-1]
+
+    async def peek(
+        self, question: Callable[[int], protocol.Question], answer: type[Answer], seconds: float | None = None
+    ) -> Answer:
+        """As `query`, of a running engine: the model is not loaded for it, nor kept in memory.
+
+        Raises EngineDiedError without an engine, TimeoutError after `seconds`.
+        """
+        found: list[Answer] = []
+        if self._client is None:
+            raise EngineDiedError(self.problem or "the model is not in memory")
+        await self._collect(self._client, question, answer, found.append, seconds)
         return found[-1]
 
     async def collect(
@@ -118,10 +157,19 @@ class Supervisor:
         question: Callable[[int], protocol.Question],
         answer: type[Answer],
         take: Callable[[Answer], None],
-        seconds: float | None = None,
     ) -> None:
         """Call `take` in the event loop with each part of the engine's answer, as it arrives. See `query`."""
-        client = await self.client()
+        async with self.residence.held():
+            await self._collect(await self.engine(), question, answer, take)
+
+    async def _collect(
+        self,
+        client: LoopClient,
+        question: Callable[[int], protocol.Question],
+        answer: type[Answer],
+        take: Callable[[Answer], None],
+        seconds: float | None = None,
+    ) -> None:
         ended: asyncio.Future[SpecllamaError | None] = asyncio.get_running_loop().create_future()
 
         def settle(message: protocol.Message | SpecllamaError) -> None:
@@ -152,6 +200,7 @@ class Supervisor:
             verbose = self._log is not None
             info = await asyncio.to_thread(client.load, self.settings, self._progress, verbose, True)
             self.loaded, self._client = info, client
+            self.loads += 1
             self._ready.set()
             await ended.wait()
             raise client.dead or EngineDiedError("the engine process ended")

@@ -91,6 +91,9 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         template_tools=calls.own,
         template_reasons=calls.reasons,
         infill=not fim_tokens(model).missing,
+        host_bytes=loaded.plan.host,
+        device_bytes=loaded.plan.device,
+        gpus=tuple(found for found in _devices() if found.gpu),
     )
 
 
@@ -151,9 +154,12 @@ def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
 def inspect_build() -> BuildInfo:
     """The version, features and devices of this build of llama.cpp."""
     build = build_info()
-    found = tuple(DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in devices())
     enabled = features(build.pop("system_info"))
-    return BuildInfo(**build, features=enabled, devices=found)
+    return BuildInfo(**build, features=enabled, devices=_devices())
+
+
+def _devices() -> tuple[DeviceInfo, ...]:
+    return tuple(DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in devices())
 
 
 def features(system_info: str) -> dict[str, list[str]]:

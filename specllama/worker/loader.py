@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.client import protocol
-from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
+from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError, Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
@@ -25,15 +25,14 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
+from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.text.grammar import Grammars
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import model_key, pair_key, target_key
 from specllama.worker.rpc.attach import attach
 
-DRAFT_BUDGET = 64  # rows of logits beyond one per slot
-ROLLBACK = 16  # recurrent states kept per sequence if drafts have no fixed length
 _REPORT_SECONDS = 0.1
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
 
@@ -93,10 +92,9 @@ def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store
     started = time.perf_counter()
     header = _checked_header(settings.target)
     draft_header, verdict = _checked_draft(settings, header)
-    settings = attach(settings, send)
-    n_outputs = max(settings.n_slots, 64, settings.n_slots + max(DRAFT_BUDGET, settings.draft_max or 0))
-    n_rs_seq = 0 if not settings.drafters or settings.draft_max == 0 else (settings.draft_max or ROLLBACK)
-    plan = _plan(settings, header, draft_header, n_outputs, n_rs_seq)
+    settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
+    n_outputs, n_rs_seq = rows_of_logits(settings), rollback(settings)
+    plan = plan_load(settings, header, draft_header, available_memory(), gpus())
     fitted = _fitted(settings.target, plan.target.n_gpu_layers)
     model = LlamaModel(fitted, _reporter("target", send))
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
@@ -214,7 +212,8 @@ def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
     n_outputs: rows of logits of a decode. Raises IntegrityError, ResourceError, UsageError.
     """
     header = _checked_header(settings)
-    plan = _plan(LoadSettings(target=settings), header, None, n_outputs, 0)
+    alone = LoadSettings(target=settings)
+    plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = _fitted(settings, plan.target.n_gpu_layers)
     model = LlamaModel(fitted)
     try:
@@ -234,45 +233,10 @@ def _checked_header(settings: ModelSettings) -> Header:
     return header
 
 
-def _plan(
-    settings: LoadSettings, target: Header, draft: Header | None, n_outputs: int, n_rs_seq: int
-) -> MemoryPlan:
-    t, d = settings.target, settings.draft or settings.target
-    return plan_memory(
-        target,
-        draft,
-        PlanSettings(
-            available=available_memory(),
-            n_ctx=t.n_ctx or None,
-            n_ctx_draft=d.n_ctx or None if settings.draft else None,
-            n_slots=settings.n_slots,
-            n_batch=t.n_batch,
-            n_ubatch=t.n_ubatch,
-            n_outputs_max=n_outputs,
-            n_rs_seq=n_rs_seq,
-            cache_type_k=t.cache_type_k,
-            cache_type_v=t.cache_type_v,
-            cache_type_k_draft=d.cache_type_k,
-            cache_type_v_draft=d.cache_type_v,
-            flash_attn=t.flash_attn,  # type: ignore[arg-type]
-            n_gpu_layers=_layers(t),
-            n_gpu_layers_draft=_layers(d),
-            devices=_fit_devices(t),
-            devices_draft=_fit_devices(d),
-        ),
-    )
-
-
-def _layers(s: ModelSettings) -> int | None:
-    if s.devices == ("none",):
-        return 0
-    return None if s.n_gpu_layers == AUTO else s.n_gpu_layers
-
-
-def _fit_devices(s: ModelSettings) -> tuple[DeviceMemory, ...]:
-    wanted = [d for d in devices() if d.gpu and (not s.devices or d.name in s.devices)]
+def gpus() -> tuple[DeviceMemory, ...]:
+    """The GPUs of this build with their free memory, those of RPC workers too."""
     apple = platform.system() == "Darwin"
-    return tuple(DeviceMemory(d.name, d.free, apple and not d.remote) for d in wanted)
+    return tuple(DeviceMemory(d.name, d.free, apple and not d.remote) for d in devices() if d.gpu)
 
 
 def _fitted(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.serving import Reply, Server, first_event
+from tests.support.serving import Reply, Server, first_event, samples_of
 
 NAMES = ("alice", "bob", "carol")
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in (*NAMES, "watcher")}
@@ -36,9 +36,8 @@ def reused(reply: Reply) -> tuple[int, int]:
 
 
 def metrics(server: Server, name: str) -> dict[str, float]:
-    lines = server.get("/metrics", headers=KEYS[name]).body.decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#") and "_created" not in line)
-    return {name: float(value) for name, value in pairs}
+    found = samples_of(server.get("/metrics", headers=KEYS[name]))
+    return {name: value for name, value in found.items() if "_created" not in name}
 
 
 def begin(server: Server, name: str, **more: object):

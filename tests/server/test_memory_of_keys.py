@@ -61,7 +61,7 @@ def test_metrics_count_it_separately(keyed: Server) -> None:
     ask(keyed, "alice")
     ask(keyed, "alice")
     found = keyed.get("/metrics", headers=KEYS["alice"]).body.decode()
-    assert 'specllama_draft_tokens_by_drafter_total{drafter="memory"}' in found
+    assert 'specllama_draft_tokens_by_drafter_total{drafter="memory",model="' in found
     assert "alice" not in found
 
 

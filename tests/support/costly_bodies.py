@@ -354,6 +354,9 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "a text of <": _body(messages=[{"role": "user", "content": "<" * _LONG}]),
         "messages": lambda: _json(messages=[{"role": "user", "content": "<" * 900}] * 4096),
     },
+    # Nothing is sent to an engine for these.
+    ("/models/load", protocol.GetSlots): {"a long name": _body(model="a" * _LONG)},
+    ("/models/unload", protocol.GetSlots): {"unknown fields": _numbered('{"model":"x",', '"a{0}":1', "}")},
 }
 _UNSUPPORTED = tuple(route.path for route in unsupported.ROUTES if route.method == "POST")
 BODIES = tuple(

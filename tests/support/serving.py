@@ -52,6 +52,17 @@ class Reply:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def samples_of(metrics: Reply) -> dict[str, float]:
+    """Name with labels to value. The label `model` is left out, and models are added up."""
+    found: dict[str, float] = {}
+    for line in metrics.body.decode().splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            name = re.sub(r'\bmodel="[^"]*",?', "", name).replace(",}", "}").replace("{}", "")
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
 class KeyedConnection(http.client.HTTPConnection):
     """A connection that sends an API key with each request, "" for none."""
 
@@ -157,10 +168,8 @@ class Api:
         return time.monotonic() - began
 
     def samples(self) -> dict[str, float]:
-        """The metrics: name with labels to value."""
-        lines = self.get("/metrics").body.decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {name: float(value) for name, value in pairs}
+        """The metrics: see `samples_of`."""
+        return samples_of(self.get("/metrics"))
 
 
 class Server(Api):

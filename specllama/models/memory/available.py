@@ -27,6 +27,16 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     return min([_mem_available(proc), *_cgroup_rooms(proc, cgroup)])
 
 
+def mapped_memory(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Bytes of mapped files that a process has in memory; `available_memory` counts them as available. None
+    where that is unknown.
+    """
+    words = _text(proc / str(pid) / "statm").split()  # in pages: size, resident, shared, ...
+    if len(words) < 3 or not words[2].isdigit():
+        return None
+    return int(words[2]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def physical_cores(root: Path = Path("/")) -> int:
     """Physical cores that affinity and the cgroup's quota allow, at least 1."""
     if platform.system() == "Darwin":

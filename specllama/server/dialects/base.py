@@ -17,25 +17,44 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specllama.client import protocol
-from specllama.errors import NotFoundError
+from specllama.client.model_info import LoadInfo
 from specllama.server.dialects.fields import Model, checked
 from specllama.server.dialects.writer import DialectWriter
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody
+from specllama.server.models import ListedModel, ModelPool
 from specllama.server.requests import CompletionSpec
 from specllama.server.response import Limits, StreamingResponse
 from specllama.server.service import Service
-from specllama.server.supervisor import Say
+from specllama.server.supervisor import Say, Supervisor
 
 
 class ApiRequest:
-    """One HTTP request, and the operations of its endpoint. say: gets lines for the operator. bodies: reads
-    the bodies of all requests.
+    """One HTTP request, and the operations of its endpoint. models: of the server. say: gets lines for the
+    operator. bodies: reads the bodies of all requests.
+
+    It is about one model: the one that `check_model` or the query `?model=` names, else the one in memory.
     """
 
-    def __init__(self, http: Request, service: Service, say: Say, bodies: BodyReader) -> None:
+    def __init__(self, http: Request, models: ModelPool, say: Say, bodies: BodyReader) -> None:
         self._http, self._say, self._bodies = http, say, bodies
-        self.service, self.settings, self.supervisor = service, service.settings, service.supervisor
+        self.models, self.settings = models, models.settings
+        self._service: Service | None = None
+
+    @property
+    def service(self) -> Service:
+        """The model of this request. Raises NotFoundError."""
+        if self._service is None:
+            self.check_model(None)
+        assert self._service is not None
+        return self._service
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """The engine of the model; its queries load the model, and keep it in memory until they are answered.
+        Raises NotFoundError.
+        """
+        return self.service.supervisor
 
     @property
     def id(self) -> str:
@@ -59,15 +78,35 @@ class ApiRequest:
 
     async def body(self, model: type[Model]) -> Model:
         """The body, parsed and checked as this model. Raises UsageError, which names the field."""
-        return await self._bodies.read(self._http, partial(checked, model), self.settings.client_seconds)
+        found = await self._bodies.read(self._http, partial(checked, model), self.settings.client_seconds)
+        await self.models.look_up(getattr(found, "model", None))
+        return found
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFoundError for a model that is not served. None: the served one."""
-        if name is not None and not self.settings.serves(name):
-            served = ", ".join(self.settings.shown_names)
-            raise NotFoundError(
-                f"there is no model {name!r} here, this server has {served}", details={"model": name}
-            )
+        """Make this request one about the model that the field `model` of its body names. None: the one that
+        the query names, else the one in memory. Raises NotFoundError for one that is not served.
+        """
+        self._service = self.models.service(self.query_params.get("model") if name is None else name)
+
+    async def find_model(self, name: str | None) -> None:
+        """`check_model` for a name that is not the field `model` of a body."""
+        await self.models.look_up(name)
+        self.check_model(name)
+
+    async def list_models(self) -> list[ListedModel]:
+        """All models: those in memory first, then the others on disk, then those that are only known."""
+        return await self.models.listed()
+
+    async def load_model(self) -> LoadInfo:
+        """Wait until the model is in memory. Returns its description. Raises what loading it raises."""
+        await self.supervisor.client()
+        return self.supervisor.info
+
+    def keep_model(self, seconds: float | None) -> None:
+        """Unload the model when nobody has used it for so many seconds, None for never. No effect on the one
+        model of a server that holds it alone.
+        """
+        self.models.keep(self.service, seconds)
 
     def say(self, text: str) -> None:
         """A line about this request for the operator."""
@@ -99,8 +138,9 @@ class ApiRequest:
     ) -> Response:
         """Start n texts of each spec; the response writes them as they are generated.
 
-        memory: whether to draft from earlier texts of this client, and later ones from this text. place: see
-        Service.start. Raises BusyError, EngineDiedError, ResourceError.
+        They wait until the model is in memory. memory: whether to draft from earlier texts of this client,
+        and later ones from this text. place: see Service.start. Raises BusyError, ResourceError; the response
+        raises what loading raises.
         """
         owned = [
             replace(
@@ -111,7 +151,7 @@ class ApiRequest:
             )
             for spec in specs
         ]
-        job = await self.service.start(owned, n, place)
+        job = self.service.start(owned, n, place)
         return StreamingResponse(
             job, writer, stream, Limits(self.settings.seconds, self.settings.client_seconds)
         )

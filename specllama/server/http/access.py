@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
-from specllama.server.metrics import MetricsByOwner
+from specllama.server.metrics import HttpMetrics, MetricsByOwner
 from specllama.server.settings import ServerSettings, is_loopback
 from specllama.server.supervisor import Say
 
@@ -61,7 +61,7 @@ class AccessMiddleware:
         self,
         app: ASGIApp,
         settings: ServerSettings,
-        metrics: MetricsByOwner,
+        metrics: MetricsByOwner[HttpMetrics],
         say: Say,
         errors: ErrorResponder,
         paths: frozenset[str],

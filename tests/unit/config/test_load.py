@@ -55,6 +55,7 @@ def test_settings_survive_json(settings):
         ("n_threads_batch", [-1]),
         ("n_gpu_layers", [-3]),
         ("main_gpu", [-1]),
+        ("tensor_parallel_size", [-1, 1.5, True, "2"]),
         ("n_cpu_moe", [-2]),
         ("split_mode", ["rows", None]),
         ("flash_attn", ["maybe", True]),
@@ -90,6 +91,8 @@ def test_rejects_contradictory_settings():
         LoadSettings(target=TARGET, draft_max=4, draft_min=5)
     with pytest.raises(UsageError, match="cache_type_v q8_0 needs flash attention"):
         ModelSettings(path="m.gguf", flash_attn="off", cache_type_v="q8_0")
+    with pytest.raises(UsageError, match="tensor_parallel_size splits by layers, and split_mode=row does"):
+        ModelSettings(path="m.gguf", tensor_parallel_size=2, split_mode="row")
     assert ModelSettings(path="m.gguf", flash_attn="off", cache_type_k="q8_0").cache_type_k == "q8_0"
     assert LoadSettings(target=TARGET, draft_max=0, draft_min=5).draft_max == 0, "drafts off"
 

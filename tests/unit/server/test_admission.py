@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from specllama.server.admission import QueueLimit
+from specllama.errors import BusyError, ResourceError, SpecllamaError
+from specllama.server.admission import Admission, QueueLimit
 
 KEYED = QueueLimit(4, 64, several=True)  # 68 texts, 16 places of the queue kept
 SINGLE = QueueLimit(4, 64)
@@ -53,3 +56,36 @@ def test_every_key_can_wait_however_the_others_ask() -> None:
         while not KEYED.problem(n_open, n_open.get(owner, 0), 1):
             n_open[owner] = n_open.get(owner, 0) + 1
     assert not KEYED.problem(n_open, 0, 1)
+
+
+@dataclass(eq=False)
+class Request:
+    owner: str
+    n_open: int
+    n_waiting: int = 0
+    seconds: float = 9.0
+    error: SpecllamaError | None = None
+
+    def fail(self, error: SpecllamaError) -> None:
+        self.error = error
+
+
+def test_the_requests_of_all_models_count_together() -> None:
+    found = Admission(QueueLimit(4, 8))
+    first, second = Request("", 6, 2), Request("", 5, 5)
+    found.requests |= {first, second}
+    found.check("", 1)
+    with pytest.raises(BusyError, match="11 texts are running or waiting, 12 are the most") as raised:
+        found.check("", 2)
+    assert raised.value.details["retry_after"] == found.retry_after >= 1
+    found.ended(first)
+    found.check("", 7)
+    found.end_all(ResourceError("the end"))
+    assert (str(second.error), first.error) == ("the end", None)
+
+
+def test_while_the_server_shuts_down_nothing_is_accepted() -> None:
+    found = Admission(QueueLimit(4, 8))
+    found.draining = True
+    with pytest.raises(ResourceError, match="shutting down"):
+        found.check("", 1)

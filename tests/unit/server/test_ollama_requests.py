@@ -11,6 +11,7 @@ import pytest
 from specllama.calls.tools import Tool
 from specllama.client.protocol import Infill
 from specllama.errors import AccessError, BusyError, EngineDiedError
+from specllama.models.details import ModelDetails
 from specllama.server.app import ERRORS
 from specllama.server.dialects.fields import FieldError, checked
 from specllama.server.dialects.ollama import shapes
@@ -342,13 +343,19 @@ class TestShapes:
     @pytest.mark.parametrize(("n", "share"), [(0, 0), (5, 0.5), (99, 1), (-1, 1)])
     def test_the_share_of_the_gpu(self, n: int, share: float) -> None:
         info = load_info(n_layer=9, file_bytes=1000, target=replace(self.INFO.target, n_gpu_layers=n))
-        (only,) = shapes.running(info, ["m"])["models"]
-        assert (only["size"], only["size_vram"]) == (1000, 1000 * share)
+        found = shapes.running("m", info, None)
+        assert (found["size"], found["size_vram"]) == (1000, 1000 * share)
+        assert found["expires_at"].startswith("9999-")
+        assert shapes.running("m", info, 60)["expires_at"] == "1970-01-01T00:01:00Z"
 
-    def test_tags_before_the_model_is_loaded(self) -> None:
-        (only,) = shapes.tags(None, ["m"], 0)["models"]
-        assert (only["name"], only["model"], only["size"]) == ("m", "m", 0)
-        assert only["modified_at"] == "1970-01-01T00:00:00Z"
+    def test_tags(self) -> None:
+        """Of a model that cannot be read, that has never been loaded, and that is in memory."""
+        header = ModelDetails("llama", 10**9, "Q4_0")
+        unread, unloaded, loaded = (shapes.tag("m", one, 7, 0) for one in (None, header, self.INFO))
+        assert (unread["name"], unread["model"], unread["size"]) == ("m", "m", 7)
+        assert unread["modified_at"] == "1970-01-01T00:00:00Z"
+        assert unread["details"]["parameter_size"] == ""
+        assert unloaded == loaded
 
     @pytest.mark.parametrize(("n", "text"), [(134_515_008, "134.52M"), (8 * 10**9, "8.0B"), (12, "12")])
     def test_sizes(self, n: int, text: str) -> None:

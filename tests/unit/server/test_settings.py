@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
@@ -29,9 +31,19 @@ class TestSettings:
             ServerSettings(load=LOAD, metrics_key="secret")
 
     def test_the_name_of_the_model_is_the_first_name_or_that_of_its_file(self) -> None:
-        plain, named = ServerSettings(load=LOAD), ServerSettings(load=LOAD, names=("*", "a", "b"))
-        assert (plain.name, plain.serves("model"), plain.serves("x")) == ("model", True, False)
-        assert (named.name, named.serves("b"), named.serves("x")) == ("a", True, True)
+        plain = ServerSettings(load=LOAD, called=("8B",))
+        named = ServerSettings(load=LOAD, names=("*", "a", "b"))
+        assert (plain.name, *map(plain.names_it, ("model", "8B", "x"))) == ("model", True, True, False)
+        assert (named.name, *map(named.names_it, ("b", "model", "x"))) == ("a", True, False, False)
+        assert tuple(plain.shown_names) == ("model",)
+
+    @pytest.mark.parametrize(
+        ("fields", "needle"),
+        [({"models_max": -1}, "models_max must be from 0"), ({"idle_seconds": -1.0}, "idle_unload must be")],
+    )
+    def test_limits_of_models(self, fields: dict[str, Any], needle: str) -> None:
+        with pytest.raises(UsageError, match=needle):
+            ServerSettings(load=LOAD, **fields)
 
 
 def test_a_privileged_port_gets_a_hint() -> None:

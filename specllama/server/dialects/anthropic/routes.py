@@ -18,7 +18,7 @@ async def messages(api: ApiRequest) -> Response:
     api.log_prompt(request.messages)
     if body.dropped:
         api.say(f"{len(body.dropped)} tools that run on Anthropic's servers are left out")
-    writer = MessageWriter(body.model or api.settings.name, body.speculation.enabled, api.id)
+    writer = MessageWriter(body.model or api.service.name, body.speculation.enabled, api.id)
     specs = [CompletionSpec(request, splits=True)]
     return await api.generate(specs, writer, stream=body.stream, memory=body.speculation.memory)
 

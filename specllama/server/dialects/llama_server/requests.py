@@ -10,10 +10,13 @@ from specllama.server.dialects.fields import AtMost, Body
 from specllama.server.dialects.openai.chat_request import TemplateInput
 from specllama.server.http.body import MAX_VALUES
 
+ModelName = Annotated[str, Field(max_length=512)]
+
 
 class TokenizeRequest(Body):
     """with_pieces: each token's text next to its id."""
 
+    model: ModelName | None = None
     content: str
     add_special: bool = False
     parse_special: bool = True
@@ -23,6 +26,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """tokens: ids of the model's vocabulary."""
 
+    model: ModelName | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES)]
 
 

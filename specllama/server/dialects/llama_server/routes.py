@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from specllama.client import protocol
 from specllama.errors import ResourceError
 from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
-from specllama.server.dialects.llama_server import shapes, unsupported
+from specllama.server.dialects.llama_server import models, shapes, unsupported
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.llama_server.completion_request import NativeRequest
 from specllama.server.dialects.llama_server.infill_request import InfillRequest
@@ -37,10 +37,9 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     api.check_model(body.model)
     requests = body.generations(api.settings.sampling)
     api.log_prompt(body.shown)
-    await api.supervisor.client()
-    info, speculation = api.supervisor.info, body.speculation
+    info, speculation = await api.supervisor.load(), body.speculation
     options = NativeOptions(
-        model=body.model or api.settings.name,
+        model=body.model or api.service.name,
         stream=body.stream,
         n_probs=body.n_probs,
         final_probs=body.post_sampling_probs,
@@ -86,18 +85,21 @@ async def health(api: ApiRequest) -> Response:
 
 
 async def metrics(api: ApiRequest) -> Response:
-    found = await api.service.read_metrics(api.owner)
-    return Response(found.text(), headers={"content-type": CONTENT_TYPE})
+    found = await api.models.metrics(api.owner, api.query_params.get("model"))
+    return Response(found, headers={"content-type": CONTENT_TYPE})
 
 
 async def props(api: ApiRequest) -> Response:
-    await api.supervisor.client()
-    settings = api.settings
-    return JSONResponse(shapes.props(api.supervisor.info, settings.shown_names, settings.sampling))
+    info = await api.supervisor.load()
+    return JSONResponse(shapes.props(info, api.service.names, api.settings.sampling))
 
 
 async def slots(api: ApiRequest) -> Response:
-    found = await api.supervisor.query(protocol.GetSlots, protocol.Slots)
+    """Of a model that is not in memory there are none."""
+    if api.service.residence.state == "unloaded":
+        return JSONResponse([])
+    await api.supervisor.engine()
+    found = await api.supervisor.peek(protocol.GetSlots, protocol.Slots)
     if api.query_params.get("fail_on_no_slot") and all(slot.id is not None for slot in found.slots):
         raise ResourceError("no slot is free", "ask again later")
     return JSONResponse(shapes.slots(found, api.supervisor.info, api.owner))
@@ -105,6 +107,7 @@ async def slots(api: ApiRequest) -> Response:
 
 async def tokenize(api: ApiRequest) -> Response:
     body = await api.body(TokenizeRequest)
+    api.check_model(body.model)
     parts: list[bytes] = []
     await api.supervisor.collect(
         lambda id_: protocol.Tokenize(
@@ -118,6 +121,7 @@ async def tokenize(api: ApiRequest) -> Response:
 
 async def detokenize(api: ApiRequest) -> Response:
     body = await api.body(DetokenizeRequest)
+    api.check_model(body.model)
     parts: list[bytes] = []
     await api.supervisor.collect(
         lambda id_: protocol.Detokenize(id_, body.tokens),
@@ -161,6 +165,7 @@ DIALECT = Dialect(
         ApiRoute("POST", "/tokenize", tokenize, "The ids of a text", TokenizeRequest),
         ApiRoute("POST", "/detokenize", detokenize, "The text of ids", DetokenizeRequest),
         ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateRequest),
+        *models.ROUTES,
         *unsupported.ROUTES,
     ),
 )

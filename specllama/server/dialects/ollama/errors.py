@@ -10,5 +10,6 @@ from specllama.errors import NotFoundError, SpecllamaError
 def error_body(error: SpecllamaError, _request_id: str = "") -> dict[str, Any]:
     """See ErrorBody. Clients look for "not found" where they named a model that is not served."""
     if isinstance(error, NotFoundError) and "model" in error.details:
-        return {"error": f"model '{error.details['model']}' not found: {error.message}"}
+        name = error.details["model"].removesuffix(":latest")
+        return {"error": f"model '{name}' not found: {error.message}"}
     return {"error": error.message}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from specllama.client.model_info import LoadInfo
@@ -15,12 +17,11 @@ from specllama.server.dialects.ollama.requests import (
     OllamaRequest,
     RefusedRequest,
     ShowRequest,
+    seconds,
 )
 from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
 from specllama.server.http.errors import UnsupportedError
 from specllama.server.requests import CompletionSpec
-
-_LATEST = ":latest"
 
 
 async def root(_api: ApiRequest) -> Response:
@@ -32,20 +33,30 @@ async def version(_api: ApiRequest) -> Response:
 
 
 async def tags(api: ApiRequest) -> Response:
-    return JSONResponse(shapes.tags(api.supervisor.loaded, api.settings.shown_names, api.service.created))
+    """The models on disk."""
+    found = []
+    for one in await api.list_models():
+        if one.on_disk:
+            facts = one.info or await api.models.details(one.model)
+            n_bytes = one.info.file_bytes if one.info is not None else one.model.n_bytes
+            found.append(shapes.tag(one.name, facts, n_bytes, one.model.modified))
+    return JSONResponse({"models": found})
 
 
 async def running(api: ApiRequest) -> Response:
-    if api.supervisor.problem:
-        return JSONResponse({"models": []})
-    return JSONResponse(shapes.running(api.supervisor.info, [api.settings.name]))
+    found, now = [], time.time()
+    for one in await api.list_models():
+        if one.loaded and one.info is not None:
+            expires = None if one.expires_in is None else now + one.expires_in
+            found.append(shapes.running(one.name, one.info, expires))
+    return JSONResponse({"models": found})
 
 
 async def show(api: ApiRequest) -> Response:
     body = await api.body(ShowRequest)
-    _check_model(api, body.model or body.name)
-    await api.supervisor.client()
-    return JSONResponse(shapes.show(api.supervisor.info, api.service.created, api.settings.sampling))
+    await api.find_model(body.model or body.name or None)
+    info = await api.supervisor.load()
+    return JSONResponse(shapes.show(info, api.service.created, api.settings.sampling))
 
 
 async def chat(api: ApiRequest) -> Response:
@@ -53,7 +64,7 @@ async def chat(api: ApiRequest) -> Response:
     writer = OllamaWriter(_options(api, body, chat=True))
     await _info(api, body)
     if not body.messages:
-        return _loaded(writer, body)
+        return await _loaded(api, writer, body)
     request = body.request(api.settings.sampling, api.settings.variables)
     api.log_prompt(request.messages)
     return await _answer(api, body, writer, CompletionSpec(request, splits=True))
@@ -64,7 +75,7 @@ async def generate(api: ApiRequest) -> Response:
     writer = OllamaWriter(_options(api, body, chat=False))
     info = await _info(api, body)
     if not body.prompt and not body.suffix:
-        return _loaded(writer, body)
+        return await _loaded(api, writer, body)
     if body.suffix and not info.infill:
         raise FieldError(
             f'"{writer.options.model}" does not support insert, its vocabulary has no tokens for it', "suffix"
@@ -84,39 +95,43 @@ def _refusal(message: str) -> Endpoint:
     return refuse
 
 
-def _check_model(api: ApiRequest, name: str | None) -> None:
-    """See ApiRequest.check_model. A name may have the tag `latest`, and "" is none."""
-    if name and not api.settings.serves(name):
-        name = name.removesuffix(_LATEST)
-    api.check_model(name or None)
-
-
 async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
-    """What is loaded, after a check of what depends on it. Raises FieldError."""
-    _check_model(api, body.model)
-    await api.supervisor.client()
-    info = api.supervisor.info
+    """The description of the model, after a check of what depends on it. Raises FieldError."""
+    api.check_model(body.model or None)
+    info = await api.supervisor.load()
     if body.think and not info.template_reasons:
-        raise FieldError(f'"{body.model or api.settings.name}" does not support thinking', "think")
+        raise FieldError(f'"{body.model or api.service.name}" does not support thinking', "think")
     if (body.options.num_ctx or 0) > info.n_ctx:
         api.say(f"num_ctx {body.options.num_ctx} is above the context of {info.n_ctx} tokens, which stays")
     return info
 
 
-def _loaded(writer: OllamaWriter, body: OllamaRequest) -> Response:
+async def _loaded(api: ApiRequest, writer: OllamaWriter, body: OllamaRequest) -> Response:
+    """Load or unload the model, as `keep_alive` says."""
+    if body.ending == "load":
+        await api.load_model()
+    _keep(api, body)
     media_type = writer.media_type if body.stream else "application/json"
     return Response(writer.loaded(body.ending), media_type=media_type)
+
+
+def _keep(api: ApiRequest, body: OllamaRequest) -> None:
+    if body.keep_alive is not None:
+        idle = seconds(body.keep_alive)
+        api.keep_model(idle if idle >= 0 else None)
 
 
 async def _answer(
     api: ApiRequest, body: OllamaRequest, writer: OllamaWriter, spec: CompletionSpec
 ) -> Response:
-    return await api.generate([spec], writer, stream=body.stream, memory=body.speculation.memory)
+    found = await api.generate([spec], writer, stream=body.stream, memory=body.speculation.memory)
+    _keep(api, body)
+    return found
 
 
 def _options(api: ApiRequest, body: OllamaRequest, chat: bool) -> OllamaResponseOptions:
     return OllamaResponseOptions(
-        body.model or api.settings.name, chat, body.logprobs, body.speculation.enabled
+        body.model or api.service.name, chat, body.logprobs, body.speculation.enabled
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from specllama.client.model_info import LoadInfo
+from specllama.models.details import ModelDetails
 from specllama.server.dialects.ollama.writer import timestamp
 
 VERSION = "0.12.0"  # of Ollama, whose API this is; clients refuse versions that they think too old
@@ -18,19 +19,19 @@ _OPTIONS = (
 _SIZES = ((1e9, 1, "B"), (1e6, 2, "M"), (1e3, 0, "K"), (1, 0, ""))  # unit, decimals, letter
 
 
-def tags(info: LoadInfo | None, names: Sequence[str], created: int) -> dict[str, Any]:
-    """All models. info: of the loaded model, None before that. created: seconds since the epoch."""
-    return {"models": [_entry(info, name) | {"modified_at": timestamp(created)} for name in names]}
+def tag(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int, modified: float) -> dict[str, Any]:
+    """One model of /api/tags. n_bytes: of its file. modified: seconds since the epoch."""
+    return _entry(name, found, n_bytes) | {"modified_at": timestamp(modified)}
 
 
-def running(info: LoadInfo, names: Sequence[str]) -> dict[str, Any]:
-    """The models in memory."""
+def running(name: str, info: LoadInfo, expires_at: float | None) -> dict[str, Any]:
+    """One model of /api/ps. expires_at: when it is unloaded, in seconds since the epoch, None for never."""
     more = {
-        "expires_at": _FOR_EVER,
+        "expires_at": _FOR_EVER if expires_at is None else timestamp(expires_at),
         "size_vram": round(info.file_bytes * info.gpu_share),
         "context_length": info.n_ctx,
     }
-    return {"models": [_entry(info, name) | more for name in names]}
+    return _entry(name, info, info.file_bytes) | more
 
 
 def show(info: LoadInfo, created: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,28 +69,34 @@ def capabilities(info: LoadInfo) -> list[str]:
     return ["completion", *(name for name, has in more.items() if has)]
 
 
-def details(info: LoadInfo | None) -> dict[str, Any]:
-    """The short description of a model."""
-    family = info.architecture if info is not None else ""
+def details(found: LoadInfo | ModelDetails | None) -> dict[str, Any]:
+    """The short description of a model, loaded or not."""
+    family, params, quant = _facts(found)
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": _size(info.target.params) if info is not None else "",
-        "quantization_level": info.target.quant if info is not None else "",
+        "parameter_size": _size(params) if params else "",
+        "quantization_level": quant,
     }
 
 
-def _entry(info: LoadInfo | None, name: str) -> dict[str, Any]:
+def _facts(found: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
+    """(architecture, number of weights, quantisation)."""
+    if isinstance(found, LoadInfo):
+        return found.architecture, found.target.params, found.target.quant
+    return (found.architecture, found.n_params, found.quant) if found is not None else ("", 0, "")
+
+
+def _entry(name: str, found: LoadInfo | ModelDetails | None, n_bytes: int) -> dict[str, Any]:
     """digest: an id of the model's file, made of its header; the file is not read for it."""
-    target = [info.target.path, info.file_bytes, info.target.params, info.target.quant] if info else []
     return {
         "name": name,
         "model": name,
-        "size": info.file_bytes if info is not None else 0,
-        "digest": hashlib.sha256(repr([name, *target]).encode()).hexdigest(),
-        "details": details(info),
+        "size": n_bytes,
+        "digest": hashlib.sha256(repr([name, n_bytes, *_facts(found)]).encode()).hexdigest(),
+        "details": details(found),
     }
 
 

@@ -1,4 +1,6 @@
-"""/v1/models: a list that OpenAI's and Anthropic's clients both read, with llama-server's `meta`."""
+"""/v1/models: a list that OpenAI's and Anthropic's clients both read, with llama-server's `meta` and
+`status`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,20 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from specllama.client.model_info import LoadInfo
+from specllama.server.models import ListedModel
 
 
-def model_list(info: LoadInfo | None, names: Sequence[str], created: int) -> dict[str, Any]:
-    """All models. info: of the loaded model, None before that. created: seconds since the epoch."""
-    listed = [model_entry(info, name, created) for name in names]
-    ends = {"first_id": names[0], "last_id": names[-1]}
+def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
+    """All models, at least one."""
+    listed = [model_entry(model) for model in models]
+    ends = {"first_id": models[0].name, "last_id": models[-1].name}
     return {"object": "list", "data": listed, "has_more": False, **ends}
 
 
-def model_entry(info: LoadInfo | None, name: str, created: int) -> dict[str, Any]:
-    """One model."""
-    meta = {}
+def model_entry(model: ListedModel) -> dict[str, Any]:
+    """One model. `status` says whether it is in memory; of one that is not on disk, how it gets there."""
+    info, created = model.info, model.created
+    meta: dict[str, Any] = {}
     if info is not None:
         meta = {
             "n_vocab": info.n_vocab,
@@ -27,13 +30,19 @@ def model_entry(info: LoadInfo | None, name: str, created: int) -> dict[str, Any
             "n_params": info.target.params,
             "size": info.file_bytes,
         }
+    elif model.on_disk:
+        meta = {"size": model.model.n_bytes}
+    status: dict[str, Any] = {"value": model.state or "not downloaded"}
+    if not model.on_disk:
+        status["pull"] = f"specllama pull {model.model.pull}"
     return {
-        "id": name,
+        "id": model.name,
         "object": "model",
         "created": created,
         "owned_by": "specllama",
         "type": "model",
-        "display_name": info.target.name if info is not None else name,
+        "display_name": info.target.name if info is not None else model.name,
         "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(),
+        "status": status,
         "meta": meta,
     }

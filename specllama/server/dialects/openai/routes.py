@@ -14,6 +14,7 @@ from specllama.server.dialects.openai.models import model_entry, model_list
 from specllama.server.dialects.openai.responses.routes import ROUTES as RESPONSES
 from specllama.server.dialects.openai.sampling_fields import SamplingFields
 from specllama.server.dialects.openai.writer import ResponseOptions
+from specllama.server.models import listed
 from specllama.server.requests import CompletionSpec
 
 
@@ -38,18 +39,18 @@ async def completions(api: ApiRequest) -> Response:
 
 
 async def models(api: ApiRequest) -> Response:
-    return JSONResponse(model_list(api.supervisor.loaded, api.settings.shown_names, api.service.created))
+    return JSONResponse(model_list(await api.list_models()))
 
 
 async def model(api: ApiRequest) -> Response:
     name = api.path_params["name"]
-    api.check_model(name)
-    return JSONResponse(model_entry(api.supervisor.loaded, name, api.service.created))
+    await api.find_model(name)
+    return JSONResponse(model_entry(listed(api.service, name)))
 
 
 def _options(api: ApiRequest, body: SamplingFields, logprobs: bool) -> ResponseOptions:
     return ResponseOptions(
-        model=body.model or api.settings.name,
+        model=body.model or api.service.name,
         logprobs=logprobs,
         usage_chunk=body.stream_options.include_usage,
         trace=body.speculation.trace,

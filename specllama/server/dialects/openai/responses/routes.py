@@ -29,7 +29,7 @@ async def respond(api: ApiRequest) -> Response:
         api.say(f"left out tools of types that do not run here: {_types(tools.dropped)}")
     api.log_prompt(request.messages)
     fields = ResponseFields(
-        body.model or api.settings.name,
+        body.model or api.service.name,
         echo_json(body.echo(api.settings.sampling)),
         tools.names,
         body.speculation.trace,

@@ -1,0 +1,177 @@
+"""The models that a server can offer by name: those on this disk, and those of models.toml that are not.
+
+Names come from clients: they are looked up in a list, and never used as paths. Uses no network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import PurePath
+
+from specllama.data import EMBEDDED_TARGET
+from specllama.errors import IntegrityError, NotFoundError
+from specllama.models.demo import DemoStore
+from specllama.models.hub.cache import RepoCache
+from specllama.models.installed import installed_models
+from specllama.models.manifest_file import ManifestEntry
+from specllama.models.names import DEMO, PYDOC, RepoName, shown
+from specllama.models.quants import choose, find_models
+from specllama.models.resolve import Library
+
+MAX_ASKED = 512  # characters of a name that a client asks for
+_LISTED = 12  # names in a message
+_ANY_TAG = ":latest"  # Ollama's clients add it to names without a tag
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """A model that can be asked for. id: its name in lists. names: its other names. path: of its first part,
+    "" if it is not on disk. n_bytes: of all parts. modified: seconds since the epoch. pull: the name for
+    `specllama pull`. own_name: "pydoc" for the embedded pair.
+    """
+
+    id: str
+    path: str = ""
+    names: tuple[str, ...] = ()
+    n_bytes: int = 0
+    modified: float = 0.0
+    pull: str = ""
+    own_name: str = ""
+
+    @property
+    def loads_as(self) -> str:
+        """The name or path by which a Library finds it, and its draft."""
+        return self.own_name or self.path
+
+    @property
+    def on_disk(self) -> bool:
+        return bool(self.path)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What there is at one moment. models: those on disk first, each id once."""
+
+    models: tuple[CatalogueModel, ...] = ()
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, CatalogueModel]:
+        found: dict[str, CatalogueModel] = {}
+        for model in self.models:  # ids take precedence over other names
+            found.setdefault(model.id.lower(), model)
+        for model in self.models:
+            for name in model.names:
+                found.setdefault(name.lower(), model)
+        return found
+
+    def find(self, name: str) -> CatalogueModel | None:
+        """The model with this name or id, in capitals or not, on disk or known."""
+        if len(name) > MAX_ASKED:
+            return None
+        asked = name.lower()
+        return self._by_name.get(asked) or self._by_name.get(asked.removesuffix(_ANY_TAG))
+
+    def require(self, name: str) -> CatalogueModel:
+        """The model with this name, on disk. Raises NotFoundError, which lists what there is."""
+        found = self.find(name)
+        if found is not None and found.on_disk:
+            return found
+        if found is not None:
+            raise _not_here(name, found.pull)
+        alias, colon, tag = name[:MAX_ASKED].rpartition(":")
+        known = self.find(alias) if colon else None
+        if known is not None and known.pull and tag:
+            raise _not_here(name, f"{known.pull}:QUANT")
+        raise not_found(name, [model.id for model in self.models if model.on_disk])
+
+
+def not_found(name: str, there: Iterable[str]) -> NotFoundError:
+    """The error for a model that a server does not have. there: the names of those that it has."""
+    names = list(there)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    there_is = f"there is no model {shown(name)} here, this server has {', '.join(names[:_LISTED])}{more}"
+    return NotFoundError(there_is, details={"model": name})
+
+
+def _not_here(name: str, pull: str) -> NotFoundError:
+    message = f"{shown(name)} is not on this disk: specllama pull {pull} downloads it"
+    return NotFoundError(message, details={"model": name})
+
+
+def of_file(path: str, names: Iterable[str] = ()) -> CatalogueModel:
+    """A model in a file. names: how it is called, the preferred one first; without any, as its file is."""
+    own = PurePath(path).name.removesuffix(".gguf")
+    first, *others = tuple(names) or (own,)
+    n_bytes, modified = _stat([path])
+    return CatalogueModel(first, path, tuple(others), n_bytes, modified)
+
+
+def scan(library: Library) -> Catalogue:
+    """What is on disk now, and what is known. Reads directories, no models. Raises ConfigError."""
+    found: dict[str, CatalogueModel] = {}
+    for model in (*_built_in(library), *_installed(library)):
+        found.setdefault(model.id.lower(), model)
+    names = {name.lower() for model in found.values() for name in (model.id, *model.names)}
+    known = [_known(e) for e in library.manifest.entries.values() if e.name.lower() not in names]
+    return Catalogue((*sorted(found.values(), key=lambda m: not m.on_disk), *known))
+
+
+def _built_in(library: Library) -> Iterator[CatalogueModel]:
+    demo = DemoStore(library.environ)
+    names = (DEMO, demo.model.name)
+    if demo.is_on_disk():
+        yield replace(of_file(str(demo.path)), names=names)
+    else:
+        yield CatalogueModel(PurePath(demo.model.file).stem, "", names, pull=DEMO)
+    yield replace(of_file(str(EMBEDDED_TARGET)), names=(PYDOC,), own_name=PYDOC)
+
+
+def _installed(library: Library) -> Iterator[CatalogueModel]:
+    usual: dict[str, str] = {}  # by repository: the file that its name alone means
+    for model in installed_models(library):
+        if model.missing:
+            continue
+        if model.repo not in usual:
+            usual[model.repo] = _usual(library, model.repo, model.entry)
+        path = str(model.files[0].link)
+        names = [f"hf:{model.name}", PurePath(path).name.removesuffix(".gguf")]
+        entry = model.entry
+        own = (entry.name, *entry.aliases) if entry is not None else ()
+        if model.quant:
+            names += [f"{name}:{model.quant}" for name in own]
+        if path == usual[model.repo]:
+            names += [*own, model.repo, f"hf:{model.repo}"]
+        n_bytes, modified = _stat([str(file.link) for file in model.files])
+        yield CatalogueModel(model.name, path, tuple(names), n_bytes, modified)
+
+
+def _usual(library: Library, repo: str, entry: ManifestEntry | None) -> str:
+    """The path of the model that the name of a repository means, of those on disk; "" without any."""
+    cache = RepoCache(library.root, repo)
+    preferred = entry.default if entry is not None else ""
+    where = entry.where if entry is not None else RepoName(repo)
+    for commit in cache.candidates(where):
+        there = {file.path: file for file in cache.files(commit)}
+        with suppress(NotFoundError, IntegrityError):
+            return str(there[choose(find_models(there), "", repo, preferred).first].link)
+    return ""
+
+
+def _known(entry: ManifestEntry) -> CatalogueModel:
+    pull = entry.aliases[0] if entry.aliases else entry.name
+    repo = entry.where.repo
+    return CatalogueModel(entry.name, "", (*entry.aliases, repo, f"hf:{repo}"), pull=pull)
+
+
+def _stat(paths: Iterable[str]) -> tuple[int, float]:
+    """(bytes, time of the last change) of files, those that cannot be read left out."""
+    n_bytes, modified = 0, 0.0
+    for path in paths:
+        with suppress(OSError):
+            found = os.stat(path)
+            n_bytes, modified = n_bytes + found.st_size, max(modified, found.st_mtime)
+    return n_bytes, modified

@@ -1,0 +1,39 @@
+"""llama-server's routes that load and unload models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from specllama.server.dialects.base import ApiRequest, ApiRoute
+from specllama.server.dialects.fields import Body
+
+
+class ModelRequest(Body):
+    """The body of both routes."""
+
+    model: Annotated[str, Field(max_length=512)]
+
+
+async def load(api: ApiRequest) -> Response:
+    """The answer comes when the model is in memory."""
+    body = await api.body(ModelRequest)
+    api.check_model(body.model)
+    await api.load_model()
+    return JSONResponse({"success": True})
+
+
+async def unload(api: ApiRequest) -> Response:
+    """Requests that run end first."""
+    body = await api.body(ModelRequest)
+    api.check_model(body.model)
+    api.models.unload(api.service)
+    return JSONResponse({"success": True})
+
+
+ROUTES = (
+    ApiRoute("POST", "/models/load", load, "Load a model", ModelRequest),
+    ApiRoute("POST", "/models/unload", unload, "Unload a model", ModelRequest),
+)

@@ -1,0 +1,223 @@
+"""The models of a server: which there are, and which one a name means. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from specllama.client.model_info import LoadInfo
+from specllama.errors import NotFoundError, SpecllamaError, UsageError
+from specllama.models.catalogue import Catalogue, CatalogueModel, not_found, of_file, scan
+from specllama.models.details import DetailsReader, ModelDetails
+from specllama.models.resolve import Library
+from specllama.server.admission import Admission, QueueLimit
+from specllama.server.loader import Loaded, ModelLoader
+from specllama.server.memory import MemoryLedger
+from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
+from specllama.server.residence import State
+from specllama.server.service import Service
+from specllama.server.settings import ANY_NAME, ServerSettings
+from specllama.server.supervisor import Say, Supervisor
+
+_LONGEST = 1e9  # seconds without use that a client may ask for
+_RESCAN_SECONDS = 1.0  # an unknown name makes the server look at the disk again, at most this often
+MakeSupervisor = Callable[[], Supervisor]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model in a list. state: None if it is not on disk. info: of the last load, None before it. created:
+    when the server began to offer it, in seconds since the epoch. expires_in: seconds after which it is
+    unloaded if nobody uses it from now on, None for never.
+    """
+
+    name: str
+    model: CatalogueModel
+    state: State | None
+    info: LoadInfo | None
+    created: int
+    expires_in: float | None = None
+
+    @property
+    def on_disk(self) -> bool:
+        return self.state is not None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is in memory."""
+        return self.state == "loaded"
+
+
+class ModelPool:
+    """The models of a server.
+
+    make: a supervisor, whose settings are set before it runs. library: finds models; None: the server holds
+    its one model alone. loaded: called with name and description of each model that was loaded on demand.
+    ledger: the free memory.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        say: Say,
+        make: MakeSupervisor,
+        library: Library | None = None,
+        loaded: Loaded = lambda _name, _info: None,
+        ledger: MemoryLedger | None = None,
+    ) -> None:
+        self.settings = settings
+        several = len(set(settings.keys)) > 1
+        self.admission = Admission(QueueLimit(settings.load.n_slots, settings.queue, several))
+        self.http: MetricsByOwner[HttpMetrics] = MetricsByOwner(lambda _owner: HttpMetrics(), several)
+        self._make = make
+        self._library = library if settings.others is not None else None
+        self._details = DetailsReader()
+        self._catalogue, self._scanned = Catalogue(), -_RESCAN_SECONDS
+        self._scanning = asyncio.Lock()
+        self._services: dict[str, Service] = {}  # by path
+        ledger = MemoryLedger() if ledger is None else ledger
+        self._loader = ModelLoader(settings, self._services, say, self._library, loaded, ledger)
+        self.default = self._serve(of_file(settings.load.target.path), settings.shown_names)
+        self.default.supervisor.settings = settings.load
+        self.default.residence.state = "loading"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the server holds one model alone."""
+        return self._library is None
+
+    @property
+    def services(self) -> Collection[Service]:
+        """Of all models that were asked for."""
+        return self._services.values()
+
+    @property
+    def current(self) -> Service:
+        """The model that was used last of those in memory, else the default one."""
+        there = [s for s in self._services.values() if s.residence.state == "loaded"]
+        return max(there, key=lambda s: (s.residence.n_users > 0, s.residence.used_at), default=self.default)
+
+    async def look_up(self, name: str | None) -> None:
+        """Look at the disk again if this name is not known. Comes before `service` for a client's name."""
+        if name is None or self._library is None or self.settings.names_it(name):
+            return
+        found = self._catalogue.find(name)
+        if found is None or not found.on_disk:
+            await self._rescan(_RESCAN_SECONDS)
+
+    def service(self, name: str | None) -> Service:
+        """The model with this name, in memory or not; None: see `current`. Raises NotFoundError."""
+        if name is None:
+            return self.current
+        if self.settings.names_it(name):
+            return self.default
+        if self.pinned:
+            if ANY_NAME in self.settings.names:
+                return self.default
+            raise not_found(name, self.settings.shown_names)
+        found = self._catalogue.find(name)
+        if found is not None and found.on_disk:
+            return self._serve(found, (found.id,))
+        if ANY_NAME in self.settings.names:
+            return self.default
+        self._catalogue.require(name)
+        raise NotFoundError(name)
+
+    async def listed(self) -> list[ListedModel]:
+        """All models: those in memory first, then the others on disk, then those that are only known."""
+        await self._rescan(_RESCAN_SECONDS)
+        found = [listed(self.default, name) for name in self.default.names]
+        others = {key: s for key, s in self._services.items() if s is not self.default}
+        default = _key(self.default.model.path)
+        for model in self._catalogue.models:
+            key = _key(model.path) if model.on_disk else ""
+            if (service := others.pop(key, None)) is not None:
+                found.append(listed(service, service.name))
+            elif key != default:
+                state: State | None = "unloaded" if model.on_disk else None
+                found.append(ListedModel(model.id, model, state, None, self.default.created))
+        gone = [s for s in others.values() if s.residence.state == "loaded"]  # from the disk
+        found += [listed(service, service.name) for service in gone]
+        current = self.current.name
+        return sorted(found, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))
+
+    async def details(self, model: CatalogueModel) -> ModelDetails:
+        """What the header of a model on disk says."""
+        return await asyncio.to_thread(self._details.of, model.path)
+
+    async def metrics(self, owner: str, name: str | None = None) -> bytes:
+        """The figures that an owner may read, of all models or of one, in Prometheus' text format. Raises
+        NotFoundError.
+        """
+        chosen = [self.service(name)] if name is not None else list(self._services.values())
+        found = await asyncio.gather(*(service.read_metrics(owner) for service in chosen))
+        return exposition(self.http.of(owner), found)
+
+    def keep(self, service: Service, seconds: float | None) -> None:
+        """Unload a model after so many seconds without use, None for never, until it is loaded again. Without
+        effect on the one model of a server that holds it alone.
+        """
+        if not self.pinned:
+            service.residence.keep(None if seconds is None else min(seconds, _LONGEST))
+
+    def unload(self, service: Service) -> None:
+        """Unload a model as soon as nobody uses it. Raises UsageError if the server holds it alone."""
+        if self.pinned:
+            raise UsageError(f"this server holds {service.name} alone, and keeps it in memory")
+        service.residence.keep(0.0)
+
+    async def started(self) -> None:
+        """Wait until the default model is in memory for the first time."""
+        await self._loader.started()
+
+    async def run(self) -> None:
+        """Load and unload models until cancelled. Raises what the first load of the default model raises, and
+        ConfigError.
+        """
+        await self._rescan(0.0)
+        await self._loader.run(self.default)
+
+    def end_all(self, error: SpecllamaError) -> None:
+        """End all that runs and waits with this error."""
+        self.admission.end_all(error)
+        for service in self._services.values():
+            service.residence.refuse(error)
+
+    def _serve(self, model: CatalogueModel, names: Collection[str]) -> Service:
+        """The service of a model, made when it is asked for first."""
+        key = _key(model.path)
+        if key not in self._services:
+            service = Service(self.settings, model, tuple(names), self._make(), self.admission)
+            self._services[key] = service
+            self._loader.add(service)
+        return self._services[key]
+
+    async def _rescan(self, seconds: float) -> None:
+        """Look at the disk, unless that was done less than `seconds` ago. Raises ConfigError."""
+        if self._library is None:
+            return
+        loop = asyncio.get_running_loop()
+        async with self._scanning:
+            if loop.time() - self._scanned < seconds:
+                return
+            self._catalogue = await asyncio.to_thread(scan, self._library)
+            self._scanned = loop.time()
+
+
+def listed(service: Service, name: str) -> ListedModel:
+    """A model that was asked for, under one of its names."""
+    return ListedModel(
+        name,
+        service.model,
+        service.residence.state,
+        service.supervisor.loaded,
+        service.created,
+        service.residence.expires_in,
+    )
+
+
+def _key(path: str) -> str:
+    """The same for all paths to a file."""
+    return os.path.realpath(path)

@@ -1,0 +1,87 @@
+"""A model that shall be loaded, and which others must leave memory so that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specllama.config.load import LoadSettings
+from specllama.errors import NotFoundError, ResourceError
+from specllama.gguf.check import check_model
+from specllama.gguf.header import Header, read_model
+from specllama.models.memory.load_plan import plan_load
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.models.prepare import prepare_if_on_disk
+from specllama.models.resolve import Library
+from specllama.server.memory import FreeMemory, Resident
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A model that shall be loaded: its settings, with paths, and the headers of its files."""
+
+    settings: LoadSettings
+    target: Header
+    draft: Header | None
+
+    def plan(self, free: FreeMemory) -> MemoryPlan:
+        """Raises ResourceError."""
+        gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
+        return plan_load(self.settings, self.target, self.draft, free.host, gpus)
+
+
+def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
+    """A model that shall be loaded, its headers read and checked. settings: with names that the library finds
+    on disk, or with paths, if it is None.
+
+    Raises what `prepare_if_on_disk`, `read_model` and `check_model` raise.
+    """
+    found = settings if library is None else prepare_if_on_disk(library, settings)
+    if found is None:
+        raise NotFoundError(f"{settings.target.path} is not complete on this disk any more")
+    headers = []
+    for model in (found.target, found.draft):
+        if model is not None:
+            headers.append(read_model(model.path))
+            check_model(headers[-1])
+    return Newcomer(found, headers[0], headers[1] if len(headers) > 1 else None)
+
+
+def must_leave(
+    newcomer: Newcomer, residents: Sequence[Resident], free: FreeMemory, most: int = 0
+) -> list[Resident]:
+    """Those that must leave, so that the newcomer gets the context and the layers on GPUs that it would get
+    alone: the fewest that are in use, then those that have not been used for the longest time.
+
+    most: models in memory, 0 for as many as fit. Raises ResourceError for one that does not fit alone.
+    """
+    alone = newcomer.plan(free.without(residents))
+
+    def fits(leaving: Sequence[Resident]) -> bool:
+        if most and len(residents) - len(leaving) >= most:
+            return False
+        try:
+            return _equally_good(newcomer.plan(free.without(leaving)), alone)
+        except ResourceError:
+            return False
+
+    return _fewest(sorted(residents, key=lambda one: (one.busy, one.used_at)), fits)
+
+
+def _equally_good(plan: MemoryPlan, alone: MemoryPlan) -> bool:
+    return (plan.n_ctx, plan.target.n_gpu_layers, plan.draft and plan.draft.n_gpu_layers) == (
+        alone.n_ctx,
+        alone.target.n_gpu_layers,
+        alone.draft and alone.draft.n_gpu_layers,
+    )
+
+
+def _fewest(candidates: Sequence[Resident], fits: Callable[[Sequence[Resident]], bool]) -> list[Resident]:
+    """The first candidates that suffice, without those that are not needed. All where nothing suffices."""
+    n = next((n for n in range(len(candidates)) if fits(candidates[:n])), len(candidates))
+    chosen = list(candidates[:n])
+    for one in reversed(chosen[:-1]):  # the last one is needed
+        fewer = [other for other in chosen if other is not one]
+        if fits(fewer):
+            chosen = fewer
+    return chosen

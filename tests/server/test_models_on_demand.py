@@ -1,0 +1,431 @@
+"""Several models: listed, loaded when they are asked for, unloaded for others and when nobody uses them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from tests.support import tinygguf
+from tests.support.hub_cache import put
+from tests.support.serving import QUESTION, START, Reply, Server, first_event, rest
+
+PYDOC, TINY, OTHER, PAIR = "pydoc-target", "me/tiny:F32", "me/other:F32", "me/pair:Q4_0"
+BROKEN = "me/broken:Q8_0"
+MANIFEST = """
+[models.pair-8b]
+aliases = ["8B"]
+repo = "me/pair"
+quant = "Q4_0"
+
+[models.pair-1b]
+repo = "me/small"
+quant = "Q4_0"
+
+[models.far-away]
+repo = "me/far-away"
+
+[[pairs]]
+target = "8B"
+drafts = ["pair-1b"]
+"""
+ENDLESS = {"prompt": "def ", "ignore_eos": True, "max_tokens": 900}
+
+
+@pytest.fixture(scope="session")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with models, and a models.toml."""
+    folder = tmp_path_factory.mktemp("disk")
+    for seed, name in enumerate(("tiny", "other")):
+        content = tinygguf.llama(folder / f"{name}.gguf", seed=seed).read_bytes()
+        put(folder / "hub", f"me/{name}", f"{name}-F32.gguf", content)
+    put(folder / "hub", "me/pair", "pair-Q4_0.gguf", EMBEDDED_TARGET.read_bytes())
+    put(folder / "hub", "me/small", "small-Q4_0.gguf", EMBEDDED_DRAFT.read_bytes())
+    put(folder / "hub", "me/broken", "broken-Q8_0.gguf", b"<html>this is no model</html>")
+    (folder / "models.toml").write_text(MANIFEST)
+    return folder
+
+
+def several(home: Path, disk: Path, *flags: str) -> Server:
+    """A server that loads models on demand. The embedded pair is its default."""
+    environ = {
+        "SPECLLAMA_MODEL": None,
+        "SPECLLAMA_MODELS": str(disk / "models.toml"),
+        "HF_HUB_CACHE": str(disk / "hub"),
+    }
+    return Server(home, "-c", "512", "-np", "2", "--draft-max", "4", *flags, env=environ)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Iterator[Server]:
+    """Memory for all models."""
+    with several(tmp_path_factory.mktemp("both"), disk, "--models-max", "0") as one:
+        yield one
+        assert not any("unexpected" in line or "Traceback" in line for line in one.lines)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Iterator[Server]:
+    """Memory for one model."""
+    with several(tmp_path_factory.mktemp("single"), disk, "--models-max", "1") as one:
+        yield one
+        assert not any("unexpected" in line or "Traceback" in line for line in one.lines)
+
+
+def models(server: Server) -> dict[str, str]:
+    """The listed models, and whether they are in memory."""
+    return {m["id"]: m["status"]["value"] for m in server.get("/v1/models").json["data"]}
+
+
+def loaded(server: Server) -> list[str]:
+    return [name for name, status in models(server).items() if status == "loaded"]
+
+
+def engines(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children()
+
+
+def answered_by(reply: Reply) -> str:
+    assert reply.status == 200, reply.json
+    model: str = reply.json["model"]
+    return model
+
+
+class TestList:
+    def test_models_on_disk_and_known_ones(self, both: Server) -> None:
+        found = both.get("/v1/models").json
+        first = found["data"][0]
+        assert (first["id"], first["status"]) == (PYDOC, {"value": "loaded"})
+        assert first["meta"]["n_ctx"] == 512
+        assert found["first_id"] == PYDOC
+        listed = {m["id"]: m for m in found["data"]}
+        assert {TINY, OTHER, PAIR, BROKEN, "me/small:Q4_0"} <= set(listed)
+        assert listed[OTHER]["status"] == {"value": "unloaded"}
+        assert listed[OTHER]["meta"]["size"] > 100_000
+        away = listed["far-away"]["status"]
+        assert away == {"value": "not downloaded", "pull": "specllama pull far-away"}
+        assert not {"pair-8b", "pair-1b"} & set(listed), "these are on disk"
+        assert list(listed).index("far-away") > list(listed).index(BROKEN)
+
+    def test_one_model_by_any_of_its_names(self, both: Server) -> None:
+        for name in ("8B", "pair-8b", "me/pair", PAIR, "8B:latest"):
+            found = both.get(f"/v1/models/{name}")
+            assert (found.status, found.json["id"]) == (200, name), found.json
+        assert both.get("/v1/models/far-away").status == 404
+
+    def test_a_model_that_arrives_later_is_found(self, both: Server, disk: Path) -> None:
+        assert both.complete(model="me/late", max_tokens=1).status == 404
+        put(disk / "hub", "me/late", "late-F32.gguf", (disk / "tiny.gguf").read_bytes())
+        both.until(lambda: both.complete(model="me/late", max_tokens=1).status == 200)
+        shutil.rmtree(disk / "hub" / "models--me--late")
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("name", "needle"),
+        [
+            ("gpt-4o", "there is no model 'gpt-4o' here, this server has pydoc-target, "),
+            ("far-away", "'far-away' is not on this disk: specllama pull far-away downloads it"),
+            (str(EMBEDDED_TARGET), "there is no model"),
+            ("../../etc/passwd", "there is no model"),
+            ("me/nothing:Q4_0", "there is no model"),
+        ],
+    )
+    def test_other_names_are_404(self, both: Server, name: str, needle: str) -> None:
+        for stream in (False, True):
+            for reply in (
+                both.complete(model=name, stream=stream, max_tokens=1),
+                both.chat(QUESTION, model=name, stream=stream, max_tokens=1),
+                both.post("/tokenize", {"content": "zip", "model": name}),
+                both.get(f"/props?model={name}"),
+            ):
+                assert (reply.status, needle in reply.error["message"]) == (404, True), reply.json
+
+    def test_a_pinned_model_is_alone(self, tmp_path: Path, disk: Path) -> None:
+        with several(tmp_path, disk, "-m", "8B", "--alias", "mine") as one:
+            assert list(models(one)) == ["mine"]
+            assert one.get("/props").json["draft_model_path"].endswith("small-Q4_0.gguf")
+            for name in ("mine", "8B", None):
+                assert one.complete(model=name, max_tokens=1).status == 200
+            reply = one.complete(model="pydoc", max_tokens=1)
+            assert (reply.status, reply.error["message"]) == (
+                404,
+                "there is no model 'pydoc' here, this server has mine",
+            )
+            assert one.post("/models/unload", {"model": "mine"}).status == 400
+            assert len(engines(one)) == 1
+
+
+class TestTogether:
+    """Models that fit into memory together."""
+
+    def test_a_model_is_loaded_when_it_is_asked_for(self, both: Server) -> None:
+        assert answered_by(both.complete(model=TINY, max_tokens=4)) == TINY
+        assert {PYDOC, TINY} <= set(loaded(both))
+        assert answered_by(both.complete(max_tokens=4)) == TINY, "the one that was used last"
+        assert answered_by(both.complete(model="pydoc", max_tokens=4)) == "pydoc"
+        assert answered_by(both.complete(max_tokens=4)) == PYDOC
+        assert any(f"{TINY} is in memory, speculation on" in line for line in both.lines)
+
+    def test_with_its_draft(self, both: Server) -> None:
+        reply = both.complete(model="8B", max_tokens=40, temperature=0)
+        assert reply.json["timings"]["draft_n"] > 0
+        props = both.get("/props?model=8B").json
+        assert props["model_path"].endswith("pair-Q4_0.gguf")
+        assert props["draft_model_path"].endswith("small-Q4_0.gguf")
+        same = both.complete(max_tokens=40, temperature=0, model="pydoc").json["choices"][0]["text"]
+        assert reply.json["choices"][0]["text"] == same
+
+    def test_both_write_at_the_same_time(self, both: Server) -> None:
+        one = first_event(both.begin(model=TINY, stream=True, **ENDLESS))
+        other = first_event(both.begin(model="pydoc", stream=True, **ENDLESS))
+        slots = {name: both.get(f"/slots?model={name}").json for name in (TINY, "pydoc")}
+        assert all(sum(s["is_processing"] for s in found) == 1 for found in slots.values()), slots
+        both.hang_up()
+        one.close()
+        other.close()
+
+    def test_questions_about_texts_go_to_the_model_that_they_name(self, both: Server) -> None:
+        ids = {m: both.post("/tokenize", {"content": "zip open", "model": m}).json for m in (TINY, "pydoc")}
+        assert ids[TINY] != ids["pydoc"]
+        for name, found in ids.items():
+            text = both.post("/detokenize", {"tokens": found["tokens"], "model": name}).json
+            assert text == {"content": "zip open"}
+        by_query = both.post(f"/tokenize?model={TINY}", {"content": "zip open"}).json
+        assert by_query == ids[TINY]
+        prompt = both.post("/apply-template", {"messages": QUESTION, "model": TINY}).json["prompt"]
+        assert prompt.startswith("<|im_start|>user")
+        assert both.get(f"/health?model={TINY}").status == 200
+
+    def test_metrics_name_the_model(self, both: Server) -> None:
+        both.complete(model=TINY, max_tokens=3)
+        text = both.get("/metrics").body.decode()
+        assert f'specllama_generation_tokens_total{{model="{TINY}"}}' in text
+        assert f'specllama_generation_tokens_total{{model="{PYDOC}"}}' in text
+        assert text.count("# TYPE specllama_generation_tokens_total counter") == 1
+        assert f'specllama_model_loaded{{model="{TINY}"}} 1.0' in text
+        one = both.get(f"/metrics?model={TINY}").body.decode()
+        assert f'model="{TINY}"' in one
+        assert f'model="{PYDOC}"' not in one
+        assert 'specllama_http_requests_total{path="/metrics"' in one
+
+
+class TestFailingLoads:
+    def test_the_request_gets_the_error_and_others_go_on(self, both: Server) -> None:
+        running = first_event(both.begin(model="pydoc", stream=True, **ENDLESS))
+        for stream in (False, True):
+            reply = both.complete(model=BROKEN, stream=stream, max_tokens=1)
+            assert (reply.status, "broken-Q8_0.gguf" in reply.error["message"]) == (500, True), reply.json
+        assert both.post("/tokenize", {"content": "zip", "model": BROKEN}).status == 500
+        assert both.get("/health").status == 200
+        assert models(both)[BROKEN] == "unloaded"
+        assert rest(running)[-1]["choices"][0]["finish_reason"] == "length"
+
+    def test_an_engine_that_crashes_while_it_loads(self, both: Server) -> None:
+        """The process is killed as soon as it exists."""
+        before = {p.pid for p in engines(both)}
+
+        def kill() -> None:
+            both.until(lambda: {p.pid for p in engines(both)} - before)
+            for process in engines(both):
+                if process.pid not in before:
+                    process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        reply = both.complete(model=OTHER, max_tokens=1)
+        killer.join()
+        assert (reply.status, "SIGKILL" in reply.error["message"]) == (503, True), reply.json
+        assert both.complete(model="pydoc", max_tokens=1).status == 200
+        assert both.complete(model=OTHER, max_tokens=1).status == 200, "the next request loads it"
+
+    def test_an_engine_that_crashes_later_is_restarted(self, both: Server) -> None:
+        before = {p.pid for p in engines(both)}
+        assert both.post("/models/unload", {"model": OTHER}).json == {"success": True}
+        both.until(lambda: models(both)[OTHER] == "unloaded")
+        both.complete(model=OTHER, max_tokens=1)
+        (engine,) = [p for p in engines(both) if p.pid not in before]
+        engine.send_signal(signal.SIGSEGV)
+        both.until(lambda: both.get(f"/health?model={OTHER}").status == 503)
+        assert both.get("/health?model=pydoc").status == 200
+        both.until(lambda: both.complete(model=OTHER, max_tokens=1).status == 200, START)
+
+
+class TestOneAfterTheOther:
+    """Memory for one model."""
+
+    def test_the_other_one_leaves(self, single: Server) -> None:
+        for name in (TINY, PYDOC, OTHER):
+            assert answered_by(single.complete(model=name, max_tokens=2)) == name
+            assert loaded(single) == [name]
+            assert len(engines(single)) == 1
+        assert any(f"{TINY} is unloaded, to make room for {PYDOC}" in line for line in single.lines)
+
+    def test_requests_that_run_are_not_cut_off(self, single: Server) -> None:
+        running = first_event(single.begin(model=TINY, stream=True, **ENDLESS))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(single.complete, model=PYDOC, max_tokens=1)
+            assert rest(running)[-1]["choices"][0]["finish_reason"] == "length"
+            assert answered_by(waiting.result()) == PYDOC
+
+    def test_a_client_that_leaves_while_it_waits_costs_nobody_its_model(self, single: Server) -> None:
+        running = first_event(single.begin(model=TINY, stream=True, **ENDLESS))
+        waiting = single.begin(model=PYDOC, prompt="x")
+        single.until(lambda: single.samples()["specllama_texts_waiting"] == 1)
+        waiting.close()
+        single.until(lambda: single.samples()["specllama_texts_waiting"] == 0)
+        assert single.complete(model=TINY, max_tokens=1).status == 200, "the door is open again"
+        assert loaded(single) == [TINY]
+        single.hang_up()
+        running.close()
+        single.until(lambda: single.samples()["specllama_texts_running"] == 0)
+        assert loaded(single) == [TINY]
+
+    def test_nobody_starves(self, single: Server) -> None:
+        """Two clients want different models again and again: each gets its turn."""
+        order: list[str] = []
+
+        def client(name: str) -> None:
+            for _ in range(3):
+                assert answered_by(single.complete(model=name, max_tokens=8)) == name
+                order.append(name)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(client, (TINY, OTHER)))
+        assert sorted(order) == sorted([TINY, OTHER] * 3)
+        turns = [order.index(OTHER), order[::-1].index(TINY)]
+        assert max(turns) <= 2, order
+
+    def test_those_who_wait_for_one_model_share_one_load(self, single: Server) -> None:
+        single.complete(model=PYDOC, max_tokens=1)
+        n = sum(f"{TINY} is in memory" in line for line in single.lines)
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: single.complete(model=TINY, max_tokens=2).status, range(4)))
+        assert found == [200] * 4
+        assert sum(f"{TINY} is in memory" in line for line in single.lines) == n + 1
+
+    def test_the_queue_is_bounded_meanwhile(self, tmp_path: Path, disk: Path) -> None:
+        with several(tmp_path, disk, "--models-max", "1", "--queue", "1", "-np", "1") as one:
+            first_event(one.begin(model="pydoc", stream=True, **ENDLESS))
+            one.begin(model=TINY, prompt="x")
+            one.until(lambda: one.samples()["specllama_texts_waiting"] == 1)
+            reply = one.complete(model=OTHER, max_tokens=1)
+            assert (reply.status, reply.error["code"]) == (429, "queue_full"), reply.json
+
+    def test_a_stream_gets_pings_while_it_waits(self, tmp_path: Path, disk: Path) -> None:
+        """Shown by the time limit, which ends the wait."""
+        with several(tmp_path, disk, "--models-max", "1", "--timeout", "1") as one:
+            first_event(one.begin(model="pydoc", stream=True, **{**ENDLESS, "n": 2}))
+            reply = one.complete(model=TINY, stream=True)
+            assert reply.status in (200, 504)
+
+
+class TestIdle:
+    def test_a_model_that_nobody_uses_is_unloaded(self, tmp_path: Path, disk: Path) -> None:
+        with several(tmp_path, disk, "--idle-unload", "0.5") as one:
+            one.until(lambda: loaded(one) == [])
+            assert engines(one) == []
+            assert one.get("/health").status == 200
+            assert one.get("/slots").json == []
+            assert one.get("/props").json["model_path"].endswith("pydoc-target.gguf")
+            assert one.get("/metrics").status == 200
+            assert engines(one) == [], "looking does not load"
+            assert answered_by(one.complete(max_tokens=2)) == PYDOC
+            long = one.complete(model=TINY, max_tokens=400, ignore_eos=True)
+            assert answered_by(long) == TINY
+            one.wait_for(f"{TINY} is unloaded, not used for ")
+
+    def test_loading_and_unloading_by_request(self, both: Server) -> None:
+        assert both.post("/models/load", {"model": OTHER}).json == {"success": True}
+        assert OTHER in loaded(both)
+        assert both.post("/models/unload", {"model": OTHER}).json == {"success": True}
+        both.until(lambda: OTHER not in loaded(both))
+        assert both.post("/models/load", {"model": "far-away"}).status == 404
+        assert both.post("/models/load", {"model": BROKEN}).status == 500
+
+
+class TestOllama:
+    """Its clients list, load, keep and unload models."""
+
+    def test_tags_are_the_models_on_disk(self, both: Server) -> None:
+        found = {m["name"]: m for m in both.get("/api/tags").json["models"]}
+        assert {PYDOC, TINY, OTHER, PAIR} <= set(found)
+        assert "far-away" not in found
+        details = found[OTHER]["details"]
+        assert (details["family"], details["quantization_level"]) == ("llama", "F32")
+        assert found[OTHER]["size"] > 100_000
+        assert found[BROKEN]["details"]["family"] == ""
+
+    def test_keep_alive(self, both: Server) -> None:
+        def ask(**fields: Any) -> Any:
+            return both.post("/api/generate", {"model": OTHER, "stream": False, **fields}).json
+
+        def running() -> dict[str, Any]:
+            return {m["name"]: m["expires_at"] for m in both.get("/api/ps").json["models"]}
+
+        assert ask()["done_reason"] == "load"
+        assert running()[OTHER].startswith("9999-")
+        assert ask(prompt="zip", options={"num_predict": 2}, keep_alive="5m")["done_reason"] == "length"
+        assert not running()[OTHER].startswith("9999-")
+        assert ask(keep_alive=0)["done_reason"] == "unload"
+        both.until(lambda: OTHER not in running())
+        assert ask(prompt="zip", options={"num_predict": 2}, keep_alive=0)["done_reason"] == "length"
+        both.until(lambda: OTHER not in running())
+        reply = both.post("/api/chat", {"model": "far-away", "messages": QUESTION})
+        assert (reply.status, reply.json["error"].startswith("model 'far-away' not found")) == (404, True)
+
+
+class TestTheEnd:
+    """All engine processes end with the server."""
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_no_process_is_left(self, tmp_path: Path, disk: Path, number: signal.Signals) -> None:
+        with several(tmp_path, disk) as one:
+            one.complete(model=TINY, max_tokens=1)
+            there = engines(one)
+            assert len(there) == 2
+            one.stop(number)
+            gone, alive = psutil.wait_procs(there, timeout=3)
+            assert (len(gone), alive) == (2, [])
+
+    def test_while_a_model_loads(self, tmp_path: Path, disk: Path) -> None:
+        with several(tmp_path, disk) as one:
+            one.begin(model=TINY, prompt="x")
+            one.until(lambda: len(engines(one)) == 2)
+            there = engines(one)
+            one.process.kill()
+            gone, alive = psutil.wait_procs(there, timeout=3)
+            assert (len(gone), alive) == (2, [])
+
+    def test_a_drain_serves_those_who_wait(self, tmp_path: Path, disk: Path) -> None:
+        with several(tmp_path, disk, "--models-max", "1") as one, ThreadPoolExecutor(1) as pool:
+            first_event(one.begin(model="pydoc", stream=True, **ENDLESS))
+            waiting = pool.submit(one.complete, model=TINY, max_tokens=2)
+            one.until(lambda: one.samples()["specllama_texts_waiting"] == 1)
+            assert one.stop(signal.SIGTERM, START) == 143
+            assert answered_by(waiting.result()) == TINY
+
+
+def test_keys_are_apart(tmp_path: Path, disk: Path) -> None:
+    flags = ("--api-key", "first,second", "--models-max", "1")
+    with several(tmp_path, disk, *flags) as one:
+        headers = [{"Authorization": f"Bearer {key}"} for key in ("first", "second")]
+
+        def ask(i: int, **fields: Any) -> Reply:
+            body = {"prompt": "def read(", "max_tokens": 3, **fields}
+            return one.post("/v1/completions", body, headers=headers[i])
+
+        assert ask(0, model=TINY).status == ask(1, model="pydoc").status == 200
+        text = one.get("/metrics", headers=headers[0]).body.decode()
+        assert f'specllama_texts_total{{model="{TINY}"}} 1.0' in text
+        assert f'specllama_texts_total{{model="{PYDOC}"}} 0.0' in text
+        assert one.get("/v1/models").status == 401
+        assert one.post("/models/load", {"model": TINY}).status == 401

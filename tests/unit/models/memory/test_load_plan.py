@@ -1,0 +1,57 @@
+"""From load settings to the GPUs that a load uses."""
+
+from __future__ import annotations
+
+import pytest
+
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.errors import ResourceError
+from specllama.models.memory.load_plan import on_gpus
+
+
+def settings(n: int, devices: tuple[str, ...] = (), draft: tuple[str, ...] = ()) -> LoadSettings:
+    return LoadSettings(
+        target=ModelSettings(path="t.gguf", tensor_parallel_size=n, devices=devices),
+        draft=ModelSettings(path="d.gguf", devices=draft),
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "draft"),
+    [
+        (settings(0), (), ()),
+        (settings(1), ("CUDA0",), ("CUDA0",)),
+        (settings(2), ("CUDA0", "CUDA1"), ("CUDA0", "CUDA1")),
+        (settings(2, draft=("CUDA2",)), ("CUDA0", "CUDA1"), ("CUDA2",)),
+        (settings(2, ("CUDA1", "CUDA2")), ("CUDA1", "CUDA2"), ("CUDA1", "CUDA2")),
+    ],
+)
+def test_the_first_gpus_are_used(
+    asked: LoadSettings, target: tuple[str, ...], draft: tuple[str, ...]
+) -> None:
+    found = on_gpus(asked, ["CUDA0", "CUDA1", "CUDA2"])
+    assert found.target.devices == target
+    assert found.draft is not None
+    assert found.draft.devices == draft
+    assert found.target.split_mode == "layer"
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "needle"),
+    [
+        (settings(2), [], "needs 2 GPUs, and no GPU can be used"),
+        (settings(4), ["CUDA0", "CUDA1"], "needs 4 GPUs, and only CUDA0, CUDA1 can be used"),
+        (settings(2, ("CUDA1",)), ["CUDA0", "CUDA1"], "needs 2 GPUs, and only CUDA1 can be used"),
+        (settings(2, ("none",)), ["CUDA0", "CUDA1"], "needs 2 GPUs, and no GPU can be used"),
+    ],
+)
+def test_too_few_gpus_are_named(asked: LoadSettings, there: list[str], needle: str) -> None:
+    with pytest.raises(ResourceError, match=f"tensor_parallel_size {needle}") as raised:
+        on_gpus(asked, there)
+    assert raised.value.exit_code == 8
+
+
+def test_one_needs_no_gpu() -> None:
+    """vLLM's tutorials write tensor_parallel_size=1, which must work on a machine without GPUs."""
+    assert on_gpus(settings(1), []) == settings(1)
+    assert on_gpus(settings(1, ("none",)), ["CUDA0"]) == settings(1, ("none",))

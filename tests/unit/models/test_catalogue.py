@@ -1,0 +1,139 @@
+"""Which models a server offers, and under which names."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from specllama.data import EMBEDDED_TARGET
+from specllama.errors import NotFoundError
+from specllama.models.catalogue import Catalogue, CatalogueModel, of_file, scan
+from specllama.models.demo import DemoStore
+from specllama.models.resolve import Library
+from tests.support.hub_cache import put
+
+MANIFEST = """
+[models."big-8b"]
+aliases = ["8B"]
+repo = "me/Big-GGUF"
+quant = "Q4_K_M"
+
+[models."away-1b"]
+aliases = ["away"]
+repo = "me/Away-GGUF"
+quant = "Q8_0"
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    cache = tmp_path / "hub"
+    put(cache, "me/Big-GGUF", "Big-Q8_0.gguf", b"12345")
+    put(cache, "me/Big-GGUF", "Big-Q4_K_M.gguf", b"123")
+    put(cache, "me/Big-GGUF", "mmproj-F16.gguf", b"a projector")
+    put(cache, "you/other", "other.gguf", b"1234")
+    put(cache, "you/half", "half-Q4_0-00001-of-00002.gguf", b"a part")
+    (tmp_path / "models.toml").write_text(MANIFEST)
+    environ = {
+        "HF_HUB_CACHE": str(cache),
+        "SPECLLAMA_MODELS": str(tmp_path / "models.toml"),
+        "SPECLLAMA_DATA": str(tmp_path / "data"),
+    }
+    return Library(environ=environ)
+
+
+def test_what_is_on_disk_and_what_is_known(library: Library) -> None:
+    found = scan(library)
+    on_disk = {model.id: model for model in found.models if model.on_disk}
+    assert set(on_disk) == {
+        "pydoc-target", "me/Big-GGUF:Q4_K_M", "me/Big-GGUF:Q8_0", "you/other:other.gguf",
+    }  # fmt: skip
+    assert on_disk["me/Big-GGUF:Q8_0"].n_bytes == 5
+    assert abs(on_disk["me/Big-GGUF:Q8_0"].modified - time.time()) < 3600
+    known = {model.id: model.pull for model in found.models if not model.on_disk}
+    assert known["away-1b"] == "away"
+    assert known["SmolLM2-135M-Instruct.Q4_1"] == "demo"
+    assert "big-8b" not in known
+    assert "llama-3.1-8b" in known, "the shipped models.toml"
+    assert [m.on_disk for m in found.models] == sorted((m.on_disk for m in found.models), reverse=True)
+    assert len({m.id for m in found.models}) == len(found.models)
+
+
+@pytest.mark.parametrize(
+    ("name", "id_"),
+    [
+        ("8B", "me/Big-GGUF:Q4_K_M"),
+        ("8b", "me/Big-GGUF:Q4_K_M"),
+        ("8B:latest", "me/Big-GGUF:Q4_K_M"),
+        ("big-8b", "me/Big-GGUF:Q4_K_M"),
+        ("8B:Q8_0", "me/Big-GGUF:Q8_0"),
+        ("big-8b:q8_0", "me/Big-GGUF:Q8_0"),
+        ("me/Big-GGUF", "me/Big-GGUF:Q4_K_M"),
+        ("hf:me/Big-GGUF:Q8_0", "me/Big-GGUF:Q8_0"),
+        ("Big-Q8_0", "me/Big-GGUF:Q8_0"),
+        ("you/other", "you/other:other.gguf"),
+        ("you/other:latest", "you/other:other.gguf"),
+        ("pydoc", "pydoc-target"),
+    ],
+)
+def test_names(library: Library, name: str, id_: str) -> None:
+    found = scan(library).require(name)
+    assert found.id == id_
+    assert Path(found.path).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "needle"),
+    [
+        ("away", "'away' is not on this disk: specllama pull away downloads it"),
+        ("away:Q2_K", "specllama pull away:QUANT downloads it"),
+        ("me/Away-GGUF", "specllama pull away downloads it"),
+        ("demo", "specllama pull demo downloads it"),
+        ("8B:Q2_K", "there is no model '8B:Q2_K' here, this server has pydoc-target, "),
+        ("you/half", "there is no model 'you/half' here"),
+        ("gpt-4o", "there is no model 'gpt-4o' here"),
+        ("", "there is no model '' here"),
+        ("x" * 5000, "there is no model 'xxx"),
+        (str(EMBEDDED_TARGET), "there is no model"),
+        ("/etc/passwd", "there is no model"),
+        ("../hub", "there is no model"),
+    ],
+)
+def test_other_names(library: Library, name: str, needle: str) -> None:
+    """A path is no name, even of a model."""
+    with pytest.raises(NotFoundError) as raised:
+        scan(library).require(name)
+    assert needle in raised.value.message
+    assert len(raised.value.message) < 400
+
+
+def test_an_id_goes_before_other_names() -> None:
+    own, other = CatalogueModel("a", "/a"), CatalogueModel("b", "/b", names=("A",))
+    assert Catalogue((other, own)).find("A") is own
+
+
+def test_many_models_are_not_all_named() -> None:
+    found = Catalogue(tuple(CatalogueModel(f"m{i}", "/m") for i in range(40)))
+    with pytest.raises(NotFoundError, match="m11 and 28 more"):
+        found.require("x")
+
+
+def test_the_demo_model_on_disk(library: Library) -> None:
+    demo = DemoStore(library.environ)
+    demo.folder.mkdir(parents=True)
+    with demo.path.open("wb") as file:
+        file.truncate(demo.model.n_bytes)
+    found = scan(library).require("demo")
+    assert (found.id, found.path) == ("SmolLM2-135M-Instruct.Q4_1", str(demo.path))
+    assert scan(library).require("smollm2-135m-instruct") == found
+    assert of_file(found.path).id == found.id
+
+
+def test_a_new_download_is_found(library: Library, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        scan(library).require("away")
+    put(tmp_path / "hub", "me/Away-GGUF", "away-Q8_0.gguf", b"here")
+    assert scan(library).require("away").n_bytes == 4
+    assert not [m for m in scan(library).models if m.id == "away-1b"]
