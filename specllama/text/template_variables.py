@@ -24,3 +24,10 @@ def reasoning_variables(mode: str) -> dict[str, Any]:
     if mode not in ("on", "off", "auto"):
         raise UsageError(f"{option('reasoning')} must be on, off or auto, not {mode!r}")
     return {} if mode == "auto" else {"enable_thinking": mode == "on"}
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """The variables for an API's reasoning effort. "none" also switches reasoning off where templates can."""
+    if not effort:
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})

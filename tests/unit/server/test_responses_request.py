@@ -230,6 +230,8 @@ class TestFields:
         found = body.generation({"temperature": 0, "top_k": 3}, {"enable_thinking": False})
         assert found.params == {"temperature": 1, "top_k": 3}
         assert found.variables == {"enable_thinking": False, "reasoning_effort": "low", "a": 1}
+        off = read(reasoning={"effort": "none"}).generation({}, {"enable_thinking": True}).variables
+        assert off == {"enable_thinking": False, "reasoning_effort": "none"}
         assert read(speculation={"enabled": False, "max": 3}).generation({}, {}).draft_max == 3
 
     @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from specllama.server.dialects.fields import SMALL, AtMost, Body, FieldError
 from specllama.server.dialects.openai.messages import MAX_MESSAGES, Message, conversation
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, Count, SamplingFields, first
 from specllama.server.dialects.openai.tools import ToolChoice, ToolList, requested_tools
-from specllama.text.template_variables import template_variables
+from specllama.text.template_variables import effort_variables, template_variables
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -109,8 +109,8 @@ class TemplateInput(Body):
             variables = template_variables(self.chat_template_kwargs)
         except UsageError as error:
             raise FieldError(error.message, "chat_template_kwargs") from None
-        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         without = self.add_generation_prompt is False and not self._continues
+        effort = effort_variables(self.reasoning_effort)
         return effort | variables | ({"add_generation_prompt": False} if without else {})
 
 

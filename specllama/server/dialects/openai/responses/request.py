@@ -14,7 +14,7 @@ from specllama.server.dialects.openai.responses.items import MAX_ITEMS, InputIte
 from specllama.server.dialects.openai.responses.tools import ChosenTool, FlatTools, ResponseTool, flat_tools
 from specllama.server.dialects.openai.sampling_fields import MAX_TOP, SamplingFields, first
 from specllama.server.dialects.tool_choice import MAX_TOOLS
-from specllama.text.template_variables import template_variables
+from specllama.text.template_variables import effort_variables, template_variables
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 _ANY_OBJECT = {"type": "object"}
@@ -165,5 +165,4 @@ class ResponsesRequest(SamplingFields):
             variables = template_variables(self.chat_template_kwargs)
         except UsageError as error:
             raise FieldError(error.message, "chat_template_kwargs") from None
-        effort = self.reasoning.effort
-        return ({"reasoning_effort": effort} if effort else {}) | variables
+        return effort_variables(self.reasoning.effort) | variables
