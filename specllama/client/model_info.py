@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specllama.calls.formats import named
+from specllama.calls.pieces import CallReader
+from specllama.calls.tools import Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import Note, Spelling, spelled
 
 _INTERNAL = (
     *("priced", "forced", "architecture", "n_layer"),
-    *("call_format", "template_tools", "template_reasons", "infill"),
+    *("call_format", "call_tokens", "template_tools", "template_reasons", "infill"),
     *("host_bytes", "device_bytes", "gpus"),
 )  # fields of LoadInfo that are for the program's own use
 
@@ -72,8 +75,9 @@ class LoadInfo:
     tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
     source of the chat template, "" where there is none; template_works: whether it can be used. priced,
     forced: the drafters that are a model, and those of what a grammar forces. call_format: name of the
-    format in which the model writes tool calls; template_tools, template_reasons: whether the chat template
-    itself shows tools, and whether it knows reasoning. architecture, n_layer: of the target's file. infill:
+    format in which the model writes tool calls; call_tokens: its texts that are control tokens;
+    template_tools, template_reasons: whether the chat template itself shows tools, and whether it knows
+    reasoning. architecture, n_layer: of the target's file. infill:
     whether the vocabulary has tokens for filling a gap. host_bytes, device_bytes: memory of both models by
     the plan. gpus: the GPUs of the build, with the memory that is free after the load.
     """
@@ -104,6 +108,7 @@ class LoadInfo:
     priced: tuple[str, ...] = ()
     forced: tuple[str, ...] = ()
     call_format: str = ""
+    call_tokens: tuple[str, ...] = ()
     template_tools: bool = False
     template_reasons: bool = False
     infill: bool = False
@@ -118,6 +123,10 @@ class LoadInfo:
         """The share of the target's layers that is on GPUs."""
         on_gpu = self.target.n_gpu_layers
         return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.n_layer + 1))
+
+    def call_reader(self, tools: Tools) -> CallReader:
+        """Finds calls of these tools in an answer."""
+        return named(self.call_format).reader(tools, self.call_tokens)
 
     @property
     def speculation(self) -> str:

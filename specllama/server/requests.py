@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from specllama.calls.formats import named
+from specllama.calls.pieces import CallReader
+from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.client.client import Submission
 from specllama.client.loop_client import LoopClient
@@ -16,6 +17,8 @@ from specllama.errors import DeadlineError, ResourceError, SpecllamaError
 from specllama.server.assembler import EventAssembler
 from specllama.server.events import Event
 from specllama.server.metrics import Metrics
+
+ReaderOf = Callable[[Tools], CallReader]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class RequestStream:
         self._waiting = set(range(len(specs)))  # texts that the engine has not begun or ended
         self._metrics, self._ended, self.begun = metrics, ended, False
         self._end_ids: Collection[int] = ()
-        self._call_format = ""
+        self._reader: ReaderOf | None = None
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
@@ -70,12 +73,14 @@ class RequestStream:
         """Since it began."""
         return self._loop.time() - self._began
 
-    def start(self, client: LoopClient, end_ids: Collection[int] = (), call_format: str = "") -> None:
+    def start(
+        self, client: LoopClient, end_ids: Collection[int] = (), reader: ReaderOf | None = None
+    ) -> None:
         """Submit all texts, those of one prompt together: it is sent, rendered and tokenised once.
 
-        end_ids: tokens that end a text. call_format: name of the format of tool calls.
+        end_ids: tokens that end a text. reader: makes what finds tool calls in a text.
         """
-        self.begun, self._end_ids, self._call_format = True, end_ids, call_format
+        self.begun, self._end_ids, self._reader = True, end_ids, reader
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
             self._submit(client, list(group))
         sent = protocol.Generate(-1)  # the prompts are not kept: they may be large, and wait for long
@@ -100,7 +105,9 @@ class RequestStream:
 
     def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
         request = spec.request
-        reader = named(self._call_format).reader(request.tools) if request.tools is not None else None
+        reader = None
+        if request.tools is not None and self._reader is not None:
+            reader = self._reader(request.tools)
         return EventAssembler(
             index,
             spec.prompt,

@@ -7,19 +7,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specllama.calls.abilities import Abilities, abilities
 from specllama.calls.format import AnswerShape, CallFormat
 from specllama.calls.formats import choose
 from specllama.calls.lark import Lark
+from specllama.calls.prompt import with_tokens
 from specllama.calls.schema import json_text
-from specllama.calls.tools import Tool, Tools
+from specllama.calls.tools import Tools
 from specllama.core.sampling.params import SamplingParams
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate, PromptPart
 from specllama.text.detokenizer import SHOWN
 from specllama.text.reasoning import TAGS
-
-_PROBE = "specllama_probe"
 
 
 class ToolCalls:
@@ -38,16 +38,20 @@ class ToolCalls:
         return self._reasoning is not None
 
     @functools.cached_property
-    def own(self) -> bool:
-        """Whether the template itself shows tools."""
-        if self._template is None:
-            return False
-        probe = Tools([Tool(_PROBE, "", {"type": "object", "properties": {}})])
-        data = self.format.template_input([{"role": "user", "content": "Hello"}], probe, own=True)
-        try:
-            return _PROBE in "".join(p.text for p in self._template.render(data.messages, **data.variables))
-        except SpecllamaError:
-            return False
+    def abilities(self) -> Abilities:
+        """What the template shows."""
+        template = self._template
+        if template is None:
+            return Abilities(False, False, False)
+        return abilities(
+            self.format,
+            lambda data: "".join(p.text for p in template.render(data.messages, **data.variables)),
+        )
+
+    @property
+    def tokens(self) -> list[str]:
+        """The texts of the format that are control tokens of the vocabulary."""
+        return [text for text in self.format.tokens if text in self._special]
 
     def render(
         self,
@@ -59,8 +63,11 @@ class ToolCalls:
         """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
         if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
             return template.render(messages, **variables)
-        data = self.format.template_input(messages, tools, self.own)
-        return template.render(data.messages, **{**variables, **data.variables})
+        shown = self.abilities
+        data = self.format.template_input(
+            messages, tools, shown.tools, calls=shown.calls, system=shown.system, special=self.tokens
+        )
+        return with_tokens(template.render(data.messages, **{**variables, **data.variables}), self.tokens)
 
     def grammar(self, tools: Tools | None, params: SamplingParams, closing_tag: str) -> str | None:
         """The Lark grammar of an answer with tools, or of JSON after reasoning; None where neither is asked

@@ -40,7 +40,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "drafters": ("core", "errors"),
     "testing": ("core", "drafters", "errors"),
     "data": (),
-    "client": ("config", "errors", "calls.tools", *LIGHT_CORE),
+    "client": ("config", "errors", "calls", *LIGHT_CORE),
     "__main__": ("cli", "errors"),
     **dict.fromkeys(
         FRONTS,
