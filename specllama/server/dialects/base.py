@@ -68,6 +68,10 @@ class ApiRequest:
         found: str = self._http.scope.get("specllama.owner", "")
         return found
 
+    def header(self, name: str) -> str:
+        """A header of the request, with commas between its values; "" where there is none."""
+        return ",".join(self._http.headers.getlist(name))
+
     @property
     def path_params(self) -> Mapping[str, Any]:
         return self._http.path_params

@@ -150,6 +150,18 @@ class TestMessages:
         assert [call["id"] for call in found[1]["tool_calls"]] == ["toolu_1"]
         assert len(found) == 3
 
+    def test_instructions_between_turns_are_said_by_the_user(self) -> None:
+        """As Claude Code 2.1.197 sends them; few templates take system messages there."""
+        text = [{"type": "text", "text": "Agents: none"}]
+        body = {"max_tokens": 1, "messages": [ASKED, {"role": "system", "content": text}]}
+        read = checked(MessagesRequest, body)
+        assert read.prompt({}).messages == [
+            {"role": "user", "content": "What?\n<system>\nAgents: none\n</system>"}
+        ]
+        read.check_roles("claude-code-20250219,mid-conversation-system-2026-04-07")
+        with pytest.raises(FieldError, match=r"messages\[1\].role must be 'user' or 'assistant'"):
+            read.check_roles("claude-code-20250219")
+
     def test_a_last_turn_of_the_assistant_is_continued(self) -> None:
         blocks = [{"type": "text", "text": "It "}, {"type": "text", "text": "is "}]
         for content in ("It is ", blocks):
@@ -164,8 +176,8 @@ class TestMessages:
             ("hello", "messages"),
             ([{"content": "x"}], "messages[0].role"),
             ([{"role": "user"}], "messages[0].content"),
-            ([{"role": "system", "content": "x"}], "messages[0].role"),
             ([{"role": "tool", "content": "x"}], "messages[0].role"),
+            ([{"role": "system", "content": [result("x")]}], "messages[0].content[0].type must be text"),
             ([{"role": "user", "content": 5}], "messages[0].content"),
             ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
             ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),

@@ -51,23 +51,27 @@ class ContentBlock(LenientBody):
 
 
 class MessageTurn(LenientBody):
-    """One turn."""
+    """One turn, or instructions between turns."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], AtMost(MAX_BLOCKS)]
 
     def for_template(self, path: str) -> list[dict[str, Any]]:
         """The messages for the chat template: the results of tools come before the text. Raises FieldError.
 
-        path: of this message in the body.
+        path: of this message in the body. Instructions are marked and said by the user: few templates take
+        system messages after the first one.
         """
+        if self.role == "system":
+            text = joined(self.content, f"{path}.content")
+            return [{"role": "user", "content": f"<system>\n{text}\n</system>"}]
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         read = _assistant if self.role == "assistant" else _user
         return read(self.content, f"{path}.content")
 
 
-def joined(found: Texts | None, path: str) -> str:
+def joined(found: str | Sequence[TextBlock | ContentBlock] | None, path: str) -> str:
     """The text of blocks, one a line. Raises FieldError for other blocks. path: of the list in the body."""
     if found is None or isinstance(found, str):
         return found or ""

@@ -27,6 +27,7 @@ from specllama.text.template_variables import reasoning_variables, template_vari
 MAX_MESSAGES = 4096
 _CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _ON = ("enabled", "adaptive")  # "between_tools": no thinking, but for words on progress
+_SYSTEM_BETA = "mid-conversation-system"
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
@@ -98,6 +99,17 @@ class PromptRequest(LenientBody):
         self._messages, self._prefix = self._turns()
         self._tools = self._allowed()
         return self
+
+    def check_roles(self, betas: str) -> None:
+        """Raises FieldError for system messages without the beta that has them. betas: of the request."""
+        for i, message in enumerate(self.messages):
+            if message.role == "system" and _SYSTEM_BETA not in betas:
+                field = f"messages[{i}].role"
+                raise FieldError(
+                    f"{field} must be 'user' or 'assistant': instructions are in system, and 'system' here "
+                    f"needs the header anthropic-beta: {_SYSTEM_BETA}…",
+                    field,
+                )
 
     @property
     def dropped(self) -> list[str]:

@@ -13,6 +13,7 @@ from specllama.server.requests import CompletionSpec
 
 async def messages(api: ApiRequest) -> Response:
     body = await api.body(MessagesRequest)
+    body.check_roles(api.header("anthropic-beta"))
     api.check_model(body.model)
     request = body.generation(api.settings.sampling, api.settings.variables)
     api.log_prompt(request.messages)
@@ -25,6 +26,7 @@ async def messages(api: ApiRequest) -> Response:
 
 async def count_tokens(api: ApiRequest) -> Response:
     body = await api.body(CountRequest)
+    body.check_roles(api.header("anthropic-beta"))
     api.check_model(body.model)
     return JSONResponse({"input_tokens": await api.prompt_length(body.prompt(api.settings.variables))})
 
