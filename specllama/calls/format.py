@@ -42,12 +42,14 @@ class CallFormat(ABC):
 
     name: of the option tool_format. markers: texts of which a chat template of the family contains all.
     tokens: texts in calls that are control tokens in the family's vocabularies; the writer shows them where a
-    reader looks for them, with `text.detokenizer.SHOWN` before each.
+    reader looks for them, with `text.detokenizer.SHOWN` before each. reasons: whether models of the family
+    reason in a way of their own, which the reader reads.
     """
 
     name: ClassVar[str]
     markers: ClassVar[tuple[str, ...]] = ()
     tokens: ClassVar[tuple[str, ...]] = ()
+    reasons: ClassVar[bool] = False
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this family."""

@@ -29,7 +29,7 @@ class Gemma4(FramedFormat):
     name = "gemma4"
     markers = ("<|tool_call>call:",)
     tokens = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
-    thinks = ("<|channel>thought\n", "<channel|>")
+    reasons, thinks = True, ("<|channel>thought\n", "<channel|>")
     frame = _frame("<|tool_call>", "<tool_call|>")
     style = LiteralArguments(Syntax(":", ",", ":", _WORDS, '<|"|>', sorts=True))
 

@@ -36,6 +36,7 @@ class GptOss(WrittenFormat):
 
     name = "gpt-oss"
     markers = (_CHANNEL, _MESSAGE, "to=functions.")
+    reasons = True
     tokens = (_CHANNEL, _MESSAGE, _START, _END, _CONSTRAIN, _CALL, _RETURN)
 
     def matches(self, template: str) -> bool:

@@ -35,7 +35,7 @@ class ToolCalls:
     @property
     def reasons(self) -> bool:
         """Whether the template knows reasoning."""
-        return self._reasoning is not None
+        return self._reasoning is not None or self.format.reasons
 
     @functools.cached_property
     def abilities(self) -> Abilities:

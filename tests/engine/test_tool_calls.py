@@ -104,3 +104,16 @@ def test_a_schema_holds_after_the_reasoning(target: LlamaModel, grammars: Gramma
         thought, _, answer = text.partition("</think>")
         assert thought == " so"
         assert json.loads(answer) in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("source", "reasons"),
+    [
+        ("{{ messages }}", False),
+        ("<think>", True),
+        ("{% if tools %}<|channel|>analysis<|message|> commentary to=functions.f", True),
+        ("{% if tools %}<|tool_call>call:f <|channel>thought", True),
+    ],
+)
+def test_models_that_reason(target: LlamaModel, source: str, reasons: bool) -> None:
+    assert ToolCalls(target, source, None).reasons is reasons
