@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from specllama.config.build import assemble, existing_file
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
+from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument
 from specllama.errors import SpecllamaError, UsageError
 from specllama.rpc.endpoints import endpoints
@@ -112,11 +113,15 @@ def settings_of_arguments(
             drafters=_names(drafters, "drafters"),
             draft_max=_draft_tokens(num_speculative_tokens),
             exact=_of_kind(exact, "exact", "bool"),
-            chat_template=None if chat_template is None else _of_kind(chat_template, "chat_template", "str"),
+            chat_template=_template(chat_template),
             **load,
         )
     except SpecllamaError as error:
         raise error.spelled(as_argument) from None
+
+
+def _template(given: str | None) -> str | None:
+    return None if given is None else named_template(_of_kind(given, "chat_template", "str"))
 
 
 def speculative(

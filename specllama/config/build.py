@@ -16,6 +16,7 @@ from typing import Any
 from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
+from specllama.config.named_templates import named_template
 from specllama.config.options import IN_PROJECTS, STORED
 from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
 from specllama.drafters import wants_draft_model
@@ -251,8 +252,7 @@ def _chat_template(v: Mapping[str, Any]) -> str | None:
         raise UsageError(f"{option('chat_template')} and {option('chat_template_file')} are both given")
     if "chat_template_file" in v:
         return read_text(v["chat_template_file"], "chat_template_file")
-    template: str | None = v.get("chat_template")
-    return template
+    return named_template(v["chat_template"]) if "chat_template" in v else None
 
 
 def _structure(v: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class EventAssembler:
 
     index: the choice's number. prompt: index of the prompt that it answers. splits: whether reasoning is
     separated from the text. continues: whether the answer continues a text of the client; the model
-    then does not begin with a reasoning tag. end_ids: tokens that have no text and get no logprobs. reader:
+    then does not begin with a reasoning tag. end_ids: tokens that have no text. reader:
     finds tool calls in the text, None where there can be none; tokens of calls get no logprobs. progress:
     whether the prefill is shown. ends_early: if it is
     cancelled, the text so far is the answer.
@@ -58,6 +58,7 @@ class EventAssembler:
         self._splitter = ReasoningSplitter(off=True)
         self._result = GenerationResult()
         self._logprobs: list[protocol.PositionLogprobs] = []  # of tokens whose text has not arrived yet
+        self._end_logprobs: list[protocol.PositionLogprobs] = []  # of end tokens
         self._round: RoundEvent | None = None  # not yet attached to an event
         self._last = 0.0
         self._progress_asked, self._filling_since = progress, 0.0
@@ -99,7 +100,8 @@ class EventAssembler:
         self._round = RoundEvent(delta.drafted, delta.accepted, now - self._last, total)
         self._last = now
         self._ids += delta.ids
-        self._logprobs += [entry for entry in delta.logprobs or [] if entry.chosen.id not in self._end_ids]
+        for entry in delta.logprobs or []:
+            (self._end_logprobs if entry.chosen.id in self._end_ids else self._logprobs).append(entry)
         events = self._events(self._splitter.push(delta.text, delta.runs))
         if not self._has_text:
             self._n_before_text = len(self._result.ids)
@@ -118,8 +120,8 @@ class EventAssembler:
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
         ids = self._take_ids()
-        end = End(self.index, reason, done.stop_string, done.stats, plain, n_reasoning, ids, done.slot)
-        return [*events, end]
+        shown = n_reasoning, ids, done.slot, self._end_logprobs
+        return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown)]
 
     def _take_ids(self) -> list[int]:
         found, self._ids = self._ids, []

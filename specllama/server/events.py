@@ -137,6 +137,7 @@ class End:
     reason: "stop" (stop_string: the string that ended it, None for an end token), "length" for the requested
     limit, "context" where the context is full. n_reasoning: tokens of its reasoning. ids: tokens after the
     last event, which have no text: an end token, a stop string. slot: number of its slot, -1 for none.
+    logprobs: of the end token, if requested.
     """
 
     index: int
@@ -147,6 +148,7 @@ class End:
     n_reasoning: int = 0
     ids: Sequence[int] = ()
     slot: int = -1
+    logprobs: Logprobs = ()
 
 
 Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End

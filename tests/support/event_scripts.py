@@ -95,7 +95,9 @@ def _choice(draw: st.DrawFn, index: int, calls: bool, reasoning: bool, logprobs:
     stats.reached, stats.accepted_at = [2, 2], [1, 1]
     n_reasoning = sum(isinstance(event, Reasoning) for event in found)
     ids = [2] if reason == "stop" and stop_string is None else []
-    return [*found, End(index, reason, stop_string, stats, PlainRate(None, "none", 0), n_reasoning, ids)]
+    probs = [_logprob("")] if ids and logprobs else []
+    end = End(index, reason, stop_string, stats, PlainRate(None, "none", 0), n_reasoning, ids, 0, probs)
+    return [*found, end]
 
 
 def _text(index: int, texts: Sequence[str], logprobs: bool) -> list[Event]:

@@ -10,10 +10,12 @@ import pytest
 from specllama.config import build
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
+from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, as_flag
 from specllama.config.sources import Values
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, SpecllamaError, UsageError
+from specllama.text.chat_template import ChatTemplate
 
 
 def built(values: dict[str, Any]) -> tuple[LoadSettings, dict[str, Any]]:
@@ -167,3 +169,15 @@ def test_options_that_name_files(tmp_path: Path) -> None:
         build.read_text(str(tmp_path), "grammar_file")
     with pytest.raises(UsageError, match="not a usable path"):
         build.read_text("a\0b", "grammar_file")
+
+
+def test_templates_by_name() -> None:
+    written = ChatTemplate(named_template("chatml")).render([{"role": "user", "content": "Hello"}])
+    text = "".join(part.text for part in written)
+    assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert named_template("{{ messages }}") == "{{ messages }}"
+    for name in ("command-r", "llama2-sys", "granite-4.0"):
+        with pytest.raises(
+            UsageError, match=f"chat_template: '{name}' is no template; .* only chatml is known"
+        ):
+            named_template(name)

@@ -62,6 +62,7 @@ def test_reasoning_is_separated_and_its_logprobs_are_left_out() -> None:
     assert [position.chosen.token for position in choice.logprobs] == ["yes"]
     assert choice.end is not None
     assert choice.end.n_reasoning == 2
+    assert [position.chosen.id for position in choice.end.logprobs] == [9]
 
 
 @pytest.mark.parametrize("splits", [True, False])

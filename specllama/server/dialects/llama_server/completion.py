@@ -68,7 +68,8 @@ class NativeWriter:
         answers = []
         for choice in self.fold.in_order:
             tokens = choice.ids if self.options.return_tokens else []
-            answers.append(self._final(choice, choice.text, tokens, choice.logprobs))
+            probs = [*choice.logprobs, *(choice.end.logprobs if choice.end else ())]
+            answers.append(self._final(choice, choice.text, tokens, probs))
         return answers if self.options.several else answers[0]
 
     def _chunks(self, event: Event) -> list[dict[str, Any]]:
@@ -83,7 +84,7 @@ class NativeWriter:
             return chunks
         if not isinstance(event, End):
             return []
-        rest = [self._piece(choice, "", event.ids, ())] if event.ids else []
+        rest = [self._piece(choice, "", event.ids, event.logprobs)] if event.ids else []
         return [*rest, self._final(choice, "", (), ())]
 
     def _pieces(self, event: TextEvent) -> list[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:

@@ -32,7 +32,7 @@ from specllama.server.events import (
     TextEvent,
 )
 
-FINGERPRINT = f"specllama-{specllama.__version__}"
+FINGERPRINT = f"build-specllama-{specllama.__version__}"  # begins as llama-server's does
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 _ALPHANUMERICS = string.ascii_letters + string.digits
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
