@@ -75,7 +75,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Iterator[Serve
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Iterator[Server]:
     """Memory for one model."""
-    with several(tmp_path_factory.mktemp("single"), disk, "--models-max", "1") as one:
+    with several(tmp_path_factory.mktemp("single"), disk, "--models-max", "1", "--queue", "4") as one:
         yield one
         assert not any("unexpected" in line or "Traceback" in line for line in one.lines)
 
@@ -312,20 +312,14 @@ class TestOneAfterTheOther:
         assert found == [200] * 4
         assert sum(f"{TINY} is in memory" in line for line in single.lines) == n + 1
 
-    def test_the_queue_is_bounded_meanwhile(self, tmp_path: Path, disk: Path) -> None:
-        with several(tmp_path, disk, "--models-max", "1", "--queue", "1", "-np", "1") as one:
-            first_event(one.begin(model="pydoc", stream=True, **ENDLESS))
-            one.begin(model=TINY, prompt="x")
-            one.until(lambda: one.samples()["specllama_texts_waiting"] == 1)
-            reply = one.complete(model=OTHER, max_tokens=1)
-            assert (reply.status, reply.error["code"]) == (429, "queue_full"), reply.json
-
-    def test_a_stream_gets_pings_while_it_waits(self, tmp_path: Path, disk: Path) -> None:
-        """Shown by the time limit, which ends the wait."""
-        with several(tmp_path, disk, "--models-max", "1", "--timeout", "1") as one:
-            first_event(one.begin(model="pydoc", stream=True, **{**ENDLESS, "n": 2}))
-            reply = one.complete(model=TINY, stream=True)
-            assert reply.status in (200, 504)
+    def test_the_queue_is_bounded_meanwhile(self, single: Server) -> None:
+        first_event(single.begin(model="pydoc", stream=True, n=2, **ENDLESS))
+        single.begin(model=TINY, prompt="x", n=4, max_tokens=1)
+        single.until(lambda: single.samples()["specllama_texts_waiting"] == 4)
+        reply = single.complete(model=OTHER, max_tokens=1)
+        assert (reply.status, reply.error["code"]) == (429, "queue_full"), reply.json
+        single.hang_up()
+        single.until(lambda: single.samples()["specllama_texts_waiting"] == 0)
 
 
 class TestIdle:
@@ -337,6 +331,7 @@ class TestIdle:
             assert one.get("/slots").json == []
             assert one.get("/props").json["model_path"].endswith("pydoc-target.gguf")
             assert one.get("/metrics").status == 200
+            assert one.get("/props").json["is_sleeping"] is True
             assert engines(one) == [], "looking does not load"
             assert answered_by(one.complete(max_tokens=2)) == PYDOC
             long = one.complete(model=TINY, max_tokens=400, ignore_eos=True)
@@ -386,46 +381,37 @@ class TestOllama:
 class TestTheEnd:
     """All engine processes end with the server."""
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-    def test_no_process_is_left(self, tmp_path: Path, disk: Path, number: signal.Signals) -> None:
+    def test_kill_while_a_model_loads(self, tmp_path: Path, disk: Path) -> None:
         with several(tmp_path, disk) as one:
             one.complete(model=TINY, max_tokens=1)
-            there = engines(one)
-            assert len(there) == 2
-            one.stop(number)
-            gone, alive = psutil.wait_procs(there, timeout=3)
-            assert (len(gone), alive) == (2, [])
-
-    def test_while_a_model_loads(self, tmp_path: Path, disk: Path) -> None:
-        with several(tmp_path, disk) as one:
-            one.begin(model=TINY, prompt="x")
-            one.until(lambda: len(engines(one)) == 2)
+            one.begin(model=OTHER, prompt="x")
+            one.until(lambda: len(engines(one)) == 3)
             there = engines(one)
             one.process.kill()
             gone, alive = psutil.wait_procs(there, timeout=3)
-            assert (len(gone), alive) == (2, [])
+            assert (len(gone), alive) == (3, [])
 
-    def test_a_drain_serves_those_who_wait(self, tmp_path: Path, disk: Path) -> None:
-        with several(tmp_path, disk, "--models-max", "1") as one, ThreadPoolExecutor(1) as pool:
+    def test_keys_are_apart_and_a_drain_serves_those_who_wait(self, tmp_path: Path, disk: Path) -> None:
+        flags = ("--api-key", "first,second", "--models-max", "1")
+        with several(tmp_path, disk, *flags) as one, ThreadPoolExecutor(1) as threads:
+            headers = [{"Authorization": f"Bearer {key}"} for key in ("first", "second")]
+
+            def ask(i: int, **fields: Any) -> Reply:
+                body = {"prompt": "def read(", "max_tokens": 3, **fields}
+                return one.post("/v1/completions", body, headers=headers[i])
+
+            assert ask(0, model=TINY).status == ask(1, model="pydoc").status == 200
+            text = one.get("/metrics", headers=headers[0]).body.decode()
+            assert f'specllama_texts_total{{model="{TINY}"}} 1.0' in text
+            assert f'specllama_texts_total{{model="{PYDOC}"}} 0.0' in text
+            assert one.get("/v1/models").status == 401
+            assert one.post("/models/load", {"model": TINY}).status == 401
+            one.key = "first"
             first_event(one.begin(model="pydoc", stream=True, **ENDLESS))
-            waiting = pool.submit(one.complete, model=TINY, max_tokens=2)
+            waiting = threads.submit(ask, 0, model=TINY)
             one.until(lambda: one.samples()["specllama_texts_waiting"] == 1)
+            there = engines(one)
             assert one.stop(signal.SIGTERM, START) == 143
             assert answered_by(waiting.result()) == TINY
-
-
-def test_keys_are_apart(tmp_path: Path, disk: Path) -> None:
-    flags = ("--api-key", "first,second", "--models-max", "1")
-    with several(tmp_path, disk, *flags) as one:
-        headers = [{"Authorization": f"Bearer {key}"} for key in ("first", "second")]
-
-        def ask(i: int, **fields: Any) -> Reply:
-            body = {"prompt": "def read(", "max_tokens": 3, **fields}
-            return one.post("/v1/completions", body, headers=headers[i])
-
-        assert ask(0, model=TINY).status == ask(1, model="pydoc").status == 200
-        text = one.get("/metrics", headers=headers[0]).body.decode()
-        assert f'specllama_texts_total{{model="{TINY}"}} 1.0' in text
-        assert f'specllama_texts_total{{model="{PYDOC}"}} 0.0' in text
-        assert one.get("/v1/models").status == 401
-        assert one.post("/models/load", {"model": TINY}).status == 401
+            gone, alive = psutil.wait_procs(there, timeout=3)
+            assert (len(gone), alive) == (1, [])

@@ -55,10 +55,13 @@ class Engine:
 EngineRun = Callable[[Engine], Awaitable[None]]
 
 
-def started_job(n: int) -> tuple[Engine, RequestStream]:
-    engine = Engine()
+def waiting_job(n: int, ended: Callable[[RequestStream], None] = lambda _: None) -> RequestStream:
     specs = [CompletionSpec(protocol.Generate(0, prompt="x", params={"seed": i})) for i in range(n)]
-    job = RequestStream(specs, [Metrics("m")], lambda _: None)
+    return RequestStream(specs, [Metrics("m")], ended)
+
+
+def started_job(n: int) -> tuple[Engine, RequestStream]:
+    engine, job = Engine(), waiting_job(n)
     job.start(engine)  # type: ignore[arg-type]
     return engine, job
 
@@ -194,3 +197,55 @@ class TestWholeAnswers:
             return engine.cancelled
 
         assert asyncio.run(main()) == 2  # the other one is useless alone
+
+
+class TestRequestsThatWaitForTheirModel:
+    def test_they_end_at_once_when_the_client_leaves(self) -> None:
+        async def main() -> None:
+            ended: list[RequestStream] = []
+            job = waiting_job(2, ended.append)
+            assert (job.n_open, job.n_waiting) == (2, 2)
+            job.cancel()
+            job.cancel()
+            assert (job.n_open, job.n_waiting, ended) == (0, 0, [job])
+
+        asyncio.run(main())
+
+    def test_an_error_of_the_load_is_raised(self) -> None:
+        async def main() -> None:
+            for whole in (False, True):
+                job = waiting_job(1)
+                job.fail(EngineDiedError("no model"))
+                with pytest.raises(EngineDiedError, match="no model"):
+                    _ = [events async for events in job.batches(whole)]
+
+        asyncio.run(main())
+
+    def test_a_stream_gets_pings_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(response, "PING_SECONDS", 0.05)
+        sent: list[bytes] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message.get("body", b""))
+
+        async def receive() -> Message:
+            await asyncio.sleep(60)
+            return {"type": "http.disconnect"}
+
+        async def main() -> None:
+            job, engine = waiting_job(1), Engine()
+            writer = ChatWriter(ResponseOptions("m"))
+            answer = response.StreamingResponse(job, writer, True, response.Limits(0, 5))
+            sending = asyncio.ensure_future(answer({}, receive, send))
+            await asyncio.sleep(0.18)
+            job.start(engine)  # type: ignore[arg-type]
+            engine.starts(0)
+            engine.writes(0, "a")
+            engine.deliver(0, DONE)
+            await sending
+
+        asyncio.run(main())
+        pings = [data for data in sent if data == ChatWriter.ping]
+        assert len(pings) >= 2
+        assert sent[1] == ChatWriter.ping
+        assert sent[-1] == b"data: [DONE]\n\n"

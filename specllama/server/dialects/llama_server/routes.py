@@ -90,8 +90,8 @@ async def metrics(api: ApiRequest) -> Response:
 
 
 async def props(api: ApiRequest) -> Response:
-    info = await api.supervisor.load()
-    return JSONResponse(shapes.props(info, api.service.names, api.settings.sampling))
+    found = shapes.props(await api.supervisor.load(), api.service.names, api.settings.sampling)
+    return JSONResponse(found | {"is_sleeping": api.service.residence.state == "unloaded"})
 
 
 async def slots(api: ApiRequest) -> Response:

@@ -32,7 +32,6 @@ def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> 
         "chat_template": info.template,
         "chat_template_caps": _capabilities(info),
         "model_ftype": info.target.quant,
-        "is_sleeping": False,
         "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": True,
