@@ -86,6 +86,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         "host": v.get("host"),
         "port": v.get("port"),
         "share_cache": v.get("share_cache"),
+        "spm_infill": v.get("spm_infill"),
         "queue": v.get("queue"),
         "seconds": v.get("timeout"),
         "drain_seconds": v.get("drain"),

@@ -395,6 +395,12 @@ SERVING = table(
         "KEY",
     ),
     row(
+        "spm_infill",
+        "--spm-infill",
+        bool,
+        "fill gaps from suffix, prefix, middle in this order, as some models were trained",
+    ),
+    row(
         "share_cache",
         "--share-cache",
         bool,
@@ -473,7 +479,7 @@ USERS_ONLY = frozenset(
         "flash_attn", "no_mmap", "mlock",
         "host", "port", "n_slots", "queue", "alias", "api_key", "api_key_file", "timeout", "drain",
         "client_timeout", "allowed_host", "allowed_origin", "log_prompts",
-        "share_cache", "metrics_key", "models_max", "idle_unload",
+        "share_cache", "spm_infill", "metrics_key", "models_max", "idle_unload",
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""

@@ -20,7 +20,8 @@ class ServerSettings:
     """names: of the model; the first one is shown, "*" accepts any. called: further names of it, that are
     accepted and not shown. keys: API keys, one of which a client
     must send; () requires none. metrics_key: lets a client read the figures of all keys, "" for none.
-    share_cache: reuse cached prefixes across keys. queue: texts that may wait for a slot. seconds: limit of a
+    share_cache: reuse cached prefixes across keys. spm_infill: `protocol.Infill.suffix_first` of all
+    requests. queue: texts that may wait for a slot. seconds: limit of a
     request, 0 for none. drain_seconds: for running requests to end after a SIGTERM. client_seconds: for a
     client to send its request, and for sent bytes to be read. hosts, origins: names of this server and
     origins of web pages that are accepted, in addition to those of the address itself. sampling, variables:
@@ -40,6 +41,7 @@ class ServerSettings:
     keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_key: str = field(default="", repr=False)
     share_cache: bool = False
+    spm_infill: bool = False
     queue: int = defaults.QUEUE
     seconds: float = defaults.TIMEOUT_SECONDS
     drain_seconds: float = defaults.DRAIN_SECONDS

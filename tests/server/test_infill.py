@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,6 +219,17 @@ def test_a_model_without_the_tokens(server: Server) -> None:
     assert server.complete("a", suffix="b").status == 501
     found = server.post("/api/generate", {"prompt": "a", "suffix": "b", "stream": False})
     assert (found.status, "does not support insert" in found.json["error"]) == (400, True)
+
+
+def test_the_order_that_some_models_were_trained_on(tmp_path: Path) -> None:
+    """Typing at the end of a line then leaves all but the line itself in the cache."""
+    path = tinygguf.llama(tmp_path / "fim.gguf", more=tinygguf.FIM)
+    with Server(tmp_path, "-m", str(path), "--spm-infill", "-np", "1", "--draft-max", "0") as server:
+        found = [
+            filled(server, VIM, prompt=f"    total = {typed}", n_predict=1, response_fields=[])["timings"]
+            for typed in ("", "a", "ab", "abc")
+        ]
+    assert [one["prompt_n"] < 20 for one in found] == [False, True, True, True]
 
 
 def test_suffix_of_completions(fim: Server) -> None:

@@ -146,18 +146,19 @@ class ApiRequest:
         and later ones from this text. place: see Service.start. Raises BusyError, ResourceError; the response
         raises what loading raises.
         """
-        owned = [
-            replace(
-                spec,
-                request=replace(
-                    spec.request, owner=self.owner, memory=memory, share_cache=self.settings.share_cache
-                ),
-            )
-            for spec in specs
-        ]
+        owned = [replace(spec, request=self._owned(spec.request, memory)) for spec in specs]
         job = self.service.start(owned, n, place)
         return StreamingResponse(
             job, writer, stream, Limits(self.settings.seconds, self.settings.client_seconds)
+        )
+
+    def _owned(self, request: protocol.Generate, memory: bool) -> protocol.Generate:
+        """The request with what does not depend on its body. memory: see `generate`."""
+        settings, infill = self.settings, request.infill
+        if infill is not None:
+            infill = replace(infill, suffix_first=settings.spm_infill)
+        return replace(
+            request, owner=self.owner, memory=memory, share_cache=settings.share_cache, infill=infill
         )
 
 
