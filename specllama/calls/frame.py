@@ -147,13 +147,21 @@ class FrameReader(StepReader):
         while name is not None:
             self.scan.open(name)
             if not (yield from self._style.read(self, self.tools[name])):
+                if self.scan.last:  # what is left is the beginning of something in the call
+                    self.scan.take(len(self.scan.text))
                 return True
             self.scan.close()
             self.scan.at = 0
             more = bool(self._sep) and (yield from self.passes(self._sep))
             name = (yield from self.name()) if more else None
         self.scan.at = 0
-        if (yield from self.passes(self._close)):
+        closed = yield from self.passes(self._close)
+        after, self.scan.at = self.scan.at, 0
+        next_call = [*self._sep, list(self._names), *self._mid] if self._sep else []
+        if (yield from self.is_cut_off(next_call)) or (yield from self.is_cut_off(self._close)):
+            self.scan.take(len(self.scan.text))
+        elif closed:
+            self.scan.at = after
             self.scan.drop()
         self.scan.at = 0
         return True
@@ -193,6 +201,22 @@ class FrameReader(StepReader):
             if (yield from self.scan.match(options)) is None:
                 return False
         return True
+
+    def is_cut_off(self, atoms: Sequence[Sequence[str]]) -> Steps[bool]:
+        """Whether the answer has ended within these atoms, or after all of them. Nothing is passed."""
+        if not self.scan.last or not atoms:
+            return False
+        at, found = self.scan.at, False
+        for options in atoms:
+            yield from self.scan.blanks()
+            rest = self.scan.text[self.scan.at :]
+            found = any(option.startswith(rest) for option in options)
+            if found or not (yield from self.passes((options,))):
+                break
+        else:
+            found = not self.scan.text[self.scan.at :].strip()
+        self.scan.at = at
+        return found
 
     def atoms(self, text: str) -> list[Sequence[str]]:
         """The parts of a fixed text between which white space may come."""

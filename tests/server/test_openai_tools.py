@@ -195,6 +195,17 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
     assert [c.function.arguments for c in found[0]] == [c.function.arguments for c in found[1]]
 
 
+def test_what_closes_a_call_is_no_text(api: Server) -> None:
+    asked = {"tools": [CLOCK], "tool_choice": "required", "seed": 1, "parallel_tool_calls": False}
+    whole = api.chat(ASKED, **asked, max_tokens=100).json
+    n = whole["usage"]["completion_tokens"]
+    for max_tokens in range(n - 5, n):
+        (choice,) = api.chat(ASKED, **asked, max_tokens=max_tokens).json["choices"]
+        assert choice["message"]["content"] is None
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
+        assert choice["finish_reason"] == "length"
+
+
 def test_logprobs_of_the_text_alone(api: Server) -> None:
     asked = {"tools": [CLOCK], "logprobs": True, "top_logprobs": 1, "max_tokens": 30, "seed": 1}
     (call,) = api.chat(ASKED, **asked, tool_choice="required", parallel_tool_calls=False).json["choices"]

@@ -116,6 +116,16 @@ def test_an_answer_that_is_cut_off(form: WrittenFormat, as_tokens: bool) -> None
 
 @every
 @both
+def test_nothing_after_a_call_is_text_where_it_is_cut_off(form: WrittenFormat, as_tokens: bool) -> None:
+    tokens, tools = special(form, as_tokens), Tools(TOOLS)
+    written = form.write(calls_of(form), tokens)
+    for end in range(len(written)):
+        text, calls = read(form, tools, written[:end], tokens)
+        assert not calls or text == "", written[:end]
+
+
+@every
+@both
 def test_none_is_text(form: WrittenFormat, as_tokens: bool) -> None:
     tokens, tools = special(form, as_tokens), Tools(TOOLS, "none")
     written = form.write(CALLS[:1], tokens)
