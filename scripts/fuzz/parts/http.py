@@ -19,6 +19,7 @@ from tests.support.serving import Api, Server
 
 MESSAGES = [{"role": "user", "content": "x"}]
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+_OLLAMA_CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
 CALLED = [
     *MESSAGES,
     {"role": "assistant", "content": None, "tool_calls": [_CALL]},
@@ -49,6 +50,27 @@ BODIES: tuple[tuple[str, Any], ...] = (
             "tool_choice": {"type": "any"},
         },
     ),
+    (
+        "/api/chat",
+        {
+            "messages": [
+                *MESSAGES,
+                {"role": "assistant", "thinking": "x", "tool_calls": [_OLLAMA_CALL, _OLLAMA_CALL]},
+                {"role": "tool", "content": "1"},
+                {"role": "tool", "content": "2", "tool_name": "f"},
+            ],
+            "tools": _TOOLS["tools"],
+            "options": {"num_predict": 2, "num_ctx": 4096.0, "stop": ["a"], "seed": 1},
+            "format": "json",
+            "keep_alive": "5m",
+            "think": False,
+        },
+    ),
+    (
+        "/api/generate",
+        {"prompt": "x", "system": "y", "options": {"num_predict": 2}, "stream": False, "logprobs": True},
+    ),
+    ("/api/show", {"model": "pydoc", "verbose": True}),
     ("/tokenize", {"content": "x", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
     ("/apply-template", {"messages": CALLED, **_TOOLS}),
