@@ -75,9 +75,29 @@ def notes(tools: Tools) -> list[Note]:
     ]
 
 
-def json_text(schema: Mapping[str, Any]) -> str:
-    """A schema as an item of a grammar."""
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE | {"lenient": True}})
+def json_text(schema: Mapping[str, Any], lenient: bool = True) -> str:
+    """A schema as an item of a grammar. lenient: keywords that are not supported are left out; otherwise the
+    grammar does not compile.
+    """
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE | {"lenient": lenient}})
+
+
+def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
+    """The schema of an answer without calls (JSON text or an object) as an item of a grammar, with the limits
+    of `text.grammar`. Raises UsageError.
+    """
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the JSON schema is not JSON: {error}") from None
+    if found is True:
+        found = {}
+    if not isinstance(found, Mapping):
+        raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')
+    deepest, n_parts = shape(found)
+    if deepest > MAX_DEPTH or n_parts > MAX_PARTS:
+        raise UsageError(f"the JSON schema has more than {MAX_DEPTH} levels or {MAX_PARTS} objects and lists")
+    return json_text(found, lenient=False)
 
 
 def _arguments(tool: Tool) -> Arguments:

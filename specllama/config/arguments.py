@@ -73,6 +73,7 @@ class LoadOptions(TypedDict, total=False):
     draft_p_min: float
     calibrate: bool
     memory: bool
+    tool_format: str
     rpc: Sequence[str] | str
 
 

@@ -61,6 +61,7 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1) -> LoadSettings:
             calibrate=not v.get("no_calibrate", False),
             memory=not v.get("no_memory", False),
             chat_template=_chat_template(v),
+            tool_format=v.get("tool_format", "auto"),
             **load,
         )
 

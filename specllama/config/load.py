@@ -129,7 +129,8 @@ class LoadSettings:
     None decides by measured costs, 0 switches drafting off. draft_min, draft_p_min: the shortest draft to
     verify, and the confidence below which a draft ends. exact: decide near-ties on rows decoded alone.
     calibrate: measure what is missing after the first answer, and store it with what was learnt.
-    chat_template: overrides the model's own. rpc: workers that hold the target, "host:port" each. memory: let
+    chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
+    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let
     "copy" also draft from earlier texts of the process.
     """
 
@@ -143,6 +144,7 @@ class LoadSettings:
     exact: bool = False
     calibrate: bool = True
     chat_template: str | None = None
+    tool_format: str = "auto"
     rpc: tuple[str, ...] = ()
     memory: bool = True
 

@@ -84,6 +84,13 @@ TEMPLATE = table(
     row("chat_template", "--chat-template", str, "a Jinja template instead of the model's own", "TEXT"),
     row("chat_template_file", "--chat-template-file", str, "the same from a file", "FILE"),
     row(
+        "tool_format",
+        "--tool-format",
+        str,
+        "how the model writes tool calls: auto (by its template), or a format's name (docs/tools.md)",
+        "NAME",
+    ),
+    row(
         "reasoning",
         "--reasoning",
         str,
@@ -470,7 +477,7 @@ threads, layers and drafting. None that names a file, a model, a host or a key, 
 USERS_ONLY = frozenset(
     (
         "model", "hf_repo", "draft_model", "hf_repo_draft", "force", "lora", "lora_scaled",
-        "chat_template", "chat_template_file", "reasoning",
+        "chat_template", "chat_template_file", "tool_format", "reasoning",
         "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
         "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
         "n_batch", "n_ubatch", "devices", "devices_draft", "tensor_split", "split_mode", "main_gpu",

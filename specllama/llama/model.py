@@ -211,11 +211,8 @@ class LlamaModel:
 
     def token_text(self, token: int) -> str:
         """The text of a token as the vocabulary spells it; "" for -1."""
-        return (
-            (llama.llama_vocab_get_text(self.vocab, token) or b"").decode("utf-8", "replace")
-            if token >= 0
-            else ""
-        )
+        found = llama.llama_vocab_get_text(self.vocab, token) if token >= 0 else None
+        return (found or b"").decode("utf-8", "replace")
 
     @property
     def uses_amx(self) -> bool:
@@ -270,6 +267,11 @@ class LlamaModel:
                 return buffer.raw[:n]
             room = -n
         return b""
+
+    @property
+    def tokenize_address(self) -> int:
+        """The address of llama_tokenize, for a library that calls it itself."""
+        return ctypes.cast(llama.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value or 0
 
     def close(self) -> None:
         """Free the weights. Close all contexts of the model first."""

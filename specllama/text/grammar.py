@@ -7,16 +7,16 @@ MaskError if it turns out too complex during generation.
 from __future__ import annotations
 
 import json
-import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import MaskError
 from specllama.errors import UsageError
+from specllama.text.grammar_tokens import GrammarVocabulary, grammar_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -35,24 +35,6 @@ _JSON_STYLE: Any = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
-
-
-class GrammarVocabulary(Protocol):
-    """The vocabulary of a model loaded by llama.cpp. end_ids: the tokens that end a generation."""
-
-    @property
-    def vocab(self) -> Any:
-        """Pointer to the llama_vocab."""
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    @property
-    def end_ids(self) -> frozenset[int]: ...
-
-    @property
-    def eos_id(self) -> int:
-        """-1 without one."""
 
 
 class Grammars:
@@ -112,16 +94,10 @@ class Grammars:
 
     def _compile(self, source: str, what: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
-        from llguidance.llamacpp import lltokenizer_from_vocab
 
         limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES, max_grammar_size=_MAX_SYMBOLS)
         if self._tokenizer is None:
-            end_ids = sorted(self._model.end_ids) or [max(0, self._model.eos_id)]
-            with warnings.catch_warnings():  # it calls functions that llama-cpp-python has renamed
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._tokenizer = lltokenizer_from_vocab(
-                    self._model.vocab, self._model.n_vocab, eos_token=end_ids
-                )
+            self._tokenizer = grammar_tokenizer(self._model)
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(what, matcher.get_error())

@@ -176,7 +176,7 @@ class EngineCore:
         self._idle = IdleMeasurer(loaded, self.engine, measure_when_idle, time.perf_counter)
         template, problem = compile_template(loaded)
         source = settings.chat_template or loaded.header.chat_template or ""
-        calls = ToolCalls(loaded.model, source, template if problem is None else None)
+        calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
         context = loaded.context
         prompts = Prompts(loaded.model, context.n_ctx, context.n_batch, template, problem, calls)
         self._intake = RequestIntake(loaded, self.engine, prompts, self.running, self.send, self._post)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specllama.calls.abilities import Abilities, abilities
 from specllama.calls.format import AnswerShape, CallFormat
-from specllama.calls.formats import choose
+from specllama.calls.formats import choose, named
 from specllama.calls.lark import Lark
 from specllama.calls.prompt import with_tokens
-from specllama.calls.schema import json_text
+from specllama.calls.schema import answer_text
 from specllama.calls.tools import Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
@@ -24,12 +23,15 @@ from specllama.text.reasoning import TAGS
 
 class ToolCalls:
     """The tool calls of one loaded model. source: its chat template, "" without one; template: compiled, None
-    where it cannot be used.
+    where it cannot be used. tool_format: the name of a format, "auto" for that of the template. Raises
+    UsageError for an unknown name.
     """
 
-    def __init__(self, model: LlamaModel, source: str, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, model: LlamaModel, source: str, template: ChatTemplate | None, tool_format: str = "auto"
+    ) -> None:
         self._model, self._template = model, template
-        self.format: CallFormat = choose(source)
+        self.format: CallFormat = choose(source) if tool_format == "auto" else named(tool_format)
         self._reasoning = next(((a, b) for a, b in TAGS.items() if a in source), None)
 
     @property
@@ -85,9 +87,7 @@ class ToolCalls:
     def _shape(self, params: SamplingParams, closing_tag: str) -> AnswerShape:
         text = ""
         if params.json_schema is not None:
-            schema = params.json_schema
-            parsed = json.loads(schema) if isinstance(schema, str) else schema
-            text = json_text(parsed if isinstance(parsed, Mapping) else {})
+            text = answer_text(params.json_schema)
         reasoning = self._reasoning
         if closing_tag:
             reasoning = next((a, b) for a, b in TAGS.items() if b == closing_tag)
