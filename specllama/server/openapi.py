@@ -12,7 +12,8 @@ _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "the request cannot be used", 401: "no key or a wrong one", 404: "no such model or route",
     408: "the body came too slowly", 413: "the body is too large", 429: "the queue is full",
-    500: "the engine refused", 503: "there is no engine at this moment", 504: "it took too long",
+    500: "the engine refused", 501: "the model or this server cannot do that",
+    503: "there is no engine at this moment", 504: "it took too long",
 }  # fmt: skip
 _ERROR = {
     "type": "object",

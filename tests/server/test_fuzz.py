@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 import schemathesis
 from hypothesis import HealthCheck
-from schemathesis.checks import content_type_conformance, not_a_server_error, status_code_conformance
+from schemathesis.checks import content_type_conformance, status_code_conformance
 
 from scripts.fuzz.campaign import input_of, judged
 from scripts.fuzz.parts.http import Http
@@ -26,7 +26,8 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 MOST = 4  # tokens
 LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")  # the first one given holds
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
+CHECKS = [status_code_conformance, content_type_conformance]
+UNSUPPORTED = 501  # what the embedded pair cannot do
 
 config = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": THOROUGH}}})
 schema = schemathesis.openapi.from_dict(document(ROUTES, keyed=False), config=config)
@@ -63,7 +64,9 @@ def shortened(body: Any, path: str = "") -> Any:
 )
 def test_no_request_causes_a_server_error(case: schemathesis.Case, server: Server) -> None:
     case.body = shortened(case.body, case.path)
-    case.validate_response(case.call(base_url=server.url, timeout=60), checks=CHECKS)
+    response = case.call(base_url=server.url, timeout=60)
+    case.validate_response(response, checks=CHECKS)
+    assert response.status_code < 500 or (response.status_code, case.path) == (UNSUPPORTED, "/infill")
 
 
 def test_lengths_are_bounded_and_their_validation_is_not() -> None:
