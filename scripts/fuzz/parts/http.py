@@ -71,6 +71,7 @@ BODIES: tuple[tuple[str, Any], ...] = (
         {"prompt": "x", "system": "y", "options": {"num_predict": 2}, "stream": False, "logprobs": True},
     ),
     ("/api/show", {"model": "pydoc", "verbose": True}),
+    (
         "/completion",
         {
             "prompt": [1, "x", 2],
