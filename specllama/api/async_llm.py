@@ -23,6 +23,8 @@ from specllama.api.prompts import (
     source,
 )
 from specllama.api.session import EngineSession
+from specllama.calls import definitions
+from specllama.calls.tools import Tools
 from specllama.client.client import EngineClient
 from specllama.errors import UsageError
 from specllama.text.template_variables import template_variables
@@ -63,13 +65,19 @@ class AsyncLLM(BaseLLM):
         request_id: str | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
         n: int = 1,
         speculate: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate`; see LLM.chat."""
         variables = template_variables(chat_template_kwargs)
+        offered = definitions.tools(tools, tool_choice, parallel_tool_calls)
         given = conversation(messages)
-        return self._outputs(self._request_of(given, sampling_params, n, speculate, variables, request_id))
+        return self._outputs(
+            self._request_of(given, sampling_params, n, speculate, variables, request_id, offered)
+        )
 
     def stream(
         self,
@@ -129,10 +137,11 @@ class AsyncLLM(BaseLLM):
         speculate: bool,
         variables: Mapping[str, Any],
         request_id: str | None,
+        tools: Tools | None = None,
     ) -> PendingRequest:
         if request_id is not None and not isinstance(request_id, str):
             raise UsageError(f"request_id must be a text, not {request_id!r}")
-        (request,) = self._requests([given], params, n, speculate, variables, request_id)
+        (request,) = self._requests([given], params, n, speculate, variables, request_id, tools)
         return request
 
     async def _outputs(self, request: PendingRequest) -> AsyncGenerator[RequestOutput, None]:

@@ -12,6 +12,7 @@ from typing import IO, Any, Literal, Unpack
 from specllama.api.collect import PendingCompletion, PendingRequest
 from specllama.api.prompts import Params, PromptSource, n_completions, sampling
 from specllama.api.session import EngineSession, Progress
+from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.config.arguments import (
     Layers,
@@ -104,6 +105,7 @@ class BaseLLM(ABC):
         speculate: bool,
         variables: Mapping[str, Any] | None = None,
         request_id: str | None = None,
+        tools: Tools | None = None,
     ) -> list[PendingRequest]:
         """One request for each prompt, checked as far as possible without the models. Raises UsageError."""
         n = n_completions(n)
@@ -111,7 +113,7 @@ class BaseLLM(ABC):
             raise UsageError(f"speculate must be true or false, not {speculate!r}")
         settings = sampling(params, len(sources))
         return [
-            self._request(source, values, n, speculate, variables or {}, request_id)
+            self._request(source, values, n, speculate, variables or {}, request_id, tools)
             for source, values in zip(sources, settings, strict=True)
         ]
 
@@ -123,6 +125,7 @@ class BaseLLM(ABC):
         speculate: bool,
         variables: Mapping[str, Any],
         request_id: str | None,
+        tools: Tools | None,
     ) -> PendingRequest:
         seed = self._seed if params.get("seed") is None else params["seed"]
         if seed is None and n > 1:
@@ -138,7 +141,9 @@ class BaseLLM(ABC):
                     params={**params, "seed": None if seed is None else nth_seed(seed, i)},
                     speculate=speculate,
                     variables=dict(variables),
+                    tools=tools,
                 ),
+                self._engine.call_reader,
             )
             for i in range(n)
         ]

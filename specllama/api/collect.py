@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specllama.api.outputs import (
@@ -16,6 +16,9 @@ from specllama.api.outputs import (
     RequestOutput,
 )
 from specllama.api.prompts import PromptSource
+from specllama.api.tool_calls import CallCollector
+from specllama.calls.pieces import CallReader
+from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult, join
 from specllama.core.stats import RunStats
@@ -23,17 +26,23 @@ from specllama.core.stats import RunStats
 
 @dataclass(slots=True)
 class PendingCompletion:
-    """One text while it arrives. message: its request to the engine."""
+    """One text while it arrives. message: its request to the engine. reader: makes what finds tool calls."""
 
     index: int
     message: protocol.Generate
+    reader: Callable[[Tools], CallReader]
     result: GenerationResult = field(default_factory=GenerationResult)
     logprobs: list[dict[int, Logprob]] | None = None
     sum_logprobs: float = 0.0
+    collector: CallCollector | None = None
 
     def take(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Add a message about this text; returns its delta, None for a message without one."""
         delta = self.result.add(message)
+        if isinstance(message, protocol.Started) and self.message.tools is not None:
+            self.collector = CallCollector(self.reader(self.message.tools), message.closing_tag)
+        if delta is not None and self.collector is not None:
+            self.collector.push(delta.text, delta.runs, last=isinstance(message, protocol.Done))
         if delta is not None and delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += map(_logprobs, delta.logprobs)
@@ -46,7 +55,8 @@ class PendingCompletion:
         reason: FinishReason | None = done.reason if done else None  # type: ignore[assignment]
         return CompletionOutput(
             index=self.index,
-            text=self.result.text,
+            text=self.result.text if self.collector is None else self.collector.text,
+            tool_calls=() if self.collector is None else tuple(self.collector.calls),
             token_ids=tuple(self.result.ids),
             cumulative_logprob=None if self.logprobs is None else self.sum_logprobs,
             logprobs=None if self.logprobs is None else tuple(self.logprobs),

@@ -19,6 +19,7 @@ from specllama.api.prompts import (
     prompt_or_messages,
     sources,
 )
+from specllama.calls import definitions
 from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError
@@ -62,16 +63,27 @@ class LLM(BaseLLM):
         sampling_params: Params | Sequence[Params] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
         n: int = 1,
         speculate: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": …, "content": …}; see `generate`.
 
-        chat_template_kwargs: further variables of the chat template (tools, enable_thinking …). Raises
+        tools: functions that the model may call, [{"type": "function", "function": {"name": …, "description":
+        …, "parameters": a JSON schema}}]; its calls are in `tool_calls` of the outputs, and `message` is the
+        answer to append to the messages before the results, {"role": "tool", "tool_call_id": …, "content":
+        …}. tool_choice: "auto", "none", "required", or {"type": "function", "function": {"name": …}}.
+        parallel_tool_calls: False for at most one call in an answer.
+
+        chat_template_kwargs: further variables of the chat template (enable_thinking …). Raises
         TemplateError where it refuses the messages.
         """
         variables = template_variables(chat_template_kwargs)
-        return self._run(self._requests(conversations(messages), sampling_params, n, speculate, variables))
+        offered = definitions.tools(tools, tool_choice, parallel_tool_calls)
+        given = conversations(messages)
+        return self._run(self._requests(given, sampling_params, n, speculate, variables, tools=offered))
 
     def stream(
         self,

@@ -63,13 +63,23 @@ class CompletionStats(RunStats):
         return {**counters, **figures, "drafted_by": dict(self.drafted_by)}
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. arguments: a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
     """One text. finish_reason: None while it is being written, "stop" for an end token or a stop string
     (then stop_reason is that string), "length" for max_tokens, "context" where the context is full, "cancel".
 
     token_ids: with the end token. logprobs: for each of token_ids, that token and the likeliest ones by id;
-    None unless requested. cumulative_logprob: sum over token_ids.
+    None unless requested. cumulative_logprob: sum over token_ids. tool_calls: complete ones, which `text`
+    does not contain; () unless tools were given.
     """
 
     index: int
@@ -79,7 +89,19 @@ class CompletionOutput:
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
     stats: CompletionStats
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation, with its calls."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        return message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from operator import index
 from typing import Any, TypedDict, TypeGuard
 
+from specllama.calls.definitions import parsed_arguments
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 
@@ -96,7 +97,7 @@ def conversation(messages: Sequence[Message]) -> PromptSource:
             raise UsageError(f'messages[{i}] must be a dict with a "role", not {_short(message)}')
         if not isinstance(message.get("content"), (str, list, tuple, type(None))):
             raise UsageError(f'messages[{i}]: "content" must be a text, not {_short(message["content"])}')
-    return PromptSource(messages=[dict(message) for message in messages])
+    return PromptSource(messages=parsed_arguments(messages))
 
 
 def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:

@@ -6,7 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from specllama.calls.pieces import CallReader
+from specllama.calls.tools import Tools
 from specllama.client.client import EngineClient
+from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_argument
 from specllama.errors import EngineError, SpecllamaError, spelled
@@ -32,6 +35,7 @@ class EngineSession:
         except SpecllamaError as error:
             raise error.spelled(as_argument) from None
         self.info: Mapping[str, Any] = {}
+        self._loaded: LoadInfo | None = None
         self.settings, self._complete = found or settings, found is not None
         self._engine_log, self._progress = log, progress
         self._client: EngineClient | None = None
@@ -56,9 +60,15 @@ class EngineSession:
         except BaseException:
             client.close()
             raise
+        self._loaded = info
         self.info = info.to_dict()
         for note in info.notes:
             _log.log(logging.WARNING if note.severity == "warning" else logging.INFO, "%s", note.message)
+
+    def call_reader(self, tools: Tools) -> CallReader:
+        """Finds calls of these tools in an answer of the loaded model."""
+        assert self._loaded is not None
+        return self._loaded.call_reader(tools)
 
     def client(self) -> EngineClient:
         """The client of the running process, for a call. Raises EngineError after a close."""

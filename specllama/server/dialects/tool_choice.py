@@ -6,20 +6,19 @@ called while a body is checked, which happens in a thread where it is large.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from specllama.calls import definitions
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
 from specllama.server.dialects.fields import MAX_JSON, SMALL, FieldError
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, parse
 
-MAX_TOOLS, MAX_NAME = 1024, 128
+MAX_TOOLS = 1024
 MAX_CALLS = 1024  # of one message
-_NAME = re.compile(rf"[\w.:/@-]{{1,{MAX_NAME}}}")
 _SHOWN = 10  # names in a message
 
 Name = Annotated[str, Field(max_length=512)]
@@ -36,25 +35,12 @@ def tool_of(
     field: str,
     schema_field: str = "parameters",
 ) -> Tool:
-    """A tool that a request defines. No parameters, null and {} all mean that it takes none.
-
-    field: path of the object that has the name, "tools[0].function". Raises FieldError.
+    """A tool that a request defines. field: path of the object that has the name, "tools[0].function".
+    Raises UsageError.
     """
-    if not _NAME.fullmatch(name):
-        raise FieldError(
-            f"{field}.name must have 1 to {MAX_NAME} letters, digits and _.:/@-, not {name[:80]!r}",
-            f"{field}.name",
-        )
-    schema = dict(parameters or {})
-    kind = schema.get("type", "object")
-    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise FieldError(
-            f"{field}.{schema_field} must be the schema of an object: its type is {str(kind)[:80]!r}",
-            f"{field}.{schema_field}",
-        )
-    if schema:
-        schema = {"type": "object"} | schema | {"type": "object"}
-    return Tool(name, description or "", schema, bool(strict))
+    return definitions.tool(
+        name, description, parameters, bool(strict), field=field, schema_field=schema_field
+    )
 
 
 def tools_of(

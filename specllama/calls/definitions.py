@@ -1,0 +1,129 @@
+"""Tools and conversations as plain data in the form of the OpenAI API, checked. Knows no requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specllama.calls.tools import Choice, Tool, Tools
+from specllama.errors import UsageError
+
+MAX_NAME = 128
+_NAME = re.compile(rf"[\w.:/@-]{{1,{MAX_NAME}}}")
+
+
+def tool(
+    name: Any,
+    description: Any = None,
+    parameters: Any = None,
+    strict: bool = False,
+    *,
+    field: str = "tool",
+    schema_field: str = "parameters",
+) -> Tool:
+    """A tool. No parameters, None and {} all mean that it takes none.
+
+    field: its path, for errors; schema_field: the name of the parameters there. Raises UsageError, whose
+    `details["param"]` names the part at fault.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _refused(
+            f"must have 1 to {MAX_NAME} letters, digits and _.:/@-, not {str(name)[:80]!r}", f"{field}.name"
+        )
+    if not isinstance(description, (str, type(None))):
+        raise _refused("must be a text", f"{field}.description")
+    if not isinstance(parameters, (Mapping, type(None))):
+        raise _refused("must be a JSON schema", f"{field}.{schema_field}")
+    schema = dict(parameters or {})
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise _refused(
+            f"must be the schema of an object: its type is {str(kind)[:80]!r}", f"{field}.{schema_field}"
+        )
+    return Tool(name, description or "", schema | {"type": "object"} if schema else {}, strict)
+
+
+def tools(
+    given: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] = "auto",
+    parallel: bool = True,
+) -> Tools | None:
+    """Tools as [{"type": "function", "function": {"name": …, "description": …, "parameters": …}}], and
+    "auto", "none", "required" or {"type": "function", "function": {"name": …}}; None where there are no
+    tools. Raises UsageError.
+    """
+    if not isinstance(given, (Sequence, type(None))) or isinstance(given, str):
+        raise UsageError(f"tools must be a list of dicts, not {type(given).__name__}")
+    found = [_tool(one, i) for i, one in enumerate(given or ())]
+    names = [one.name for one in found]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"there are two tools {doubled!r}")
+    wanted: Sequence[str] = ()
+    mode: Choice = "auto"
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        wanted = [str(function.get("name"))] if isinstance(function, Mapping) else []
+        if choice.get("type") != "function" or not set(wanted) & set(names):
+            shown = ", ".join(names) or "none"
+            raise UsageError(f"tool_choice must name one of the tools, which are {shown}")
+        mode = "required"
+    elif choice in ("auto", "none", "required"):
+        mode = choice  # type: ignore[assignment]
+    else:
+        raise UsageError(f'tool_choice must be "auto", "none", "required" or a dict, not {choice!r}')
+    if not found and mode == "required":
+        raise UsageError("tool_choice needs tools")
+    return Tools(found, mode, tuple(wanted), parallel) if found else None
+
+
+def parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A copy of messages in which the arguments of calls are objects. Raises UsageError for those that are no
+    JSON object.
+    """
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _tool(given: Any, i: int) -> Tool:
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or given.get("type", "function") != "function":
+        raise UsageError(f'tools[{i}] must be {{"type": "function", "function": {{"name": …}}}}')
+    return tool(
+        function.get("name"),
+        function.get("description"),
+        function.get("parameters"),
+        bool(function.get("strict")),
+        field=f"tools[{i}].function",
+    )
+
+
+def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise UsageError(f"{field}.tool_calls must be a list")
+    return {
+        **message,
+        "tool_calls": [_call(call, f"{field}.tool_calls[{i}]") for i, call in enumerate(calls)],
+    }
+
+
+def _call(call: Any, field: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UsageError(f'{field} must be {{"id": …, "function": {{"name": …, "arguments": …}}}}')
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise UsageError(f"{field}.function.arguments are no JSON: {arguments[:80]!r}") from None
+    if not isinstance(arguments, Mapping):
+        raise UsageError(f"{field}.function.arguments must be a JSON object")
+    return {"type": "function", **call, "function": {**function, "arguments": dict(arguments)}}
+
+
+def _refused(problem: str, part: str) -> UsageError:
+    return UsageError(f"{part} {problem}", details={"param": part})
