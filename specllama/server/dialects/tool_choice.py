@@ -36,11 +36,14 @@ def tool_of(
     schema_field: str = "parameters",
 ) -> Tool:
     """A tool that a request defines. field: path of the object that has the name, "tools[0].function".
-    Raises UsageError.
+    Raises FieldError.
     """
-    return definitions.tool(
-        name, description, parameters, bool(strict), field=field, schema_field=schema_field
-    )
+    try:
+        return definitions.tool(
+            name, description, parameters, bool(strict), field=field, schema_field=schema_field
+        )
+    except UsageError as error:
+        raise FieldError(error.message, error.details["param"]) from None
 
 
 def tools_of(
