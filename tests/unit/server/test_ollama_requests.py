@@ -115,6 +115,15 @@ class TestFields:
         assert chat(logprobs=True, top_logprobs=3).params["logprobs"] == 3
         assert "logprobs" not in chat(top_logprobs=0).params
 
+    def test_what_programs_in_go_send_too(self) -> None:
+        """Their empty values are part of every request."""
+        more = {"format": None, "options": None, "tools": None, "keep_alive": "5m0s", "think": None}
+        sent = {**more, "_debug_render_only": False, "truncate": True, "shift": True}
+        messages = [{**ASKED[0], "images": None, "tool_calls": None, "thinking": "", "tool_name": ""}]
+        assert chat(messages=messages, **sent).messages == ASKED
+        empty = {"suffix": "", "system": "", "template": "", "context": None, "images": None, "raw": False}
+        assert generate(**sent, **empty).messages == ASKED
+
     def test_speculation(self) -> None:
         found = chat(speculation={"enabled": False, "max": 3})
         assert (found.speculate, found.draft_max) == (False, 3)
@@ -290,6 +299,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"options": {"tfs_z": 0.5}}, "options.tfs_z"),
     ({"options": {"typical_p": 0.5}}, "options.typical_p"),
     ({"speculation": {"trace": True}}, "speculation.trace"),
+    ({"_debug_render_only": True}, "_debug_render_only"),
 ]  # fmt: skip
 
 

@@ -93,6 +93,7 @@ class OllamaRequest(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     truncate: bool | None = None
     shift: bool | None = None
+    debug_render_only: Literal[False] = Field(False, alias="_debug_render_only")
     speculation: Speculation = Speculation()
 
     @property
