@@ -1,4 +1,4 @@
-"""The first request of a Codex session, in the form in which version 0.15x sends it."""
+"""The first request of a Codex session: that of version 0.169, shortened, with what earlier ones send."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 
 def codex_request(model: str) -> dict[str, Any]:
-    """Namespaces for MCP servers, hosted and custom tools, reasoning without content, nulls."""
+    """Namespaces of tools, hosted and custom tools, reasoning without content, nulls."""
     return {
         "model": model,
+        "stream": True,
         "instructions": "You are a coding agent.",
         "input": [
-            _said("developer", "<permissions>"),
+            _said("developer", "<skills_instructions>", "<permissions instructions>"),
             _said("user", "<environment_context>"),
             _said("user", "list the files"),
             {"type": "reasoning", "summary": [], "encrypted_content": None},
@@ -38,17 +39,18 @@ def codex_request(model: str) -> dict[str, Any]:
         "tool_choice": "auto",
         "parallel_tool_calls": True,
         "reasoning": None,
+        "service_tier": None,
         "store": False,
-        "stream": True,
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "0199",
         "text": {"verbosity": "low"},
-        "client_metadata": {"x-codex-installation-id": "i"},
+        "client_metadata": {"session_id": "0199", "x-codex-turn-metadata": '{"sandbox":"seccomp"}'},
     }
 
 
-def _said(role: str, text: str) -> dict[str, Any]:
-    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+def _said(role: str, *texts: str) -> dict[str, Any]:
+    content = [{"type": "input_text", "text": text} for text in texts]
+    return {"type": "message", "id": f"msg_{len(texts[0])}", "role": role, "content": content}
 
 
 def _function(name: str, *parameters: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class TestMessages:
     @pytest.mark.parametrize("type_", [{}, {"type": "message"}, {"type": None}])
     @pytest.mark.parametrize(
         ("role", "shown"),
-        [("user", "user"), ("system", "system"), ("developer", "system"), ("assistant", "assistant")],
+        [("user", "user"), ("assistant", "assistant"), ("system", "system"), ("developer", "system")],
     )
     @pytest.mark.parametrize(
         ("content", "text"),
@@ -71,13 +71,13 @@ class TestMessages:
     )
     def test_messages(self, type_, role, shown, content, text) -> None:
         item = {**type_, "role": role, "content": content, "id": "msg_1", "status": "completed", "phase": "x"}
-        assert messages(USER, item)[1] == {"role": shown, "content": text}
+        assert messages(item, USER)[0] == {"role": shown, "content": text}
 
-    def test_the_systems_messages_at_the_beginning_are_one(self) -> None:
+    def test_the_systems_messages_at_the_beginning_are_one_and_later_ones_the_users(self) -> None:
         developer = {"role": "developer", "content": "b"}
         found = messages(developer, USER, developer, instructions="a")
         assert found[0] == {"role": "system", "content": "a\n\nb"}
-        assert [message["role"] for message in found] == ["system", "user", "system"]
+        assert found[1:] == [USER, {"role": "user", "content": "<system>\nb\n</system>"}]
 
     def test_calls_that_follow_each_other_are_one_turn(self) -> None:
         second = CALL | {"call_id": "c2", "id": "fc_2", "status": "completed"}
@@ -366,7 +366,10 @@ def test_refusals(fields: dict[str, Any], param: str, needle: str) -> None:
 def test_a_first_request_of_codex() -> None:
     found = checked(ResponsesRequest, codex_request("m")).generation({}, {})
     assert found.messages == [
-        {"role": "system", "content": "You are a coding agent.\n\n<permissions>"},
+        {
+            "role": "system",
+            "content": "You are a coding agent.\n\n<skills_instructions>\n<permissions instructions>",
+        },
         {"role": "user", "content": "<environment_context>"},
         {"role": "user", "content": "list the files"},
     ]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from specllama.server.dialects.fields import AtMost, Body, FieldError
+from specllama.server.dialects.instructions import between_turns
 from specllama.server.http.body import MAX_TEXTS
 
 MAX_BLOCKS, MAX_ARGUMENTS, MAX_ID = 4096, 4096, 256
@@ -59,12 +60,10 @@ class MessageTurn(LenientBody):
     def for_template(self, path: str) -> list[dict[str, Any]]:
         """The messages for the chat template: the results of tools come before the text. Raises FieldError.
 
-        path: of this message in the body. Instructions are marked and said by the user: few templates take
-        system messages after the first one.
+        path: of this message in the body.
         """
         if self.role == "system":
-            text = joined(self.content, f"{path}.content")
-            return [{"role": "user", "content": f"<system>\n{text}\n</system>"}]
+            return [between_turns(joined(self.content, f"{path}.content"))]
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         read = _assistant if self.role == "assistant" else _user

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from specllama.server.dialects.fields import AtMost, FieldError, OpenBody
+from specllama.server.dialects.instructions import between_turns
 from specllama.server.dialects.openai.responses.tools import flat_name
 from specllama.server.dialects.tool_choice import CallArguments, Name, name_results
 
@@ -118,6 +119,9 @@ class _Conversation:
     def add(self, role: str, text: str) -> None:
         if role == "system" and len(self.turns) == 1 and self.turns[0].role == "system":
             self.turns[0].texts.append(text)
+        elif role == "system" and self.turns:
+            message = between_turns(text)
+            self.turns.append(_Turn(message["role"], [message["content"]]))
         else:
             self.turns.append(_Turn(role, [text]))
 
