@@ -119,3 +119,18 @@ def name_results(messages: Iterable[dict[str, Any]]) -> None:
             names[call["id"]] = call["function"]["name"]
         if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names:
             message["name"] = names[message["tool_call_id"]]
+
+
+def order_results(messages: list[dict[str, Any]]) -> None:
+    """Put the results of a turn into the order of its calls: many templates show no ids, and clients send
+    the results in the order in which they arrived. messages: as chat templates read them.
+    """
+    order: dict[str, int] = {}
+    for i, message in enumerate(messages):
+        if message["role"] != "tool":
+            order = {call["id"]: n for n, call in enumerate(message.get("tool_calls") or ())}
+        elif messages[i - 1]["role"] != "tool":
+            end = next((j for j in range(i, len(messages)) if messages[j]["role"] != "tool"), len(messages))
+            messages[i:end] = sorted(
+                messages[i:end], key=lambda found: order.get(found.get("tool_call_id", ""), len(order))
+            )

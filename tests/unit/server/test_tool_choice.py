@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from specllama.calls.tools import Tool, Tools
 from specllama.server.dialects.fields import FieldError
-from specllama.server.dialects.tool_choice import CallArguments, name_results, tool_of, tools_of
+from specllama.server.dialects.tool_choice import (
+    CallArguments,
+    name_results,
+    order_results,
+    tool_of,
+    tools_of,
+)
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES
 
 F, G = (tool_of(name, None, None, field="tools[0]") for name in "fg")
@@ -116,3 +123,30 @@ def test_results_get_the_names_of_their_tools() -> None:
     ]
     name_results(messages)
     assert [message.get("name") for message in messages] == [None, "f", "own", None]
+
+
+def test_results_get_the_order_of_their_calls() -> None:
+    """As Claude Code sends them: the first one to end comes first."""
+
+    def called(*ids: str) -> dict[str, Any]:
+        function = {"name": "f", "arguments": {}}
+        return {"role": "assistant", "tool_calls": [{"id": id_, "function": function} for id_ in ids]}
+
+    def result(id_: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": id_, "content": id_}
+
+    user = {"role": "user", "content": "x"}
+    messages = [
+        called("a", "b"),
+        *map(result, "xba"),
+        user,
+        called("c"),
+        called("d", "e"),
+        *map(result, "ed"),
+    ]
+    order_results(messages)
+    shown = "".join(m["tool_call_id"] if m["role"] == "tool" else "-" for m in messages)
+    assert shown == "-abx---de"
+    unrelated = [result("b"), result("a"), user]
+    order_results(unrelated)
+    assert [m["content"] for m in unrelated] == ["b", "a", "x"]

@@ -19,6 +19,7 @@ from specllama.server.dialects.tool_choice import (
     Name,
     Schema,
     name_results,
+    order_results,
     tool_of,
     tools_of,
 )
@@ -136,6 +137,7 @@ class PromptRequest(LenientBody):
                 else:
                     messages.append(one)
         name_results(messages)
+        order_results(messages)
         last = messages[-1]
         if last["role"] != "assistant":
             return messages, ""

@@ -25,8 +25,8 @@ from specllama.server.events import (
     TextEvent,
 )
 
-SIGNATURE = "c3BlY2xsYW1h"
-"""Of thinking blocks. Clients drop those without one; nobody checks it."""
+SIGNATURE = ""
+"""Of thinking blocks. Claude Code (2.1.197) sends those with an empty one back, and drops all others."""
 _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 
 
