@@ -316,6 +316,11 @@ def test_every_spelling_of_every_flag_is_accepted(shared: Command) -> None:
         assert result.json["seed"] == 1
 
 
+def test_more_gpus_than_there_are(shared: Command) -> None:
+    result = shared("run", "-p", "zip", "--tensor-parallel-size", "200")
+    assert_error(result, 8, "--tensor-parallel-size needs 200 GPUs, and ", "can be used", "specllama doctor")
+
+
 @pytest.mark.parametrize("flag", ["-ot", "-otd"])
 def test_tensors_are_put_where_a_pattern_says(shared: Command, flag: str) -> None:
     few = ("-p", "zip", "-n", "3", "--seed", "1", "--json")
