@@ -12,6 +12,7 @@ from specllama.cli.files import resolved
 from specllama.cli.progress import Progress
 from specllama.client.model_info import LoadInfo
 from specllama.config import build, defaults
+from specllama.config.options import OF_ONE_MODEL
 from specllama.errors import UsageError
 from specllama.server.settings import ServerSettings
 from specllama.text.template_variables import reasoning_variables
@@ -25,12 +26,6 @@ Examples:
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
 _MAX_KEY = 4096  # characters
-_OF_ONE_MODEL = frozenset(
-    (
-        "model", "hf_repo", "hf_repo_draft", "lora", "lora_scaled", "chat_template", "chat_template_file",
-        "override_tensor", "override_tensor_draft",
-    )
-)  # fmt: skip
 
 
 def serve(given: Mapping[str, Any]) -> int:
@@ -115,7 +110,7 @@ def _is_of_one_model(name: str, value: Any) -> bool:
     """Whether an option belongs to one model, which the server then holds alone."""
     if name == "draft_model":
         return value not in ("auto", "none")
-    return name in _OF_ONE_MODEL or name.startswith(("rope_", "yarn_"))
+    return name in OF_ONE_MODEL
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:

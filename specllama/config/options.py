@@ -490,6 +490,16 @@ USERS_ONLY = frozenset(
     )
 )  # fmt: skip
 """The others of STORED: each option is in one of the two sets."""
+OF_ONE_MODEL = frozenset(
+    (
+        "model", "hf_repo", "draft_model", "hf_repo_draft", "lora", "lora_scaled",
+        "chat_template", "chat_template_file", "tool_format", "spm_infill",
+        "rope_scaling", "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
+        "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
+        "override_tensor", "override_tensor_draft",
+    )
+)  # fmt: skip
+"""Those of STORED that make sense for one model alone: a server that has one of them loads no other model."""
 _BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from specllama.config import options, options_measuring
-from specllama.config.options import STORED, Option, as_argument, as_flag
+from specllama.config.options import OF_ONE_MODEL, STORED, Option, as_argument, as_flag
 from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import SpecllamaError, UsageError, option, spelled
 
@@ -70,3 +70,9 @@ def test_an_error_keeps_its_option_as_plain_data() -> None:
     assert (flags.message, flags.hint) == ("prompt 1: -cd must be less", "use -c 5")
     assert str(again) == "n_ctx_draft must be less\nuse n_ctx=5", "the original is unchanged"
     assert again.renamed("n_ctx").message == "n_ctx must be less"
+
+
+def test_options_of_one_model_exist() -> None:
+    assert set(STORED) >= OF_ONE_MODEL
+    rope = {name for name in STORED if name.startswith(("rope_", "yarn_"))}
+    assert rope < OF_ONE_MODEL
