@@ -324,7 +324,7 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "texts of words around the gap": _body(
             input_prefix="zip " * (_LONG // 9), input_suffix="zip " * (_LONG // 9), n_predict=1
         ),
-        "a text of one letter before the gap": _body(input_prefix="a" * _LONG, input_suffix=""),
+        "a text of one letter before the gap": _body(input_prefix="a" * _LONG, input_suffix="", n_predict=1),
         "other texts": _filled(
             '{"input_prefix":"","input_suffix":"","input_extra":[', '{"text":"a b"}', "]}"
         ),
@@ -333,7 +333,7 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         ),
         "wrong texts": _filled(_GAP + '"input_extra":[', '{"text":1}', "]}"),
         "times of a text": _body(
-            input_prefix="", input_suffix="", input_extra=[{"text": "", "time": [[]] * 16_000}]
+            input_prefix="", input_suffix="", n_predict=1, input_extra=[{"text": "", "time": [[]] * 16_000}]
         ),
         "a large text that the gap begins with": _body(input_prefix="", input_suffix="", prompt="<" * _LONG),
     },
