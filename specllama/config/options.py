@@ -81,7 +81,13 @@ PROMPT = table(
 )
 TEMPLATE = table(
     "Prompt",
-    row("chat_template", "--chat-template", str, "a Jinja template instead of the model's own", "TEXT"),
+    row(
+        "chat_template",
+        "--chat-template",
+        str,
+        "a Jinja template, or chatml, instead of the model's own",
+        "TEXT",
+    ),
     row("chat_template_file", "--chat-template-file", str, "the same from a file", "FILE"),
     row(
         "tool_format",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,6 +269,22 @@ def test_logprobs_are_those_of_plain_decoding(rule, n, seed, masked):
         best = sorted(range(N_VOCAB), key=lambda t: -row[t])[:n]
         assert [t for t, _ in found.top] == best
         assert [v for _, v in found.top] == pytest.approx([logs[t] for t in best], abs=1e-5)
+
+
+@given(params_strategy, st.integers(0, 99), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=40)
+def test_final_logprobs_are_those_of_plain_decoding(params, rule, seed, masked):
+    params = replace(params, logprobs=3)
+
+    def generate(policy: Policy):
+        mask = TableMask(N_VOCAB, legal_after(rule)) if masked else None
+        request = Request([5, 6, 7], params, seed, mask=mask, final_probs=True)
+        return run(engine_over(TableContext(N_VOCAB), policy), request)[0]
+
+    expected, got = generate(Fixed([], 0)), generate(Fixed(drafters("all"), 5))
+    assert got.logprobs == expected.logprobs
+    assert len(got.logprobs) == got.n_output
+    assert all(-math.inf < found.logprob <= 0 and len(found.top) <= 3 for found in got.logprobs)
 
 
 def test_logprobs_of_extreme_rows():
