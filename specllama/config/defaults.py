@@ -15,6 +15,7 @@ SOURCE_LABELS = {name: entry.label for name, entry in REGISTRY.items()}  # of dr
 DRAFT_MODEL = "auto"  # the known draft for the target, if it is on disk
 DRAFT_MAX: Literal["auto"] = "auto"  # decided by measured costs
 LAYERS: Literal["auto"] = "auto"  # all that fit, the target's first
+N_CTX_DEFAULT = 8192  # unless the model was trained on fewer tokens, or fewer fit
 N_BATCH, N_UBATCH = 2048, 512
 CACHE_TYPE = "f16"
 

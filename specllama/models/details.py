@@ -6,15 +6,17 @@ import os
 import threading
 from dataclasses import dataclass
 
+from specllama.calls.formats import choose
 from specllama.errors import SpecllamaError
+from specllama.text.reasoning import TAGS
 
 _MOST = 1024  # models whose details are kept
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """quant: as llama.cpp names it. template: the source of the chat template, "" without one. problem: why
-    the file cannot be used, "" if its header can be read.
+    """quant: as llama.cpp names it. template: the source of the chat template, "" without one; reasons:
+    whether it knows reasoning. problem: why the file cannot be used, "" if its header can be read.
     """
 
     architecture: str = ""
@@ -23,6 +25,7 @@ class ModelDetails:
     n_ctx_train: int = 0
     n_vocab: int = 0
     template: str = ""
+    reasons: bool = False
     problem: str = ""
 
 
@@ -53,13 +56,15 @@ def _read(path: str) -> ModelDetails:
 
     try:
         header = read_model(path)
+        template = header.chat_template or ""
         return ModelDetails(
             header.architecture,
             header.n_params,
             header.quant,
             header.n_ctx_train,
             header.n_vocab,
-            header.chat_template or "",
+            template,
+            any(tag in template for tag in TAGS) or choose(template).reasons,
         )
     except SpecllamaError as error:
         return ModelDetails(problem=error.message)

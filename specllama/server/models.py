@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from specllama.client.model_info import LoadInfo
-from specllama.errors import NotFoundError, SpecllamaError, UsageError
+from specllama.config.defaults import N_CTX_DEFAULT
+from specllama.errors import IntegrityError, NotFoundError, SpecllamaError, UsageError
 from specllama.models.catalogue import Catalogue, CatalogueModel, not_found, of_file, scan
 from specllama.models.details import DetailsReader, ModelDetails
 from specllama.models.resolve import Library
@@ -146,6 +147,14 @@ class ModelPool:
     async def details(self, model: CatalogueModel) -> ModelDetails:
         """What the header of a model on disk says."""
         return await asyncio.to_thread(self._details.of, model.path)
+
+    async def unloaded(self, service: Service) -> tuple[ModelDetails, int]:
+        """What the header of a model says, and the context that it would have. Raises IntegrityError."""
+        found = await self.details(service.model)
+        if found.problem:
+            raise IntegrityError(found.problem)
+        others = self.settings.others or self.settings.load
+        return found, others.target.n_ctx or min(found.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
 
     async def metrics(self, owner: str, name: str | None = None) -> bytes:
         """The figures that an owner may read, of all models or of one, in Prometheus' text format. Raises

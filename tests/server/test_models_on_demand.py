@@ -19,7 +19,7 @@ from tests.support.hub_cache import put
 from tests.support.serving import QUESTION, START, Reply, Server, first_event, rest
 
 PYDOC, TINY, OTHER, PAIR = "pydoc-target", "me/tiny:F32", "me/other:F32", "me/pair:Q4_0"
-BROKEN = "me/broken:Q8_0"
+BROKEN, SMALL = "me/broken:Q8_0", "me/small:Q4_0"
 MANIFEST = """
 [models.pair-8b]
 aliases = ["8B"]
@@ -107,7 +107,7 @@ class TestList:
         assert first["meta"]["n_ctx"] == 512
         assert found["first_id"] == PYDOC
         listed = {m["id"]: m for m in found["data"]}
-        assert {TINY, OTHER, PAIR, BROKEN, "me/small:Q4_0"} <= set(listed)
+        assert {TINY, OTHER, PAIR, BROKEN, SMALL} <= set(listed)
         assert listed[OTHER]["status"] == {"value": "unloaded"}
         assert listed[OTHER]["meta"]["size"] > 100_000
         away = listed["far-away"]["status"]
@@ -358,6 +358,15 @@ class TestOllama:
         assert (details["family"], details["quantization_level"]) == ("llama", "F32")
         assert found[OTHER]["size"] > 100_000
         assert found[BROKEN]["details"]["family"] == ""
+
+    def test_showing_a_model_does_not_load_it(self, both: Server) -> None:
+        """Copilot asks about each model in the list."""
+        n_engines = len(engines(both))
+        found = both.post("/api/show", {"model": SMALL}).json
+        assert found["capabilities"] == ["completion", "tools"]
+        assert found["model_info"]["llama.context_length"] == 512
+        assert found["details"]["quantization_level"] == "Q4_0"
+        assert (both.post("/api/show", {"model": BROKEN}).status, len(engines(both))) == (500, n_engines)
 
     def test_keep_alive(self, both: Server) -> None:
         def ask(**fields: Any) -> Any:

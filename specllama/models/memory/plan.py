@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import ResourceError, UsageError, option
 from specllama.gguf.header import Header
 from specllama.gguf.types import TYPE_BY_NAME
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
 
-N_CTX_DEFAULT = 8192  # unless the model was trained on fewer tokens, or fewer fit
 MIN_N_CTX = 512
 _DEFAULT_SHARE = 0.9  # of the available memory that a default context may use
 _DEVICE_RESERVE = 256 << 20  # bytes of each device left to its driver and other programs

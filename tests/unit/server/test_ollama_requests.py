@@ -326,7 +326,7 @@ class TestShapes:
     INFO = load_info(architecture="llama", n_layer=9, template="t", template_works=True)
 
     def test_show_has_what_copilot_reads(self) -> None:
-        found = shapes.show(self.INFO, 0, {"top_k": 3})
+        found = shapes.show("m", self.INFO, 4096, 0, {"top_k": 3})
         assert found["model_info"]["general.architecture"] == "llama"
         assert found["model_info"]["llama.context_length"] == 4096
         assert found["model_info"]["general.parameter_count"] == 10**9

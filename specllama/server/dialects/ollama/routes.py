@@ -55,8 +55,10 @@ async def running(api: ApiRequest) -> Response:
 async def show(api: ApiRequest) -> Response:
     body = await api.body(ShowRequest)
     await api.find_model(body.model or body.name or None)
-    info = await api.supervisor.load()
-    return JSONResponse(shapes.show(info, api.service.created, api.settings.sampling))
+    service, info = api.service, api.supervisor.loaded
+    found, n_ctx = (info, info.n_ctx) if info is not None else await api.models.unloaded(service)
+    modified = service.model.modified
+    return JSONResponse(shapes.show(service.name, found, n_ctx, modified, api.settings.sampling))
 
 
 async def chat(api: ApiRequest) -> Response:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.client.model_info import LoadInfo
+from specllama.core.sampling.params import SamplingParams
 from specllama.models.details import ModelDetails
 from specllama.server.dialects.ollama.writer import timestamp
 
@@ -34,38 +35,43 @@ def running(name: str, info: LoadInfo, expires_at: float | None) -> dict[str, An
     return _entry(name, info, info.file_bytes) | more
 
 
-def show(info: LoadInfo, created: int, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """One model. sampling: the server's own defaults, which take precedence over the model's.
+def show(
+    name: str, info: LoadInfo | ModelDetails, n_ctx: int, modified: float, sampling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One model, loaded or not. modified: seconds since the epoch. sampling: the server's own defaults, which
+    take precedence over the model's.
 
-    The context length is that of the server: clients size their prompts by it.
+    n_ctx: of the server, not of the training: clients size their prompts by it.
     """
-    arch = info.architecture or "unknown"
-    params = {name: sampling.get(name, getattr(info.sampling, name)) for name in _OPTIONS}
+    family, n_params, _ = _facts(info)
+    arch = family or "unknown"
+    own = info.sampling if isinstance(info, LoadInfo) else SamplingParams()
+    params = {name: sampling.get(name, getattr(own, name)) for name in _OPTIONS}
     return {
-        "modified_at": timestamp(created),
+        "modified_at": timestamp(modified),
         "template": info.template,
         "parameters": "\n".join(f"{name} {value}" for name, value in params.items()),
         "details": details(info),
         "model_info": {
             "general.architecture": arch,
-            "general.basename": info.target.name,
-            "general.parameter_count": info.target.params,
-            f"{arch}.context_length": info.n_ctx,
+            "general.basename": info.target.name if isinstance(info, LoadInfo) else name,
+            "general.parameter_count": n_params,
+            f"{arch}.context_length": n_ctx,
             f"{arch}.vocab_size": info.n_vocab,
         },
         "capabilities": capabilities(info),
     }
 
 
-def capabilities(info: LoadInfo) -> list[str]:
+def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     """What a model can do. Tools need no more than a chat template: without an own format for them, they
-    are described in a system message.
+    are described in a system message. Whether it fills gaps is known once it has been loaded.
     """
-    more = {
-        "tools": info.template_works,
-        "insert": info.infill,
-        "thinking": info.template_works and info.template_reasons,
-    }
+    if isinstance(info, LoadInfo):
+        works, reasons, fills = info.template_works, info.template_reasons, info.infill
+    else:
+        works, reasons, fills = bool(info.template), info.reasons, False
+    more = {"tools": works, "insert": fills, "thinking": works and reasons}
     return ["completion", *(name for name, has in more.items() if has)]
 
 
