@@ -30,6 +30,7 @@ from specllama.worker.prompts import Prompt, Prompts
 from specllama.worker.queries import answer_query, open_reasoning_tag
 
 Send = Callable[[protocol.Message], None]
+_PART_BYTES = 128  # that each part of a prompt counts for, since it is tokenised by itself
 _MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, no large query is accepted
 
 
@@ -94,6 +95,7 @@ class RequestIntake:
         or sends the error later.
         """
         received = time.perf_counter()
+        size += _PART_BYTES * len(message.parts or ())
         params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model))
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         biases = self._biases(params, message.text_biases)

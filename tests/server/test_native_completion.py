@@ -243,6 +243,8 @@ def test_progress(server: Server) -> None:
         ({"prompt": ["x"] * 65}, "prompt", "64 prompts"),
         ({"prompt": ["x"] * 64, "n_cmpl": 2}, "prompt", "64 answers"),
         ({"prompt": [1, {"prompt_string": "x"}]}, "prompt", "mixed with texts only"),
+        ({"prompt": [1, *["x"] * 257]}, "prompt", "at most 256 texts"),
+        ({"prompt": [1, *["x"] * 4096]}, "prompt", "at most 4096"),
         ({"prompt": [-1]}, "prompt[0]", "greater than or equal to 0"),
         (
             {"prompt": {"prompt_string": "x", "multimodal_data": ["aa"]}},

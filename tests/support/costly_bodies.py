@@ -193,9 +193,9 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
     },
     ("/completion", protocol.Generate): {
         "texts and ids": _filled('{"n_predict":1,"prompt":[', '7,"x"', "]}"),
-        "as many texts and ids as there may be": _body(prompt=[7, "zip " * 200] * 2048, n_predict=1),
-        "texts and ids that fit": _body(prompt=[7, "zip"] * 500, n_predict=1, n_cmpl=8),
-        "prompts of texts and ids": _body(prompt=[[7, "a"] * 500] * 64, n_predict=1),
+        "as many texts and ids as there may be": _body(prompt=[7, "zip " * 200] * 256, n_predict=1),
+        "texts and ids that fit": _body(prompt=[7, "zip"] * 256, n_predict=1, n_cmpl=8),
+        "prompts of texts and ids": _body(prompt=[[7, "a"] * 256] * 64, n_predict=1),
         "nested prompts": _filled('{"prompt":[', '{"prompt_string":[[1]]}', "]}"),
         "biases of texts": _body(
             prompt="x", n_predict=1, logit_bias={f"{i:064}a"[1:]: 1 for i in range(128)}

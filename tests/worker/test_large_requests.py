@@ -38,6 +38,14 @@ class Threaded(Front):
         self.core.handle(message, size)
         return self.rest()
 
+    def sent_at_once(self, parts: list[str | list[int]]) -> m.Message | None:
+        """The first message about a small request, None where it is prepared in the thread."""
+        self.messages.clear()
+        self.core.handle(m.Generate(1, parts=parts, params=OF_ONE), 100)
+        first = self.messages[0] if self.messages else None
+        self.rest()
+        return first
+
     def rest(self) -> list[m.Message]:
         ends = time.monotonic() + SOON
         while self.core.busy:
@@ -94,6 +102,8 @@ class TestRefused:
             m.Generate(1, prompt=long),
             m.Generate(1, messages=said),
             m.Generate(1, ids=[5] * N_CTX),
+            m.Generate(1, parts=["x", [5] * N_CTX]),
+            m.Generate(1, parts=[long[1:], [5], "é"]),
             m.Tokenize(1, long),
             m.Render(1, said),
         ):
@@ -206,3 +216,41 @@ class TestAnswers:
         assert isinstance(found[1], m.Tokenized)
         assert isinstance(found[2], m.Failed)
         assert found[2].error["kind"] == "BusyError"
+
+
+class TestParts:
+    """Prompts of texts and ids in turn."""
+
+    def test_each_text_is_tokenised_by_itself(self, one: Threaded, calls: list[str]) -> None:
+        parts: list[str | list[int]] = ["def", [7, 8], " read"]
+        started = next(s for s in self.sent(one, parts, show_prompt=True) if isinstance(s, m.Started))
+        assert calls == ["def", " read"]
+        assert one.core.loaded is not None
+        model = one.core.loaded.model
+        ids = [*model.tokenize("def", model.adds_bos, True), 7, 8, *model.tokenize(" read", False, True)]
+        assert started.n_prompt == len(ids)
+        (shown,) = one.send(m.Detokenize(1, ids))
+        assert isinstance(shown, m.Detokenized)
+        assert started.prompt == shown.text
+
+    def test_many_are_prepared_in_the_thread(self, one: Threaded) -> None:
+        assert isinstance(one.sent_at_once(["x"] * 10), m.Started)
+        assert one.sent_at_once(["x"] * 250) is None
+
+    def test_ids_of_another_vocabulary(self, one: Threaded) -> None:
+        (failed,) = self.sent(one, ["x", [1 << 20]])
+        assert isinstance(failed, m.Failed)
+        assert failed.error["message"].startswith("token ids must be from 0 to")
+
+    def sent(self, one: Threaded, parts: list[str | list[int]], **more: Any) -> list[m.Message]:
+        return one.send(m.Generate(1, parts=parts, params=OF_ONE, **more), size=100)
+
+
+def test_biases_of_texts(one: Threaded) -> None:
+    assert one.core.loaded is not None
+    ids = one.core.loaded.model.tokenize(" read", False, False)
+    biases = {" read": -3.0}
+    message = m.Generate(1, prompt="x", params={**OF_ONE, "logit_bias": {ids[0]: 2.0}}, text_biases=biases)
+    started = one.send(message)[0]
+    assert isinstance(started, m.Started)
+    assert started.params.logit_bias == dict.fromkeys(ids, -3.0) | {ids[0]: 2.0}

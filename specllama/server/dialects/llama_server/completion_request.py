@@ -20,7 +20,8 @@ from specllama.server.dialects.fields import (
 from specllama.server.dialects.openai.completions_request import MAX_CHOICES, MAX_PROMPTS, Ids
 from specllama.server.dialects.openai.sampling_fields import MAX_N, MAX_TOP, SamplingFields
 
-MAX_PARTS, MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 4096, 64, 128
+MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
+MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128
 _MAX_SHOWN = 32  # fields without effect that an answer names
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Mixed = Ids | Annotated[list[str | Id], AtMost(MAX_PARTS, 1)]
@@ -139,6 +140,8 @@ class NativeRequest(SamplingFields):
         for one in prompts:
             if isinstance(one, list) and not all(isinstance(item, (int, str)) for item in one):
                 raise FieldError("prompt: ids can be mixed with texts only", "prompt")
+            if isinstance(one, list) and sum(isinstance(item, str) for item in one) > MAX_TEXTS:
+                raise FieldError(f"prompt: at most {MAX_TEXTS} texts among ids", "prompt")
         return prompts
 
 
