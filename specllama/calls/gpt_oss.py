@@ -18,7 +18,7 @@ from specllama.calls import schema as schemas
 from specllama.calls.format import AnswerShape
 from specllama.calls.framed import WrittenFormat
 from specllama.calls.history import one_call_each
-from specllama.calls.lark import MAX_THOUGHT, Lark
+from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.tools import Tools
@@ -56,9 +56,9 @@ class GptOss(WrittenFormat):
     def grammar(self, tools: Tools, shape: AnswerShape) -> str:
         lark = Lark(shape)
         capped = tools.choice == "required"
-        any_text = lark.terminal(rf"/(.|\n){{0,{MAX_THOUGHT // _MAX_THOUGHTS}}}/") if capped else "TEXT"
         start, message = lark.text(_CHANNEL), lark.text(_MESSAGE)
-        ending = f"{lark.until(_END, any_text)} {lark.text(_NEXT[len(_END) :])}"
+        text = lark.capped(_END, MAX_PARTS // _MAX_THOUGHTS) if capped else lark.until(_END)
+        ending = f"{text} {lark.text(_NEXT[len(_END) :])}"
         thought = lark.rule(f'{start} "analysis" {message} {ending}')
         spoken = lark.rule(f'{start} "commentary" {message} {ending}')
         final = lark.rule(f'{start} "final" {self._kind(lark)} {message} {shape.text or "TEXT"}')

@@ -12,8 +12,9 @@ from specllama.calls.format import AnswerShape
 
 NEWLINE = "\1"
 """In the texts of formats: a line may end here or not."""
-MAX_THOUGHT = 16_000  # characters of reasoning before a call that is required
+MAX_PARTS = 200  # of the reasoning before a call that is required: sentences and lines
 _ANY = r"(.|\n)"
+_ENDS = r"\n.!?"  # of a part; to count characters instead would take llguidance a millisecond a token
 
 
 class Lark:
@@ -58,6 +59,11 @@ class Lark:
             return f"{self.terminal(f'{terminal} {literal(head)}')} {self.text(first + tail)}"
         return self.rule(f"{terminal} {literal(marker)}", lazy=True)
 
+    def capped(self, marker: str, most: int = MAX_PARTS) -> str:
+        """Items that match a text of at most so many parts, and the marker that ends it."""
+        part, rest = self.terminal(f"/[^{_ENDS}]*[{_ENDS}]/"), self.terminal(f"/[^{_ENDS}]*/")
+        return f"{part}{{0,{most}}} {self.until(marker, rest)}"
+
     def rule(self, body: str, lazy: bool = False) -> str:
         """The name of a rule with this body."""
         key = f"{'[lazy]' if lazy else ''}: {body}"
@@ -93,7 +99,7 @@ class Lark:
 
     def answer(self, body: str, capped: bool, own: tuple[str, str] | None = None) -> str:
         """The grammar of an answer: reasoning, if the model writes any, then the items `body`. capped:
-        whether the reasoning ends after MAX_THOUGHT characters, so that the body comes. own: the tags of
+        whether the reasoning ends after MAX_PARTS parts, so that the body comes. own: the tags of
         reasoning in the format, where the shape has none.
         """
         start = f"{self._reasoning(capped, own)} {self.rule(body)}".strip()
@@ -103,9 +109,8 @@ class Lark:
         if (tags := self.shape.reasoning or own) is None:
             return ""
         opening, closing = tags
-        thought = self.terminal(f"/{_ANY}{{0,{MAX_THOUGHT}}}/") if capped else "TEXT"
         blank = self.terminal(r"/[ \n]{0,4}/")
-        ending = f"{self.until(closing, thought)} {blank}"
+        ending = f"{self.capped(closing) if capped else self.until(closing)} {blank}"
         return ending if self.shape.opened else f"({blank} {self.text(opening)} {ending})?"
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.calls.lark import Lark
-from specllama.calls.schema import MAX_DEPTH, Types, json_text, parameters
+from specllama.calls.schema import json_text
+from specllama.calls.schema_types import MAX_DEPTH, Types, parameters
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 

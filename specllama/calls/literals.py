@@ -15,7 +15,7 @@ from specllama.calls.lark import Lark
 from specllama.calls.literal_syntax import LiteralRules, Syntax, pairs_text
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import BLANKS, Scanner, Steps
-from specllama.calls.schema import MAX_DEPTH, type_name
+from specllama.calls.schema_types import MAX_DEPTH, type_name
 from specllama.calls.tools import Tool
 from specllama.text.detokenizer import SHOWN
 

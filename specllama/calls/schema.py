@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specllama.calls.schema_types import MAX_DEPTH
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import Note, UsageError, warning
 
-MAX_BYTES, MAX_DEPTH, MAX_PARTS = 64 * 1024, 32, 1_500  # of one schema
+MAX_BYTES, MAX_PARTS = 64 * 1024, 1_500  # of one schema
 MAX_ALL_BYTES, MAX_ALL_PARTS = 40 * 1024, 2_500  # of the schemas of a request together
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -34,6 +35,8 @@ _NO_CONSTRAINT = frozenset(
     )
 )  # fmt: skip
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_BOUNDS = frozenset(("minimum", "maximum"))
+_TYPES = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
 _DATA = frozenset(("enum", "const", "required", "dependentRequired"))
 
 
@@ -52,17 +55,21 @@ def arguments(tools: Tools) -> list[Arguments]:
     """The arguments of the tools that may be called, in order. Raises UsageError for a schema of a strict
     tool that cannot be used.
     """
-    found, n_bytes, n_parts = list[Arguments](), 0, 0
+    found, sizes = list[Arguments](), dict[str, int]()  # of schemas by their texts
     for tool in tools.allowed:
-        one = _arguments(tool)
-        if one.schema is not ANY_OBJECT:
-            text = json.dumps(one.schema)
-            _, parts = shape(one.schema)
-            if n_bytes + len(text) > MAX_ALL_BYTES or n_parts + parts > MAX_ALL_PARTS:
-                one = _without_schema(tool, "the schemas of all tools together are too large")
-            else:
-                n_bytes, n_parts = n_bytes + len(text), n_parts + parts
-        found.append(one)
+        if not tool.parameters:
+            found.append(Arguments(tool, NO_ARGUMENTS))
+            continue
+        schema, text, n_parts, problem = _bounded(tool)
+        if not text:
+            found.append(_without_schema(tool, problem))
+        elif text not in sizes and (
+            sum(map(len, sizes)) + len(text) > MAX_ALL_BYTES or sum(sizes.values()) + n_parts > MAX_ALL_PARTS
+        ):
+            found.append(_without_schema(tool, "the schemas of all tools together are too large"))
+        else:
+            sizes[text] = n_parts
+            found.append(_usable(tool, schema, text))
     return found
 
 
@@ -100,21 +107,24 @@ def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
     return json_text(found, lenient=False)
 
 
-def _arguments(tool: Tool) -> Arguments:
-    if not tool.parameters:
-        return Arguments(tool, NO_ARGUMENTS)
+def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
+    """(A tool's schema; as text; its objects and lists; "") or, where it is too large, nothing and why."""
     deepest, n_parts = shape(tool.parameters)
     if deepest > MAX_DEPTH:
-        return _without_schema(tool, f"it is nested deeper than {MAX_DEPTH} levels")
+        return {}, "", 0, f"it is nested deeper than {MAX_DEPTH} levels"
     if n_parts > MAX_PARTS:
-        return _without_schema(tool, f"it has more than {MAX_PARTS} objects and lists")
+        return {}, "", 0, f"it has more than {MAX_PARTS} objects and lists"
     schema = constraints(tool.parameters)
     if tool.strict and "properties" in schema:
         schema.setdefault("additionalProperties", False)
     text = json.dumps(schema)
     if len(text) > MAX_BYTES:
-        return _without_schema(tool, f"it has more than {MAX_BYTES} bytes")
-    problem, usable = _checked(text)
+        return {}, "", 0, f"it has more than {MAX_BYTES} bytes"
+    return schema, text, shape(schema)[1], ""
+
+
+def _usable(tool: Tool, schema: dict[str, Any], text: str) -> Arguments:
+    problem, usable = ("", True) if _is_plain(schema) else _checked(text)
     if problem and (tool.strict or not usable):
         return _without_schema(tool, problem)
     return Arguments(tool, schema, problem)
@@ -125,6 +135,33 @@ def _without_schema(tool: Tool, problem: str) -> Arguments:
         message = f"the schema of the tool {tool.name!r} cannot be used: {problem}"
         raise UsageError(message, details={"param": "tools"})
     return Arguments(tool, ANY_OBJECT, problem)
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether a schema has nothing but what llguidance is known to support; it takes a millisecond to ask."""
+    if not isinstance(schema, Mapping):
+        return False
+    for keyword, value in schema.items():
+        if keyword == "type":
+            kinds = value if isinstance(value, list) else [value]
+            known = bool(kinds) and all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
+        elif keyword in _BOUNDS:
+            known = isinstance(value, (int, float)) and not isinstance(value, bool)
+        elif keyword == "properties":
+            known = isinstance(value, Mapping) and all(map(_is_plain, value.values()))
+        elif keyword in ("items", "additionalProperties"):
+            known = isinstance(value, bool) if keyword == "additionalProperties" else _is_plain(value)
+        elif keyword == "enum":
+            known = isinstance(value, list) and bool(value) and all(map(_is_text, value))
+        else:
+            known = keyword == "required" and isinstance(value, list) and all(map(_is_text, value))
+        if not known:
+            return False
+    return True
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 @functools.lru_cache(maxsize=512)
@@ -174,100 +211,6 @@ def constraints(schema: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[keyword] = value
     return found
-
-
-class Types:
-    """Which types the values of a schema have. root: the schema in which references are looked up."""
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-
-    def resolved(self, schema: Any) -> Mapping[str, Any]:
-        """A schema with its reference followed; {} for one that cannot be followed."""
-        for _ in range(8):
-            if not isinstance(schema, Mapping):
-                return {}
-            ref = schema.get("$ref")
-            if not isinstance(ref, str):
-                return schema
-            schema = self._at(ref)
-        return {}
-
-    def of(self, schema: Any, depth: int = 0) -> frozenset[str] | None:
-        """Names of types; "number" includes integers. None: not known."""
-        schema = self.resolved(schema)
-        if depth > MAX_DEPTH:
-            return None
-        kind = schema.get("type")
-        if isinstance(kind, str):
-            return frozenset((kind,))
-        if isinstance(kind, list):
-            return frozenset(map(str, kind))
-        if isinstance(values := schema.get("enum"), list) and values:
-            return frozenset(map(type_name, values))
-        if "const" in schema:
-            return frozenset((type_name(schema["const"]),))
-        for keyword in ("anyOf", "oneOf"):
-            if isinstance(options := schema.get(keyword), list) and options:
-                found = [self.of(option, depth + 1) for option in options]
-                return None if None in found else frozenset[str]().union(*[f for f in found if f])
-        if isinstance(schema.get("properties"), Mapping):
-            return frozenset(("object",))
-        return None
-
-    def _at(self, ref: str) -> Any:
-        if not ref.startswith("#"):
-            return {}
-        found: Any = self._root
-        for name in ref[1:].split("/")[1:]:
-            if not isinstance(found, Mapping):
-                return {}
-            found = found.get(name.replace("~1", "/").replace("~0", "~"))
-        return found
-
-
-def type_name(value: Any) -> str:
-    """The name of a value's type in schemas."""
-    if value is None:
-        return "null"
-    names = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array", dict: "object"}
-    return names.get(type(value), "string")
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """A tool's arguments one by one. required: names. more: whether there may be others too."""
-
-    schemas: Mapping[str, Any]
-    required: frozenset[str]
-    more: bool
-
-
-def parameters(schema: Mapping[str, Any]) -> Parameters:
-    """The parameters of an object's schema; any for one that is not made of properties."""
-    schema = Types(schema).resolved(schema)
-    properties = schema.get("properties")
-    required = schema.get("required")
-    names = frozenset(map(str, required)) if isinstance(required, list) else frozenset[str]()
-    if not isinstance(properties, Mapping):
-        open_ended = schema.get("additionalProperties") is not False
-        return Parameters({name: {} for name in sorted(names)}, names, open_ended)
-    more = not properties and schema.get("additionalProperties") is not False
-    unknown: dict[str, Any] = {name: {} for name in sorted(names - set(properties))}
-    return Parameters({**properties, **unknown}, names, more)
-
-
-def embedded(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a schema as one of its own, with the definitions it may refer to."""
-    found = dict(schema) if isinstance(schema, Mapping) else {}
-    if "$ref" in json.dumps(found):
-        found |= {k: root[k] for k in ("$defs", "definitions") if k in root}
-    return found
-
-
-def of_type(types: frozenset[str] | None, *names: str) -> bool:
-    """Whether values may have one of these types."""
-    return types is None or bool(types & set(names))
 
 
 def bodies(arguments: Sequence[Arguments]) -> list[tuple[Mapping[str, Any], list[str]]]:

@@ -25,6 +25,7 @@ MAX_BYTES, MAX_DEPTH = 64 * 1024, 32  # of the text of a schema or grammar
 _KEPT = 16  # compiled grammars
 _MAX_ALTERNATIVES = 8_000  # at one position, such as the keys of a large object; llguidance's default: 2,000
 _MAX_SYMBOLS = 10_000  # of a compiled grammar; llguidance's default, 500,000, takes seconds
+_MAX_TOOL_SYMBOLS = 60_000  # of the grammar of tool calls, which calls/schema.py bounds
 _MAX_PARTS = 1_500  # objects and lists of a schema
 _TOOLS = "grammar of the tools"
 # The style of JSON that models were trained to write. Flexible whitespace could be endless, and is never
@@ -95,7 +96,8 @@ class Grammars:
     def _compile(self, source: str, what: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES, max_grammar_size=_MAX_SYMBOLS)
+        n_symbols = _MAX_TOOL_SYMBOLS if what == _TOOLS else _MAX_SYMBOLS
+        limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES, max_grammar_size=n_symbols)
         if self._tokenizer is None:
             self._tokenizer = grammar_tokenizer(self._model)
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)

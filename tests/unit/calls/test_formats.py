@@ -201,8 +201,9 @@ def test_reasoning_before_calls(form: WrittenFormat, as_tokens: bool) -> None:
     opened = grammar(form, Tools(TOOLS, "required"), tokens, reasoning=tags, opened=True)
     assert opened.accepts(f"hm\n</think>\n\n{written}")
     assert not opened.begins("hm\n</think>\n\nHello")
-    assert opened.begins("x" * 15_990)
-    assert not opened.begins("x" * 16_100)
+    assert opened.begins("So, x\n" * 200)
+    assert not opened.begins("So, x\n" * 201)
+    assert opened.forced("So, x\n" * 200) == ""
     closed = grammar(form, Tools(TOOLS, "required"), tokens, reasoning=tags)
     assert closed.accepts(f"<think>hm</think>{written}")
     assert closed.accepts(written)

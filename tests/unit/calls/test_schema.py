@@ -1,0 +1,186 @@
+"""Schemas of tools: what is not supported, too large or endless is said or left out, in bounded time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLParserLimits
+
+from specllama.calls.format import AnswerShape
+from specllama.calls.formats import named
+from specllama.calls.schema import ANY_OBJECT, answer_text, arguments, constraints, notes
+from specllama.calls.schema_types import Types, parameters
+from specllama.calls.tools import Tool, Tools
+from specllama.errors import UsageError
+from tests.support.tool_calls import grammar, read
+
+FORMATS = [named(name) for name in ("hermes", "qwen-xml", "gemma4", "pythonic", "gpt-oss", "llama3")]
+formats = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+
+
+def tool(schema: dict[str, Any], strict: bool = False) -> Tool:
+    return Tool("f", "", {"type": "object", **schema}, strict)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+TREE = {
+    "properties": {"root": {"$ref": "#/$defs/node"}},
+    "required": ["root"],
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "more": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["name"],
+        }
+    },
+}
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "a keyword": {"properties": {"a": {"type": "array", "uniqueItems": True}}},
+    "a format": {"properties": {"a": {"type": "string", "format": "nonsense"}}},
+    "not": {"not": {"required": ["a"]}},
+}
+UNUSABLE: dict[str, dict[str, Any]] = {
+    "a pattern": {"properties": {"a": {"type": "string", "pattern": "(?=x)"}}},
+    "a type": {"properties": {"a": {"type": "text"}}},
+    "a reference": {"properties": {"a": {"$ref": "http://example.com/x"}}},
+    "depth": nested(40),
+    "parts": {"properties": {f"p{i}": {"type": "string"} for i in range(1600)}},
+    "bytes": {"properties": {"a": {"enum": ["x" * 70_000]}}},
+}
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_what_is_not_supported_is_left_out(case: str) -> None:
+    one = tool(UNSUPPORTED[case])
+    (found,) = arguments(Tools([one]))
+    assert found.problem
+    assert found.schema is not ANY_OBJECT
+    (note,) = notes(Tools([one]))
+    assert "the tool f " in note.message
+    assert note.severity == "warning"
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_what_cannot_be_used_is_any_object(case: str) -> None:
+    (found,) = arguments(Tools([tool(UNUSABLE[case])]))
+    assert found.problem
+    assert found.schema is ANY_OBJECT
+    assert grammar(named("hermes"), Tools([tool(UNUSABLE[case])], "required")).accepts(
+        '<tool_call>\n{"name": "f", "arguments": {"b": [1]}}\n</tool_call>'
+    )
+
+
+@pytest.mark.parametrize("case", {**UNSUPPORTED, **UNUSABLE})
+@formats
+def test_strict_tools_are_refused(form: Any, case: str) -> None:
+    with pytest.raises(UsageError, match=r"^the schema of the tool 'f' cannot be used: ."):
+        form.grammar(Tools([tool({**UNSUPPORTED, **UNUSABLE}[case], strict=True)]), AnswerShape())
+
+
+def test_strict_takes_no_other_keys() -> None:
+    schema = {"properties": {"a": {"type": "integer"}}}
+    other = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    assert grammar(named("hermes"), Tools([tool(schema)])).accepts(other)
+    assert not grammar(named("hermes"), Tools([tool(schema, strict=True)])).accepts(other)
+
+
+@formats
+def test_recursive_schemas(form: Any) -> None:
+    value = {"root": {"name": "a", "more": [{"name": "b", "more": [{"name": "c"}]}, {"name": "d"}]}}
+    tools = Tools([tool(TREE)], "required")
+    written = form.write([("f", value)])
+    if form.name == "gemma4":  # keys in the order of the alphabet
+        assert written.index("more:") < written.index("name:")
+    assert grammar(form, tools).accepts(written)
+    assert read(form, tools, written) == ("", [("f", value)])
+    wrong = form.write([("f", {"root": {"more": []}})])
+    assert not grammar(form, tools).accepts(wrong)
+
+
+@formats
+def test_a_thousand_tools(form: Any) -> None:
+    """They compile within the limits of text/grammar.py; beyond those of all schemas any object goes."""
+    schema = {"properties": {f"p{i}": {"type": "string", "description": "x" * 200} for i in range(8)}}
+    tools = Tools(
+        [Tool(f"tool_{i:04}", "", {"type": "object", **schema, "$id": str(i)}) for i in range(1000)]
+    )
+    problems = {found.problem for found in arguments(tools)}
+    assert "the schemas of all tools together are too large" in problems
+    began = time.thread_time()
+    source = form.grammar(tools, AnswerShape())
+    limits = LLParserLimits(max_items_in_row=8_000, max_grammar_size=60_000)
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(source), limits=limits) == ""
+    assert time.thread_time() - began < 4
+    written = form.write([("tool_0999", {"p1": "x"})])
+    assert read(form, tools, written) == ("", [("tool_0999", {"p1": "x"})])
+
+
+def test_descriptions_are_no_constraints() -> None:
+    schema = {
+        "description": "x",
+        "properties": {
+            "description": {"type": "string", "title": "t"},
+            "default": {"enum": [{"title": "kept"}]},
+        },
+        "anyOf": [{"title": "x", "required": ["title"]}],
+        "default": {},
+    }
+    assert constraints(schema) == {
+        "properties": {"description": {"type": "string"}, "default": {"enum": [{"title": "kept"}]}},
+        "anyOf": [{"required": ["title"]}],
+    }
+
+
+def test_types() -> None:
+    types = Types({"$defs": {"a": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}, "a/b": {"const": 1}}})
+    for schema, expected in [
+        ({"type": "string"}, {"string"}),
+        ({"type": ["integer", "null"]}, {"integer", "null"}),
+        ({"$ref": "#/$defs/a"}, {"string"}),
+        ({"$ref": "#/$defs/a~1b"}, {"integer"}),
+        ({"enum": ["a", None, 1.5, True]}, {"string", "null", "number", "boolean"}),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/a~1b"}]}, {"string", "integer"}),
+        ({"properties": {}}, {"object"}),
+    ]:
+        assert types.of(schema) == expected
+    for unknown in (
+        {},
+        True,
+        {"$ref": "#/$defs/loop"},
+        {"$ref": "#/none"},
+        {"anyOf": [{}, {"type": "null"}]},
+    ):
+        assert types.of(unknown) is None
+
+
+def test_parameters_without_properties() -> None:
+    assert parameters({"type": "object"}).more
+    assert not parameters({"type": "object", "additionalProperties": False}).more
+    found = parameters({"properties": {"a": {}}, "required": ["a", "b"]})
+    assert (list(found.schemas), found.required, found.more) == (["a", "b"], {"a", "b"}, False)
+
+
+@pytest.mark.parametrize("schema", ["{", "3", "[" * 100_000, nested(40), UNUSABLE["parts"]], ids=range(5))
+def test_schemas_of_answers_that_cannot_be_used(schema: Any) -> None:
+    with pytest.raises(UsageError, match="JSON schema"):
+        answer_text(schema)
+
+
+@formats
+def test_any_arguments_of_a_tool_without_properties(form: Any) -> None:
+    tools = Tools([Tool("f", "", {"type": "object"})], "required")
+    value = {"a": 1, "b": "x y", "c": [True, None], "d": {"e": 1.5}}
+    written = form.write([("f", value)])
+    assert grammar(form, tools).accepts(written), written
+    assert read(form, tools, written) == ("", [("f", value)])
