@@ -34,7 +34,7 @@ class CalledFunction(OpenBody):
     arguments: str | Annotated[dict[str, Any], AtMost(_MAX_FIELDS)] | None = None
 
 
-class ToolCall(OpenBody):
+class MessageToolCall(OpenBody):
     """A call that an earlier answer made. Fields that are not named here come from streams and other servers,
     and have no effect.
     """
@@ -54,7 +54,7 @@ class Message(Body):
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: Annotated[list[ToolCall], AtMost(MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[MessageToolCall], AtMost(MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
     function_call: None = None
     annotations: Annotated[list[Any], AtMost(MAX_MESSAGES)] | None = None
@@ -85,7 +85,7 @@ class Message(Body):
         return {"role": role, "content": self.text} | {k: v for k, v in more.items() if v}
 
 
-def _call(call: ToolCall, field: str, arguments: CallArguments) -> dict[str, Any]:
+def _call(call: MessageToolCall, field: str, arguments: CallArguments) -> dict[str, Any]:
     parsed = arguments.parse(call.function.arguments, f"{field}.function.arguments")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": parsed}}
 
