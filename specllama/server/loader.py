@@ -79,20 +79,23 @@ class ModelLoader:
         for engine in self._engines.values():
             if engine.done():
                 engine.result()  # it runs until it is cancelled: this raises
-        leaving: list[Service] = []
-        if (wanted := self._wanted()) is not None:
+        wanted, leaving = self._wanted(), list[Service]()
+        if wanted is not None:
             try:
                 leaving = await self._must_leave(wanted)
-                if not any(service.residence.n_users for service in leaving):
-                    await self._replace(leaving, wanted)
-                    leaving = []
             except Exception as error:  # noqa: BLE001 - whatever it is, the other models go on
                 self._refuse(wanted, error)
+                wanted = None
         for service in self._engines:
             if service in leaving:
                 service.residence.close()
             elif not service.residence.is_open:
                 service.residence.open()
+        if wanted is not None and not any(service.residence.n_users for service in leaving):
+            try:
+                await self._replace(leaving, wanted)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._refuse(wanted, error)
         return await self._unload_idle()
 
     def _wanted(self) -> Service | None:

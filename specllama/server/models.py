@@ -168,14 +168,15 @@ class ModelPool:
         """Unload a model after so many seconds without use, None for never, until it is loaded again. Without
         effect on the one model of a server that holds it alone.
         """
-        if not self.pinned:
+        in_use = service.residence.state != "unloaded" or service.jobs
+        if not self.pinned and (seconds != 0 or in_use):
             service.residence.keep(None if seconds is None else min(seconds, _LONGEST))
 
     def unload(self, service: Service) -> None:
         """Unload a model as soon as nobody uses it. Raises UsageError if the server holds it alone."""
         if self.pinned:
             raise UsageError(f"this server holds {service.name} alone, and keeps it in memory")
-        service.residence.keep(0.0)
+        self.keep(service, 0.0)
 
     async def started(self) -> None:
         """Wait until the default model is in memory for the first time."""
@@ -201,6 +202,8 @@ class ModelPool:
             service = Service(self.settings, model, tuple(names), self._make(), self.admission)
             self._services[key] = service
             self._loader.add(service)
+            if not self.pinned:
+                service.supervisor.label = f"{service.name}: "
         return self._services[key]
 
     async def _rescan(self, seconds: float) -> None:

@@ -34,9 +34,10 @@ Answer = TypeVar(
 class Supervisor:
     """One engine process after another, while the model is in memory.
 
-    say: gets lines for the operator. log: where llama.cpp's log goes. residence: whether the model is in
-    memory. loaded: reported by the last engine, None before that; stays when the model is unloaded. restarts:
-    engine processes started after the end of another one; loads: those that have loaded the model.
+    say: gets lines for the operator. label: what they begin with. log: where llama.cpp's log goes. residence:
+    whether the model is in memory. loaded: reported by the last engine, None before that; stays when the
+    model is unloaded. restarts: engine processes started after the end of another one; loads: those that have
+    loaded the model.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Supervisor:
         self.settings, self.residence = settings, Residence()
         self.loaded: LoadInfo | None = None
         self.restarts = self.loads = 0
+        self.label = ""
         self._say, self._log, self._progress = say, log, progress
         self._client: LoopClient | None = None
         self._ready = asyncio.Event()
@@ -70,7 +72,7 @@ class Supervisor:
             delay = _DELAYS[min(in_a_row - 1, len(_DELAYS) - 1)]
             soon = f"in {delay:.0f} s" if delay else "now"
             why = " ".join(str(self._why).split()) if self._why else "the engine ended"
-            self._say(f"{why}; another one is started {soon}")
+            self._say(f"{self.label}{why}; another one is started {soon}")
             await asyncio.sleep(delay)
             self.restarts += 1
 

@@ -343,6 +343,9 @@ class TestIdle:
         assert OTHER in loaded(both)
         assert both.post("/models/unload", {"model": OTHER}).json == {"success": True}
         both.until(lambda: OTHER not in loaded(both))
+        assert both.post("/models/unload", {"model": OTHER}).json == {"success": True}
+        assert both.complete(model=OTHER, max_tokens=1).status == 200
+        assert OTHER in loaded(both), "nobody has asked to unload it since"
         assert both.post("/models/load", {"model": "far-away"}).status == 404
         assert both.post("/models/load", {"model": BROKEN}).status == 500
 
