@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specllama.calls.schema_form import fault
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import UsageError
 
@@ -22,10 +23,12 @@ def tool(
     *,
     field: str = "tool",
     schema_field: str = "parameters",
+    any_form: bool = False,
 ) -> Tool:
     """A tool. No parameters, None and {} all mean that it takes none.
 
-    field: its path, for errors; schema_field: the name of the parameters there. Raises UsageError, whose
+    field: its path, for errors; schema_field: the name of the parameters there. any_form: parts of the schema
+    that have not the form of one are accepted; they allow anything. Raises UsageError, whose
     `details["param"]` names the part at fault.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -42,6 +45,8 @@ def tool(
         raise _refused(
             f"must be the schema of an object: its type is {str(kind)[:80]!r}", f"{field}.{schema_field}"
         )
+    if not any_form and (found := fault(schema, f"{field}.{schema_field}")) is not None:
+        raise _refused(found[1], found[0])
     return Tool(name, description or "", schema | {"type": "object"} if schema else {}, strict)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.serving import Server
 
@@ -276,6 +276,8 @@ def langchain(api: Server) -> Any:
 
 class Forecast(BaseModel):
     """A forecast."""
+
+    model_config = ConfigDict(extra="forbid")
 
     city: Literal["Paris", "Rome"]
     days: int = Field(ge=1, le=3)

@@ -34,13 +34,20 @@ def tool_of(
     *,
     field: str,
     schema_field: str = "parameters",
+    any_form: bool = False,
 ) -> Tool:
     """A tool that a request defines. field: path of the object that has the name, "tools[0].function".
-    Raises FieldError.
+    any_form: as in definitions.tool. Raises FieldError.
     """
     try:
         return definitions.tool(
-            name, description, parameters, bool(strict), field=field, schema_field=schema_field
+            name,
+            description,
+            parameters,
+            bool(strict),
+            field=field,
+            schema_field=schema_field,
+            any_form=any_form,
         )
     except UsageError as error:
         raise FieldError(error.message, error.details["param"]) from None

@@ -124,6 +124,14 @@ def test_earlier_calls(content) -> None:
             },
             "tools[0].function.parameters",
         ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "g", "parameters": {"properties": {"a": "x"}}}}
+                ]
+            },
+            "tools[0].function.parameters.properties.a",
+        ),
         ({"tools": [F], "grammar": 'root ::= "a"'}, "grammar"),
         ({"tools": [F], "json_schema": {}}, "json_schema"),
         ({"functions": [{"name": "f"}]}, "functions"),

@@ -163,7 +163,14 @@ class OllamaChatRequest(OllamaRequest):
     def _allowed_tools(self) -> Tools | None:
         functions = [tool.function for tool in self.tools]
         tools = [
-            tool_of(f.name, f.description, f.parameters, f.strict, field=f"tools[{i}].function")
+            tool_of(
+                f.name,
+                f.description,
+                f.parameters,
+                f.strict,
+                field=f"tools[{i}].function",
+                any_form=True,  # Ollama looks at names and descriptions alone
+            )
             for i, f in enumerate(functions)
         ]
         if isinstance(self.tool_choice, OllamaToolChoice):

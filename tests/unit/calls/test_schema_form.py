@@ -1,0 +1,72 @@
+"""What is no JSON schema is found, whatever it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specllama.calls.schema_form import fault
+from specllama.server.dialects.fields import FieldError
+from specllama.server.dialects.tool_choice import tool_of
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["string", "object", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "properties", "items", "anyOf", "required", "enum", "not", "$ref", "a"]),
+            inner,
+            max_size=4,
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": ["string", "null"], "enum": None, "items": None},
+        {"properties": {"type": {"type": "string"}, "required": {"enum": []}}, "required": []},
+        {"items": [{"type": "null"}, True], "additionalProperties": False},
+        {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"not": {}}}, "unknown": {"type": "x"}},
+        {"const": {"type": 5}, "default": {"properties": 5}},
+    ],
+)
+def test_schemas(schema: dict[str, Any]) -> None:
+    assert fault(schema, "s") is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"type": "nonsense"}, "s.type"),
+        ({"type": ["string", 5]}, "s.type"),
+        ({"properties": []}, "s.properties"),
+        ({"properties": {"a": {"type": "STRING"}}}, "s.properties.a.type"),
+        ({"properties": {"a": "string"}}, "s.properties.a"),
+        ({"required": "a"}, "s.required"),
+        ({"required": [1]}, "s.required"),
+        ({"properties": {"a": {"enum": "x"}}}, "s.properties.a.enum"),
+        ({"items": {"anyOf": [{}, 5]}}, "s.items.anyOf[1]"),
+        ({"items": [{}, {"$ref": 5}]}, "s.items[1].$ref"),
+        ({"additionalProperties": "no"}, "s.additionalProperties"),
+    ],
+)
+def test_what_is_none(schema: dict[str, Any], path: str) -> None:
+    found = fault(schema, "s")
+    assert found is not None
+    assert found[0] == path
+    with pytest.raises(FieldError) as error:
+        tool_of("f", None, {"properties": {"x": schema}}, field="t")
+    assert error.value.details == {"param": path.replace("s", "t.parameters.properties.x", 1)}
+    assert tool_of("f", None, {"properties": {"x": schema}}, field="t", any_form=True).name == "f"
+
+
+@given(st.dictionaries(st.sampled_from(["type", "properties", "items", "anyOf", "required"]), VALUES))
+def test_it_never_raises(schema: dict[str, Any]) -> None:
+    found = fault(schema, "s")
+    assert found is None or found[0].startswith("s")
