@@ -267,13 +267,45 @@ def test_the_changing_header_of_claude_code_is_kept_out_of_the_prompt(exact: Ser
         assert reply.status == 200, reply.body
         frames = reply.body.decode().split("\n\n")
         (last,) = (frame for frame in frames if frame.startswith("event: message_delta"))
-        return json.loads(last.split("\ndata: ")[1])["usage"]
+        begun = json.loads(frames[0].split("\ndata: ")[1])["message"]["usage"]
+        at_first = {name: begun[name] for name in ("input_tokens", "cache_read_input_tokens")}
+        return json.loads(last.split("\ndata: ")[1])["usage"] | {"at_first": at_first}
 
     first = ask("2.1.37.0d9", "fa690", "hey")
     second = ask("2.1.37.1ab", "36ee5", "hey you")
     n = first["input_tokens"] + first["cache_read_input_tokens"]
+    assert first["at_first"] == {name: first[name] for name in first["at_first"]}
+    assert second["at_first"] == {name: second[name] for name in second["at_first"]}
     assert second["cache_read_input_tokens"] > n - 40
     assert second["input_tokens"] < 40
+
+
+def test_models(client: anthropic.Anthropic) -> None:
+    (only,) = client.models.list()
+    assert (only.id, only.type) == (NAME, "model")
+    assert client.models.retrieve(NAME).created_at == only.created_at
+
+
+def test_the_beta_client_runs_tools(client: anthropic.Anthropic) -> None:
+    asked: list[Any] = []
+
+    @anthropic.beta_tool
+    def look_up(name: Literal["zip", "open"], long: bool) -> str:
+        """Documentation of a function."""
+        asked.append((name, long))
+        return "it is a function"
+
+    runner = client.beta.messages.tool_runner(
+        **{**ASKED, "max_tokens": 60},
+        tools=[look_up],
+        tool_choice={"type": "tool", "name": "look_up", "disable_parallel_tool_use": True},
+        max_iterations=3,
+    )
+    answers = list(runner)
+    assert [answer.stop_reason for answer in answers] == ["tool_use"] * 3
+    assert len(asked) in (2, 3)
+    with client.beta.messages.stream(**ASKED, betas=["context-management-2025-06-27"]) as stream:
+        assert stream.get_final_message().content[0].text
 
 
 @tool

@@ -398,6 +398,8 @@ class TestParameters:
             ({"tools": [READ], "grammar": "x"}, "tools and a grammar"),
             ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
             ({"model": 5}, "model"),
+            ({"thread": {"type": "create"}}, "thread: no conversation is kept here"),
+            ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ],
     )
     def test_fields_that_cannot_be_used(self, fields, needle) -> None:

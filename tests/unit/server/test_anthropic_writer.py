@@ -15,7 +15,17 @@ from specllama.core.stats import PlainRate, RunStats
 from specllama.errors import EngineDiedError
 from specllama.server.dialects.anthropic.writer import SIGNATURE, MessageWriter
 from specllama.server.dialects.writer import to_json
-from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Reasoning, Start, TextEvent
+from specllama.server.events import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    End,
+    Event,
+    Prefill,
+    Reasoning,
+    Start,
+    TextEvent,
+)
 from tests.support.event_scripts import Script, scripts
 
 START = Start(0, 0, 7, 1)
@@ -145,6 +155,27 @@ def test_the_order_of_a_stream() -> None:
     assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
     assert last["usage"] == usage | {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 3}
     assert stop == {"type": "message_stop"}
+
+
+def test_the_first_event_knows_what_was_reused(client: Client) -> None:
+    """Before that, nothing is written, so that an error has a status; a long prompt sends pings."""
+    writer = MessageWriter("m")
+    assert writer.stream([START, Prefill(0, 4, 7, 4, 0.0)], 1) == b""
+    filling = writer.stream([Prefill(0, 5, 7, 4, 1.0)], 1)
+    first, ping, rest = filling.decode().split("\n\n")
+    assert (ping, rest) == ('event: ping\ndata: {"type":"ping"}', "")
+    usage = json.loads(first.split("data: ")[1])["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (3, 4)
+    assert writer.stream([Prefill(0, 7, 7, 4, 2.0)], 1) == b""
+    ending = writer.stream([TextEvent(0, "x"), end(n_reused=4)], 1)
+    assert client.streamed(filling + ending)["content"] == [{"type": "text", "text": "x"}]
+
+
+def test_a_client_that_waits_in_the_queue_gets_the_first_event_with_a_ping() -> None:
+    writer = MessageWriter("m")
+    assert writer.stream([], 1) == b""
+    assert writer.stream([START], 1).startswith(b"event: message_start\n")
+    assert writer.stream([], 1) == b""
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from specllama.server.dialects.fields import AtMost, Body, FieldError
+from specllama.server.dialects.fields import AtMost, FieldError, OpenBody
 from specllama.server.dialects.instructions import between_turns
-from specllama.server.http.body import MAX_TEXTS
 
 MAX_BLOCKS, MAX_ARGUMENTS, MAX_ID = 4096, 4096, 256
 _NOT_TEXT = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
@@ -21,13 +20,7 @@ _PAIR = r"[ \t]{0,8}[\w.-]{1,64}=[^;\n]{0,256}(?:;|$)"
 _HEADER = re.compile(rf"x-anthropic-billing-header:(?:{_PAIR}){{0,16}}[ \t]{{0,8}}\n?", re.MULTILINE)
 
 
-class LenientBody(Body):
-    """A body whose unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", json_schema_extra={"maxProperties": MAX_TEXTS})
-
-
-class TextBlock(LenientBody):
+class TextBlock(OpenBody):
     """A block where only text can stand: in `system` and in the result of a tool."""
 
     type: Annotated[str, Field(max_length=256)]
@@ -37,7 +30,7 @@ class TextBlock(LenientBody):
 Texts = str | Annotated[list[TextBlock], AtMost(MAX_BLOCKS)]
 
 
-class ContentBlock(LenientBody):
+class ContentBlock(OpenBody):
     """A block of a message. Which of the fields count depends on the type."""
 
     type: Annotated[str, Field(max_length=256)]
@@ -51,7 +44,7 @@ class ContentBlock(LenientBody):
     is_error: bool | None = None
 
 
-class MessageTurn(LenientBody):
+class MessageTurn(OpenBody):
     """One turn, or instructions between turns."""
 
     role: Literal["user", "assistant", "system"]

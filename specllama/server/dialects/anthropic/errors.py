@@ -22,7 +22,10 @@ def error_body(error: SpecllamaError, request_id: str) -> dict[str, Any]:
     """See ErrorBody."""
     status = error.http_status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": _message(error)}, "request_id": request_id}
+    shown: dict[str, Any] = {"type": kind, "message": _message(error)}
+    if "error_code" in error.details:
+        shown["details"] = {name: error.details[name] for name in ("error_code", "unsupported")}
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 def _message(error: SpecllamaError) -> str:

@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.client import protocol
 from specllama.errors import UsageError
-from specllama.server.dialects.anthropic.blocks import LenientBody, MessageTurn, Texts, system_text
-from specllama.server.dialects.fields import SMALL, AtMost, FieldError
+from specllama.server.dialects.anthropic.blocks import MessageTurn, Texts, system_text
+from specllama.server.dialects.fields import SMALL, AtMost, FieldError, OpenBody
 from specllama.server.dialects.openai.sampling_fields import MAX_STOPS, SamplingFields, Stop
 from specllama.server.dialects.tool_choice import (
     MAX_TOOLS,
@@ -32,7 +32,7 @@ _SYSTEM_BETA = "mid-conversation-system"
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
-class MessageTool(LenientBody):
+class MessageTool(OpenBody):
     """A tool of the client; types other than "custom" run on Anthropic's servers or have its schemas."""
 
     type: Annotated[str, Field(max_length=256)] | None = None
@@ -47,7 +47,7 @@ class MessageTool(LenientBody):
         return self.type in (None, "custom")
 
 
-class MessageToolChoice(LenientBody):
+class MessageToolChoice(OpenBody):
     """name: for type "tool"."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -55,28 +55,36 @@ class MessageToolChoice(LenientBody):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(LenientBody):
+class ThinkingConfig(OpenBody):
     """Whether to think before the answer. budget_tokens has no effect."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
-class OutputFormat(LenientBody):
+class OutputFormat(OpenBody):
     """The schema that the text must obey."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], SMALL] = Field(alias="schema")
 
 
-class OutputConfig(LenientBody):
+class OutputConfig(OpenBody):
     """effort: for templates that know it."""
 
     effort: Annotated[str, Field(max_length=64)] | None = None
     format: OutputFormat | None = None
 
 
-class PromptRequest(LenientBody):
+class ThreadError(FieldError):
+    """For a conversation that the server should keep: the code makes SDKs send all of it."""
+
+    def __init__(self) -> None:
+        super().__init__("thread: no conversation is kept here; send all of its messages", "thread")
+        self.details |= {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+class PromptRequest(OpenBody):
     """What the prompt is made of. Unknown fields have no effect.
 
     dropped: names of tools that the client cannot run, which the model does not see.
@@ -90,6 +98,7 @@ class PromptRequest(LenientBody):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: Annotated[dict[str, Any], SMALL, Field(max_length=64, default_factory=dict)]
+    thread: Annotated[dict[str, Any], SMALL] | None = None
     _messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
     _prefix: str = PrivateAttr(default="")
     _tools: Tools | None = PrivateAttr(default=None)
@@ -97,6 +106,8 @@ class PromptRequest(LenientBody):
     @model_validator(mode="after")
     def _read(self) -> Self:
         """Here, because a large body is checked in a thread."""
+        if self.thread is not None:
+            raise ThreadError()
         self._messages, self._prefix = self._turns()
         self._tools = self._allowed()
         return self
@@ -217,6 +228,7 @@ class MessagesRequest(SamplingFields, PromptRequest):
             variables=request.variables,
             **self.engine_fields(),
             tools=request.tools,
+            progress=self.stream,
         )
 
     def _params(self) -> dict[str, Any]:

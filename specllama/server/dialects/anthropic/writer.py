@@ -20,6 +20,7 @@ from specllama.server.events import (
     CallClose,
     CallOpen,
     Event,
+    Prefill,
     Reasoning,
     Start,
     TextEvent,
@@ -42,6 +43,7 @@ class MessageWriter:
         self.fold = Accumulator()
         self._model, self._speculate, self._request_id = model, speculate, request_id
         self._id = f"msg_{secrets.token_hex(12)}"
+        self._begun = False  # whether the first event is written
         self._n_blocks = 0  # opened so far
         self._open = ""  # type of the block that is open
         self._empty = True  # whether the call that is open has no arguments yet
@@ -50,9 +52,15 @@ class MessageWriter:
     def stream(self, events: Iterable[Event], n_choices: int) -> bytes:  # noqa: ARG002 - it is one
         """See DialectWriter."""
         found: list[dict[str, Any]] = []
+        waits = False
         for event in events:
             self.fold.add([event])
-            found += self._events(event)
+            # The first event has the tokens whose evaluation was reused, once they are known.
+            waits = isinstance(event, Prefill) and event.n_done in (event.n_reused, event.n_prompt)
+            if not isinstance(event, Start) and not waits:
+                found += [*self._beginning(), *self._events(event)]
+        if self.fold.choices and not waits:
+            found += self._beginning()
         return b"".join(map(_event, found))
 
     def error_event(self, error: SpecllamaError) -> bytes:
@@ -82,6 +90,14 @@ class MessageWriter:
     def _figures(self) -> dict[str, Any]:
         return {"speculation": figures(self.fold, self._speculate)["speculation"]}
 
+    def _beginning(self) -> list[dict[str, Any]]:
+        """The first event, if it is not written yet."""
+        if self._begun:
+            return []
+        self._begun = True
+        (choice,) = self.fold.in_order
+        return [{"type": "message_start", "message": self._message(choice)}]
+
     def _events(self, event: Event) -> list[dict[str, Any]]:
         if isinstance(event, TextEvent):
             return self._part("text", "text", event.text)
@@ -97,9 +113,9 @@ class MessageWriter:
         if isinstance(event, CallClose):
             filled = [self._delta("input_json", "partial_json", "{}")] if self._empty else []
             return [*filled, *self._closing()]
+        if isinstance(event, Prefill):
+            return [{"type": "ping"}]
         choice = self.fold.choices[event.index]
-        if isinstance(event, Start):
-            return [{"type": "message_start", "message": self._message(choice)}]
         found = self._closing()
         if not self._spoke:
             found += [self._opening({"type": "text", "text": ""}), *self._closing()]
@@ -174,7 +190,10 @@ def _ending(choice: AccumulatedChoice) -> dict[str, Any]:
 def _usage(choice: AccumulatedChoice) -> dict[str, Any]:
     """Numbers of tokens. input_tokens leaves out those whose evaluation was reused."""
     stats = choice.end.stats if choice.end else None
-    cached = stats.n_reused if stats else 0
+    if stats is not None:
+        cached = stats.n_reused
+    else:
+        cached = choice.prefill.n_reused if choice.prefill else 0
     return {
         "input_tokens": choice.start.n_prompt - cached,
         "cache_creation_input_tokens": 0,
