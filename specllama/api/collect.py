@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,9 +15,10 @@ from specllama.api.outputs import (
     FinishReason,
     Logprob,
     RequestOutput,
+    ToolCall,
 )
 from specllama.api.prompts import PromptSource
-from specllama.api.tool_calls import CallCollector
+from specllama.calls.collector import CallCollector
 from specllama.calls.pieces import CallReader
 from specllama.calls.tools import Tools
 from specllama.client import protocol
@@ -35,6 +37,7 @@ class PendingCompletion:
     logprobs: list[dict[int, Logprob]] | None = None
     sum_logprobs: float = 0.0
     collector: CallCollector | None = None
+    calls: list[ToolCall] = field(default_factory=list)
 
     def take(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Add a message about this text; returns its delta, None for a message without one."""
@@ -56,7 +59,7 @@ class PendingCompletion:
         return CompletionOutput(
             index=self.index,
             text=self.result.text if self.collector is None else self.collector.text,
-            tool_calls=() if self.collector is None else tuple(self.collector.calls),
+            tool_calls=tuple(self._calls()),
             token_ids=tuple(self.result.ids),
             cumulative_logprob=None if self.logprobs is None else self.sum_logprobs,
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
@@ -64,6 +67,15 @@ class PendingCompletion:
             stop_reason=done.stop_string if done else None,
             stats=self._stats(),
         )
+
+    def _calls(self) -> list[ToolCall]:
+        """The complete calls so far; each keeps its id."""
+        found = self.collector.calls if self.collector is not None else []
+        self.calls += [
+            ToolCall(f"call_{secrets.token_hex(12)}", call.name, call.arguments)
+            for call in found[len(self.calls) :]
+        ]
+        return self.calls
 
     def _stats(self) -> CompletionStats:
         result = self.result

@@ -360,6 +360,7 @@ CHATTING = table(
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
     row("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
     row("load", "--load", str, "continue a conversation saved with /save", "FILE"),
+    row("tools", "--tools", str, "tools that the model may call, as JSON; you type the results", "FILE"),
     stored=False,
 )
 SERVING = table(

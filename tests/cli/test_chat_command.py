@@ -19,12 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specllama.calls.formats import GENERIC
+from specllama.calls.tools import Tool, Tools
 from specllama.cli.chat.commands import COMMANDS
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.cli.chat.file import Saved, read, write
 from specllama.cli.chat.history import MAX_INPUTS, HistoryFile
 from specllama.cli.chat.input import is_open, parse_input
+from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import NAMES
+from specllama.cli.chat.tools import AnswerOutput
+from specllama.client.stream import GenerationResult
 from specllama.errors import NotFoundError, UsageError
 from specllama.text.terminal import visible
 from tests.support import ggufbytes as g
@@ -747,3 +752,78 @@ class TestParts:
     def test_quotation_marks(self, text: str, opened: bool, message: str) -> None:
         assert is_open(text) is opened
         assert parse_input(text).text == message
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}},
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def call_of(name: str, id_: str) -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": {}}}
+
+
+def test_results_of_calls_are_typed(shared: Command) -> None:
+    """The model of the tests makes no calls of its own accord: a saved conversation ends with two."""
+    (shared.home / "tools.json").write_text(json.dumps(TOOLS))
+    turns = [
+        {"role": "user", "content": "What is the time?"},
+        {"role": "assistant", "content": "", "tool_calls": [call_of("now", "a"), call_of("add", "b")]},
+    ]
+    (shared.home / "calls.json").write_text(json.dumps({"schema": "specllama.chat/1", "messages": turns}))
+    args = (*FEW, "--tools", "tools.json", "--load", "calls.json")
+    result = chat(shared, "12:30", "5", "/save after.json", args=args)
+    assert result.code == 0
+    asked = [line for line in result.err.splitlines() if line.startswith("type the result of ")]
+    assert asked[:2] == ["type the result of now", "type the result of add"]
+    found = saved(shared, "after.json")["messages"]
+    assert found[:2] == turns
+    assert [(m["role"], m["tool_call_id"], m["name"], m["content"]) for m in found[2:4]] == [
+        ("tool", "a", "now", "12:30"),
+        ("tool", "b", "add", "5"),
+    ]
+    assert found[4]["role"] == "assistant"
+    again = chat(shared, "/save again.json", args=(*FEW, "--load", "after.json"))
+    assert again.code == 0
+    assert saved(shared, "again.json")["messages"] == found
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "needle"),
+    [
+        ("[", 2, "tools.json is no JSON"),
+        ("{}", 2, "tools.json has no list of tools"),
+        ('[{"name": "a"}]', 2, "tools[0] must be"),
+        ('[{"type": "function", "function": {"name": ""}}]', 2, "tools[0].function.name"),
+        (None, 3, "there is no file tools.json"),
+    ],
+)
+def test_files_of_tools_are_checked(command: Command, content: str | None, code: int, needle: str) -> None:
+    if content is not None:
+        (command.home / "tools.json").write_text(content)
+    result = chat(command, "x", args=("--tools", "tools.json"))
+    assert result.code == code
+    assert needle in result.err
+
+
+def test_calls_are_shown_after_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    class Engine:
+        tools = Tools([Tool("now")])
+
+        class info:
+            call_reader = staticmethod(GENERIC.reader)
+
+    screen, answer = Screen(True, False), GenerationResult()
+    output = AnswerOutput(screen, answer, Engine())  # type: ignore[arg-type]
+    screen.begin(answer)
+    for piece in ("Let me", ' see.\n<tool_call>\n{"name": "now", ', '"arguments": {}}\n</tool_call>'):
+        output.show(piece, [(len(piece), "target")])
+    output.end()
+    screen.end()
+    assert capsys.readouterr().out == "Let me see.\nnow({})\n"
+    assert output.text == "Let me see."
+    assert [call["function"] for call in output.calls] == [{"name": "now", "arguments": {}}]

@@ -19,11 +19,12 @@ from specllama.cli.chat.input import InputReader, LineReader, UserInput
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import refuse_logprobs
+from specllama.cli.chat.tools import read_tools
 from specllama.cli.download import prepared
 from specllama.cli.files import resolved
 from specllama.config import build
 from specllama.config.store import cache_dir
-from specllama.errors import EngineDiedError, SpecllamaError
+from specllama.errors import EngineDiedError, SpecllamaError, UsageError
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import visible
 
@@ -31,6 +32,7 @@ EXAMPLES = """
 Examples:
   specllama chat
   specllama chat -m main.gguf -md draft.gguf --show-draft
+  specllama chat --tools tools.json
 """
 HUNG_UP = 129  # exit code after SIGHUP
 
@@ -42,6 +44,9 @@ def chat(given: Mapping[str, Any]) -> int:
     refuse_logprobs(params)
     variables = reasoning_variables(values.get("reasoning", "auto"))
     saved = read(values["load"]) if "load" in values else None
+    tools = read_tools(values["tools"]) if "tools" in values else None
+    if tools is not None and ("json_schema" in params or "grammar" in params):
+        raise UsageError("cannot be used with a schema or a grammar", option="tools")
     settings = prepared(build.load_settings(values), values.get("force", False))
     log = log_file(values)
     with contextlib.ExitStack() as stack:
@@ -49,10 +54,10 @@ def chat(given: Mapping[str, Any]) -> int:
             stack.enter_context(log)
         engine = stack.enter_context(ChatEngine(settings, log, values.get("verbose", False)))
         reader = _reader()  # while the engine process starts
-        engine.measure_when_idle = reader.interactive
+        engine.measure_when_idle, engine.tools = reader.interactive, tools
         screen = Screen(not reader.interactive, values.get("show_draft", False))
-        engine.load("json_schema" in params or "grammar" in params)
         session = ChatSession(engine, screen, Conversation(), params, variables, reader.interactive)
+        engine.load(session.structured)
         if saved is not None:
             session.restore(saved, values["load"], params)
         if "system_prompt" in values:

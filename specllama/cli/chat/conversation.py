@@ -11,14 +11,25 @@ from typing import Any
 class Turn:
     """A message and its answer.
 
-    answer: None before there is one; else exactly as written, so that its ids can be kept. id: of the
-    generation that wrote it, None if another engine process did. n_regenerated: how often it was regenerated.
+    results: messages with the results of the calls in the answer before; there is no message then. answer:
+    None before there is one; else exactly as written, so that its ids can be kept, but without its calls.
+    calls: the calls of tools in the answer, as chat templates read them. n_results: how many results there
+    must be. id: of the generation that wrote it, None if another engine process did. n_regenerated: how
+    often it was regenerated.
     """
 
     message: str
     answer: str | None = None
+    results: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    n_results: int = 0
     id: int | None = None
     n_regenerated: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the results of all calls are there."""
+        return len(self.results) >= self.n_results
 
 
 @dataclass(slots=True)
@@ -39,12 +50,18 @@ class Conversation:
 
     def messages(self, answered: bool = True) -> list[dict[str, Any]]:
         """The messages for the chat template; without `answered` the last answer is left out."""
-        found = [{"role": "system", "content": self.system}] if self.system else []
+        found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
-            found.append({"role": "user", "content": turn.message})
+            found += turn.results or [{"role": "user", "content": turn.message}]
             if turn.answer is not None and (answered or turn is not self.turns[-1]):
-                found.append({"role": "assistant", "content": turn.answer})
+                calls = {"tool_calls": turn.calls} if turn.calls else {}
+                found.append({"role": "assistant", "content": turn.answer, **calls})
         return found
+
+    @property
+    def open_calls(self) -> list[dict[str, Any]]:
+        """The calls of the last answer, whose results come next."""
+        return self.turns[-1].calls if self.turns and self.turns[-1].answer is not None else []
 
     @property
     def follows(self) -> int | None:
@@ -68,6 +85,8 @@ class Conversation:
         if n is None:
             n = _n_to_drop([len(turn.message) + len(turn.answer or "") for turn in self.turns])
         n = min(n, len(self.turns))
+        while 0 < n < len(self.turns) and self.turns[n].results:  # they belong to the calls before them
+            n += 1
         del self.turns[:n]
         self.changed = self.changed or n > 0
         return n

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, Any
 
+from specllama.calls.tools import Tools
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, Show, calibrate, engine_log, generate, load
 from specllama.cli.chat.conversation import Conversation
@@ -27,11 +28,12 @@ class LeaveError(Exception):
 
 class ChatEngine:
     """An engine process and its settings; a context manager that ends it. log: where llama.cpp's log goes.
-    measure_when_idle: see protocol.Load.
+    measure_when_idle: see protocol.Load. tools: what the model may call.
     """
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:
         self.settings, self.measure_when_idle = settings, False
+        self.tools: Tools | None = None
         self._loaded: LoadInfo | None = None  # as the engine reported it
         self._info: LoadInfo | None = None
         self._log, self._verbose = engine_log(log, verbose), verbose or log is not None
@@ -118,6 +120,7 @@ class ChatEngine:
             speculate=speculate,
             variables=dict(variables),
             follows=conversation.follows,
+            tools=self.tools,
         )
         generate(self._client, request, show, result, hold_notices=True)
         return request.id

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specllama.calls.definitions import parsed_arguments
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.config.store import cache_dir
 from specllama.core.sampling.parameter import MAX_BIAS
@@ -142,23 +143,59 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 
 def _turns(path: Path, messages: Any) -> list[Turn]:
-    """Turns from messages: user and assistant in turn, the last answer may be missing."""
+    """Turns from messages: the user's, or the results of all calls before, and the assistant's in turn; the
+    last answer may be missing.
+    """
     if not isinstance(messages, list):
         raise UsageError(f"{path}: messages must be a list, not {_short(messages)}")
     turns: list[Turn] = []
     for i, message in enumerate(messages):
-        where, role = f"{path}: messages[{i}]", ("user", "assistant")[i % 2]
-        if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            raise UsageError(f"{where} must have role and content and nothing else, not {_short(message)}")
-        if message["role"] != role:
-            raise UsageError(f"{where}: role must be {role!r}, not {_short(message['role'])}")
-        if not isinstance(message["content"], str):
-            raise UsageError(f"{where}: content must be a text, not {_short(message['content'])}")
-        if role == "user":
-            turns.append(Turn(clean(message["content"])))
+        calls = turns[-1].calls if turns and turns[-1].answer is not None else []
+        answers = bool(turns) and turns[-1].answer is None and turns[-1].complete
+        role = "assistant" if answers else "tool" if calls or (turns and not turns[-1].complete) else "user"
+        _check(f"{path}: messages[{i}]", message, role)
+        text = clean(message["content"])
+        if role == "assistant":
+            turns[-1].answer, turns[-1].calls = text, _calls(f"{path}: messages[{i}]", message)
+        elif role == "user":
+            turns.append(Turn(text))
         else:
-            turns[-1].answer = clean(message["content"])
+            if calls:
+                turns.append(Turn("", n_results=len(calls)))
+            turns[-1].results.append(message | {"content": text})
+    if turns and not turns[-1].complete:
+        raise UsageError(f"{path}: there are calls without results at the end of messages")
     return turns
+
+
+_MORE_KEYS = {"user": (), "assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+
+
+def _check(where: str, message: Any, role: str) -> None:
+    """Raises UsageError for a message that has not this role, or other content than its role has."""
+    allowed = {"role", "content", *_MORE_KEYS[role]}
+    if not isinstance(message, dict) or not {"role", "content"} <= set(message):
+        raise UsageError(f"{where} must have role and content, not {_short(message)}")
+    if message["role"] != role:
+        raise UsageError(f"{where}: role must be {role!r}, not {_short(message['role'])}")
+    if unknown := set(message) - allowed:
+        raise UsageError(f"{where} must have role and content and nothing else, not {min(unknown)[:60]!r}")
+    if not isinstance(message["content"], str):
+        raise UsageError(f"{where}: content must be a text, not {_short(message['content'])}")
+    texts = [message.get(key, "") for key in _MORE_KEYS["tool"]]
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{where}: {' and '.join(_MORE_KEYS['tool'])} must be texts")
+
+
+def _calls(where: str, message: Any) -> list[dict[str, Any]]:
+    """The calls in an answer, their arguments as objects. Raises UsageError."""
+    try:
+        found: list[dict[str, Any]] = parsed_arguments([message])[0].get("tool_calls") or []
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message.removeprefix('messages[0].')}") from None
+    if not all(isinstance(call.get("id"), str) for call in found):
+        raise UsageError(f"{where}: each of tool_calls must have an id")
+    return found
 
 
 def _short(value: Any) -> str:

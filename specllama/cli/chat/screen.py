@@ -58,6 +58,14 @@ class Screen:
         if not self._at_start:
             self._write("\n")
 
+    def line(self, text: str) -> None:
+        """Show a line of its own in the answer."""
+        if self._splitter is not None:
+            self._pieces(self._splitter.finish())
+            self._splitter = None
+        self._write(text if self._at_start else f"\n{text}")
+        self._write("\n")
+
     def dim(self, text: str) -> None:
         """Write a dimmed line to stderr."""
         console.note(text, _DIM if self._dims else "")

@@ -15,6 +15,7 @@ from specllama.cli.chat.file import Saved, rescue
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.stats import Totals, turn_line
+from specllama.cli.chat.tools import AnswerOutput, result_message
 from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
@@ -28,7 +29,8 @@ class ChatSession:
     """The state that the commands of a chat act on.
 
     params: the sampling parameters that were set; used: the engine's values of the others. variables: of the
-    chat template. file: the last one saved to or loaded from.
+    chat template. file: the last one saved to or loaded from. results: of the calls in the last answer, as
+    far as they were typed.
     """
 
     engine: ChatEngine
@@ -39,12 +41,14 @@ class ChatSession:
     interactive: bool
     speculate: bool = True
     file: str = ""
+    results: list[dict[str, Any]] = field(default_factory=list)
     used: dict[str, Any] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
 
     @property
     def structured(self) -> bool:
-        return "json_schema" in self.params or "grammar" in self.params
+        """Whether a grammar restricts the answers."""
+        return "json_schema" in self.params or "grammar" in self.params or self.engine.tools is not None
 
     def saved(self) -> Saved:
         """The conversation as a file would hold it."""
@@ -62,6 +66,9 @@ class ChatSession:
         console.note(f"{counted(len(saved.conversation.turns), 'turn')} loaded from {visible(file)}")
         if saved.conversation.waiting:
             console.note("note: the last message has no answer; /regen asks for one")
+        self.results = []
+        if self.conversation.open_calls:
+            self._ask_for_result()
         then, now = saved.models.get("target"), self.engine.info.target.name
         name = then.get("name") if isinstance(then, dict) else None
         if isinstance(name, str) and name != now:
@@ -75,7 +82,16 @@ class ChatSession:
         if self.conversation.waiting:
             self.conversation.turns.pop()
             console.note("note: the message before, which had no answer, is left out")
-        turn = Turn(message)
+        calls = self.conversation.open_calls
+        if calls:
+            self.results.append(result_message(calls[len(self.results)], message))
+            if len(self.results) < len(calls):
+                self._ask_for_result()
+                return
+            turn = Turn("", results=self.results)
+            self.results = []
+        else:
+            turn = Turn(message)
         self.conversation.turns.append(turn)
         try:
             written = self._answer(turn, self.params)
@@ -114,10 +130,12 @@ class ChatSession:
         Ctrl-C came before any text.
         """
         answer, id_, written = GenerationResult(), None, False
+        output = AnswerOutput(self.screen, answer, self.engine)
+        self.results = []
         self.screen.begin(answer)
         try:
             id_ = self.engine.answer(
-                self.conversation, params, self.speculate, self.variables, answer, self.screen.show
+                self.conversation, params, self.speculate, self.variables, answer, output.show
             )
         except KeyboardInterrupt:
             if answer.params or not self.interactive:  # the second Ctrl-C: the first only stops the answer
@@ -125,8 +143,9 @@ class ChatSession:
         except ContextLengthError as error:
             raise ContextLengthError(error.message, f"it was not sent; {ROOM}") from None
         finally:
+            output.end()
             if answer.text or answer.finish_reason not in ("", "cancel"):
-                turn.answer, turn.id, written = answer.text, id_, True
+                turn.answer, turn.calls, turn.id, written = output.text, output.calls, id_, True
                 self.conversation.changed = True
             self.screen.end()
         used = asdict(answer.params) if answer.params is not None else {}
@@ -135,7 +154,13 @@ class ChatSession:
             console.note(f"note: {text}")
         if answer.finish_reason:
             self._show_figures(answer)
+        if turn.calls:
+            self._ask_for_result()
         return written
+
+    def _ask_for_result(self) -> None:
+        call = self.conversation.open_calls[len(self.results)]["function"]["name"]
+        self.screen.dim(f"type the result of {visible(call)}")
 
     def _show_figures(self, answer: GenerationResult) -> None:
         """Show figures and notes of an answer that has ended."""
