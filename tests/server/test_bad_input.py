@@ -107,7 +107,6 @@ def test_a_field_that_cannot_be_used(server: Server, fields, param) -> None:
         ({"prompt": ["x"] * 64, "n": 8}, "64"),
         ({"prompt": None}, "prompt"),
         ({"prompt": "x", "echo": True}, "echo"),
-        ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "messages": []}, "messages"),
