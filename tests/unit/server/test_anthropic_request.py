@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +20,7 @@ from specllama.errors import (
     SpecllamaError,
     UsageError,
 )
+from specllama.server.app import ERRORS
 from specllama.server.dialects.anthropic.errors import error_body
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.fields import FieldError, checked
@@ -437,3 +439,21 @@ def test_a_prompt_that_is_too_long_is_named_as_claude_code_expects() -> None:
     found = error_body(ContextLengthError("long", details=details), "")["error"]
     assert found["message"] == "prompt is too long: 5000 tokens > 4096 maximum; long"
     assert error_body(ContextLengthError("long"), "")["error"]["message"] == "prompt is too long: long"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"])
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "header"),
+    [
+        (AccessError("no"), 401, "authentication_error", "www-authenticate"),
+        (MethodError("no", details={"allow": "POST"}), 405, "invalid_request_error", "allow"),
+        (BodyTooLargeError("no"), 413, "request_too_large", "connection"),
+        (BusyError("no", details={"retry_after": 7}), 429, "rate_limit_error", "retry-after"),
+        (EngineDiedError("no"), 503, "overloaded_error", "retry-after"),
+    ],
+)
+def test_errors_of_the_path(path: str, error: SpecllamaError, status: int, kind: str, header: str) -> None:
+    """As the middleware, the router and the limits on connections write them."""
+    found = ERRORS.response(error, path, "req_1")
+    assert (found.status_code, json.loads(found.body)["error"]["type"]) == (status, kind)
+    assert header in found.headers
