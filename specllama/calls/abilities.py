@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from specllama.calls.format import CallFormat, TemplateData
 from specllama.calls.tools import Tool, Tools
-from specllama.errors import SpecllamaError
+from specllama.errors import SpecllamaError, TemplateError
+
+Rendered = TypeVar("Rendered")
 
 _NAME, _VALUE = "look_up_word", "hippopotamus"
 _TOOL = Tool(
@@ -55,3 +57,29 @@ def abilities(form: CallFormat, render: Callable[[TemplateData], str]) -> Abilit
         calls=shows(_TURNS, tools, _VALUE, "An animal."),
         system=shows([system, _USER], None, "Be brief."),
     )
+
+
+def rendered(
+    form: CallFormat,
+    shows: Abilities,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Tools | None,
+    render: Callable[[TemplateData], Rendered],
+    special: Collection[str] = (),
+) -> Rendered:
+    """The prompt for these messages. A template that shows tools but fails on these, such as Hermes 2's on
+    lists of types, gets them described in a message. special: as for CallFormat.template_input. Raises what
+    `render` does.
+    """
+
+    def made(own: bool) -> Rendered:
+        return render(
+            form.template_input(messages, tools, own, calls=shows.calls, system=shows.system, special=special)
+        )
+
+    try:
+        return made(shows.tools)
+    except TemplateError:
+        if tools is None or not shows.tools:
+            raise
+        return made(False)

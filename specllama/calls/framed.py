@@ -75,7 +75,7 @@ class FramedFormat(WrittenFormat):
         numbers, shown = itertools.count(), "{:09}" if self.frame.id == NINE else "{}"
 
         def fixed(text: str) -> str:
-            text = marked(text, special).replace(NEWLINE, "\n")
+            text = re.sub(f"{NEWLINE}+", "\n", marked(text, special))
             return re.sub(ID, lambda _: shown.format(next(numbers)), text)
 
         for i, (name, arguments) in enumerate(calls):

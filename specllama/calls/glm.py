@@ -25,7 +25,7 @@ class Glm(FramedFormat):
     tokens = (_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END)
     frame = Frame(
         open=_OPEN,
-        mid=NEWLINE,
+        mid=2 * NEWLINE,  # Ling's without arguments
         sep=f"{_CLOSE}{NEWLINE}{_OPEN}",
         close=_CLOSE,
         trigger=_OPEN,

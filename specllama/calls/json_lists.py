@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from specllama.calls.frame import ID, Frame
 from specllama.calls.framed import FramedFormat
 
@@ -49,6 +51,14 @@ class Apriel(FramedFormat):
     markers = ("<tool_calls>[", "</tool_calls>")
     tokens = ("<tool_calls>", "</tool_calls>")
     frame = _list("<tool_calls>", "</tool_calls>")
+
+    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Without ids, which the template would add to the objects."""
+        found = []
+        for message in messages:
+            calls = [{k: v for k, v in c.items() if k != "id"} for c in message.get("tool_calls") or ()]
+            found.append({**message, "tool_calls": calls} if calls else message)
+        return found
 
 
 class MiniMaxM1(FramedFormat):

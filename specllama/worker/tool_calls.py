@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specllama.calls.abilities import Abilities, abilities
-from specllama.calls.format import AnswerShape, CallFormat
+from specllama.calls.abilities import Abilities, abilities, rendered
+from specllama.calls.format import AnswerShape, CallFormat, TemplateData
 from specllama.calls.formats import choose, named
 from specllama.calls.lark import Lark
 from specllama.calls.prompt import with_tokens
@@ -65,11 +65,12 @@ class ToolCalls:
         """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
         if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
             return template.render(messages, **variables)
-        shown = self.abilities
-        data = self.format.template_input(
-            messages, tools, shown.tools, calls=shown.calls, system=shown.system, special=self.tokens
-        )
-        return with_tokens(template.render(data.messages, **{**variables, **data.variables}), self.tokens)
+
+        def render(data: TemplateData) -> list[PromptPart]:
+            return template.render(data.messages, **{**variables, **data.variables})
+
+        parts = rendered(self.format, self.abilities, messages, tools, render, self.tokens)
+        return with_tokens(parts, self.tokens)
 
     def grammar(self, tools: Tools | None, params: SamplingParams, closing_tag: str) -> str | None:
         """The Lark grammar of an answer with tools, or of JSON after reasoning; None where neither is asked
