@@ -122,7 +122,7 @@ def test_only_the_fields_that_are_asked_for() -> None:
 
 def test_the_settings_show_what_is_banned() -> None:
     params = SamplingParams(ignore_eos=True, logit_bias={7: 1.5, 8: -math.inf})
-    (found,) = whole(Script([[Start(0, 0, 7, 1, params), ended()]], 1), end_ids=(2,))
+    (found,) = whole(Script([[Start(0, 0, 7, 1, params), ended()]], 1), model_facts=lambda: ((2,), ()))
     assert found["generation_settings"]["logit_bias"] == [
         {"token": 7, "bias": 1.5}, {"token": 8, "bias": None}, {"token": 2, "bias": None}
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from specllama.server.events import AccumulatedChoice, Accumulator, End, Event, 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
     """How a client wants its answer. final_probs: probabilities are those after sampling, and shown as such.
-    several: the answer is a list. fields: those of the answer to send, () for all. The other fields are the
-    request's.
+    several: the answer is a list. fields: those of the answer to send, () for all. model_facts: the ids that
+    end a text and the names of the drafters, asked for when the model has written something. The other fields
+    are the request's.
     """
 
     model: str
@@ -36,8 +37,7 @@ class NativeOptions:
     several: bool = False
     fields: Sequence[str] = ()
     ignored: Sequence[str] = ()
-    end_ids: Sequence[int] = ()
-    drafters: Sequence[str] = ()
+    model_facts: Callable[[], tuple[Sequence[int], Sequence[str]]] = lambda: ((), ())
 
 
 class NativeWriter:
@@ -127,12 +127,13 @@ class NativeWriter:
         tokens: Sequence[int],
         probs: Sequence[PositionLogprobs],
     ) -> dict[str, Any]:
+        end_ids, drafters = self.options.model_facts()
         found = native_answer(
             choice,
             self._prompt(choice),
             self.options.model,
-            self.options.end_ids,
-            self.options.drafters,
+            end_ids,
+            drafters,
             stream=self.options.stream,
             timings_per_token=self.options.timings_per_token,
             post_sampling_probs=self.options.final_probs,

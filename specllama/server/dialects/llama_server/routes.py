@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
@@ -37,7 +39,12 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     api.check_model(body.model)
     requests = body.generations(api.settings.sampling)
     api.log_prompt(body.shown)
-    info, speculation = await api.supervisor.load(), body.speculation
+    speculation, supervisor = body.speculation, api.supervisor
+
+    def facts() -> tuple[Sequence[int], Sequence[str]]:
+        info = supervisor.info
+        return info.end_ids, info.drafters if speculation.enabled else ()
+
     options = NativeOptions(
         model=body.model or api.service.name,
         stream=body.stream,
@@ -51,8 +58,7 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
         several=len(requests) * body.n_cmpl > 1,
         fields=body.response_fields or (),
         ignored=body.ignored_fields,
-        end_ids=info.end_ids,
-        drafters=info.drafters if speculation.enabled else (),
+        model_facts=facts,
     )
     specs = [CompletionSpec(request, i) for i, request in enumerate(requests)]
     writer, memory = NativeWriter(options), speculation.memory
