@@ -15,6 +15,7 @@ from typing import Any
 from specllama.calls.schema_types import MAX_DEPTH
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import Note, UsageError, warning
+from specllama.text.json_shape import json_shape
 
 MAX_BYTES, MAX_PARTS = 64 * 1024, 1_500  # of one schema
 MAX_ALL_BYTES, MAX_ALL_PARTS = 40 * 1024, 2_500  # of the schemas of a request together
@@ -101,7 +102,7 @@ def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
         found = {}
     if not isinstance(found, Mapping):
         raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')
-    deepest, n_parts = shape(found)
+    deepest, n_parts = json_shape(found)
     if deepest > MAX_DEPTH or n_parts > MAX_PARTS:
         raise UsageError(f"the JSON schema has more than {MAX_DEPTH} levels or {MAX_PARTS} objects and lists")
     return json_text(found, lenient=False)
@@ -109,7 +110,7 @@ def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
 
 def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
     """(A tool's schema; as text; its objects and lists; "") or, where it is too large, nothing and why."""
-    deepest, n_parts = shape(tool.parameters)
+    deepest, n_parts = json_shape(tool.parameters)
     if deepest > MAX_DEPTH:
         return {}, "", 0, f"it is nested deeper than {MAX_DEPTH} levels"
     if n_parts > MAX_PARTS:
@@ -120,7 +121,7 @@ def _bounded(tool: Tool) -> tuple[dict[str, Any], str, int, str]:
     text = json.dumps(schema)
     if len(text) > MAX_BYTES:
         return {}, "", 0, f"it has more than {MAX_BYTES} bytes"
-    return schema, text, shape(schema)[1], ""
+    return schema, text, json_shape(schema)[1], ""
 
 
 def _usable(tool: Tool, schema: dict[str, Any], text: str) -> Arguments:
@@ -181,17 +182,6 @@ def _checked(text: str) -> tuple[str, bool]:
         return "llguidance fails on it", False
     problem = " ".join("; ".join(messages).partition("\n")[0].split())
     return problem.rpartition("failed to compile JSON schema: ")[2][:300], not failed
-
-
-def shape(value: Any) -> tuple[int, int]:
-    """(levels of nesting, objects and lists), computed without recursion: the value may be nested deeply."""
-    deepest, n, todo = 0, 0, [(value, 1)]
-    while todo:
-        item, level = todo.pop()
-        deepest, n = max(deepest, level), n + 1
-        children = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()
-        todo += [(child, level + 1) for child in children if isinstance(child, (Mapping, list))]
-    return deepest, n
 
 
 def constraints(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specllama.core.interfaces import MaskError
 from specllama.errors import UsageError
 from specllama.text.grammar_tokens import GrammarVocabulary, grammar_tokenizer
+from specllama.text.json_shape import json_shape
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -217,7 +218,7 @@ def _from_schema(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')
-    deepest, n_parts = _shape(schema)
+    deepest, n_parts = json_shape(schema)
     if deepest > MAX_DEPTH:
         raise UsageError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
     if n_parts > _MAX_PARTS:
@@ -253,17 +254,6 @@ def _check_size(text: str, what: str) -> None:
         raise UsageError(f"the {what} has {size} bytes, at most {MAX_BYTES} are allowed")
     if "\0" in text:
         raise UsageError(f"the {what} contains a NUL character")
-
-
-def _shape(value: Any) -> tuple[int, int]:
-    """(levels of nesting, objects and lists), computed without recursion: the value may be nested deeply."""
-    deepest, n, todo = 0, 0, [(value, 1)]
-    while todo:
-        item, level = todo.pop()
-        deepest, n = max(deepest, level), n + 1
-        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        todo += [(child, level + 1) for child in children if isinstance(child, (dict, list))]
-    return deepest, n
 
 
 def _refused(what: str, problem: str) -> UsageError:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specllama.text.detokenizer import Runs
+from specllama.text.run_buffer import RunBuffer
 
 # Opening tag to closing tag.
 TAGS: Mapping[str, str] = {
@@ -52,15 +53,14 @@ class ReasoningSplitter:
         self._undecided = not closing and not off
         self._keep_tags = keep_tags
         self._at_start = bool(self._closing)  # of reasoning or answer, where white space is dropped
-        self._text, self._runs = "", list[tuple[int, str]]()  # pushed and not yet returned
+        self._buffer = RunBuffer()  # what was pushed and not yet returned
 
     def push(self, text: str, runs: Runs) -> list[ReasoningPiece]:
         """Add text. Returns the pieces that are certain by now: text that may be part of a tag is held back.
 
         runs: (characters, source) of `text`, as `TokenWriter` gives them.
         """
-        self._text += text
-        self._runs += runs
+        self._buffer.push(text, runs)
         return self._certain(last=False)
 
     def finish(self) -> list[ReasoningPiece]:
@@ -73,12 +73,12 @@ class ReasoningSplitter:
         pieces = self._reasoning(last) if self._closing else []
         if not self._closing:
             self._drop_blanks()
-            pieces += self._piece(len(self._text), reasoning=False)
+            pieces += self._piece(len(self._buffer.text), reasoning=False)
         return pieces
 
     def _decide(self, last: bool) -> bool:
         """Look for an opening tag at the start; False if more text is needed to decide."""
-        begun = self._text.lstrip()
+        begun = self._buffer.text.lstrip()
         if not last and any(tag.startswith(begun) and tag != begun for tag in TAGS):
             return False
         self._undecided = False
@@ -86,56 +86,38 @@ class ReasoningSplitter:
         if tag is not None:
             self._closing, self._at_start = TAGS[tag], True
             if not self._keep_tags:
-                self._remove(len(self._text) - len(begun) + len(tag))
+                self._buffer.take(len(self._buffer.text) - len(begun) + len(tag))
         return True
 
     def _reasoning(self, last: bool) -> list[ReasoningPiece]:
         self._drop_blanks()
-        at = self._text.find(self._closing)
+        at = self._buffer.text.find(self._closing)
         if at >= 0:
             pieces = self._stripped(at, len(self._closing))
             self._closing, self._at_start = "", True
             return pieces
-        pieces = self._stripped(len(self._text) - (0 if last else self._open_end()))
+        pieces = self._stripped(
+            len(self._buffer.text) - (0 if last else self._buffer.open_end((self._closing,)))
+        )
         if last:
-            self._closing, self._text, self._runs = "", "", []
+            self._closing, self._buffer = "", RunBuffer()
         return pieces
 
     def _stripped(self, n: int, n_tag: int = 0) -> list[ReasoningPiece]:
         """The next n characters as reasoning, without trailing white space and the n_tag characters after."""
         if self._keep_tags:
             return self._piece(n + n_tag, reasoning=True)
-        end = len(self._text[:n].rstrip())
+        end = len(self._buffer.text[:n].rstrip())
         pieces = self._piece(end, reasoning=True)
         if n_tag:
-            self._remove(n - end + n_tag)
+            self._buffer.take(n - end + n_tag)
         return pieces
-
-    def _open_end(self) -> int:
-        """Number of characters at the end that may be the start of the closing tag."""
-        longest = min(len(self._closing) - 1, len(self._text))
-        return next((n for n in range(longest, 0, -1) if self._closing.startswith(self._text[-n:])), 0)
 
     def _drop_blanks(self) -> None:
         if self._at_start and not self._keep_tags:
-            self._remove(len(self._text) - len(self._text.lstrip()))
-            self._at_start = not self._text
+            self._buffer.take(len(self._buffer.text) - len(self._buffer.text.lstrip()))
+            self._at_start = not self._buffer.text
 
     def _piece(self, n: int, reasoning: bool) -> list[ReasoningPiece]:
-        text = self._text[:n]
-        runs = self._remove(n)
+        text, runs = self._buffer.take(n)
         return [ReasoningPiece(text, runs, reasoning)] if text else []
-
-    def _remove(self, n: int) -> list[tuple[int, str]]:
-        """Remove n characters from the front. Returns their runs."""
-        self._text, removed = self._text[n:], list[tuple[int, str]]()
-        while n > 0 and self._runs:
-            size, source = self._runs[0]
-            part = min(size, n)
-            removed.append((part, source))
-            n -= part
-            if part == size:
-                del self._runs[0]
-            else:
-                self._runs[0] = (size - part, source)
-        return removed
