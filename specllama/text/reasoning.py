@@ -30,6 +30,11 @@ def closing_tag(prompt: str) -> str:
     return next((closing for opening, closing in TAGS.items() if end.endswith(opening)), "")
 
 
+def is_over(prompt: str) -> bool:
+    """Whether the prompt ends after reasoning, as where a template switches it off with an empty one."""
+    return prompt.rstrip().endswith(tuple(TAGS.values()))
+
+
 @dataclass(frozen=True, slots=True)
 class ReasoningPiece:
     """A piece of text and its runs. reasoning: whether it is part of the reasoning or of the answer."""

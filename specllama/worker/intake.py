@@ -27,7 +27,7 @@ from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.preparer import LARGE, Job, Preparer
 from specllama.worker.prompts import Prompt, Prompts
-from specllama.worker.queries import answer_query, open_reasoning_tag
+from specllama.worker.queries import answer_query, open_reasoning_tag, reasoning_is_over
 
 Send = Callable[[protocol.Message], None]
 _PART_BYTES = 128  # that each part of a prompt counts for, since it is tokenised by itself
@@ -138,7 +138,10 @@ class RequestIntake:
         message, model = accepted.message, self._loaded.model
         tag = open_reasoning_tag(model, prompt.ids)
         tools, calls = message.tools, self.prompts.calls
-        grammar = calls.grammar(tools, accepted.params, tag) if message.messages is not None else None
+        begun = not tag and (bool(message.prefix) or reasoning_is_over(model, prompt.ids))
+        grammar = None
+        if message.messages is not None:
+            grammar = calls.grammar(tools, accepted.params, tag, begun)
         shown = calls.shown(tools) if message.messages is not None else {}
         cache_scope = "" if message.share_cache else message.owner
         for choice in choices:

@@ -9,7 +9,7 @@ from specllama.core.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
-from specllama.text.reasoning import closing_tag
+from specllama.text.reasoning import closing_tag, is_over
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prompts import Prompts, spelt, token_bytes
@@ -121,3 +121,8 @@ def slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protoc
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
     """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
     return closing_tag(spelt(model, ids[-_TAIL:]))
+
+
+def reasoning_is_over(model: LlamaModel, ids: Sequence[int]) -> bool:
+    """Whether the prompt ends after reasoning, so that there is none in the answer."""
+    return is_over(spelt(model, ids[-_TAIL:]))

@@ -72,9 +72,12 @@ class ToolCalls:
         parts = rendered(self.format, self.abilities, messages, tools, render, self.tokens)
         return with_tokens(parts, self.tokens)
 
-    def grammar(self, tools: Tools | None, params: SamplingParams, closing_tag: str) -> str | None:
+    def grammar(
+        self, tools: Tools | None, params: SamplingParams, closing_tag: str, begun: bool = False
+    ) -> str | None:
         """The Lark grammar of an answer with tools, or of JSON after reasoning; None where neither is asked
-        for. closing_tag: of the reasoning that the prompt has opened, "" for none. Raises UsageError.
+        for. closing_tag: of the reasoning that the prompt has opened, "" for none. begun: whether the answer
+        comes without reasoning, because the prompt ends after it. Raises UsageError.
         """
         if tools is None:
             if params.json_schema is None or not closing_tag:
@@ -83,13 +86,13 @@ class ToolCalls:
             return Lark(shape).answer(shape.text, capped=False)
         if params.grammar is not None:
             raise UsageError("tools and a grammar cannot be used together", "give one of them")
-        return self.format.grammar(tools, self._shape(params, closing_tag))
+        return self.format.grammar(tools, self._shape(params, closing_tag, begun))
 
-    def _shape(self, params: SamplingParams, closing_tag: str) -> AnswerShape:
+    def _shape(self, params: SamplingParams, closing_tag: str, begun: bool = False) -> AnswerShape:
         text = ""
         if params.json_schema is not None:
             text = answer_text(params.json_schema)
-        reasoning = self._reasoning
+        reasoning = None if begun else self._reasoning
         if closing_tag:
             reasoning = next((a, b) for a, b in TAGS.items() if b == closing_tag)
         return AnswerShape(reasoning, bool(closing_tag), text, self._special)

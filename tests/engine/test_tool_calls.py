@@ -106,6 +106,12 @@ def test_a_schema_holds_after_the_reasoning(target: LlamaModel, grammars: Gramma
         assert json.loads(answer) in ("yes", "no")
 
 
+def test_no_reasoning_before_a_call_where_the_prompt_ends_after_it(target: LlamaModel) -> None:
+    calls, tools = ToolCalls(target, "<think>", None), Tools([Tool("f")], "required")
+    assert "<think>" in str(calls.grammar(tools, SamplingParams(), ""))
+    assert "<think>" not in str(calls.grammar(tools, SamplingParams(), "", begun=True))
+
+
 @pytest.mark.parametrize(
     ("source", "reasons"),
     [

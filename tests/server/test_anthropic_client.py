@@ -193,7 +193,7 @@ def test_an_agent_of_three_turns(client: anthropic.Anthropic) -> None:
         ),
         (
             {"tools": [{**LOOK, "strict": True, "input_schema": NONSENSE}]},
-            anthropic.BadRequestError, "invalid_request_error", "nonsense",
+            anthropic.BadRequestError, "invalid_request_error", "input_schema.properties.a.type",
         ),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.text.reasoning import TAGS, ReasoningPiece, ReasoningSplitter
+from specllama.text.reasoning import TAGS, ReasoningPiece, ReasoningSplitter, closing_tag, is_over
 
 TEXT = st.text(st.sampled_from("<>/thinkseed: []THINK\nab◁▷"), max_size=30)
 
@@ -89,3 +89,10 @@ class TestWithTags:
                 ReasoningPiece(end, [(3, "target"), (len(end) - 3, "copy")], True),
                 ReasoningPiece("b", [(1, "copy")], False),
             ]
+
+
+def test_the_end_of_a_prompt() -> None:
+    for begin, end in TAGS.items():
+        assert (closing_tag(f"x{begin}\n"), is_over(f"x{begin}\n")) == (end, False)
+        assert (closing_tag(f"x{begin}\n\n{end}\n\n"), is_over(f"x{begin}\n\n{end}\n\n")) == ("", True)
+    assert (closing_tag("assistant\n"), is_over("assistant\n")) == ("", False)
