@@ -78,7 +78,7 @@ class Generate:
     answers to the same prompt, which is rendered and tokenised once; each is a generation of its own.
     tools: what the model may call in its answer to `messages`, None for nothing. parts: in place of `prompt`
     or `ids`, texts and ids in turn; each text is tokenised on its own. text_biases: added to the logits of
-    all tokens of these texts. show_prompt: Started has the prompt's text. progress: all of the prefill is
+    all tokens of these texts. show_prompt: Done has the prompt's text. progress: all of the prefill is
     reported. final_probs: `logprobs` are of the distribution from which the token was chosen, in place of the
     model's own. n_indent: see TokenWriter. prompt_seconds, predict_seconds: time limits of the prompt, from
     its arrival, and of the text after the first token; None for none. warm: evaluate the prompt for later
@@ -313,15 +313,13 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Started:
     """From the engine: a generation is queued. params: as used, the seed included. closing_tag: closes the
-    reasoning that the prompt has opened, "" where it has not. prompt: its text, control tokens spelt out, if
-    that was asked for; of several choices the first one has it.
+    reasoning that the prompt has opened, "" where it has not.
     """
 
     id: int
     n_prompt: int
     params: SamplingParams
     closing_tag: str = ""
-    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +391,7 @@ class Done:
     request to its slot, None where it never had one. off_reason: why nothing was drafted, "" where something
     was. stored_t1, epsilon: seconds of a decode of one row, and logits (engine.md), None where they are not
     measured. unmeasured: whether an idle engine could measure more. slot: the one that it had, -1 for none.
+    prompt: its text, control tokens spelt out, if that was asked for.
     """
 
     id: int
@@ -407,6 +406,7 @@ class Done:
     epsilon: float | None = None
     unmeasured: bool = False
     slot: int = -1
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class EventAssembler:
             off = not self._splits or (self._continues and not message.closing_tag)
             self._splitter = ReasoningSplitter(message.closing_tag if self._splits else "", off)
             seed, params = self._result.seed, message.params
-            return [Start(self.index, self.prompt, message.n_prompt, seed, params, message.prompt)]
+            return [Start(self.index, self.prompt, message.n_prompt, seed, params)]
         if isinstance(message, protocol.Prefilled) and self._progress_asked:
             return [self._prefill(message, now)]
         if delta is None:
@@ -120,7 +120,7 @@ class EventAssembler:
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
         ids = self._take_ids()
-        shown = n_reasoning, ids, done.slot, self._end_logprobs
+        shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt
         return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown)]
 
     def _take_ids(self) -> list[int]:

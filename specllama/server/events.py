@@ -21,7 +21,7 @@ Logprobs = Sequence[protocol.PositionLogprobs]
 @dataclass(frozen=True, slots=True)
 class Start:
     """A choice is queued. prompt: index of the prompt that it answers. n_prompt: tokens of that prompt.
-    seed: the one used. params: as used. prompt_text: see protocol.Started.
+    seed: the one used. params: as used.
     """
 
     index: int
@@ -29,7 +29,6 @@ class Start:
     n_prompt: int
     seed: int
     params: SamplingParams = field(default_factory=SamplingParams)
-    prompt_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class End:
     reason: "stop" (stop_string: the string that ended it, None for an end token), "length" for the requested
     limit, "context" where the context is full. n_reasoning: tokens of its reasoning. ids: tokens after the
     last event, which have no text: an end token, a stop string. slot: number of its slot, -1 for none.
-    logprobs: of the end token, if requested.
+    logprobs: of the end token, if requested. prompt: see protocol.Done.
     """
 
     index: int
@@ -149,6 +148,7 @@ class End:
     ids: Sequence[int] = ()
     slot: int = -1
     logprobs: Logprobs = ()
+    prompt: str = ""
 
 
 Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End

@@ -27,7 +27,7 @@ from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.output import SequenceOutput
-from specllama.worker.prompts import Prompts
+from specllama.worker.prompts import Prompts, spelt
 from specllama.worker.queries import compile_template, slots
 from specllama.worker.tool_calls import ToolCalls
 from specllama.worker.tuning.tuner import Tuner, begin
@@ -326,6 +326,7 @@ class EngineCore:
             epsilon=self.engine.epsilon if profile.covers(len(g.history)) else None,
             unmeasured=unmeasured,
             slot=g.seq_id,
+            prompt=spelt(self.loaded.model, g.request.prompt) if r.show_prompt else "",
         )
 
     def _fail(self, error: Exception) -> None:

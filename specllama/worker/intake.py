@@ -173,11 +173,10 @@ class RequestIntake:
             generation = self._engine.submit(request)
             # Template, tokenisation and grammar count towards the first token.
             generation.submitted = accepted.received
-            self._running.append(
-                SequenceOutput(choice.id, generation, writer, message.messages, progress=message.progress)
-            )
-            text = prompt.text if choice.id == message.id else ""
-            self._send(protocol.Started(choice.id, len(prompt.ids), params, tag, text))
+            output = SequenceOutput(choice.id, generation, writer, message.messages)
+            output.progress, output.show_prompt = message.progress, message.show_prompt
+            self._running.append(output)
+            self._send(protocol.Started(choice.id, len(prompt.ids), params, tag))
 
     def answer(self, question: protocol.Question, size: int) -> None:
         """Answer a query about texts. Raises as `generate`, BusyError for a large one while too many wait."""

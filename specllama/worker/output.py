@@ -19,6 +19,7 @@ class SequenceOutput:
 
     messages: of the chat that it answers, None for a raw prompt. n_sent, n_drafted, n_accept: totals at the
     last message. progress: whether all of the prefill is reported. n_prefilled: as last reported, -1 before.
+    show_prompt: whether the end shows the prompt's text.
     """
 
     id: int
@@ -29,6 +30,7 @@ class SequenceOutput:
     n_drafted: int = 0
     n_accept: int = 0
     progress: bool = False
+    show_prompt: bool = False
     n_prefilled: int = -1
 
     def prefill_reports(self) -> list[protocol.Prefilled]:

@@ -21,13 +21,10 @@ from specllama.worker.tool_calls import ToolCalls
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of a prompt, and of the forced output, None where the model writes freely. text: see
-    protocol.Started.
-    """
+    """The ids of a prompt, and of the forced output, None where the model writes freely."""
 
     ids: list[int]
     forced: list[int] | None
-    text: str = ""
 
 
 class Prompts:
@@ -84,7 +81,7 @@ class Prompts:
         ids = self._ids(message)
         if not ids:
             raise UsageError("the prompt is empty", "give some text")
-        return Prompt(ids, forced, spelt(self._model, ids) if message.show_prompt else "")
+        return Prompt(ids, forced)
 
     def _check_parts(self, parts: Sequence[str | list[int]]) -> None:
         n = sum(len(part) for part in parts if not isinstance(part, str))

@@ -223,7 +223,9 @@ class TestParts:
 
     def test_each_text_is_tokenised_by_itself(self, one: Threaded, calls: list[str]) -> None:
         parts: list[str | list[int]] = ["def", [7, 8], " read"]
-        started = next(s for s in self.sent(one, parts, show_prompt=True) if isinstance(s, m.Started))
+        started, *_, done = self.sent(one, parts, show_prompt=True)
+        assert isinstance(started, m.Started)
+        assert isinstance(done, m.Done)
         assert calls == ["def", " read"]
         assert one.core.loaded is not None
         model = one.core.loaded.model
@@ -231,7 +233,7 @@ class TestParts:
         assert started.n_prompt == len(ids)
         (shown,) = one.send(m.Detokenize(1, ids))
         assert isinstance(shown, m.Detokenized)
-        assert started.prompt == shown.text
+        assert done.prompt == shown.text
 
     def test_many_are_prepared_in_the_thread(self, one: Threaded) -> None:
         assert isinstance(one.sent_at_once(["x"] * 10), m.Started)

@@ -130,7 +130,6 @@ class NativeWriter:
         end_ids, drafters = self.options.model_facts()
         found = native_answer(
             choice,
-            self._prompt(choice),
             self.options.model,
             end_ids,
             drafters,
@@ -148,11 +147,6 @@ class NativeWriter:
         if self.options.ignored:
             found["ignored_fields"] = list(self.options.ignored)
         return _only(found, self.options.fields) if self.options.fields else found
-
-    def _prompt(self, choice: AccumulatedChoice) -> str:
-        """The text of its prompt, which the first answer to that prompt has."""
-        same = (c.start for c in self.fold.in_order if c.start.prompt == choice.start.prompt)
-        return next((start.prompt_text for start in same if start.prompt_text), "")
 
     def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[dict[str, Any]]:
         top = "top_probs" if self.options.final_probs else "top_logprobs"

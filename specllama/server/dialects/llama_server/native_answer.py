@@ -12,13 +12,12 @@ from specllama.server.events import AccumulatedChoice, End, Prefill
 
 def native_answer(
     choice: AccumulatedChoice,
-    prompt: str,
     model: str,
     end_ids: Collection[int] = (),
     drafters: Collection[str] = (),
     **shown: Any,
 ) -> dict[str, Any]:
-    """The answer of an ended choice in one piece, without probabilities. prompt: its text. end_ids, drafters,
+    """The answer of an ended choice in one piece, without probabilities. end_ids, drafters,
     shown: for its `generation_settings`.
     """
     end = choice.end
@@ -34,7 +33,7 @@ def native_answer(
         "tokens_predicted": stats.n_predict,
         "tokens_evaluated": choice.start.n_prompt,
         "generation_settings": generation_settings(choice.start.params, end_ids, drafters, **shown),
-        "prompt": prompt,
+        "prompt": end.prompt,
         "has_new_line": "\n" in choice.text,
         "truncated": end.reason == "context",
         "stop_type": _stop_type(end),

@@ -134,7 +134,7 @@ class OpenAIWriter:
         if not self.options.verbose:
             return {}
         first = self.fold.in_order[0]
-        return {"__verbose": native_answer(first, first.start.prompt_text, self.options.model)}
+        return {"__verbose": native_answer(first, self.options.model)}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
