@@ -286,6 +286,17 @@ def test_models(client: anthropic.Anthropic) -> None:
     assert client.models.retrieve(NAME).created_at == only.created_at
 
 
+def test_earlier_calls_need_no_tools(client: anthropic.Anthropic) -> None:
+    use = {"type": "tool_use", "id": "test123", "name": "look_up", "input": {"name": "zip"}}
+    blocks = [
+        {"type": "text", "text": "Here:"},
+        {"type": "tool_result", "tool_use_id": "test123", "content": "x"},
+    ]
+    messages = [*QUESTION, {"role": "assistant", "content": [use]}, {"role": "user", "content": blocks}]
+    answer = client.messages.create(**{**ASKED, "messages": messages}, stop_sequences=["\n"])
+    assert [block.type for block in answer.content] == ["text"]
+
+
 def test_the_beta_client_runs_tools(client: anthropic.Anthropic) -> None:
     asked: list[Any] = []
 

@@ -23,12 +23,13 @@ from specllama.server.events import (
     Event,
     Prefill,
     Reasoning,
+    RoundEvent,
     Start,
     TextEvent,
 )
 from tests.support.event_scripts import Script, scripts
 
-START = Start(0, 0, 7, 1)
+START, ROUND = Start(0, 0, 7, 1), RoundEvent(3, 2, 0.01)
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
 
 
@@ -169,6 +170,21 @@ def test_the_first_event_knows_what_was_reused(client: Client) -> None:
     assert writer.stream([Prefill(0, 7, 7, 4, 2.0)], 1) == b""
     ending = writer.stream([TextEvent(0, "x"), end(n_reused=4)], 1)
     assert client.streamed(filling + ending)["content"] == [{"type": "text", "text": "x"}]
+
+
+def test_a_trace_names_the_drafters(client: Client) -> None:
+    writer = MessageWriter("m", trace=True)
+    events = [
+        Reasoning(0, "So", [(2, "target")]),
+        TextEvent(0, "It is", [(2, "copy"), (3, "target")], (), ROUND),
+    ]
+    stream = writer.stream([START, *events, end()], 1)
+    deltas = [json.loads(f.split("data: ")[1]) for f in stream.decode().split("\n\n") if "speculation" in f]
+    assert [delta["speculation"] for delta in deltas[:-1]] == [
+        {"tokens": [[2, "target"]]},
+        {"tokens": [[2, "copy"], [3, "target"]], "round": {"drafted": 3, "accepted": 2, "ms": 10.0}},
+    ]
+    assert [block["type"] for block in client.streamed(stream)["content"]] == ["thinking", "text"]
 
 
 def test_a_client_that_waits_in_the_queue_gets_the_first_event_with_a_ping() -> None:

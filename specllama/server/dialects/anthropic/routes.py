@@ -19,9 +19,12 @@ async def messages(api: ApiRequest) -> Response:
     api.log_prompt(request.messages)
     if body.dropped:
         api.say(f"{len(body.dropped)} tools that run on Anthropic's servers are left out")
-    writer = MessageWriter(body.model or api.service.name, body.speculation.enabled, api.id)
+    speculation = body.speculation
+    writer = MessageWriter(
+        body.model or api.service.name, speculation.enabled, speculation.trace, request_id=api.id
+    )
     specs = [CompletionSpec(request, splits=True)]
-    return await api.generate(specs, writer, stream=body.stream, memory=body.speculation.memory)
+    return await api.generate(specs, writer, stream=body.stream, memory=speculation.memory)
 
 
 async def count_tokens(api: ApiRequest) -> Response:

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.anthropic.errors import error_body
 from specllama.server.dialects.openai.usage import figures
+from specllama.server.dialects.openai.writer import trace
 from specllama.server.dialects.writer import to_json
 from specllama.server.events import (
     AccumulatedCall,
@@ -34,14 +35,15 @@ _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 class MessageWriter:
     """A DialectWriter of an answer with one choice. An answer without text and calls has an empty text.
 
-    model: as shown. speculate: whether drafts were allowed. request_id: for errors.
+    model: as shown. speculate: whether drafts were allowed. trace: deltas name the drafters of their tokens.
+    request_id: for errors.
     """
 
     media_type, ping = "text/event-stream", b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, model: str, speculate: bool = True, request_id: str = "") -> None:
+    def __init__(self, model: str, speculate: bool = True, trace: bool = False, request_id: str = "") -> None:
         self.fold = Accumulator()
-        self._model, self._speculate, self._request_id = model, speculate, request_id
+        self._model, self._speculate, self._trace, self._request_id = model, speculate, trace, request_id
         self._id = f"msg_{secrets.token_hex(12)}"
         self._begun = False  # whether the first event is written
         self._n_blocks = 0  # opened so far
@@ -58,7 +60,10 @@ class MessageWriter:
             # The first event has the tokens whose evaluation was reused, once they are known.
             waits = isinstance(event, Prefill) and event.n_done in (event.n_reused, event.n_prompt)
             if not isinstance(event, Start) and not waits:
-                found += [*self._beginning(), *self._events(event)]
+                written = self._events(event)
+                if self._trace and written and isinstance(event, (TextEvent, Reasoning, CallArgs)):
+                    written[-1]["speculation"] = trace(event.runs, event.round)
+                found += [*self._beginning(), *written]
         if self.fold.choices and not waits:
             found += self._beginning()
         return b"".join(map(_event, found))
