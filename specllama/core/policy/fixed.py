@@ -95,7 +95,7 @@ class Fixed(PolicyBase):
 
     def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         active, n_max = len(rooms), self.n_max
-        while n_max and self.predict(active * (1 + n_max)) > seconds:
+        while seconds < inf and n_max and self.predict(active * (1 + n_max)) > seconds:
             n_max -= 1
         limits = {seq: min(room, n_max) for seq, room in rooms.items() if min(room, n_max) > 0}
         if not limits or not self.drafters:

@@ -85,7 +85,7 @@ def test_the_text_ends_where_no_candidate_is_likely():
 texts = st.lists(st.text("ab", max_size=3).map(str.encode), min_size=1, max_size=12)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(texts, st.data())
 def test_the_rule_is_that_of_llama_cpp(texts, data):
     pieces = [b"", b"", *texts]
@@ -99,7 +99,7 @@ def test_the_rule_is_that_of_llama_cpp(texts, data):
         assert kept == reference(pieces, ids, (p / p.sum()).tolist())
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(texts, st.data())
 def test_a_change_of_less_than_half_the_margin_changes_nothing(texts, data):
     pieces = [b"", b"", *texts]
