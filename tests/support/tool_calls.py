@@ -126,7 +126,7 @@ def read(
 ) -> tuple[str, list[Call]]:
     """(Text, complete calls) of an answer; each complete call has a known name and an object."""
     kept, calls, open_call = "", list[Call](), None
-    for piece in pieces(form, tools, text, special):
+    for piece in pieces(form, tools, [text], special):
         if isinstance(piece, TextPiece):
             kept += piece.text
         elif isinstance(piece, OpenPiece):
