@@ -9,6 +9,7 @@ from typing import Protocol
 
 from specllama.errors import BusyError, ResourceError, SpecllamaError
 
+MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
 KEPT = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
 
 
@@ -55,7 +56,10 @@ class QueueLimit:
 
 
 class OpenRequest(Protocol):
-    """A request that has not ended. n_open: its texts that have not; n_waiting: those that wait."""
+    """A request that has not ended. n_open: its texts that have not; n_waiting: those that wait. n_held:
+    bytes
+    of it that wait for their model.
+    """
 
     @property
     def owner(self) -> str: ...
@@ -65,6 +69,9 @@ class OpenRequest(Protocol):
 
     @property
     def n_waiting(self) -> int: ...
+
+    @property
+    def n_held(self) -> int: ...
 
     @property
     def seconds(self) -> float:
@@ -96,9 +103,9 @@ class Admission:
         waiting = max(1, self.n_open - self.limit.n_slots + 1)
         return max(1, min(60, round(self._mean_seconds * waiting / self.limit.n_slots)))
 
-    def check(self, owner: str, n: int) -> None:
+    def check(self, owner: str, n: int, n_bytes: int = 0) -> None:
         """Raises ResourceError while the server shuts down, BusyError if n more texts of an owner are too
-        many.
+        many, or too large. n_bytes: of a request that must wait for its model.
         """
         if self.draining:
             raise ResourceError("the server is shutting down", "ask again when it is back")
@@ -107,6 +114,8 @@ class Admission:
             n_open[request.owner] += request.n_open
         n_waiting = sum(request.n_waiting for request in self.requests if request.owner == owner)
         problem = self.limit.problem(n_open, n_waiting, n)
+        if not problem and n_bytes and sum(r.n_held for r in self.requests) + n_bytes > MAX_HELD:
+            problem = f"requests of more than {MAX_HELD >> 20} MiB wait for their models"
         if problem:
             raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
 

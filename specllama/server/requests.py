@@ -37,7 +37,7 @@ class RequestStream:
 
     metrics: where its figures count. ended: called once when all texts have ended, for whatever reason.
     place: see Service.start. owner: who asks. n_open: texts that have not ended. begun: whether the engine
-    has got it.
+    has got it. n_bytes: of the request; n_held: those that are held here until then.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class RequestStream:
         metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
         place: str = "",
+        n_bytes: int = 0,
     ) -> None:
-        self.place = place
+        self.place, self.n_held = place, n_bytes
         self._assemblers: list[EventAssembler] = []
         self.specs, self.owner = list(specs), specs[0].request.owner
         self.n_open = len(specs)
@@ -80,7 +81,7 @@ class RequestStream:
 
         end_ids: tokens that end a text. reader: makes what finds tool calls in a text.
         """
-        self.begun, self._end_ids, self._reader = True, end_ids, reader
+        self.begun, self._end_ids, self._reader, self.n_held = True, end_ids, reader, 0
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
             self._submit(client, list(group))
         sent = protocol.Generate(-1)  # the prompts are not kept: they may be large, and wait for long

@@ -67,10 +67,13 @@ class Service:
     def n_slots(self) -> int:
         return self.settings.load.n_slots
 
-    def start(self, specs: Sequence[CompletionSpec], n: int = 1, place: str = "") -> RequestStream:
+    def start(
+        self, specs: Sequence[CompletionSpec], n: int = 1, place: str = "", n_bytes: int = 0
+    ) -> RequestStream:
         """Start n texts of each spec, with different seeds; they wait until the model is in memory. place:
         earlier requests of the same owner with the same place, which the client needs no longer, end with the
-        text that they have, unless this one only evaluates its prompt; "" for none.
+        text that they have, unless this one only evaluates its prompt; "" for none. n_bytes: of the
+        request.
 
         Raises BusyError if too many texts wait already, ResourceError while the server shuts down. The result
         raises what loading the model raises, EngineDiedError without an engine, ContextLengthError.
@@ -78,12 +81,12 @@ class Service:
         texts = [text for spec in specs for text in _choices(spec, n)]
         owner = texts[0].request.owner
         try:
-            self.admission.check(owner, len(texts))
+            self.admission.check(owner, len(texts), 0 if self.residence.is_open else n_bytes)
         except BusyError:
             for metrics in self.metrics.counting(owner):
                 metrics.refused.inc()
             raise
-        job = RequestStream(texts, self.metrics.counting(owner), self._ended, place)
+        job = RequestStream(texts, self.metrics.counting(owner), self._ended, place, n_bytes)
         if place and not texts[0].request.warm:
             for older in [other for other in self.jobs if (other.owner, other.place) == (owner, place)]:
                 older.end_early()

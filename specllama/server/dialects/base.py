@@ -147,7 +147,7 @@ class ApiRequest:
         raises what loading raises.
         """
         owned = [replace(spec, request=self._owned(spec.request, memory)) for spec in specs]
-        job = self.service.start(owned, n, place)
+        job = self.service.start(owned, n, place, getattr(self._http.state, "body_bytes", 0))
         return StreamingResponse(
             job, writer, stream, Limits(self.settings.seconds, self.settings.client_seconds)
         )

@@ -37,7 +37,8 @@ class BodyReader:
     async def read(
         self, request: Request, check: Callable[[dict[str, Any]], Checked], seconds: float
     ) -> Checked:
-        """The result of `check` on the JSON object in a request's body, which must arrive within `seconds`.
+        """The result of `check` on the JSON object in a request's body, which must arrive within `seconds`;
+        sets `request.state.body_bytes`.
 
         Raises UsageError, BodyTooLargeError, BodyTooSlowError, BusyError while too many large bodies are
         held, and what `check` raises.
@@ -45,6 +46,7 @@ class BodyReader:
         data = bytearray()
         try:
             await self._receive(request, data, seconds)
+            request.state.body_bytes = len(data)
             if len(data) <= _LARGE:
                 return check(parse(data))
             async with self._turn:

@@ -63,6 +63,7 @@ class Request:
     owner: str
     n_open: int
     n_waiting: int = 0
+    n_held: int = 0
     seconds: float = 9.0
     error: SpecllamaError | None = None
 
@@ -89,3 +90,14 @@ def test_while_the_server_shuts_down_nothing_is_accepted() -> None:
     found.draining = True
     with pytest.raises(ResourceError, match="shutting down"):
         found.check("", 1)
+
+
+def test_large_requests_that_wait_for_their_models_are_bounded() -> None:
+    found, body = Admission(QueueLimit(4, 64)), 4 * 1024 * 1024
+    waiting = [Request("", 1, 1, n_held=body) for _ in range(16)]
+    found.requests |= set(waiting)
+    with pytest.raises(BusyError, match="requests of more than 64 MiB wait for their models"):
+        found.check("", 1, 1)
+    found.check("", 1)
+    found.ended(waiting[0])
+    found.check("", 1, body)
