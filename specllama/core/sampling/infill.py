@@ -87,18 +87,17 @@ class InfillRule:
         """Where a token's text begins another's, add the probability of the less likely one to the other and
         set its own to 0. Returns the margin of these decisions.
         """
-        by_text: dict[bytes, list[int]] = {}
         pieces = [self.piece(token) for token in tokens]
-        for i, text in enumerate(pieces):
-            if text:
-                by_text.setdefault(text, []).append(i)
-        pairs = [
-            (short, long)
-            for long, text in enumerate(pieces)
-            for n in range(1, len(text) + 1)
-            for short in by_text.get(text[:n], ())
-            if short != long
-        ]
+        pairs: list[tuple[int, int]] = []
+        open_: list[int] = []  # those whose texts begin the one at hand; in order, they come before it
+        for i in sorted((i for i, text in enumerate(pieces) if text), key=pieces.__getitem__):
+            while open_ and not pieces[i].startswith(pieces[open_[-1]]):
+                open_.pop()
+            for short in open_:
+                pairs.append((short, i))
+                if pieces[short] == pieces[i]:
+                    pairs.append((i, short))
+            open_.append(i)
         margin = math.inf
         for i, j in sorted(pairs):
             if p[i] and p[j]:
