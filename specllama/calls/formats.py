@@ -65,7 +65,7 @@ def named(name: str) -> CallFormat:
     for found in FORMATS:
         if found.name == name:
             return found
-    known = ", ".join(found.name for found in FORMATS)
+    known = ", ".join(["auto", *(found.name for found in FORMATS)])
     raise UsageError(f"there is no call format {name!r}", f"{option('tool_format')} is one of {known}")
 
 

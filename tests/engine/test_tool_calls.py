@@ -18,6 +18,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.grammar import GrammarDrafter
+from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.testing import ScriptedDrafter, TableContext, table_row
 from specllama.text.grammar import Grammars
@@ -123,3 +124,11 @@ def test_no_reasoning_before_a_call_where_the_prompt_ends_after_it(target: Llama
 )
 def test_models_that_reason(target: LlamaModel, source: str, reasons: bool) -> None:
     assert ToolCalls(target, source, None).reasons is reasons
+
+
+def test_the_format_that_the_user_names(target: LlamaModel) -> None:
+    source = "{{ tools }}[TOOL_CALLS][ARGS]"
+    assert ToolCalls(target, source, None).format.name == "mistral"
+    assert ToolCalls(target, source, None, "qwen-xml").format.name == "qwen-xml"
+    with pytest.raises(UsageError, match="no call format 'other'"):
+        ToolCalls(target, source, None, "other")

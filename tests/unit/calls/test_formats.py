@@ -18,7 +18,7 @@ from specllama.calls.format import CallFormat
 from specllama.calls.formats import FORMATS, choose, named
 from specllama.calls.frame import NINE
 from specllama.calls.framed import FramedFormat, WrittenFormat
-from specllama.calls.pieces import ArgumentsPiece, OpenPiece, TextPiece
+from specllama.calls.pieces import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
 from specllama.calls.prompt import marked
 from specllama.calls.reading import ReadCall
 from specllama.calls.reading import read as read_whole
@@ -321,3 +321,74 @@ def test_names_of_formats() -> None:
     assert "hermes" in error.value.hint
     assert choose("") is named("generic")
     assert choose("<tool_call> without a word of what may be called") is named("generic")
+
+
+def test_the_tag_of_llama3() -> None:
+    form = named("llama3")
+    call, dotted = form.write([FULL]), '<|python_tag|>weather.call(city="x", days=2)'
+    for tokens in (form.tokens, None):
+        mark = SHOWN if tokens else ""
+        assert read(form, Tools(TOOLS), f"{mark}<|python_tag|>{call}", tokens) == ("", [FULL])
+        assert read(form, Tools(TOOLS), mark + dotted, tokens) == (
+            "",
+            [("weather", {"city": "x", "days": 2})],
+        )
+    compiled = grammar(form, Tools(TOOLS), form.tokens)
+    assert compiled.accepts(f"{SHOWN}<|python_tag|>{call}")
+    assert compiled.accepts(SHOWN + dotted)
+    assert not compiled.begins(f"{SHOWN}<|python_tag|>print")
+
+
+def test_reasoning_of_gemma4_and_gpt_oss() -> None:
+    gemma, oss = named("gemma4"), named("gpt-oss")
+    thought = f"{SHOWN}<|channel>thought\nhm\n{SHOWN}<channel|>"
+    header = f"{SHOWN}<|channel|>analysis{SHOWN}<|message|>hm{SHOWN}<|end|>{SHOWN}<|start|>assistant"
+    for form, before in ((gemma, thought), (oss, header)):
+        written = form.write([FULL], form.tokens)
+        compiled = grammar(form, Tools(TOOLS, "required"), form.tokens)
+        assert compiled.accepts(before + written)
+        assert compiled.accepts(written)
+        found = pieces(form, Tools(TOOLS), list(before + written), form.tokens)
+        assert found[0] == ThoughtPiece("hm")
+        assert read(form, Tools(TOOLS), before + written, form.tokens) == ("", [FULL])
+    text = header + header.replace("analysis", "commentary").replace("hm", "I look.")
+    written = oss.write([FULL], oss.tokens)
+    assert grammar(oss, Tools(TOOLS), oss.tokens).accepts(text + written)
+    assert read(oss, Tools(TOOLS), text + written, oss.tokens) == ("I look.", [FULL])
+    other = f" to=functions.now{SHOWN}<|channel|>commentary json{SHOWN}<|message|>{{}}"
+    assert read(oss, Tools(TOOLS), other, oss.tokens) == ("", [("now", {})])
+
+
+def test_the_tokens_around_the_text_of_command_r() -> None:
+    form = named("command-r")
+    answer = f"{SHOWN}<|START_RESPONSE|>Sunny.{SHOWN}<|END_RESPONSE|>"
+    for choice in ("auto", "none"):
+        assert grammar(form, Tools(TOOLS, choice), form.tokens).accepts(answer)
+    assert read(form, Tools(TOOLS), answer, form.tokens) == ("Sunny.", [])
+
+
+@pytest.mark.parametrize("text", ["True", "true", " true "])
+def test_words_of_python_between_tags(text: str) -> None:
+    form, tools = named("qwen-xml"), Tools([Tool("f", "", {"properties": {"a": {"type": "boolean"}}})])
+    written = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    assert read(form, tools, written) == ("", [("f", {"a": True})])
+    assert grammar(form, tools).accepts(written) is (text == text.strip())
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r'"a\n\"b\" \u00e9 \ud83d\ude00"', 'a\n"b" é 😀'),
+        (r"'it\'s \x41 \q'", "it's A \\q"),
+        ("[True, None, -1.5, 'x', {'a': [], \"b\": false}]", [True, None, -1.5, "x", {"a": [], "b": False}]),
+        ("(1, 2)", [1, 2]),
+        ("[1, 2, ]", [1, 2]),
+        ("{}", {}),
+    ],
+)
+def test_literals_of_python(written: str, value: Any) -> None:
+    form, tools = named("pythonic"), Tools([Tool("f", "", {"type": "object"})])
+    answer = f"[f(a={written})]"
+    for parts in cuts(answer):
+        assert pieces(form, tools, parts) == pieces(form, tools, [answer])
+    assert read(form, tools, answer) == ("", [("f", {"a": value})])

@@ -164,7 +164,7 @@ def test_tokens_in_text_are_control_tokens(name: str) -> None:
     parts = with_tokens(source.render(data.messages, **data.variables), form.tokens)
     assert SHOWN not in "".join(part.text for part in parts)
     special = [part.text for part in parts if part.parse_special and part.text in form.tokens]
-    written = form.write(calls, form.tokens)  # type: ignore[attr-defined]
+    written = form.write(calls, form.tokens)
     expected = without_marks(written).count(form.tokens[0]) - attack.count(form.tokens[0])
     assert special.count(form.tokens[0]) == expected > 0
 
