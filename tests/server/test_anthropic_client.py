@@ -226,12 +226,12 @@ def test_errors_of_every_layer(exact: Server) -> None:
     assert exact.post(MESSAGES, asked).headers["request-id"].startswith("req_")
 
 
-def test_instructions_between_turns_need_their_beta(exact: Server) -> None:
-    messages = [*QUESTION, {"role": "system", "content": "Be short."}]
+def test_the_first_turn_is_not_the_systems(exact: Server) -> None:
+    messages = [{"role": "system", "content": "Be short."}, *QUESTION]
     for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
         reply = exact.post(path, {"max_tokens": 1, "messages": messages})
         assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
-        assert reply.error["message"].startswith("messages[1].role must be 'user' or 'assistant'")
+        assert reply.error["message"].startswith("messages[0].role must be 'user' or 'assistant'")
 
 
 def test_headers_and_the_query_of_beta_clients(exact: Server) -> None:
@@ -262,7 +262,7 @@ def test_the_changing_header_of_claude_code_is_kept_out_of_the_prompt(exact: Ser
                 "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"},
                 "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             },
-            headers={"anthropic-beta": "claude-code-20250219,mid-conversation-system-2026-04-07"},
+            headers={"anthropic-beta": "claude-code-20250219"},
         )  # fmt: skip
         assert reply.status == 200, reply.body
         frames = reply.body.decode().split("\n\n")

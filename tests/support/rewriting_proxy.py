@@ -19,11 +19,12 @@ _HEADERS = ("content-type", "accept", "authorization", "x-api-key", "anthropic-b
 
 class RewritingProxy:
     """A context manager. rewrite: changes the body of a POST in place. sent: path and body of each POST, as
-    the agent sent it. url: without a path.
+    the agent sent it. refused: path, status and body of each answer that is an error. url: without a path.
     """
 
     def __init__(self, api: Api, rewrite: Callable[[str, Body], None], seconds: float = 280.0) -> None:
         self.sent: list[tuple[str, Body]] = []
+        self.refused: list[tuple[str, int, str]] = []
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,6 +49,8 @@ class RewritingProxy:
                     data, kind = answer.read(), answer.getheader("content-type") or ""
                 finally:
                     link.close()
+                if answer.status >= 400:
+                    proxy.refused.append((self.path, answer.status, data.decode("utf-8", "replace")))
                 self.send_response(answer.status)
                 self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(data)))

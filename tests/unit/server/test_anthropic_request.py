@@ -160,9 +160,21 @@ class TestMessages:
         assert read.prompt({}).messages == [
             {"role": "user", "content": "What?\n<system>\nAgents: none\n</system>"}
         ]
-        read.check_roles("claude-code-20250219,mid-conversation-system-2026-04-07")
-        with pytest.raises(FieldError, match=r"messages\[1\].role must be 'user' or 'assistant'"):
-            read.check_roles("claude-code-20250219")
+        read.check_roles("claude-code-20250219")
+
+    def test_the_system_begins_only_with_a_beta(self) -> None:
+        first = checked(MessagesRequest, {"max_tokens": 1, "messages": [{"role": "system", "content": "a"}]})
+        first.check_roles("claude-code-20250219,mid-conversation-tool-changes-2026-07-01")
+        with pytest.raises(FieldError, match=r"messages\[0\].role must be 'user' or 'assistant'"):
+            first.check_roles("claude-code-20250219")
+
+    def test_found_tools_are_named(self) -> None:
+        """What Claude Code's search for tools returns."""
+        found = result([{"type": "tool_reference", "tool_name": "Monitor"}])
+        used = {"role": "assistant", "content": [USE]}
+        messages = request(ASKED, used, {"role": "user", "content": [found]}).messages
+        assert messages is not None
+        assert messages[-1]["content"] == "The tool Monitor can be called now."
 
     def test_a_last_turn_of_the_assistant_is_continued(self) -> None:
         blocks = [{"type": "text", "text": "It "}, {"type": "text", "text": "is "}]

@@ -21,10 +21,13 @@ _HEADER = re.compile(rf"x-anthropic-billing-header:(?:{_PAIR}){{0,16}}[ \t]{{0,8
 
 
 class TextBlock(OpenBody):
-    """A block where only text can stand: in `system` and in the result of a tool."""
+    """A block where only text can stand: in `system` and in the result of a tool. In a result, a search for
+    tools names what it found by tool_name; the tools themselves are in `tools`.
+    """
 
     type: Annotated[str, Field(max_length=256)]
     text: str = ""
+    tool_name: Annotated[str, Field(max_length=512)] = ""
 
 
 Texts = str | Annotated[list[TextBlock], AtMost(MAX_BLOCKS)]
@@ -97,7 +100,7 @@ def _user(blocks: Sequence[ContentBlock], path: str) -> list[dict[str, Any]]:
             texts.append(block.text)
         elif block.type == "tool_result":
             _require(block, "tool_use_id", here)
-            text = joined(block.content, f"{here}.content")
+            text = _result(block.content, f"{here}.content")
             if block.is_error and not text.lower().startswith("error"):
                 text = f"Error: {text}" if text else "Error"
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
@@ -106,6 +109,17 @@ def _user(blocks: Sequence[ContentBlock], path: str) -> list[dict[str, Any]]:
     if texts or not results:
         results.append({"role": "user", "content": "\n".join(texts)})
     return results
+
+
+def _result(found: Texts | None, path: str) -> str:
+    if isinstance(found, list):
+        found = [
+            TextBlock(type="text", text=f"The tool {block.tool_name} can be called now.")
+            if block.type == "tool_reference"
+            else block
+            for block in found
+        ]
+    return joined(found, path)
 
 
 def _assistant(blocks: Sequence[ContentBlock], path: str) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from specllama.text.template_variables import reasoning_variables, template_vari
 MAX_MESSAGES = 4096
 _CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _ON = ("enabled", "adaptive")  # "between_tools": no thinking, but for words on progress
-_SYSTEM_BETA = "mid-conversation-system"
+_SYSTEM_BETA = "mid-conversation-"  # system, tool-changes: betas of which a message of the system is a part
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
@@ -113,15 +113,13 @@ class PromptRequest(OpenBody):
         return self
 
     def check_roles(self, betas: str) -> None:
-        """Raises FieldError for system messages without the beta that has them. betas: of the request."""
-        for i, message in enumerate(self.messages):
-            if message.role == "system" and _SYSTEM_BETA not in betas:
-                field = f"messages[{i}].role"
-                raise FieldError(
-                    f"{field} must be 'user' or 'assistant': instructions are in system, and 'system' here "
-                    f"needs the header anthropic-beta: {_SYSTEM_BETA}…",
-                    field,
-                )
+        """Raises FieldError where the first message is the system's without a beta that has such messages.
+
+        Later ones are taken without: the name of the beta has changed.
+        """
+        if self.messages[0].role == "system" and _SYSTEM_BETA not in betas:
+            field = "messages[0].role"
+            raise FieldError(f"{field} must be 'user' or 'assistant': instructions are in system", field)
 
     @property
     def dropped(self) -> list[str]:

@@ -1,0 +1,86 @@
+"""What a RewritingProxy makes of an agent's requests: two calls of a tool, then a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.rewriting_proxy import Body
+
+END = "all done"
+_TEXT = {"const": END}
+
+
+class TwoTurns:
+    """For chat/completions, responses and messages. arguments: of the calls. Requests without the
+    tool, such as that for a title, are kept short.
+    """
+
+    def __init__(self, tool: str, **arguments: Any) -> None:
+        self.tool = tool
+        self.schema = {
+            "type": "object",
+            "properties": {name: {"const": value} for name, value in arguments.items()},
+            "required": list(arguments),
+            "additionalProperties": False,
+        }
+        self.results: list[int] = []  # number of tool results in each request that has the tool
+
+    def __call__(self, path: str, body: Body) -> None:
+        for end, script in (
+            ("/v1/messages", self._messages),
+            ("/chat/completions", self._chat),
+            ("/responses", self._responses),
+        ):
+            if path.partition("?")[0].endswith(end):
+                script(body)
+
+    def _has_tool(self, body: Body, schema: str, n_results: int) -> bool:
+        """Pin the tool's arguments, and note the number of results."""
+        tools = [tool.get("function", tool) for tool in body.get("tools") or []]
+        found = [tool for tool in tools if tool.get("name") == self.tool]
+        for tool in found:
+            tool[schema] = self.schema
+            tool.pop("strict", None)
+        if found:
+            self.results.append(n_results)
+        return bool(found)
+
+    def _messages(self, body: Body) -> None:
+        body.pop("thinking", None)
+        body.pop("output_config", None)
+        body["max_tokens"] = 200
+        blocks = [block for m in body["messages"] if isinstance(m["content"], list) for block in m["content"]]
+        n = sum(block["type"] == "tool_result" for block in blocks)
+        if not self._has_tool(body, "input_schema", n):
+            body["max_tokens"] = 8
+        elif n < 2:
+            body["tool_choice"] = {"type": "tool", "name": self.tool, "disable_parallel_tool_use": True}
+        else:
+            body["tool_choice"] = {"type": "none"}
+            body["output_config"] = {"format": {"type": "json_schema", "schema": _TEXT}}
+
+    def _chat(self, body: Body) -> None:
+        body.pop("max_tokens", None)
+        body["max_completion_tokens"] = 200
+        n = sum(message["role"] == "tool" for message in body["messages"])
+        if not self._has_tool(body, "parameters", n):
+            body["max_completion_tokens"] = 8
+        elif n < 2:
+            body["tool_choice"] = {"type": "function", "function": {"name": self.tool}}
+            body["parallel_tool_calls"] = False
+        else:
+            body["tool_choice"] = "none"
+            form = {"name": "end", "schema": _TEXT}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+
+    def _responses(self, body: Body) -> None:
+        body["max_output_tokens"] = 200
+        n = sum(item.get("type") == "function_call_output" for item in body["input"])
+        if not self._has_tool(body, "parameters", n):
+            body["max_output_tokens"] = 16
+        elif n < 2:
+            body["tool_choice"] = {"type": "function", "name": self.tool}
+            body["parallel_tool_calls"] = False
+        else:
+            body["tool_choice"] = "none"
+            body["text"] = {"format": {"type": "json_schema", "name": "end", "schema": _TEXT}}
