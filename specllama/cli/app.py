@@ -23,6 +23,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "run": CommandEntry("run:run", "config.options:RUN", "Generate text: a prompt in, the answer out."),
     "chat": CommandEntry("chat.command:chat", "config.options:CHAT", "Talk with a model."),
     "serve": CommandEntry("serve:serve", "config.options:SERVE", "Serve a model over a local API."),
+    "launch": CommandEntry(
+        "launch.command:launch",
+        "cli.launch.options:LAUNCH",
+        "Start an agent or another client, and a server for it.",
+    ),
     "pair-check": CommandEntry(
         "pair_check:pair_check", "cli.options:PAIR_CHECK", "Can this draft propose tokens for this target?"
     ),

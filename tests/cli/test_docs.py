@@ -64,6 +64,7 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "specllama tune": "takes ten seconds or more; tests/cli/test_tune_command.py runs it",
     ".venv/bin/python -m scripts.": "takes minutes to hours",
     "python -m scripts.": "the same",
+    "specllama launch": "needs the clients; tests/cli/test_launch.py has some of its own",
     "specllama serve": "runs below, at a free port",
     "curl": "runs below, against a server",
 }

@@ -33,26 +33,26 @@ class ServerAddress:
     loopback: bool
 
 
-def parse_address(text: str) -> ServerAddress:
-    """Parses a URL with or without scheme, /v1 and route. Raises UsageError."""
+def parse_address(text: str, flag: str = "--server") -> ServerAddress:
+    """Parses a URL, the value of a flag, with or without scheme, /v1 and route. Raises UsageError."""
     text = text.strip()
     if not text:
-        raise UsageError("--server needs the URL of a server", _HINT)
+        raise UsageError(f"{flag} needs the URL of a server", _HINT)
     if len(text) > _MAX_URL or not text.isprintable() or any(c.isspace() for c in text):
-        raise UsageError("--server is not a URL: it has blanks or control characters, or is too long", _HINT)
+        raise UsageError(f"{flag} is not a URL: it has blanks or control characters, or is too long", _HINT)
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise UsageError(f"--server is not a URL: {error}", _HINT) from None
+        raise UsageError(f"{flag} is not a URL: {error}", _HINT) from None
     if "@" in parts.netloc:  # the message must not repeat the password
-        raise UsageError("--server has a user or password in it", "a key goes into SPECLLAMA_API_KEY")
+        raise UsageError(f"{flag} has a user or password in it", "a key goes into SPECLLAMA_API_KEY")
     if parts.scheme not in ("http", "https"):
-        raise UsageError(f"--server has to begin with http:// or https://, not {parts.scheme}://", _HINT)
+        raise UsageError(f"{flag} has to begin with http:// or https://, not {parts.scheme}://", _HINT)
     if not host or port == 0:
-        raise UsageError(f"--server names no {'port' if host else 'host'}: {text}", _HINT)
+        raise UsageError(f"{flag} names no {'port' if host else 'host'}: {text}", _HINT)
     if parts.query or parts.fragment:
-        raise UsageError("--server must not have a part after ? or #", _HINT)
+        raise UsageError(f"{flag} must not have a part after ? or #", _HINT)
     path = parts.path.rstrip("/")
     for route in _ROUTES:
         path = path.removesuffix(route)

@@ -1,0 +1,1 @@
+"""The clients of `launch`, one file each."""

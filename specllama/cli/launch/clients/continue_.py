@@ -1,0 +1,45 @@
+"""Continue's command line: a file of its own, which a flag names. JSON is YAML."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from specllama.cli.launch.client import (
+    AGENT_CONTEXT,
+    Client,
+    ClientFile,
+    ClientSettings,
+    ModelServer,
+    Variables,
+)
+from specllama.config.store import cache_dir
+
+_KEY = "SPECLLAMA_API_KEY"
+
+
+def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
+    model: dict[str, Any] = {
+        "name": server.model,
+        "provider": "openai",
+        "model": server.model,
+        "apiBase": server.api,
+        "apiKey": f"${{{{ secrets.{_KEY} }}}}" if server.key else server.any_key,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"],
+    }
+    if server.n_ctx:
+        model["defaultCompletionOptions"] = {
+            "contextLength": server.n_ctx,
+            "maxTokens": server.n_ctx // 4,
+        }
+    text = json.dumps({"name": "specllama", "version": "1.0.0", "schema": "v1", "models": [model]}, indent=2)
+    path = cache_dir() / "launch" / "continue.yaml"
+    return ClientSettings(
+        {"CONTINUE_CLI_ENABLE_TELEMETRY": "0"} | ({_KEY: server.key} if server.key else {}),
+        arguments=("--config", str(path)),
+        files=(ClientFile(path, lambda _: text, own=True),),
+    )
+
+
+CONTINUE = Client("cn", "npm install -g @continuedev/cli", _settings, AGENT_CONTEXT)

@@ -1,0 +1,41 @@
+"""Simon Willison's llm: a model in its extra-openai-models.yaml, chosen by a variable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from specllama.cli.launch.client import Client, ClientFile, ClientSettings, ModelServer, Variables
+from specllama.cli.launch.files import yaml_item
+
+_MODEL = "specllama"
+
+
+def _settings(server: ModelServer, environ: Variables) -> ClientSettings:
+    item = {
+        "model_id": _MODEL,
+        "model_name": server.model,
+        "api_base": server.api,
+        "supports_tools": True,
+        "supports_schema": True,
+    }
+    if server.key:
+        item["api_key_name"] = _MODEL  # without a stored key of this name the variable is used
+    path = _folder(environ) / "extra-openai-models.yaml"
+    return ClientSettings(
+        {"LLM_MODEL": _MODEL} | ({"OPENAI_API_KEY": server.key} if server.key else {}),
+        files=(ClientFile(path, yaml_item("model_id", item)),),
+    )
+
+
+def _folder(environ: Variables) -> Path:
+    """Where llm keeps its files."""
+    if given := environ.get("LLM_USER_PATH"):
+        return Path(given)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "io.datasette.llm"
+    config = environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "io.datasette.llm"
+
+
+LLM = Client("llm", "pip install llm", _settings, alone=("chat",))

@@ -1,0 +1,178 @@
+"""`specllama launch`: a client with its settings, for a server that runs or is started for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from specllama.bench.serving.client import parse_address
+from specllama.cli import console
+from specllama.cli.files import resolved
+from specllama.cli.launch import files, server
+from specllama.cli.launch.client import Client, ClientSettings, ModelServer
+from specllama.cli.launch.names import client as client_named
+from specllama.cli.launch.printed import SHOWN_KEY, printed
+from specllama.cli.launch.serve_flags import KEYS, ServeCommand, serve_command
+from specllama.cli.serve import keys
+from specllama.config import defaults
+from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
+from specllama.text.terminal import printable
+
+EXAMPLES = """
+Examples:
+  specllama launch claude -m main.gguf
+  specllama launch codex -m main.gguf -c 65536 -- exec "What does this repository do?"
+  specllama launch llm -- "What does shutil.copytree do?"
+  specllama launch opencode --print
+"""
+_OF_LAUNCH = ("client", "arguments", "print_only", "url", "force", "debug", "verbose")
+_OF_ANY_SERVER = (*_OF_LAUNCH, "model", "host", "port", *KEYS)
+
+
+def launch(given: Mapping[str, Any]) -> int:
+    """Run a client; returns its exit code, or that of a server that does not start. Raises SpecllamaError."""
+    client = client_named(given["client"])
+    values = resolved(given)
+    key = next(iter(keys(values)), "")
+    found = _running(given, values, key)
+    own = None if found is not None else serve_command(given, values, client)
+    arguments = given.get("arguments") or client.alone
+    if given.get("print_only"):
+        shown = found or _expected(own, key)
+        settings = client.settings(replace(shown, key=SHOWN_KEY if key else ""), os.environ)
+        console.data(printed(client, settings, arguments, own))
+        return 0
+    program = shutil.which(client.program)
+    if program is None:
+        raise EngineError(f"there is no {client.program} on PATH", f"install it: {client.install}")
+    with contextlib.ExitStack() as stack:
+        if own is not None:
+            stack.enter_context(_signals_end_it())
+            log = server.new_log()
+            console.note(f"starting specllama serve; its log: {log}")
+            process = stack.enter_context(server.OwnServer(own.flags, {**os.environ, **own.variables}, log))
+            if (url := process.url(console.note)) is None:
+                return process.exit_code
+            found = server.find(
+                url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:"), key, ""
+            )
+        if found is None:
+            raise EngineError("the server does not answer", "see its log")
+        _check_context(client, found, given, own is not None)
+        if own is None:
+            console.note(f"using {printable(found.model)} at {found.url}")
+        settings = client.settings(found, os.environ)
+        for file in settings.files:
+            if (copy := files.write(file)) is not None:
+                console.note(f"note: {file.path} was changed; what was there before is in {copy}")
+        return _run([program, *settings.arguments, *arguments], _environment(settings))
+
+
+def _running(given: Mapping[str, Any], values: Mapping[str, Any], key: str) -> ModelServer | None:
+    """The server that the client uses, None if one has to be started."""
+    model = given.get("model", "")
+    if "url" in given:
+        for o in serve_options(given):
+            raise UsageError(f"{option(o)} has no meaning with --url", "that server is running already")
+        (base, *_) = parse_address(given["url"], "--url").bases
+        url = base.removesuffix("/v1")
+        found = server.find(url, key, model)
+        if found is None and given.get("print_only"):
+            return ModelServer(url, model or "NAME", key)
+        if found is None:
+            raise NotFoundError(f"there is no specllama at {url}", "start it with specllama serve")
+        return found
+    if serve_options(given):
+        return None
+    host, port = values.get("host", defaults.HOST), values.get("port", defaults.PORT)
+    try:
+        return server.find(f"http://{_address(host)}:{port}", key, model)
+    except NotFoundError:
+        return None
+
+
+def serve_options(given: Mapping[str, Any]) -> Sequence[str]:
+    """The given options that only a server that is started can follow."""
+    return [name for name in given if name not in _OF_ANY_SERVER]
+
+
+def _address(host: str) -> str:
+    """What a client on this machine connects to."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _expected(own: ServeCommand | None, key: str) -> ModelServer:
+    """The server that would be started, as far as it is known before."""
+    assert own is not None
+    return ModelServer(f"http://{_address(own.host)}:{own.port}", own.model, key, own.n_ctx)
+
+
+def _check_context(client: Client, found: ModelServer, given: Mapping[str, Any], own: bool) -> None:
+    """Raises ContextLengthError if the client needs more tokens, unless --force or -c says to go on. own: the
+    server was started for the client.
+    """
+    needed, name = client.n_ctx, printable(found.model)
+    chosen = own and "n_ctx" in given
+    if 0 < found.n_ctx < needed:
+        has = f"has {found.n_ctx}"
+        hint = f"restart it with {option('n_ctx', needed)}"
+        if "url" not in given:
+            hint = f"{option('n_ctx', needed)} starts another server"
+    elif 0 < found.n_ctx_train < needed and not chosen:
+        has = f"was trained on {found.n_ctx_train}"
+        hint = f"choose another model, or a context yourself, as {option('n_ctx', needed)}"
+    else:
+        return
+    what = f"{client.program} needs a context of {needed} tokens, {name} {has}"
+    if not (chosen or given.get("force")):
+        raise ContextLengthError(what, f"{hint}; {option('force')} goes on")
+    console.warning(what)
+
+
+def _environment(settings: ClientSettings) -> dict[str, str]:
+    """The client's environment. Proxies are for other machines."""
+    environ = {name: value for name, value in os.environ.items() if name not in settings.removed}
+    environ |= settings.variables
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = environ.get(name, "")
+        environ[name] = ",".join(filter(None, [hosts, "127.0.0.1", "localhost", "::1"]))
+    return environ
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the client in the foreground. Ctrl-C is the client's; its exit code is returned."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the client would inherit
+    try:
+        with subprocess.Popen(command, env=environ) as process:
+            try:
+                code = process.wait()
+            except BaseException:
+                process.terminate()
+                raise
+    except OSError as error:
+        raise EngineError(f"{command[0]} cannot be started: {error.strerror or error}") from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """A closed terminal ends the client and the server, as SIGTERM does."""
+
+    def hang_up(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGHUP, hang_up)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,133 @@
+"""Files that clients read: written atomically, after a copy of what was there. Each change keeps what is not
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specllama.cli.launch.client import ClientFile
+from specllama.errors import ResourceError, UsageError
+
+COPY = ".before-specllama"
+_MAX_BYTES = 4 << 20
+_PRIVATE = 0o600
+_ITEM = re.compile(r"^-(?=\s|$)", re.M)
+
+
+def changed(file: ClientFile) -> tuple[str | None, str]:
+    """The text of the file, None if there is none, and the new one. Raises UsageError."""
+    try:
+        if file.path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{file.path} is too large for a file of settings")
+        before: str | None = file.path.read_text("utf-8")
+    except FileNotFoundError:
+        before = None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file.path} cannot be read: {error}", "it was left as it is") from None
+    try:
+        return before, file.change(before)
+    except UsageError as error:
+        raise error.prefixed(f"{file.path}: ") from None
+
+
+def write(file: ClientFile) -> Path | None:
+    """Change the file, if the change changes anything. A copy of what was there stays beside it, of the first
+    time: later ones do not replace it. Returns the path of a new copy. Raises UsageError, ResourceError.
+    """
+    before, after = changed(file)
+    if before == after:
+        return None
+    path = file.path.resolve()  # a link stays one
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    copy = path.with_name(path.name + COPY)
+    made = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if before is not None and not file.own and not copy.exists():
+            shutil.copy2(path, copy)
+            made = copy
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "w", -1, "utf-8") as f:
+            f.write(after)
+        if before is not None and not file.own:
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
+    return made
+
+
+def parsed_object(text: str) -> dict[str, Any]:
+    """A JSON object. Raises UsageError for another text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"is not JSON: {error}", "it was left as it is; correct or move it") from None
+    if not isinstance(found, dict):
+        raise UsageError("is not a JSON object", "it was left as it is; correct or move it")
+    return found
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The old object with the values of the new one, objects within merged."""
+    found = dict(old)
+    for name, value in new.items():
+        before = found.get(name)
+        found[name] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return found
+
+
+def yaml_item(name: str, item: Mapping[str, Any]) -> Callable[[str | None], str]:
+    """A change that puts an item into a YAML list of objects, instead of the one with the same `name`. The
+    text of other items stays as it is, with its comments.
+    """
+
+    block = "- " + "\n  ".join(f"{key}: {json.dumps(value)}" for key, value in item.items()) + "\n"
+
+    def change(text: str | None) -> str:
+        text = text or ""
+        old = _yaml_list(text)
+        if not old:
+            kept = re.sub(r"(?m)^\[ *\]", "", text).strip()
+            return (kept + "\n" if kept else "") + block
+        same = [i for i, one in enumerate(old) if isinstance(one, dict) and one.get(name) == item[name]]
+        ends = [found.start() for found in _ITEM.finditer(text)] + [len(text)]
+        if len(ends) != len(old) + 1:
+            raise _cannot_extend(block)
+        before = text[: ends[same[0]]] if same else text.rstrip("\n") + "\n"
+        after = before + block + (text[ends[same[0] + 1] :] if same else "")
+        place = same[0] if same else len(old)
+        if _yaml_list(after) != [*old[:place], dict(item), *old[place + 1 :]]:
+            raise _cannot_extend(block)
+        return after
+
+    return change
+
+
+def _cannot_extend(block: str) -> UsageError:
+    return UsageError("is a list in a form that cannot be extended", f"add this to it:\n{block.rstrip()}")
+
+
+def _yaml_list(text: str) -> list[Any]:
+    import yaml  # type: ignore[import-untyped]  # of huggingface-hub
+
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        place = " ".join(str(error).split())
+        raise UsageError(f"is not YAML: {place}", "it was left as it is; correct or move it") from None
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise UsageError("is not a list", "it was left as it is; correct or move it")
+    return found

@@ -1,0 +1,181 @@
+"""The server for a client: a running one that is found, or one that runs while the client does."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import specllama
+from specllama.cli.launch.client import ModelServer
+from specllama.config.store import cache_dir
+from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+
+_CONNECT_SECONDS, _END_SECONDS, _POLL_SECONDS = 10.0, 5.0, 0.05
+_MAX_BYTES = 4 << 20  # of an answer
+_KEPT_LOGS = 10
+_SERVING = re.compile(r"^serving .* at (http://\S+)/v1, ", re.M)
+
+
+def find(url: str, key: str, model: str) -> ModelServer | None:
+    """The specllama at a URL without /v1, with its model of this name; "" for the one in memory, or the first
+    that is listed. None if nothing answers there, or another program.
+
+    Raises AccessError if the key is wrong, NotFoundError for another name, SpecllamaError for a server that
+    reports a problem.
+    """
+    status, health = _ask(url, "GET", "/health", key)
+    if status == 503 and isinstance(health.get("error"), dict):
+        raise NetworkError(f"the server at {url} has a problem: {health['error'].get('message')}")
+    if status != 200 or health.get("status") != "ok":
+        return None
+    status, listed = _ask(url, "GET", "/v1/models", key)
+    if status == 401:
+        raise AccessError(
+            f"the server at {url} needs a key" + (", another than this one" if key else ""),
+            "SPECLLAMA_API_KEY or --api-key-file gives it",
+        )
+    entries = listed.get("data")
+    if status != 200 or not isinstance(entries, list) or not entries:
+        return None
+    if not all(isinstance(e, dict) and e.get("owned_by") == "specllama" and "id" in e for e in entries):
+        return None
+    entry = _chosen(url, entries, model)
+    meta = entry.get("meta") or {}
+    n_ctx = meta.get("n_ctx") or _context_of(url, key, entry["id"])
+    return ModelServer(url, entry["id"], key, n_ctx, meta.get("n_ctx_train") or 0)
+
+
+def _chosen(url: str, entries: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any]:
+    if not model:
+        in_memory = (e for e in entries if (e.get("status") or {}).get("value") == "loaded")
+        return next(in_memory, entries[0])
+    names = (model, Path(model).name.removesuffix(".gguf"))
+    for entry in entries:
+        if entry["id"] in names:
+            return entry
+    listed = ", ".join(str(entry["id"]) for entry in entries[:10])
+    raise NotFoundError(f"the server at {url} has no model {model!r}", f"it lists: {listed}")
+
+
+def _context_of(url: str, key: str, model: str) -> int:
+    """The context that a model which is not in memory will have, 0 for unknown."""
+    status, shown = _ask(url, "POST", "/api/show", key, {"model": model})
+    about = shown.get("model_info") if status == 200 else None
+    lengths = [v for k, v in (about or {}).items() if k.endswith(".context_length") and isinstance(v, int)]
+    return lengths[0] if lengths else 0
+
+
+def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    """The status and the JSON object of an answer; 0 if there is none."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    link = kind(parts.netloc, timeout=_CONNECT_SECONDS)
+    try:
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        data = None if body is None else json.dumps(body).encode()
+        link.request(method, parts.path.rstrip("/") + path, data, headers)
+        answer = link.getresponse()
+        found = json.loads(answer.read(_MAX_BYTES))
+        return answer.status, found if isinstance(found, dict) else {}
+    except (OSError, http.client.HTTPException, ValueError, RecursionError):
+        return 0, {}
+    finally:
+        link.close()
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or 0 for any if it is in use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port
+
+
+class OwnServer:
+    """`specllama serve` in the background; a context manager that ends it.
+
+    arguments: its flags. environ: its environment. log: gets what it prints. It is the leader of a session of
+    its own, so that a terminal's Ctrl-C reaches the client alone. Raises ResourceError for a log that cannot
+    be written.
+    """
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        package = str(Path(specllama.__file__).parent.parent)
+        path = [package, *filter(None, [environ.get("PYTHONPATH")])]
+        self._log = log
+        try:
+            with log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "specllama", "serve", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**environ, "PYTHONPATH": os.pathsep.join(path)},
+                )
+        except OSError as error:
+            raise ResourceError(f"the server cannot be started: {error}") from None
+
+    def __enter__(self) -> OwnServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it: running requests have no client any more."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+                return
+
+    def url(self, say: Callable[[str], None]) -> str | None:
+        """Wait until it serves, and return its URL without /v1; None if it has ended. say: gets its lines."""
+        with self._log.open(encoding="utf-8", errors="replace") as text:
+            line = ""
+            while True:
+                ended = self._process.poll() is not None
+                while part := text.readline():
+                    line += part
+                    if not line.endswith("\n"):
+                        break
+                    say(line.rstrip("\n"))
+                    if found := _SERVING.match(line):
+                        return found[1]
+                    line = ""
+                if ended:
+                    return None
+                time.sleep(_POLL_SECONDS)
+
+    @property
+    def exit_code(self) -> int:
+        """Of a server that has ended."""
+        code = self._process.wait()
+        return code if code > 0 else SpecllamaError.exit_code
+
+
+def new_log() -> Path:
+    """A path for a server's log in the cache directory; the oldest logs are removed. Raises ResourceError."""
+    folder = cache_dir() / "launch"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        logs = sorted(folder.glob("serve-*.log"), key=lambda path: path.stat().st_mtime)
+        for path in logs[: -_KEPT_LOGS + 1]:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResourceError(f"{folder} cannot be written: {error.strerror or error}") from None
+    return folder / f"serve-{os.getpid()}.log"

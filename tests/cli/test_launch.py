@@ -1,0 +1,265 @@
+"""`specllama launch` with a client of the tests on PATH, which records how it was started."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from specllama.cli.launch.names import NAMES, client
+from tests.support.command import Command, CommandLine, assert_error
+from tests.support.serving import SOON, Api, Server
+
+KEY = "secret-of-the-tests"
+FAKE = """#!{python} -IS
+import json, os, signal, sys, urllib.request
+base = os.environ.get("ANTHROPIC_BASE_URL")
+answer = None
+if base:
+    body = {{"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 4, "messages": [{{"role": "user", "content": "Hi"}}]}}
+    headers = {{"authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"], "content-type": "application/json"}}
+    request = urllib.request.Request(base + "/v1/messages", json.dumps(body).encode(), headers)
+    answer = json.load(urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(request))
+with open(os.environ["HOME"] + "/" + os.path.basename(sys.argv[0]) + ".json", "w") as file:
+    json.dump({{"argv": sys.argv[1:], "env": dict(os.environ), "answer": answer}}, file)
+if "wait" in sys.argv:
+    try:
+        print("waiting", flush=True)
+        signal.pause()
+    except KeyboardInterrupt:
+        sys.exit(9)
+sys.exit(7)
+"""  # noqa: E501
+
+
+class Home(Command):
+    """A home with all clients on its PATH."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        programs = home / "bin"
+        programs.mkdir()
+        for name in NAMES:
+            path = programs / client(name).program
+            path.write_text(FAKE.format(python=sys.executable), "utf-8")
+            path.chmod(0o755)
+        for name in [n for n in self.env if n.startswith(("OPENCODE_", "LLM_"))]:
+            del self.env[name]
+        self.env |= {"PATH": f"{programs}:{os.environ['PATH']}", "SPECLLAMA_NO_CALIBRATE": "1"}
+
+    def record(self, name: str) -> dict[str, Any]:
+        """How the client was started."""
+        path = self.home / f"{client(name).program}.json"
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return found
+
+    @property
+    def was_started(self) -> bool:
+        """Whether any client was."""
+        return any(self.home.glob("*.json"))
+
+    @property
+    def yaml(self) -> Path:
+        return self.home / "config" / "io.datasette.llm" / "extra-openai-models.yaml"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With a key, and a context that is too small for an agent."""
+    folder = tmp_path_factory.mktemp("running")
+    with Server(folder, "-c", "1024", "--alias", "small", env={"SPECLLAMA_API_KEY": KEY}) as server:
+        server.key = KEY
+        yield server
+
+
+def settings_of(name: str, home: Home, record: dict[str, Any]) -> tuple[str, str]:
+    """The base URL and the model that the recorded client was given."""
+    env, argv = record["env"], record["argv"]
+    launch = home.cache / "launch"
+    if name == "codex":
+        values: dict[str, Any] = tomllib.loads("\n".join(b for a, b in itertools.pairwise(argv) if a == "-c"))
+        return values["model_providers"]["specllama"]["base_url"], values["model"]
+    if name == "claude":
+        return env["ANTHROPIC_BASE_URL"] + "/v1", env["ANTHROPIC_MODEL"]
+    if name == "opencode":
+        config = json.loads(env["OPENCODE_CONFIG_CONTENT"])
+        provider = config["provider"]["specllama"]
+        assert config["model"] == f"specllama/{next(iter(provider['models']))}"
+        return provider["options"]["baseURL"], next(iter(provider["models"]))
+    if name == "cline":
+        assert argv[:2] == ["--data-dir", str(launch / "cline")]
+        path = launch / "cline" / "settings" / "providers.json"
+        found = json.loads(path.read_text("utf-8"))["providers"]["openai-compatible"]["settings"]
+        return found["baseUrl"], found["model"]
+    if name == "continue":
+        (model,) = yaml.safe_load((launch / "continue.yaml").read_text("utf-8"))["models"]
+        assert argv[:2] == ["--config", str(launch / "continue.yaml")]
+        return model["apiBase"], model["model"]
+    if name == "llm":
+        (model,) = yaml.safe_load(home.yaml.read_text("utf-8"))
+        assert env["LLM_MODEL"] == model["model_id"]
+        return model["api_base"], model["model_name"]
+    if name == "aider":
+        return env["OPENAI_API_BASE"], argv[argv.index("--model") + 1].removeprefix("openai/")
+    return env["OPENAI_API_BASE_URL"], "small"  # Open WebUI asks for the list
+
+
+def test_clients_get_their_settings(home: Home, running: Server) -> None:
+    """The key is in no command line, and in files only that nobody else may read."""
+    args = ("--url", running.url, "--force", "--", "one", "--two three")
+    lines = [CommandLine(("launch", name, *args), {"SPECLLAMA_API_KEY": KEY}) for name in NAMES]
+    for name, done in zip(NAMES, home.batch(*lines), strict=True):
+        assert done.code == 7, done.err
+        assert f"using small at {running.url}" in done.err
+        record = home.record(name)
+        assert settings_of(name, home, record) == (running.url + "/v1", "small")
+        assert record["argv"][-2:] == ["one", "--two three"]
+        assert KEY not in " ".join(record["argv"])
+        assert "127.0.0.1" in record["env"]["NO_PROXY"].split(",")
+        assert KEY in record["env"].values()
+    assert home.record("claude")["answer"]["content"]
+    for path in filter(Path.is_file, (home.cache / "launch").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert KEY not in home.yaml.read_text("utf-8")
+
+
+def test_what_print_shows(home: Home) -> None:
+    """It does nothing: no server, no client, no file; the client need not be there."""
+    env = {"PATH": os.environ["PATH"], "SPECLLAMA_API_KEY": KEY, "SPECLLAMA_PORT": "1"}
+    before = sorted(home.home.rglob("*"))
+    lines = [CommandLine(("launch", name, "--print", "-m", "my.gguf", "--", "a b"), env) for name in NAMES]
+    for name, done in zip(NAMES, home.batch(*lines), strict=True):
+        assert done.code == 0, done.err
+        words = [shlex.split(line, comments=True) for line in done.out.splitlines()]
+        assert words[0][:2] == ["specllama", "serve"]
+        assert words[0][words[0].index("-m") + 1] == "my.gguf"
+        assert words[-1][0] == client(name).program
+        assert words[-1][-1] == "a b"
+        assert ("32768" in words[0]) == (client(name).n_ctx == 32768)
+        assert KEY not in done.out
+        assert name == "open-webui" or "my" in done.out.replace("my.gguf", "")
+    assert sorted(home.home.rglob("*")) == before
+
+
+def test_bad_input(home: Home, running: Server) -> None:
+    url = ("--url", running.url)
+    keyed = {"SPECLLAMA_API_KEY": KEY}
+    none = {"PATH": "/usr/bin:/bin", **keyed}
+    cases: list[tuple[tuple[str, ...], dict[str, str], int, tuple[str, ...]]] = [
+        (("emacs",), {}, 2, ("'emacs'", *NAMES)),
+        (("codex", "--url", "ftp://x"), {}, 2, ("--url", "http://")),
+        (("codex", *url, "-c", "4096"), keyed, 2, ("-c has no meaning with --url",)),
+        (("codex", *url, "-m", "other"), keyed, 3, ("'other'", "small")),
+        (("codex", *url), {}, 4, ("needs a key", "SPECLLAMA_API_KEY")),
+        (("codex", *url), {"SPECLLAMA_API_KEY": "wrong"}, 4, ("another than this one",)),
+        (("codex", "--url", "http://127.0.0.1:1"), {}, 3, ("no specllama", "specllama serve")),
+        (("codex", *url), keyed, 2, ("32768", "1024", "--force")),
+        (("codex", *url), none, 9, ("no codex on PATH", "npm install -g @openai/codex")),
+        (("opencode", *url, "--force"), {"OPENCODE_CONFIG_CONTENT": "[", **keyed}, 2, ("is not JSON",)),
+    ]
+    results = home.batch(*(CommandLine(("launch", *args), env) for args, env, _, _ in cases))
+    for (_, _, code, needles), result in zip(cases, results, strict=True):
+        assert_error(result, code, *needles)
+    assert not home.was_started
+
+
+def test_a_server_is_started_and_ended(home: Home) -> None:
+    """The client's exit code is kept; the key goes by the environment."""
+    done = home(
+        "launch", "claude", "--port", "0", "-c", "33000", "--", "hello", env={"SPECLLAMA_API_KEY": KEY}
+    )
+    assert done.code == 7, done.err
+    record = home.record("claude")
+    assert record["argv"] == ["hello"]
+    assert record["answer"]["content"][0]["text"]
+    assert record["env"]["ANTHROPIC_AUTH_TOKEN"] == KEY
+    assert "was trained on" in done.err  # -c was given, so that it goes on
+    (log,) = (home.cache / "launch").glob("serve-*.log")
+    assert str(log) in done.err
+    assert "serving " in log.read_text("utf-8")
+    host, _, port = record["env"]["ANTHROPIC_BASE_URL"].removeprefix("http://").partition(":")
+    with pytest.raises(ConnectionError):
+        Api(host, int(port)).get("/health")
+
+
+def test_a_model_that_is_too_small_and_a_server_that_does_not_start(home: Home) -> None:
+    """By default the context is 32,768, which the test's model was not trained on."""
+    small, absent = home.many(
+        ("launch", "claude", "--port", "0"), ("launch", "llm", "--port", "0", "-m", "absent.gguf")
+    )
+    assert small.code == 2
+    assert "was trained on" in small.err
+    assert "--force" in small.err
+    assert absent.code == 3
+    assert "absent.gguf" in absent.err
+    assert not home.was_started
+
+
+def test_ctrl_c_is_the_clients(home: Home, running: Server) -> None:
+    env = {"SPECLLAMA_API_KEY": KEY}
+    line = ("launch", "llm", "--url", running.url, "--", "wait")
+    process = home.start(*line, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waiting\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(SOON) == 9
+        process.stdout.close()
+    finally:
+        home.end_started()
+
+
+OTHERS = """# mine
+- model_id: other   # a comment
+  model_name: x
+  api_base: "http://other"
+"""
+
+
+def test_settings_of_the_user_are_kept(home: Home, running: Server) -> None:
+    """And a file that cannot be read stays as it is."""
+    home.yaml.parent.mkdir(parents=True)
+    home.yaml.write_text(OTHERS, "utf-8")
+    broken = home.home / "broken" / home.yaml.name
+    broken.parent.mkdir()
+    broken.write_text("- [", "utf-8")
+    before = {"theme": "mine", "provider": {"other": {"name": "o"}}}
+    args, env = ("--url", running.url, "--force"), {"SPECLLAMA_API_KEY": KEY}
+    first, second, bad, code = home.batch(
+        CommandLine(("launch", "llm", *args), env),
+        CommandLine(("launch", "llm", *args), env),
+        CommandLine(("launch", "llm", *args), {**env, "LLM_USER_PATH": str(broken.parent)}),
+        CommandLine(("launch", "opencode", *args), {**env, "OPENCODE_CONFIG_CONTENT": json.dumps(before)}),
+    )
+    copy = home.yaml.with_name(home.yaml.name + ".before-specllama")
+    assert (first.code, second.code, code.code) == (7, 7, 7)
+    assert str(copy) in first.err
+    assert str(copy) not in second.err
+    assert copy.read_text("utf-8") == OTHERS
+    after = home.yaml.read_text("utf-8")
+    assert after.startswith(OTHERS)
+    assert [one["model_id"] for one in yaml.safe_load(after)] == ["other", "specllama"]
+    assert home.record("llm")["argv"] == ["chat"]
+    assert home.record("llm")["env"]["OPENAI_API_KEY"] == KEY
+    assert_error(bad, 2, str(broken), "is not YAML", "left as it is")
+    assert [(p.name, p.read_text("utf-8")) for p in broken.parent.iterdir()] == [(broken.name, "- [")]
+    config = json.loads(home.record("opencode")["env"]["OPENCODE_CONFIG_CONTENT"])
+    assert config["theme"] == "mine"
+    assert set(config["provider"]) == {"other", "specllama"}
