@@ -25,6 +25,10 @@ Examples:
   specllama serve -m main.gguf --host 0.0.0.0 --port 8087 --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
+KEY_NOTE = (
+    "note: other users of this machine can read --api-key in the list of processes; "
+    "SPECLLAMA_API_KEY or --api-key-file keeps it secret"
+)
 _MAX_KEY = 4096  # characters
 
 
@@ -33,10 +37,7 @@ def serve(given: Mapping[str, Any]) -> int:
     values = resolved(given)
     settings = _settings(values)
     if given.get("api_key"):
-        console.note(
-            "note: other users of this machine can read --api-key in the list of processes; "
-            "SPECLLAMA_API_KEY or --api-key-file keeps it secret"
-        )
+        console.note(KEY_NOTE)
     if given.get("metrics_key"):
         console.note(
             "note: other users of this machine can read --metrics-key in the list of processes; "

@@ -142,9 +142,10 @@ def test_clients_get_their_settings(home: Home, running: Server) -> None:
 
 def test_what_print_shows(home: Home) -> None:
     """It does nothing: no server, no client, no file; the client need not be there."""
-    env = {"PATH": os.environ["PATH"], "SPECLLAMA_API_KEY": KEY, "SPECLLAMA_PORT": "1"}
+    env = {"PATH": os.environ["PATH"], "SPECLLAMA_PORT": "1"}
+    args = ("--print", "-m", "my.gguf", "--api-key", KEY, "--", "a b")
     before = sorted(home.home.rglob("*"))
-    lines = [CommandLine(("launch", name, "--print", "-m", "my.gguf", "--", "a b"), env) for name in NAMES]
+    lines = [CommandLine(("launch", name, *args), env) for name in NAMES]
     for name, done in zip(NAMES, home.batch(*lines), strict=True):
         assert done.code == 0, done.err
         words = [shlex.split(line, comments=True) for line in done.out.splitlines()]
@@ -212,16 +213,22 @@ def test_a_model_that_is_too_small_and_a_server_that_does_not_start(home: Home) 
     assert not home.was_started
 
 
-def test_ctrl_c_is_the_clients(home: Home, running: Server) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals(home: Home, running: Server, number: signal.Signals) -> None:
+    """Ctrl-C is the client's, which ends with 9 here. The others end client and launch."""
     env = {"SPECLLAMA_API_KEY": KEY}
     line = ("launch", "llm", "--url", running.url, "--", "wait")
     process = home.start(*line, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"waiting\n"
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(SOON) == 9
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.stdout.read() == b"", "the client holds it open while it runs"
         process.stdout.close()
+        assert process.wait(SOON) == (9 if number == signal.SIGINT else 143)
     finally:
         home.end_started()
 

@@ -20,7 +20,7 @@ from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.names import client as client_named
 from specllama.cli.launch.printed import SHOWN_KEY, printed
 from specllama.cli.launch.serve_flags import KEYS, ServeCommand, serve_command
-from specllama.cli.serve import keys
+from specllama.cli.serve import KEY_NOTE, keys
 from specllama.config import defaults
 from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
 from specllama.text.terminal import printable
@@ -32,6 +32,7 @@ Examples:
   specllama launch llm -- "What does shutil.copytree do?"
   specllama launch opencode --print
 """
+_END_SECONDS = 5.0
 _OF_LAUNCH = ("client", "arguments", "print_only", "url", "force", "debug", "verbose")
 _OF_ANY_SERVER = (*_OF_LAUNCH, "model", "host", "port", *KEYS)
 
@@ -41,6 +42,8 @@ def launch(given: Mapping[str, Any]) -> int:
     client = client_named(given["client"])
     values = resolved(given)
     key = next(iter(keys(values)), "")
+    if "api_key" in given:
+        console.note(KEY_NOTE)
     found = _running(given, values, key)
     own = None if found is not None else serve_command(given, values, client)
     arguments = given.get("arguments") or client.alone
@@ -53,8 +56,8 @@ def launch(given: Mapping[str, Any]) -> int:
     if program is None:
         raise EngineError(f"there is no {client.program} on PATH", f"install it: {client.install}")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_hang_up_ends_it())
         if own is not None:
-            stack.enter_context(_signals_end_it())
             log = server.new_log()
             console.note(f"starting specllama serve; its log: {log}")
             process = stack.enter_context(server.OwnServer(own.flags, {**os.environ, **own.variables}, log))
@@ -155,7 +158,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
             try:
                 code = process.wait()
             except BaseException:
-                process.terminate()
+                _end(process)
                 raise
     except OSError as error:
         raise EngineError(f"{command[0]} cannot be started: {error.strerror or error}") from None
@@ -164,8 +167,16 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
 @contextlib.contextmanager
-def _signals_end_it() -> Iterator[None]:
+def _hang_up_ends_it() -> Iterator[None]:
     """A closed terminal ends the client and the server, as SIGTERM does."""
 
     def hang_up(_number: int, _frame: FrameType | None) -> None:
