@@ -119,7 +119,7 @@ def _cannot_extend(block: str) -> UsageError:
 
 
 def _yaml_list(text: str) -> list[Any]:
-    import yaml  # type: ignore[import-untyped]  # of huggingface-hub
+    import yaml  # type: ignore[import-untyped]
 
     try:
         found = yaml.safe_load(text)
