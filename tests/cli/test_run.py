@@ -279,6 +279,7 @@ def test_cache_types_and_flash_attention_reach_the_engine(shared: Command, plain
 
 VALUES = {
     "prompt": "zip", "system_prompt": "Be brief.", "chat_template": "{{ messages[0].content }}",
+    "tool_format": "hermes",
     "reasoning": "off", "model": str(EMBEDDED_TARGET), "n_ctx": "512", "n_batch": "256", "n_ubatch": "128",
     "n_threads": "1", "n_threads_batch": "1", "n_gpu_layers": "0", "devices": "none", "tensor_split": "1,1",
     "split_mode": "layer", "main_gpu": "0", "tensor_parallel_size": "1", "n_cpu_moe": "0",
