@@ -134,7 +134,8 @@ def test_every_kind_of_failure_is_reported_and_the_campaign_goes_on() -> None:
     reasons = ("KeyError", "crashes: SIGABRT", "hangs: no result", "exits with code 3", "takes ")
     for reason in reasons:
         assert any(found.startswith(reason) for found in failures), (reason, failures)
-    assert len(failures) == len(reasons)
+    # On a busy machine any input may also take longer than the limit of 0.1 s.
+    assert all(found.startswith(reasons) for found in failures), failures
 
 
 def test_wrong_arguments_are_one_line() -> None:
