@@ -21,7 +21,7 @@ specllama.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -83,14 +83,23 @@ class Builder:
         n_layer: int,
         pre: str = "gpt-2",
         more: Sequence[str] = (),
+        *,
+        n_embd: int = N_EMBD,
+        unit_rows: bool = False,
+        keep: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self.arch, self.path, self.noise = arch, Path(path), noise
+        """unit_rows: all embeddings have the same norm, and the same first element. keep: which of the
+        tensors that are put are written, by name; the others use up their random numbers too, so that two
+        files of one model fit together.
+        """
+        self.arch, self.path, self.noise, self.keep = arch, Path(path), noise, keep
+        self.tensors: dict[str, NDArray[np.generic]] = {}
         self.rng, self.other = np.random.default_rng(seed), np.random.default_rng([seed, 1])
         self.writer = w = gguf.GGUFWriter(str(path), arch)
         w.add_name(f"tiny-{arch}")
         w.add_file_type(gguf.LlamaFileType.ALL_F32)
         w.add_context_length(n_ctx_train)
-        w.add_embedding_length(N_EMBD)
+        w.add_embedding_length(n_embd)
         w.add_block_count(n_layer)
         w.add_layer_norm_rms_eps(EPS)
         w.add_vocab_size(n_vocab)
@@ -109,13 +118,18 @@ class Builder:
         w.add_add_bos_token(True)
         w.add_chat_template(CHATML)
         # Gemma multiplies its embeddings by sqrt(n_embd): all residual streams start at about 1 per channel.
-        self.matrix("token_embd", n_vocab, N_EMBD, gain=1.0 if arch == "gemma3" else N_EMBD**0.5)
-        output = self.random(n_vocab, N_EMBD) * np.float32(LOGIT_STD / N_EMBD**0.5)
+        gain = 1.0 if arch in ("gemma3", "gemma4") else n_embd**0.5
+        embedding = self.random(n_vocab, n_embd)
+        if unit_rows:
+            embedding[:, 1:] /= np.sqrt((embedding[:, 1:] ** 2).mean(axis=1, keepdims=True))
+            embedding[:, 0] = 1
+        self.put("token_embd.weight", embedding * np.float32(gain / n_embd**0.5))
+        output = self.random(n_vocab, n_embd) * np.float32(LOGIT_STD / n_embd**0.5)
         output *= np.exp(ROW_SPREAD * self.rng.standard_normal((n_vocab, 1), dtype=np.float32))
         output[: len(CONTROL)] *= 0.05
         output[n_vocab - len(more) :] *= 0.05
         self.put("output.weight", output)
-        self.ones("token_embd_norm" if arch == "lfm2" else "output_norm", N_EMBD)
+        self.ones("token_embd_norm" if arch == "lfm2" else "output_norm", n_embd)
 
     def random(self, *shape: int) -> NDArray[np.float32]:
         """Standard normal numbers, mixed with those of another model if `noise` is not 0."""
@@ -125,7 +139,9 @@ class Builder:
         return x
 
     def put(self, name: str, x: NDArray[np.generic]) -> None:
-        self.writer.add_tensor(name, np.ascontiguousarray(x))
+        self.tensors[name] = x
+        if self.keep(name):
+            self.writer.add_tensor(name, np.ascontiguousarray(x))
 
     def matrix(self, name: str, n_out: int, n_in: int, gain: float = 1.0) -> None:
         """A weight that turns inputs of size 1 per channel into outputs of size `gain` per channel."""
@@ -145,22 +161,25 @@ class Builder:
             w.add_rope_dimension_count(N_EMBD_HEAD)
             w.add_rope_freq_base(10000.0)
 
-    def attention(self, i: int, *, qk_norm: bool = False) -> None:
-        """Queries and keys are large, so that each head attends to few positions and the context matters."""
+    def attention(self, i: int, *, qk_norm: bool = False, adds: float = 1.0) -> None:
+        """Queries and keys are large, so that each head attends to few positions and the context matters.
+
+        adds: a factor on the output.
+        """
         gain = 1.0 if qk_norm else 1.6
         self.matrix(f"blk.{i}.attn_q", N_EMBD, N_EMBD, gain)
         self.matrix(f"blk.{i}.attn_k", N_HEAD_KV * N_EMBD_HEAD, N_EMBD, gain)
         self.matrix(f"blk.{i}.attn_v", N_HEAD_KV * N_EMBD_HEAD, N_EMBD, 1.5)
-        self.matrix(f"blk.{i}.attn_output", N_EMBD, N_EMBD)
+        self.matrix(f"blk.{i}.attn_output", N_EMBD, N_EMBD, adds)
         if qk_norm:
             self.put(f"blk.{i}.attn_q_norm.weight", np.full(N_EMBD_HEAD, 1.6, np.float32))
             self.put(f"blk.{i}.attn_k_norm.weight", np.full(N_EMBD_HEAD, 1.6, np.float32))
 
-    def feed_forward(self, i: int) -> None:
-        self.ones(f"blk.{i}.ffn_norm", N_EMBD)
+    def feed_forward(self, i: int, norm: str = "ffn_norm", adds: float = 1.0) -> None:
+        self.ones(f"blk.{i}.{norm}", N_EMBD)
         self.matrix(f"blk.{i}.ffn_gate", N_FF, N_EMBD)
         self.matrix(f"blk.{i}.ffn_up", N_FF, N_EMBD)
-        self.matrix(f"blk.{i}.ffn_down", N_EMBD, N_FF)
+        self.matrix(f"blk.{i}.ffn_down", N_EMBD, N_FF, adds)
 
     def ssm_keys(self, d_state: int, dt_rank: int, d_conv: int = 4) -> None:
         w = self.writer
@@ -208,17 +227,20 @@ def llama(
     n_layer: int = 2,
     pre: str = "gpt-2",
     more: Sequence[str] = (),
+    adds: Sequence[float] = (),
 ) -> Path:
     """Plain attention in every block; with `n_layer=1` the same first block and a cheaper draft. pre: the
-    pre-tokenizer that the file names. more: further control tokens, such as FIM.
+    pre-tokenizer that the file names. more: further control tokens, such as FIM. adds: a factor for each
+    block on what it adds to the residual stream; the embeddings then have equal norms.
     """
-    b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer, pre, more)
+    b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer, pre, more, unit_rows=bool(adds))
+    factors = adds or (1.0,) * n_layer
     b.heads(N_HEAD_KV, rope=True)
     b.writer.add_feed_forward_length(N_FF)
     for i in range(n_layer):
         b.ones(f"blk.{i}.attn_norm", N_EMBD)
-        b.attention(i)
-        b.feed_forward(i)
+        b.attention(i, adds=factors[i])
+        b.feed_forward(i, adds=factors[i])
     return b.write()
 
 
