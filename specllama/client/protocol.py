@@ -282,7 +282,8 @@ class SlotState:
 @dataclass(frozen=True, slots=True)
 class Slots:
     """From the engine: what its slots are doing. n_waiting: generations without one. n_used: tokens in the
-    cache, of n_ctx. more: always False.
+    cache, of n_ctx. decode_seconds: (rows, seconds of such a decode) as measured at the context length used
+    last, by rows; empty where drafts have a fixed length. more: always False.
     """
 
     id: int
@@ -290,6 +291,7 @@ class Slots:
     n_waiting: int
     n_used: int
     n_ctx: int
+    decode_seconds: list[tuple[int, float]] = field(default_factory=list)
     more: bool = False
 
 

@@ -31,6 +31,6 @@ def is_draft_model(drafter: str) -> bool:
     return wants_draft_model((drafter,))
 
 
-def drafter_word(source: str) -> str:
-    """The name in the option `drafters` for the source of a token; other sources are returned unchanged."""
-    return REGISTRY[source].word if source in REGISTRY else source
+def source_label(source: str) -> str:
+    """How output names the source of a token: a drafter's label; other sources are returned unchanged."""
+    return SOURCE_LABELS.get(source, source)

@@ -1,4 +1,6 @@
-"""The embedded pair, two GGUF files; CARD.md says what they are."""
+"""Files that several parts of the program use: the embedded pair, two GGUF files that CARD.md describes, and
+the code of charts, for the page of the server and for reports.
+"""
 
 from __future__ import annotations
 
@@ -6,3 +8,5 @@ from pathlib import Path
 
 EMBEDDED_TARGET = Path(__file__).parent / "pydoc-target.gguf"
 EMBEDDED_DRAFT = Path(__file__).parent / "pydoc-draft.gguf"
+CHARTS_JS = Path(__file__).parent / "charts.js"
+CHARTS_CSS = Path(__file__).parent / "charts.css"

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from specllama.errors import SpecllamaError
-from specllama.server import openapi
+from specllama.server import openapi, page
 from specllama.server.dialects.anthropic import routes as anthropic
 from specllama.server.dialects.base import ApiRequest, ApiRoute
 from specllama.server.dialects.llama_server import routes as llama_server
@@ -35,6 +35,7 @@ async def _document(api: ApiRequest) -> Response:
 ROUTES = (
     *(route for dialect in DIALECTS for route in dialect.routes),
     ApiRoute("GET", "/openapi.json", _document, "This document"),
+    *page.ROUTES,
 )
 ERRORS = ErrorResponder(
     DIALECTS[0].error_body, [(p, dialect.error_body) for dialect in DIALECTS for p in dialect.prefixes]
@@ -44,7 +45,7 @@ ERRORS = ErrorResponder(
 def build(models: ModelPool, say: Say) -> Starlette:
     """The application that serves these models. say: gets lines for the operator."""
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
-    open_paths = frozenset({"/"} | {r.path for r in ROUTES if r.open})
+    open_paths = frozenset(r.path for r in ROUTES if r.open)
     middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
     bodies = BodyReader()
     return Starlette(

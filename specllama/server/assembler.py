@@ -120,7 +120,7 @@ class EventAssembler:
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
         ids = self._take_ids()
-        shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt
+        shown = n_reasoning, ids, done.slot, self._end_logprobs, done.prompt, done.off_reason
         return [*events, End(self.index, reason, done.stop_string, done.stats, plain, *shown)]
 
     def _take_ids(self) -> list[int]:

@@ -136,7 +136,7 @@ class End:
     reason: "stop" (stop_string: the string that ended it, None for an end token), "length" for the requested
     limit, "context" where the context is full. n_reasoning: tokens of its reasoning. ids: tokens after the
     last event, which have no text: an end token, a stop string. slot: number of its slot, -1 for none.
-    logprobs: of the end token, if requested. prompt: see protocol.Done.
+    logprobs: of the end token, if requested. prompt, off_reason: see protocol.Done.
     """
 
     index: int
@@ -149,6 +149,7 @@ class End:
     slot: int = -1
     logprobs: Logprobs = ()
     prompt: str = ""
+    off_reason: str = ""
 
 
 Event = Start | Prefill | Reasoning | TextEvent | CallOpen | CallArgs | CallClose | End

@@ -31,7 +31,7 @@ MakeSupervisor = Callable[[], Supervisor]
 class ListedModel:
     """A model in a list. state: None if it is not on disk. info: of the last load, None before it. created:
     when the server began to offer it, in seconds since the epoch. expires_in: seconds after which it is
-    unloaded if nobody uses it from now on, None for never.
+    unloaded if nobody uses it from now on, None for never. loading: see Supervisor.
     """
 
     name: str
@@ -40,6 +40,7 @@ class ListedModel:
     info: LoadInfo | None
     created: int
     expires_in: float | None = None
+    loading: tuple[str, float] | None = None
 
     @property
     def on_disk(self) -> bool:
@@ -227,6 +228,7 @@ def listed(service: Service, name: str) -> ListedModel:
         service.supervisor.loaded,
         service.created,
         service.residence.expires_in,
+        service.supervisor.loading,
     )
 
 

@@ -36,8 +36,9 @@ class Supervisor:
 
     say: gets lines for the operator. label: what they begin with. log: where llama.cpp's log goes. residence:
     whether the model is in memory. loaded: reported by the last engine, None before that; stays when the
-    model is unloaded. restarts: engine processes started after the end of another one; loads: those that have
-    loaded the model.
+    model is unloaded. loading: (part, share of it that is loaded) while the model is being loaded, None
+    otherwise. restarts: engine processes started after the end of another one; loads: those that have loaded
+    the model.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Supervisor:
     ) -> None:
         self.settings, self.residence = settings, Residence()
         self.loaded: LoadInfo | None = None
+        self.loading: tuple[str, float] | None = None
         self.restarts = self.loads = 0
         self.label = ""
         self._say, self._log, self._progress = say, log, progress
@@ -200,7 +202,8 @@ class Supervisor:
         client = LoopClient(self._log, self._say, ended.set)
         try:
             verbose = self._log is not None
-            info = await asyncio.to_thread(client.load, self.settings, self._progress, verbose, True)
+            info = await asyncio.to_thread(client.load, self.settings, self._load_progress, verbose, True)
+            self.loading = None
             self.loaded, self._client = info, client
             self.loads += 1
             self._ready.set()
@@ -208,5 +211,11 @@ class Supervisor:
             raise client.dead or EngineDiedError("the engine process ended")
         finally:
             self._ready.clear()
-            self._client = None
+            self._client = self.loading = None
             await asyncio.shield(asyncio.to_thread(client.close))
+
+    def _load_progress(self, part: str, share: float) -> None:
+        """Progress of a load, in the thread that loads."""
+        self.loading = part, share
+        if self._progress is not None:
+            self._progress(part, share)

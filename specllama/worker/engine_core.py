@@ -231,10 +231,11 @@ class EngineCore:
         self._intake.generate(message, size)
 
     def _answer(self, question: protocol.Question, size: int) -> None:
-        if self._intake is None or self.engine is None:
+        if self._intake is None or self.engine is None or self.loaded is None:
             raise EngineError("no model is loaded")
         if isinstance(question, protocol.GetSlots):
-            self.send(slots(question.id, self.engine, self.running))
+            costs = self.loaded.profile.decode_seconds
+            self.send(slots(question.id, self.engine, self.running, costs))
         else:
             self._intake.answer(question, size)
 

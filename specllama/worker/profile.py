@@ -112,6 +112,13 @@ class ModelProfile:
         if self.planner is not None:
             self.planner.costs.remeasure_if_stored(2)
 
+    @property
+    def decode_seconds(self) -> list[tuple[int, float]]:
+        """(rows, seconds of such a decode) of the measured widths at the context length used last, by rows;
+        empty without a planner.
+        """
+        return self.planner.costs.times if self.planner is not None else []
+
     # Measuring
 
     def unmeasured(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:

@@ -90,8 +90,13 @@ def _texts(text: str) -> Iterator[tuple[str, bool]]:
         yield text[begin : begin + _PART_CHARS], begin + _PART_CHARS < len(text)
 
 
-def slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protocol.Slots:
-    """The state of each slot, and the number of cache cells in use."""
+def slots(
+    id_: int,
+    engine: Engine,
+    running: Sequence[SequenceOutput],
+    decode_seconds: Sequence[tuple[int, float]] = (),
+) -> protocol.Slots:
+    """The state of each slot, and the number of cache cells in use. decode_seconds: see protocol.Slots."""
     found, n_used = [], 0
     by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
     for slot in engine.slots:
@@ -115,7 +120,7 @@ def slots(id_: int, engine: Engine, running: Sequence[SequenceOutput]) -> protoc
                 speculate=g.request.speculate,
             )
         )
-    return protocol.Slots(id_, found, len(engine.waiting), n_used, engine.target.n_ctx)
+    return protocol.Slots(id_, found, len(engine.waiting), n_used, engine.target.n_ctx, list(decode_seconds))
 
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:

@@ -45,8 +45,8 @@ def test_each_key_has_a_memory_of_its_own(keyed: Server) -> None:
     assert timings["draft_n"] == sum(again.json["speculation"]["drafted_by"].values())
 
 
-def test_a_trace_calls_it_a_copy(keyed: Server) -> None:
-    """The sources that clients know are those of the documentation."""
+def test_a_trace_names_it(keyed: Server) -> None:
+    """The sources are those of the documentation."""
     asked = {"seed": 4, "stream": True, "speculation": {"trace": True}}
     ask(keyed, "alice", **asked)
     events = ask(keyed, "alice", **asked).events
@@ -54,7 +54,7 @@ def test_a_trace_calls_it_a_copy(keyed: Server) -> None:
     sources = [
         s for e in events if "tokens" in e.get("speculation", {}) for _, s in e["speculation"]["tokens"]
     ]
-    assert set(sources) == {"target", "copy"}
+    assert set(sources) == {"target", "memory"}
 
 
 def test_metrics_count_it_separately(keyed: Server) -> None:

@@ -49,6 +49,11 @@ class CostCurve:
         """Whether anything was measured at this context length."""
         return bool(self._counts)
 
+    @property
+    def times(self) -> list[tuple[int, float]]:
+        """(rows, seconds now) of the measured widths, by rows."""
+        return [(n, self._seconds[n] * self.scale) for n in self._widths if self.count(n)]
+
     def count(self, n: int) -> int:
         """How often n rows were measured."""
         return self._counts.get(n, 0)

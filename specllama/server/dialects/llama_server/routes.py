@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from starlette.responses import JSONResponse, Response
 
 from specllama.client import protocol
-from specllama.errors import ResourceError
+from specllama.errors import ResourceError, SpecllamaError
 from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.llama_server import models, shapes, unsupported
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
@@ -25,6 +26,8 @@ from specllama.server.dialects.openai.responses import routes as responses
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.requests import CompletionSpec
+
+_PEEK_SECONDS = 1.0  # that /props waits for the engine's own figures
 
 
 async def completion(api: ApiRequest) -> Response:
@@ -96,8 +99,15 @@ async def metrics(api: ApiRequest) -> Response:
 
 
 async def props(api: ApiRequest) -> Response:
-    found = shapes.props(await api.supervisor.load(), api.service.names, api.settings.sampling)
-    return JSONResponse(found | {"is_sleeping": api.service.residence.state == "unloaded"})
+    info = await api.supervisor.load()
+    sleeps = api.service.residence.state == "unloaded"
+    times: Sequence[tuple[int, float]] = ()
+    if not sleeps:
+        with contextlib.suppress(SpecllamaError, TimeoutError):
+            state = await api.supervisor.peek(protocol.GetSlots, protocol.Slots, _PEEK_SECONDS)
+            times = state.decode_seconds
+    found = shapes.props(info, api.service.names, api.settings.sampling, times)
+    return JSONResponse(found | {"is_sleeping": sleeps})
 
 
 async def slots(api: ApiRequest) -> Response:

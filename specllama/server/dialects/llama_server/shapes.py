@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import specllama
-from specllama.client.model_info import LoadInfo
+from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.server.dialects.llama_server.generation_settings import generation_settings
@@ -16,9 +16,14 @@ _MODALITIES = {"vision": False, "audio": False}
 _PARAMS = tuple(p.name for p in PARAMETERS.values() if p.stored and p.name != "logit_bias")
 
 
-def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> dict[str, Any]:
+def props(
+    info: LoadInfo,
+    names: Sequence[str],
+    sampling: Mapping[str, Any],
+    decode_seconds: Sequence[tuple[int, float]] = (),
+) -> dict[str, Any]:
     """info: of the loaded models. names: of the model for clients. sampling: the server's own defaults, which
-    take precedence over the model's.
+    take precedence over the model's. decode_seconds: see protocol.Slots.
     """
     defaults = {name: sampling.get(name, getattr(info.sampling, name)) for name in _PARAMS}
     params = generation_settings(SamplingParams.merge(defaults), info.end_ids, info.drafters)
@@ -43,8 +48,30 @@ def props(info: LoadInfo, names: Sequence[str], sampling: Mapping[str, Any]) -> 
             "reason": info.off_reason,
             "drafters": list(info.drafters),
             "draft_max": info.draft_max,
+            "longest_draft": info.longest_draft,
+            "draft": _model(info.draft) if info.draft else None,
+            "vocabulary": info.verdict,
+            "memory": info.memory,
+            "decode_seconds": [list(time) for time in decode_seconds],
         },
+        "machine": {
+            "n_threads": info.n_threads,
+            "n_gpu_layers": info.target.n_gpu_layers,
+            "n_layer": info.n_layer,
+            "host_bytes": info.host_bytes,
+            "device_bytes": info.device_bytes,
+            "gpus": [
+                {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total}
+                for gpu in info.gpus
+            ],
+        },
+        "target": _model(info.target),
+        "notes": [str(note) for note in info.notes],
     }
+
+
+def _model(model: ModelInfo) -> dict[str, Any]:
+    return {"name": model.name, "quant": model.quant, "n_params": model.params}
 
 
 def _capabilities(info: LoadInfo) -> dict[str, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
 from specllama.server.dialects.base import ApiRequest, ApiRoute, Dialect, Endpoint
@@ -22,10 +22,6 @@ from specllama.server.dialects.ollama.requests import (
 from specllama.server.dialects.ollama.writer import OllamaResponseOptions, OllamaWriter
 from specllama.server.http.errors import UnsupportedError
 from specllama.server.requests import CompletionSpec
-
-
-async def root(_api: ApiRequest) -> Response:
-    return PlainTextResponse("specllama is running")
 
 
 async def version(_api: ApiRequest) -> Response:
@@ -144,7 +140,6 @@ _OTHER = _refusal(f"this is not offered here: {_HERE}")
 DIALECT = Dialect(
     error_body,
     (
-        ApiRoute("GET", "/", root, open=True),
         ApiRoute("GET", "/api/version", version, "The version of Ollama's API"),
         ApiRoute("GET", "/api/tags", tags, "The models that are served, as Ollama lists them"),
         ApiRoute("GET", "/api/ps", running, "The models in memory"),

@@ -19,7 +19,9 @@ def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
 
 
 def model_entry(model: ListedModel) -> dict[str, Any]:
-    """One model. `status` says whether it is in memory; of one that is not on disk, how it gets there."""
+    """One model. `status` says whether it is in memory; of one that is being loaded, which part of it and how
+    much of that; of one that is not on disk, how it gets there.
+    """
     info, created = model.info, model.created
     meta: dict[str, Any] = {}
     if info is not None:
@@ -33,6 +35,8 @@ def model_entry(model: ListedModel) -> dict[str, Any]:
     elif model.on_disk:
         meta = {"size": model.model.n_bytes}
     status: dict[str, Any] = {"value": model.state or "not downloaded"}
+    if model.loading is not None:
+        status["loading"], status["progress"] = model.loading[0], round(model.loading[1], 4)
     if not model.on_disk:
         status["pull"] = f"specllama pull {model.model.pull}"
     return {

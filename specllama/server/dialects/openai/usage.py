@@ -113,7 +113,10 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 
 def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
-    """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown."""
+    """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown. reason:
+    why nothing was drafted, "" where something was. seconds: of decoding, by activity. decodes: by number of
+    rows, the number of such decodes and their seconds.
+    """
     all_ = list(ends)
     by: Counter[str] = Counter()
     for end in all_:
@@ -131,7 +134,17 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "speedup": speedup(all_[0].stats, all_[0].plain) if all_ else None,
         "plain_tps": all_[0].plain.tps if all_ else None,
         "plain_source": all_[0].plain.source if all_ else "none",
+        "reason": all_[0].off_reason if all_ else "",
+        "rounds": sum(e.stats.rounds for e in all_),
+        "near_ties": sum(e.stats.near_ties for e in all_),
+        "redecided": sum(e.stats.redecided for e in all_),
+        "seconds": all_[0].stats.time_shares if len(all_) == 1 else None,
+        "decodes": _decodes(all_[0].stats) if len(all_) == 1 else None,
     }
+
+
+def _decodes(stats: RunStats) -> dict[str, list[float]]:
+    return {str(rows): [count, seconds] for rows, (count, seconds) in sorted(stats.round_seconds.items())}
 
 
 def _ratio(a: float, b: float) -> float:

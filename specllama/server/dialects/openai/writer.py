@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import specllama
-from specllama.config.defaults import drafter_word
+from specllama.config.defaults import source_label
 from specllama.errors import SpecllamaError
 from specllama.server.dialects.llama_server.native_answer import native_answer, prompt_progress
 from specllama.server.dialects.openai.errors import error_body
@@ -172,12 +172,13 @@ def number(logprob: float | None) -> float:
 
 
 def trace(runs: Runs, round_: RoundEvent | None) -> dict[str, Any]:
-    """The drafters of a text's tokens, and the round that they come from."""
-    found: dict[str, Any] = {"tokens": [[n, drafter_word(source)] for n, source in runs]}
+    """The sources of a text's tokens, and the round that they come from. n_predict: tokens so far."""
+    found: dict[str, Any] = {"tokens": [[n, source_label(source)] for n, source in runs]}
     if round_ is not None:
         found["round"] = {
             "drafted": round_.drafted,
             "accepted": round_.accepted,
             "ms": round(1000 * round_.seconds, 3),
+            "n_predict": round_.total.n_predict,
         }
     return found

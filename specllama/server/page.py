@@ -1,0 +1,100 @@
+"""The page at /: its files, and what browsers are told about them. Knows no models.
+
+The page is HTML, CSS and JavaScript modules in static/, served as they are. The policy lets it load and
+connect to nothing but this server, and run no code that is not in one of its files, so that what a model
+writes is shown and never executed. The files need no key: the page asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.responses import PlainTextResponse, Response
+
+from specllama.data import CHARTS_CSS, CHARTS_JS
+from specllama.server.dialects.base import ApiRequest, ApiRoute, Endpoint
+
+_STATIC = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types dompurify",
+    )
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "cache-control": "no-cache",  # ask each time; the answer is 304 unless the file is another one
+    "vary": "Accept",
+}
+
+
+class _PageFile(NamedTuple):
+    """A file as it is sent. tag: of its content."""
+
+    content: bytes
+    media_type: str
+    tag: str
+
+
+def page_files() -> dict[str, Path]:
+    """All files of the page by their path below /page/."""
+    found = {path.relative_to(_STATIC).as_posix(): path for path in sorted(_STATIC.rglob("*.*"))}
+    return found | {path.name: path for path in (CHARTS_JS, CHARTS_CSS)}
+
+
+@functools.cache
+def _read(path: Path) -> _PageFile:
+    content = path.read_bytes()
+    return _PageFile(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:24]}"')
+
+
+def _sent(path: Path, api: ApiRequest) -> Response:
+    file = _read(path)
+    headers = _HEADERS | {"etag": file.tag}
+    known = [tag.strip().removeprefix("W/") for tag in api.header("if-none-match").split(",")]
+    if file.tag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers | {"content-type": file.media_type})
+
+
+async def root(api: ApiRequest) -> Response:
+    """The page for browsers, a line for others: Ollama's clients ask so whether the server is there."""
+    if "text/html" not in api.header("accept"):
+        return PlainTextResponse("specllama is running", headers={"vary": "Accept"})
+    return _sent(_STATIC / "index.html", api)
+
+
+def _endpoint(path: Path) -> Endpoint:
+    async def send(api: ApiRequest) -> Response:
+        return _sent(path, api)
+
+    return send
+
+
+ROUTES = (
+    ApiRoute("GET", "/", root, open=True),
+    *(ApiRoute("GET", f"/page/{name}", _endpoint(path), open=True) for name, path in page_files().items()),
+)

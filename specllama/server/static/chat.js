@@ -1,0 +1,334 @@
+// The conversation at hand: asking, following the answer, stopping, editing, going on after a failure.
+
+import { FULL, recovered } from "./api.js";
+import { announce, byId, button } from "./dom.js";
+import { Answer, asked, generate } from "./generate.js";
+import { AnswerView, questionView, watchRounds } from "./message.js";
+import { currentSettings } from "./settings.js";
+import * as store from "./store.js";
+
+const NEAR = 80; // pixels from the end within which the view follows the text
+const FULL_SHARE = 0.9; // of the context from which on the gauge warns
+
+export class Chat {
+  session = { near_ties: 0, answers: 0 };
+  #models;
+  #panel;
+  #list;
+  #data = store.newConversation();
+  #stop = null; // AbortController while an answer is written
+  #answers = new Map(); // message elements to the stored messages
+  #live = null;
+  #waiting = null; // AbortController while the engine is awaited
+
+  constructor(models, panel) {
+    this.#models = models;
+    this.#panel = panel;
+    watchRounds(byId("log"), byId("tip"), (root, thoughts) => {
+      const message = this.#answers.get(root);
+      return (thoughts ? message?.reasoningTrace : message?.trace)?.rounds;
+    });
+    store.onChange((id) => this.#changedElsewhere(id));
+  }
+
+  set list(list) {
+    this.#list = list;
+  }
+
+  get data() {
+    return this.#data;
+  }
+
+  get busy() {
+    return this.#stop !== null;
+  }
+
+  /** Show a conversation; without an id, a new one. */
+  open(id) {
+    this.stop();
+    this.#data = (id && store.conversation(id)) || store.newConversation();
+    this.#show();
+    byId("question").focus();
+  }
+
+  #show() {
+    this.#answers.clear();
+    const { messages } = this.#data;
+    const found = messages.map((message, i) => this.#view(message, i === messages.length - 1));
+    byId("log").replaceChildren(...found);
+    this.#list.show(this.#data.id);
+    this.say("");
+    const last = messages.findLast((message) => message.role === "assistant");
+    if (last?.trace) this.#showPanel(last);
+    else this.#panel.clear(this.#models.props);
+    this.gauge();
+    this.#toEnd(true);
+  }
+
+  #showPanel(message) {
+    const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
+    Object.assign(answer.trace, message.trace);
+    Object.assign(answer.reasoningTrace, message.reasoningTrace);
+    this.#panel.show(answer, this.#models.props, false);
+  }
+
+  /** Draw the panel again, when more is known about the model. */
+  describe() {
+    this.#panel.describe(this.#models.props, currentSettings().speculate);
+    if (this.busy) return;
+    const last = this.#data.messages.findLast((message) => message.role === "assistant");
+    if (last?.trace) this.#showPanel(last);
+    else this.#panel.clear(this.#models.props);
+    this.gauge();
+  }
+
+  #view(message, last) {
+    if (message.role === "user") return questionView(message, { edit: (text) => this.#edit(message, text) });
+    const view = this.#answerView();
+    view.end(message, last);
+    this.#answers.set(view.element, message);
+    return view.element;
+  }
+
+  #answerView() {
+    return new AnswerView({ regenerate: () => this.regenerate(), resume: () => this.resume() });
+  }
+
+  /** Ask a question. */
+  async ask(text) {
+    if (this.busy || !text.trim()) return;
+    this.#data.messages.push({ role: "user", content: text });
+    this.#data.title ||= text.trim().split("\n")[0].slice(0, 80);
+    this.#show();
+    await this.#write();
+  }
+
+  async #edit(message, text) {
+    this.stop();
+    const at = this.#data.messages.indexOf(message);
+    this.#data.messages.splice(at);
+    await this.ask(text);
+  }
+
+  /** Have the last answer written again. */
+  async regenerate() {
+    if (this.busy || this.#data.messages.at(-1)?.role !== "assistant") return;
+    this.#data.messages.pop();
+    this.#show();
+    await this.#write();
+  }
+
+  /** Go on with an answer that was cut off. */
+  async resume() {
+    if (this.busy || this.#data.messages.at(-1)?.role !== "assistant") return;
+    await this.#write(this.#data.messages.pop());
+  }
+
+  /** End the answer that is being written, and waiting for the engine. */
+  stop() {
+    this.#stop?.abort();
+    this.#waiting?.abort();
+    this.#stop = this.#waiting = null;
+  }
+
+  /** Store the conversation after a change of its system prompt. */
+  keep() {
+    if (this.#data.messages.length) this.#save(this.#data);
+    this.describe();
+  }
+
+  /** Have an answer written. before: the part of it that is there. */
+  async #write(before = null) {
+    this.say("");
+    const data = this.#data;
+    const settings = currentSettings();
+    const stop = new AbortController();
+    this.#stop = stop;
+    this.#buttons();
+    const answer = new Answer();
+    if (before) continued(answer, before);
+    const view = this.#answerView();
+    if (before) byId("log").lastElementChild.remove();
+    byId("log").append(view.element);
+    view.begin(answer);
+    if (before) view.push(before.content);
+    this.#answers.set(view.element, answer);
+    this.#live = { answer, view };
+    this.#toEnd(true);
+    const messages = data.messages.map(({ role, content }) => ({ role, content }));
+    if (before) messages.push({ role: "assistant", content: before.content });
+    const { system } = data;
+    const body = asked({ messages, system, model: this.#models.name, settings });
+    let failure = null;
+    let pushed = answer.content.length;
+    try {
+      await generate(body, {
+        signal: stop.signal,
+        answer,
+        grown: () => {
+          view.push(answer.content.slice(pushed));
+          pushed = answer.content.length;
+          this.#schedule();
+        },
+      });
+    } catch (error) {
+      failure = error;
+    }
+    if (this.#live?.answer === answer) this.#live = null;
+    if (this.#stop === stop) this.#stop = null;
+    this.#end(data, view, answer, failure, settings);
+  }
+
+  #end(data, view, answer, failure, settings) {
+    const message = this.#message(answer, failure, settings);
+    const empty = !message.content && !message.reasoning;
+    if (empty && failure) view.element.remove();
+    else {
+      view.end(message, true);
+      this.#answers.set(view.element, message);
+      data.messages.push(message);
+    }
+    if (!failure) {
+      this.session.answers += 1;
+      this.session.near_ties += answer.figures?.near_ties ?? 0;
+    }
+    this.#buttons();
+    this.#save(data);
+    if (data !== this.#data) return;
+    this.#panel.show(answer, this.#models.props, false);
+    this.gauge();
+    this.#toEnd(false);
+    announce(failure ? message.outcome : `The answer is complete, ${answer.n} tokens.`);
+    if (failure?.name === "AbortError") {
+      if (empty) this.say("Stopped before the first token.", { "Ask again": () => this.#write() });
+    } else if (failure) this.#failed(failure, empty).catch(() => {});
+    else if (message.full) this.say(`The context is full. ${FULL}`);
+    else this.#models.update().catch(() => {});
+  }
+
+  #message(answer, failure, settings) {
+    const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
+    const cut = answer.finish === "length";
+    const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens);
+    let outcome = "";
+    if (failure) outcome = failure.name === "AbortError" ? "Stopped." : `${failure.message} ${failure.todo ?? ""}`.trim();
+    else if (full) outcome = "The context is full, which ended the answer.";
+    else if (cut) outcome = `The longest answer is set to ${settings.max_tokens} tokens.`;
+    return {
+      role: "assistant", content, reasoning,
+      trace: { runs: trace.runs, rounds: trace.rounds },
+      reasoningTrace: { runs: reasoningTrace.runs, rounds: reasoningTrace.rounds },
+      figures: {
+        n: answer.n,
+        rate: timings?.predicted_per_second ?? answer.rate,
+        speedup: figures?.speedup ?? null,
+        drafted: figures?.n_drafted ?? answer.drafted,
+        accepted: figures?.n_accept ?? answer.accepted,
+        reason: figures?.reason ?? "",
+      },
+      report: { figures, timings },
+      tokens: usage?.total_tokens ?? null,
+      seed, outcome, full,
+      partial: Boolean(failure) || cut,
+      failed: Boolean(failure) && failure.name !== "AbortError",
+    };
+  }
+
+  /** Say what went wrong; where the engine or the server is gone, wait for it. */
+  async #failed(problem, empty) {
+    this.say(`${problem.message} ${problem.todo}`, empty ? { "Try again": () => this.#write() } : {});
+    if (!problem.retry || ![0, 503].includes(problem.status)) return;
+    const waiting = new AbortController();
+    this.#waiting = waiting;
+    await recovered((why) => this.say(`Waiting for the engine: ${why}. The text so far is kept.`), waiting.signal);
+    if (waiting.signal.aborted) return;
+    this.#waiting = null;
+    await this.#models.refresh().catch(() => {});
+    const again = empty ? { "Try again": () => this.#write() } : { "Continue the answer": () => this.resume() };
+    this.say("The engine is back.", again);
+  }
+
+  #save(data) {
+    try {
+      if (store.save(data)) this.say("Another tab has changed this conversation, so this one is kept as a copy.");
+    } catch (error) {
+      this.say(error.message);
+    }
+    this.#list.show(this.#data.id);
+  }
+
+  #changedElsewhere(id) {
+    if (!this.busy && (id === null || id === this.#data.id)) {
+      const found = store.conversation(this.#data.id);
+      if (found && found.revision !== this.#data.revision) {
+        this.#data = found;
+        this.#show();
+      }
+    }
+    this.#list.show(this.#data.id);
+  }
+
+  /** Show what arrived, once for each frame. */
+  #schedule() {
+    const live = this.#live;
+    if (!live || live.scheduled) return;
+    live.scheduled = true;
+    const frame = document.hidden ? (draw) => setTimeout(draw, 200) : requestAnimationFrame;
+    frame(() => {
+      live.scheduled = false;
+      if (this.#live !== live) return;
+      const follows = this.#nearEnd();
+      live.view.show(live.answer);
+      this.#panel.show(live.answer, this.#models.props, true);
+      if (follows) this.#toEnd(true);
+    });
+  }
+
+  #nearEnd() {
+    const log = byId("log");
+    return log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
+  }
+
+  #toEnd(always) {
+    if (always || this.#nearEnd()) byId("log").scrollTop = byId("log").scrollHeight;
+  }
+
+  #buttons() {
+    const focused = document.activeElement;
+    byId("send").hidden = this.busy;
+    byId("stop").hidden = !this.busy;
+    byId("log").setAttribute("aria-busy", String(this.busy));
+    if (focused === byId("send") || focused === byId("stop")) byId("question").focus();
+    if (this.busy) announce("Writing the answer.");
+  }
+
+  /** Show how much of the context the conversation takes. */
+  gauge() {
+    const size = this.#models.contextLength;
+    const used = this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
+    byId("context").value = size ? Math.min(1, used / size) : 0;
+    byId("context").high = FULL_SHARE;
+    byId("context-text").textContent = size ? `${used.toLocaleString("en")} of ${size.toLocaleString("en")} tokens` : "";
+    byId("context").title = "When the context is full, answers end; nothing is dropped from it silently.";
+    if (size && used > FULL_SHARE * size && !byId("notice").textContent) {
+      this.say(`The context is almost full: an answer ends when it is. ${FULL}`);
+    }
+  }
+
+  /** Show a notice; "" for none. actions: functions by the text of their button. */
+  say(text, actions = {}) {
+    const notice = byId("notice");
+    notice.hidden = !text;
+    notice.querySelector("p").textContent = text;
+    const found = Object.entries(actions).map(([name, action]) => button(name, action));
+    notice.querySelector(".actions").replaceChildren(...found);
+  }
+}
+
+/** Begin an answer with the part of it that is there. */
+function continued(answer, before) {
+  answer.content = before.content;
+  answer.reasoning = before.reasoning ?? "";
+  Object.assign(answer.trace, before.trace);
+  Object.assign(answer.reasoningTrace, before.reasoningTrace);
+}

@@ -1,0 +1,105 @@
+// Asks the server for an answer and follows it: texts, sources, rounds and figures. Knows no elements.
+
+import { events, request } from "./api.js";
+import { Trace } from "./trace.js";
+
+/** An answer while it is written. times: [seconds since the request, characters so far] of each arrival. */
+export class Answer {
+  content = "";
+  reasoning = "";
+  trace = new Trace();
+  reasoningTrace = new Trace();
+  times = [];
+  n = 0; // tokens
+  figures = null; // of the server, at the end
+  usage = null;
+  timings = null;
+  finish = "";
+  seed = null;
+  prefilled = null; // [tokens of the prompt that are evaluated, all of them]
+  began = performance.now();
+  firstAt = 0;
+  lastAt = 0;
+
+  /** All rounds, those of the reasoning first. */
+  get rounds() {
+    return [...this.reasoningTrace.rounds, ...this.trace.rounds];
+  }
+
+  get drafted() {
+    return this.#sum(0);
+  }
+
+  get accepted() {
+    return this.#sum(1);
+  }
+
+  #sum(i) {
+    let sum = 0;
+    for (const trace of [this.reasoningTrace, this.trace]) for (const round of trace.rounds) sum += round[i];
+    return sum;
+  }
+
+  /** Tokens per second so far, from the first token on; null before there are two. */
+  get rate() {
+    const seconds = (this.lastAt - this.firstAt) / 1000;
+    return this.n > 1 && seconds > 0 ? (this.n - 1) / seconds : null;
+  }
+
+  /** Add an event. Returns the new part of the text, "" where it has none. */
+  add(event) {
+    const choice = event.choices?.[0];
+    const now = performance.now();
+    const part = choice?.delta?.content ?? "";
+    const thought = choice?.delta?.reasoning_content ?? "";
+    if (event.prompt_progress) this.prefilled = [event.prompt_progress.processed, event.prompt_progress.total];
+    if (part || thought) {
+      this.firstAt ||= now;
+      this.lastAt = now;
+      const trace = part ? this.trace : this.reasoningTrace;
+      trace.add(part || thought, event.speculation);
+      this.content += part;
+      this.reasoning += thought;
+      this.n = event.speculation?.round?.n_predict || this.n + 1;
+      this.times.push([(now - this.began) / 1000, this.content.length]);
+    }
+    if (choice?.finish_reason) this.finish = choice.finish_reason;
+    if (choice?.seed !== undefined) this.seed = choice.seed;
+    if (event.usage) this.usage = event.usage;
+    if (event.timings) {
+      this.timings = event.timings;
+      this.figures = event.speculation;
+      this.n = event.usage?.completion_tokens ?? this.n;
+    }
+    return part;
+  }
+}
+
+/** What the server gets for these messages and settings. */
+export function asked({ messages, system = "", model, settings = {}, speculation = {} }) {
+  const all = system.trim() ? [{ role: "system", content: system }, ...messages] : messages;
+  const { speculate = true, draft_max: max, ...sampling } = settings;
+  return {
+    ...(model ? { model } : {}),
+    messages: all.map(({ role, content }) => ({ role, content })),
+    ...sampling,
+    stream: true,
+    stream_options: { include_usage: true },
+    return_progress: true,
+    speculation: { enabled: speculate, ...(max ? { max } : {}), trace: true, ...speculation },
+  };
+}
+
+/**
+ * Have an answer written. grown(answer, event) is called with each event. Returns the answer, and throws Problem
+ * or AbortError with the text so far in `answer`.
+ */
+export async function generate(body, { signal, grown, answer = new Answer() }) {
+  answer.began = performance.now();
+  const response = await request("/v1/chat/completions", { body, signal });
+  for await (const event of events(response)) {
+    answer.add(event);
+    grown?.(answer, event);
+  }
+  return answer;
+}

@@ -1,0 +1,77 @@
+// From what a model writes to elements. HTML in it is shown as text, images are not loaded, and links are web or
+// mail addresses. What the renderer makes passes a sanitiser that knows the few elements and attributes below.
+
+import { Marked } from "./vendor/marked.esm.js";
+import "./vendor/purify.min.js";
+import { button, copyText, element, flash } from "./dom.js";
+
+const purify = globalThis.DOMPurify;
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    ...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
+    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
+  ],
+  ALLOWED_ATTR: ["href", "start", "align", "data-language"],
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
+const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);
+
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    html: ({ text, block }) => (block ? `<p>${escaped(text)}</p>` : escaped(text)),
+    image: ({ text, href }) => escaped(`[image: ${text || href}]`),
+    link({ href, tokens }) {
+      const inner = this.parser.parseInline(tokens);
+      return /^(?:https?:|mailto:)/i.test(href) ? `<a href="${escaped(href)}">${inner}</a>` : inner;
+    },
+    code: ({ text, lang }) =>
+      `<pre data-language="${escaped((lang ?? "").split(/\s/)[0].slice(0, 30))}"><code>${escaped(text)}</code></pre>`,
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+  },
+});
+
+/** The blocks of a Markdown text. Each has its source as `raw`; together they are the whole text. */
+export function blocks(text) {
+  // Carriage returns would be dropped, which moves all positions after them.
+  return marked.lexer(text.replaceAll("\r", " "));
+}
+
+/** The elements of some blocks, safe to insert, without the parts that `furnish` adds. */
+export function render(tokens) {
+  return purify.sanitize(marked.parser(tokens), ALLOWED);
+}
+
+/** Add what people use: a head with a button to copy on code, tables that scroll, links to other pages. */
+export function furnish(root) {
+  for (const pre of root.querySelectorAll("pre")) {
+    const language = pre.dataset.language || "code";
+    const copy = button("Copy", async () => {
+      flash(copy, (await copyText(pre.textContent)) ? "Copied" : "Not allowed");
+    });
+    copy.setAttribute("aria-label", `Copy ${language}`);
+    const box = element("div", { class: "code" }, element("div", { class: "code-head" }, language, copy));
+    pre.replaceWith(box);
+    pre.tabIndex = 0; // it scrolls
+    pre.setAttribute("role", "region");
+    pre.setAttribute("aria-label", language);
+    box.append(pre);
+  }
+  for (const table of root.querySelectorAll("table")) {
+    const box = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" });
+    table.replaceWith(box);
+    box.append(table);
+  }
+  for (const link of root.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+    link.title = link.href;
+  }
+  return root;
+}

@@ -1,0 +1,211 @@
+// One message of a conversation as elements: the text, its reasoning, its rounds, its figures, and what one can
+// do with it. Knows no server.
+
+import { button, copyText, element, flash, numeral, percent } from "./dom.js";
+import { MarkdownStream } from "./stream.js";
+import { Trace, inWords } from "./trace.js";
+
+/** A question. actions: {edit(text)}. */
+export function questionView(message, actions) {
+  const body = element("div", { class: "body plain" }, message.content);
+  const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
+  const edit = button("Edit", () => editor.begin());
+  const tools = element("div", { class: "actions" }, copy, edit);
+  const view = element("article", { class: "message question", "aria-label": "Question" }, body, tools);
+  const editor = {
+    begin() {
+      const area = element("textarea", { "aria-label": "Edit the question", rows: 4 });
+      area.value = message.content;
+      const end = () => {
+        form.replaceWith(body, tools);
+        edit.focus();
+      };
+      const send = (event) => {
+        event.preventDefault();
+        if (area.value.trim()) actions.edit(area.value);
+      };
+      const form = element(
+        "form",
+        { class: "edit", on: { submit: send } },
+        area,
+        element("p", { class: "hint" }, "What follows this question is replaced."),
+        element("div", { class: "actions" }, element("button", { class: "primary" }, "Send"), button("Cancel", end)),
+      );
+      area.addEventListener("keydown", (event) => {
+        if (event.key === "Escape") end();
+        if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+      });
+      body.replaceWith(form);
+      tools.remove();
+      area.focus();
+    },
+  };
+  return view;
+}
+
+/** An answer, complete or being written. actions: {regenerate(), resume()}. */
+export class AnswerView {
+  #actions;
+  #body = element("div", { class: "body" });
+  #thoughts = element("div", { class: "thoughts", tabindex: 0, role: "region", "aria-label": "Reasoning" });
+  #summary = element("summary", {}, "Reasoning");
+  #reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
+  #outcome = element("p", { class: "outcome", hidden: true });
+  #foot = element("footer", {});
+  #stream;
+  #thought = 0; // characters of the reasoning that are shown
+
+  constructor(actions) {
+    this.#actions = actions;
+    this.element = element(
+      "article",
+      { class: "message answer", "aria-label": "Answer" },
+      this.#reasoning,
+      this.#body,
+      this.#outcome,
+      this.#foot,
+    );
+  }
+
+  /** Begin to show an answer that grows: a generate.Answer, or a stored message. */
+  begin(answer) {
+    this.#stream = new MarkdownStream(this.#body, answer.trace);
+    this.#body.classList.add("writing");
+    this.element.setAttribute("aria-busy", "true");
+  }
+
+  /** Text that will be shown with the next `show`. */
+  push(text) {
+    this.#stream.push(text);
+  }
+
+  show(answer) {
+    this.#showReasoning(answer);
+    this.#stream.show();
+  }
+
+  #showReasoning(answer) {
+    if (answer.reasoning.length === this.#thought) return;
+    this.#reasoning.hidden = false;
+    const added = answer.reasoning.slice(this.#thought);
+    this.#thoughts.append(...answer.reasoningTrace.spans(added, this.#thought));
+    this.#thought = answer.reasoning.length;
+    this.#summary.textContent = answer.content ? "Reasoning" : "Reasoning…";
+  }
+
+  /** Show a complete message, or what there is of one. message: as it is stored. last: may be continued. */
+  end(message, last) {
+    const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
+    if (!this.#stream) {
+      this.begin(answer);
+      this.push(message.content);
+    }
+    if (message.reasoning) {
+      this.#showReasoning(answer);
+      this.#summary.textContent = "Reasoning";
+    }
+    this.#stream.finish();
+    this.#body.classList.remove("writing");
+    this.element.removeAttribute("aria-busy");
+    this.#outcome.hidden = !message.outcome;
+    this.#outcome.textContent = message.outcome ?? "";
+    this.#outcome.classList.toggle("bad", Boolean(message.failed));
+    this.#foot.replaceChildren(...this.#footer(message, answer, last));
+  }
+
+  #footer(message, answer, last) {
+    const found = [];
+    const text = summary(message.figures);
+    if (text) found.push(element("p", { class: "figures" }, text));
+    if (answer.trace.rounds.length) found.push(stepper(this.element, answer.trace));
+    const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
+    copy.setAttribute("aria-label", "Copy the answer");
+    const tools = [copy];
+    if (last) tools.push(button("Regenerate", () => this.#actions.regenerate()));
+    if (last && message.partial && message.content) tools.push(button("Continue", () => this.#actions.resume()));
+    found.push(element("div", { class: "actions" }, ...tools));
+    return found;
+  }
+}
+
+/** The figures of an answer in a line; "" without any. */
+export function summary(figures) {
+  if (!figures) return "";
+  const parts = [`${figures.n} tokens`];
+  if (figures.rate) parts.push(`${numeral(figures.rate)} tokens/s`);
+  if (figures.speedup) parts.push(`${figures.speedup.toFixed(2)}× plain`);
+  if (figures.drafted) parts.push(`${percent(figures.accepted / figures.drafted)} of ${figures.drafted} drafts accepted`);
+  else parts.push(figures.reason || "no drafts");
+  return parts.join(" · ");
+}
+
+/** A slider through the rounds of an answer, which says what each drafted and marks its text. */
+function stepper(root, trace) {
+  const { rounds } = trace;
+  const said = element("output", { class: "round" });
+  const slider = element("input", {
+    type: "range", min: 1, max: rounds.length, step: 1, value: 1, "aria-label": "Round",
+  });
+  const show = () => {
+    const i = Number(slider.value) - 1;
+    const text = `Round ${i + 1} of ${rounds.length}: ${inWords(rounds[i])}`;
+    said.textContent = text;
+    slider.setAttribute("aria-valuetext", text);
+    mark(root, i);
+  };
+  slider.addEventListener("input", show);
+  slider.addEventListener("focus", show);
+  slider.addEventListener("blur", () => mark(root, -1));
+  root.addEventListener("roundchosen", ({ detail }) => {
+    slider.value = String(detail + 1);
+    said.textContent = `Round ${detail + 1} of ${rounds.length}: ${inWords(rounds[detail])}`;
+  });
+  const first = `Round 1 of ${rounds.length}: ${inWords(rounds[0])}`;
+  slider.setAttribute("aria-valuetext", first);
+  said.textContent = `${rounds.length} rounds`;
+  return element("div", { class: "stepper" }, slider, said);
+}
+
+/** Mark the text of a round, -1 for none. */
+function mark(root, round) {
+  for (const part of root.querySelectorAll(".marked")) part.classList.remove("marked");
+  if (round < 0) return;
+  for (const part of root.querySelectorAll(`.body [data-round="${round}"]`)) part.classList.add("marked");
+}
+
+/** Show the figures of the round under the pointer, next to it. log: the conversation's element. */
+export function watchRounds(log, tip, roundsOf) {
+  let shown = null;
+  const hide = () => {
+    if (shown) mark(shown, -1);
+    shown = null;
+    tip.hidden = true;
+  };
+  const show = (event) => {
+    const part = event.target.closest?.("[data-round]");
+    if (!part) return hide();
+    const root = part.closest(".message");
+    const rounds = roundsOf(root, Boolean(part.closest(".thoughts")));
+    const round = rounds?.[Number(part.dataset.round)];
+    if (!round) return hide();
+    if (shown && shown !== root) mark(shown, -1);
+    shown = root;
+    if (!part.closest(".thoughts")) {
+      mark(root, Number(part.dataset.round));
+      root.dispatchEvent(new CustomEvent("roundchosen", { detail: Number(part.dataset.round) }));
+    }
+    const source = part.dataset.source ?? "";
+    tip.textContent = `${source && `${source} · `}${inWords(round)}`;
+    tip.hidden = false;
+    const box = part.getClientRects()[0];
+    const left = Math.min(event.clientX, innerWidth - tip.offsetWidth - 8);
+    const above = (box?.top ?? event.clientY) - tip.offsetHeight - 6;
+    tip.style.left = `${Math.max(8, left)}px`;
+    tip.style.top = `${above > 0 ? above : (box?.bottom ?? event.clientY) + 6}px`;
+    return undefined;
+  };
+  log.addEventListener("pointerover", show);
+  log.addEventListener("pointerleave", hide);
+  log.addEventListener("scroll", hide, { passive: true });
+  addEventListener("keydown", (event) => event.key === "Escape" && hide());
+}

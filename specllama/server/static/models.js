@@ -1,0 +1,100 @@
+// The menu of models, and what the server says about the one that is chosen.
+
+import { json } from "./api.js";
+import { announce, byId, element } from "./dom.js";
+
+const POLL = 500; // milliseconds between looks at a load
+
+/** props: of the chosen model, null before they are known. changed(): called when they are. */
+export class Models {
+  props = null;
+  #listed = [];
+  #changed;
+  #failed;
+
+  constructor(changed, failed) {
+    this.#changed = changed;
+    this.#failed = failed;
+    byId("model").addEventListener("change", () => this.#choose().catch(this.#failed));
+  }
+
+  /** The name that requests give. */
+  get name() {
+    return byId("model").value;
+  }
+
+  get contextLength() {
+    return this.props?.default_generation_settings.n_ctx ?? 0;
+  }
+
+  get defaults() {
+    return this.props?.default_generation_settings.params ?? {};
+  }
+
+  /** Read the list and, while the model is being loaded, wait for it. */
+  async refresh() {
+    await this.#list();
+    await this.#follow(() => this.#status()?.value === "loading");
+    await this.#describe();
+  }
+
+  /** Read again what changes while the server runs, such as measured times. */
+  async update() {
+    if (this.#status()?.value === "loaded") await this.#describe();
+  }
+
+  async #list() {
+    this.#listed = (await json("/v1/models")).data;
+    const menu = byId("model");
+    const chosen = menu.value || this.#listed[0]?.id;
+    const options = this.#listed.map(({ id, status }) => {
+      const there = status.value !== "not downloaded";
+      const note = { loaded: "", unloaded: " · on disk", loading: " · loading" }[status.value] ?? " · not downloaded";
+      return element("option", { value: id, disabled: !there, title: status.pull ?? null }, `${id}${note}`);
+    });
+    menu.replaceChildren(...options);
+    menu.value = this.#listed.some(({ id }) => id === chosen) ? chosen : (this.#listed[0]?.id ?? "");
+    menu.disabled = this.#listed.length < 2;
+  }
+
+  #status() {
+    return this.#listed.find(({ id }) => id === this.name)?.status;
+  }
+
+  async #choose() {
+    const name = this.name;
+    if (this.#status()?.value === "unloaded") {
+      announce(`Loading ${name}`);
+      let open = true;
+      const load = json("/models/load", { body: { model: name } }).finally(() => {
+        open = false;
+      });
+      await Promise.all([load, this.#follow(() => open)]);
+      await this.#list();
+      announce(`${name} is in memory`);
+    }
+    await this.#describe();
+  }
+
+  /** Show the progress of a load while `loading` says that there is one. */
+  async #follow(loading) {
+    const bar = byId("loading");
+    while (loading()) {
+      bar.hidden = false;
+      const { progress } = this.#status() ?? {};
+      if (progress === undefined) bar.removeAttribute("value");
+      else bar.value = progress;
+      await new Promise((resolve) => setTimeout(resolve, POLL));
+      await this.#list();
+    }
+    bar.hidden = true;
+  }
+
+  async #describe() {
+    const name = this.name;
+    const props = await json(`/props?model=${encodeURIComponent(name)}`);
+    if (name !== this.name) return;
+    this.props = props;
+    this.#changed();
+  }
+}

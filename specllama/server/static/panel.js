@@ -1,0 +1,169 @@
+// The view of speculation: what the answer at hand gained, and where its tokens came from.
+
+import { bars, lines } from "./charts.js";
+import { byId, element, numeral, percent } from "./dom.js";
+import { setTinted, tinted } from "./settings.js";
+
+const WORDS = {
+  target: "the model itself",
+  model: "the draft model",
+  head: "the model's own draft head",
+  copy: "copied from the conversation",
+  memory: "copied from earlier answers",
+  grammar: "forced by the grammar",
+};
+const WIDTH = 380; // of charts
+const EVERY = 250; // milliseconds between two drawings while an answer is written
+
+export class Panel {
+  #drawn = 0;
+  #state = element("p", { class: "state" });
+  #tiles = element("dl", { class: "tiles" });
+  #sources = element("ul", { class: "sources" });
+  #accepted = element("div", {});
+  #times = element("div", {});
+  #curve = element("div", {});
+
+  constructor() {
+    const box = element("input", { type: "checkbox", role: "switch" });
+    box.checked = tinted();
+    const apply = () => document.body.classList.toggle("tint", box.checked);
+    box.addEventListener("change", () => {
+      setTinted(box.checked);
+      apply();
+    });
+    apply();
+    byId("panel").replaceChildren(
+      element("h2", {}, "Speculation"),
+      this.#state,
+      this.#tiles,
+      element("label", { class: "switch" }, box, " Show where tokens came from"),
+      this.#sources,
+      this.#accepted,
+      this.#times,
+      this.#curve,
+    );
+  }
+
+  /** Say why speculation is on or off. props: of the model; speculate: whether requests ask for it. */
+  describe(props, speculate) {
+    this.#state.textContent = props ? inWords(props, speculate) : "The model is loading.";
+    this.#state.classList.toggle("off", !props || !speculate || Boolean(props.speculation.reason));
+  }
+
+  /** Show an answer: a generate.Answer. props: of the model. live: it is being written. */
+  show(answer, props, live) {
+    const now = performance.now();
+    if (live && now - this.#drawn < EVERY) return;
+    this.#drawn = now;
+    const plain = answer.figures?.plain_tps ?? plainRate(props);
+    this.#tiles.replaceChildren(...tiles(answer, plain));
+    this.#sources.replaceChildren(...sources(answer));
+    this.#accepted.replaceChildren(...accepted(answer));
+    this.#times.replaceChildren(...times(answer));
+    this.#curve.replaceChildren(...curve(props, answer));
+  }
+
+  /** Show what is known without an answer. */
+  clear(props) {
+    const none = element("p", { class: "hint" }, "Ask something to see which tokens were drafted, and what that gained.");
+    this.#tiles.replaceChildren();
+    this.#sources.replaceChildren();
+    this.#accepted.replaceChildren(none);
+    this.#times.replaceChildren();
+    this.#curve.replaceChildren(...curve(props, null));
+  }
+}
+
+/** Why speculation is on or off, as a sentence. */
+export function inWords(props, speculate) {
+  const { reason, draft, drafters, draft_max: max } = props.speculation;
+  if (!speculate) return "Off, because you switched it off. The text is the same, token for token.";
+  if (reason) return `Off: ${reason}.`.replace("..", ".");
+  const named = draft ? `draft ${draft.name}${draft.quant ? ` ${draft.quant}` : ""}` : "";
+  const parts = drafters.map((word) => (word === "model" && named ? named : word));
+  const length = max ? `at most ${max} tokens a round` : "as many tokens a round as pay on this machine";
+  return `On: ${parts.join(" + ")}, ${length}.`;
+}
+
+/** Tokens per second of plain decoding by the measured time of one row; null without it. */
+export function plainRate(props) {
+  const one = props?.speculation.decode_seconds?.find(([rows]) => rows === 1);
+  return one ? 1 / one[1] : null;
+}
+
+function tile(name, value, note = "") {
+  return element("div", {}, element("dt", {}, name), element("dd", {}, value, element("small", {}, note)));
+}
+
+function tiles(answer, plain) {
+  const rate = answer.timings ? answer.timings.predicted_per_second : answer.rate;
+  const exact = answer.figures?.speedup;
+  const speedup = exact ?? (rate && plain && answer.drafted ? rate / plain : null);
+  const rounds = answer.figures?.rounds || answer.rounds.length;
+  const drafted = answer.figures?.n_drafted ?? answer.drafted;
+  const kept = answer.figures?.n_accept ?? answer.accepted;
+  return [
+    tile("tokens/s", numeral(rate), plain ? `plain ${numeral(plain)}` : ""),
+    tile("over plain", speedup ? `${speedup.toFixed(2)}×` : "–", speedup && !exact ? "so far" : ""),
+    tile("accepted", drafted ? percent(kept / drafted) : "–", drafted ? `${kept} of ${drafted}` : "no drafts"),
+    tile("tokens a round", rounds ? numeral(answer.n / rounds) : "–", rounds ? `${rounds} rounds` : ""),
+  ];
+}
+
+function sources(answer) {
+  const found = answer.trace.shares();
+  for (const [source, n] of answer.reasoningTrace.shares()) found.set(source, (found.get(source) ?? 0) + n);
+  const all = [...found.values()].reduce((sum, n) => sum + n, 0);
+  return [...found].sort((a, b) => b[1] - a[1]).map(([source, n]) =>
+    element(
+      "li",
+      {},
+      element("span", { class: "sample", "data-source": source }, source),
+      element("span", {}, `${percent(n / all)} of the text, ${WORDS[source] ?? "another drafter"}`),
+    ),
+  );
+}
+
+function accepted(answer) {
+  let rates = answer.figures?.accept_by_position;
+  if (!rates) {
+    const parts = [answer.trace.positions(), answer.reasoningTrace.positions()];
+    const n = Math.max(...parts.map(([reached]) => reached.length));
+    const sum = (which, j) => parts.reduce((all, part) => all + (part[which][j] ?? 0), 0);
+    rates = Array.from({ length: n }, (_, j) => sum(1, j) / sum(0, j));
+  }
+  if (!rates.length) return [];
+  const series = [["accepted", rates.map((rate, j) => [j + 1, rate])]];
+  const title = `Share of draft tokens accepted, by position: ${rates.map(percent).join(", ")}`;
+  return [element("h3", {}, "Accepted by position in the draft"), lines({ series, title, x_name: "position", percent: true, width: WIDTH })];
+}
+
+function times(answer) {
+  const seconds = answer.figures?.seconds;
+  const all = seconds ? Object.values(seconds).reduce((sum, value) => sum + value, 0) : 0;
+  if (!all) return [];
+  const shares = Object.entries(seconds).map(([name, value]) => [name, value / all]);
+  const title = `Where the time went: ${shares.map(([name, value]) => `${name} ${percent(value)}`).join(", ")}`;
+  return [element("h3", {}, "Where the time went"), bars({ rows: [["", shares]], title, width: WIDTH })];
+}
+
+function curve(props, answer) {
+  const known = new Map(props?.speculation.decode_seconds ?? []);
+  const used = Object.entries(answer?.figures?.decodes ?? {}).map(([rows, [count]]) => [Number(rows), count]);
+  for (const [rows, [count, seconds]] of Object.entries(answer?.figures?.decodes ?? {})) {
+    if (!known.has(Number(rows)) && count) known.set(Number(rows), seconds / count);
+  }
+  const points = [...known].sort((a, b) => a[0] - b[0]).map(([rows, seconds]) => [rows, 1000 * seconds]);
+  if (points.length < 2) return [];
+  const marks = used.map(([rows, count]) => [rows, `${rows} rows: ${count} decodes of this answer`]);
+  const title = `Milliseconds of a decode by its rows: ${points.map(([n, ms]) => `${n}: ${numeral(ms)}`).join(", ")}`;
+  const note = used.length
+    ? `Dashed: the widths of this answer, ${used.map(([rows, count]) => `${rows} (${count}×)`).join(", ")}.`
+    : "";
+  return [
+    element("h3", {}, "Time of a decode by its rows, t(n)"),
+    lines({ series: [["ms", points]], title, x_name: "rows", marks, width: WIDTH }),
+    element("p", { class: "hint" }, `Drafts pay where more rows cost little more than one. ${note}`),
+  ];
+}

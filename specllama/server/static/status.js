@@ -1,0 +1,121 @@
+// The state of the server: models, slots, queue, memory, device.
+
+import { json, request } from "./api.js";
+import { openDialog } from "./dialog.js";
+import { bytes, element, numeral, percent } from "./dom.js";
+import { inWords } from "./panel.js";
+
+const EVERY = 2000; // milliseconds between two looks
+
+/** Open the view. model: its name; session: {near_ties, answers} of this page. */
+export function openStatus(model, session) {
+  const place = element("div", { class: "status" }, element("p", {}, "Asking the server…"));
+  let open = true;
+  openDialog("Status", [place], {
+    closed: () => {
+      open = false;
+    },
+  });
+  const look = async () => {
+    while (open) {
+      try {
+        place.replaceChildren(...shown(await gathered(model), session));
+      } catch (error) {
+        place.replaceChildren(element("p", { class: "bad", role: "alert" }, `${error.message} ${error.todo ?? ""}`));
+      }
+      await new Promise((resolve) => setTimeout(resolve, EVERY));
+    }
+  };
+  return look();
+}
+
+async function gathered(model) {
+  const query = `?model=${encodeURIComponent(model)}`;
+  const [props, slots, metrics] = await Promise.all([
+    json(`/props${query}`),
+    json(`/slots${query}`),
+    request(`/metrics${query}`).then((response) => response.text()),
+  ]);
+  return { props, slots, metrics: parsed(metrics) };
+}
+
+/** The values of a text in Prometheus' format, by name; those with several labels are added up. */
+function parsed(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = /^(\w+)(?:\{[^}]*\})? (\S+)$/.exec(line);
+    if (match) found.set(match[1], (found.get(match[1]) ?? 0) + Number(match[2]));
+  }
+  return found;
+}
+
+function shown({ props, slots, metrics }, session) {
+  const { target, machine, speculation } = props;
+  const busy = slots.filter((slot) => slot.is_processing).length;
+  const waiting = metrics.get("specllama_texts_waiting") ?? 0;
+  const kv = metrics.get("specllama_kv_used_ratio");
+  const restarts = metrics.get("specllama_engine_restarts") ?? 0;
+  const drafted = metrics.get("specllama_draft_tokens_total") ?? 0;
+  const accepted = metrics.get("specllama_draft_tokens_accepted_total") ?? 0;
+  const rows = [
+    ["Version", props.build_info],
+    ["Model", `${target.name} ${target.quant}, ${numeral(target.n_params / 1e6)} million weights`],
+    ["Draft", draft(speculation)],
+    ["Speculation", inWords(props, true)],
+    ["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`],
+    ["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`],
+    ["Memory", memory(machine)],
+    ["Device", device(machine)],
+    ["Since the start", `${numeral(metrics.get("specllama_texts_total") ?? 0)} texts, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${restarts} times` : ""}`],
+    ["Near-ties", `${session.near_ties} in ${session.answers} answers of this page: tokens chosen by less than the rounding error of a wide decode`],
+    ...props.notes.map((note) => ["Note", note]),
+  ];
+  return [
+    element("dl", { class: "facts" }, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+    slotTable(slots),
+  ];
+}
+
+function draft({ draft: found, drafters, vocabulary, memory: remembers }) {
+  const names = drafters.filter((word) => word !== "model");
+  const rest = names.length ? `${found ? " and " : ""}${names.join(", ")}` : "";
+  const texts = remembers ? ", also from earlier answers" : "";
+  if (!found) return `${rest || "none"}${texts}`;
+  return `${found.name} ${found.quant}${vocabulary ? `, vocabulary ${vocabulary}` : ""}${rest}${texts}`;
+}
+
+function memory({ host_bytes: host, device_bytes: gpu }) {
+  return gpu ? `${bytes(host)} of the machine, ${bytes(gpu)} of its GPUs` : `${bytes(host)}`;
+}
+
+function device({ gpus, n_threads: threads, n_gpu_layers: layers, n_layer: all }) {
+  const cpu = `CPU with ${threads} ${threads === 1 ? "thread" : "threads"}`;
+  if (!gpus.length) return cpu;
+  const names = gpus.map(({ name, free, total }) => `${name} (${bytes(free)} of ${bytes(total)} free)`);
+  return `${names.join(", ")}: ${layers < 0 ? "all" : layers} of ${all + 1} layers; ${cpu}`;
+}
+
+function slotTable(slots) {
+  const rows = slots.map((slot) => {
+    const token = slot.next_token?.[0];
+    const cells = [
+      slot.id,
+      slot.is_processing ? "busy" : "idle",
+      slot.n_past || "–",
+      token ? token.n_decoded : "–",
+      slot.draft_n === undefined ? "–" : `${slot.draft_n_accepted} of ${slot.draft_n}`,
+    ];
+    return element("tr", {}, ...cells.map((cell) => element("td", {}, String(cell))));
+  });
+  const head = ["Slot", "State", "Tokens in cache", "Written", "Drafts accepted"];
+  return element(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": "Slots" },
+    element(
+      "table",
+      {},
+      element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
+      element("tbody", {}, ...rows),
+    ),
+  );
+}

@@ -1,0 +1,145 @@
+// Where each part of an answer's text came from, and in which round of the engine. Positions are those of
+// JavaScript strings. Knows no elements but the spans that it makes.
+
+import { element } from "./dom.js";
+
+const LOST = 400; // characters of Markdown syntax that a rendered character is searched in
+
+/**
+ * The sources of a text, as runs, and the rounds that wrote it.
+ * rounds: [drafted, accepted, milliseconds, tokens written so far].
+ */
+export class Trace {
+  constructor({ runs = [], rounds = [] } = {}) {
+    this.runs = runs; // [end in the text, source, index of the round or -1]
+    this.rounds = rounds;
+  }
+
+  get length() {
+    return this.runs.length ? this.runs.at(-1)[0] : 0;
+  }
+
+  /** Add the next part of the text with what the server says of it; without that, the source is unknown. */
+  add(text, speculation) {
+    if (speculation?.round) {
+      const { drafted, accepted, ms, n_predict } = speculation.round;
+      this.rounds.push([drafted, accepted, ms, n_predict ?? 0]);
+    }
+    const round = this.rounds.length - 1;
+    let rest = text;
+    for (const [characters, source] of speculation?.tokens ?? []) {
+      const size = units(rest, characters);
+      if (size) this.runs.push([this.length + size, source, round]);
+      rest = rest.slice(size);
+    }
+    if (rest) this.runs.push([this.length + rest.length, "", round]);
+  }
+
+  /** Index of the run that has the character at a position; the last one after the end. */
+  find(position) {
+    let low = 0;
+    let high = this.runs.length - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.runs[middle][0] > position) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  }
+
+  /** Characters of each source. */
+  shares() {
+    const found = new Map();
+    let before = 0;
+    for (const [end, source] of this.runs) {
+      if (source) found.set(source, (found.get(source) ?? 0) + end - before);
+      before = end;
+    }
+    return found;
+  }
+
+  /** [rounds whose draft was longer than j, those of them whose token j was accepted], by position j. */
+  positions() {
+    const reached = [];
+    const accepted = [];
+    for (const [drafted, kept] of this.rounds) {
+      for (let j = 0; j < drafted; j++) {
+        reached[j] = (reached[j] ?? 0) + 1;
+        accepted[j] = (accepted[j] ?? 0) + (j < kept ? 1 : 0);
+      }
+    }
+    return [reached, accepted];
+  }
+
+  /** Text as spans, one for each run, from a position on. */
+  spans(text, position) {
+    const found = [];
+    let i = this.find(position);
+    for (let at = 0; at < text.length; i++) {
+      const [end, source, round] = this.runs[Math.min(i, this.runs.length - 1)] ?? [Infinity, "", -1];
+      const next = i >= this.runs.length - 1 ? text.length : Math.min(text.length, end - position);
+      if (next > at) found.push(span(text.slice(at, next), source, round));
+      at = Math.max(at, next);
+    }
+    return found;
+  }
+
+  /**
+   * Mark what was rendered from text[begin…]: each of its characters is found in the source text, in order,
+   * and what Markdown has besides them is skipped.
+   */
+  paint(root, text, begin) {
+    if (!this.runs.length) return;
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    const nodes = [];
+    while (walker.nextNode()) nodes.push(walker.currentNode);
+    let at = begin;
+    for (const node of nodes) {
+      const shown = node.data;
+      if (!shown.trim() && !node.parentElement?.closest("pre, p, li, td, th")) continue;
+      const spans = [];
+      let from = 0;
+      let run = -1;
+      for (let i = 0; i < shown.length; i++) {
+        const found = position(text, shown[i], at);
+        const here = this.find(found < 0 ? at : found);
+        if (here !== run) {
+          if (i > from) spans.push(this.#span(shown.slice(from, i), run));
+          [run, from] = [here, i];
+        }
+        if (found >= 0) at = found + 1;
+      }
+      spans.push(this.#span(shown.slice(from), run));
+      node.replaceWith(...spans);
+    }
+  }
+
+  #span(text, run) {
+    const [, source, round] = this.runs[run];
+    return span(text, source, round);
+  }
+}
+
+function position(text, character, from) {
+  const end = Math.min(text.length, from + LOST);
+  for (let i = from; i < end; i++) if (text[i] === character) return i;
+  return -1;
+}
+
+function span(text, source, round) {
+  return element("span", { "data-source": source || null, "data-round": round < 0 ? null : round }, text);
+}
+
+/** Length of the first `n` characters of a text, as Python counts them, in JavaScript's units. */
+function units(text, n) {
+  let found = 0;
+  for (let i = 0; i < n && found < text.length; i++) found += text.codePointAt(found) > 0xffff ? 2 : 1;
+  return found;
+}
+
+/** A round in words. */
+export function inWords([drafted, accepted, ms]) {
+  const time = `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
+  if (!drafted) return `no draft, ${time}`;
+  return `${drafted} drafted, ${accepted} accepted, ${time}`;
+}
