@@ -182,7 +182,10 @@ def test_a_trace_names_the_drafters(client: Client) -> None:
     deltas = [json.loads(f.split("data: ")[1]) for f in stream.decode().split("\n\n") if "speculation" in f]
     assert [delta["speculation"] for delta in deltas[:-1]] == [
         {"tokens": [[2, "target"]]},
-        {"tokens": [[2, "copy"], [3, "target"]], "round": {"drafted": 3, "accepted": 2, "ms": 10.0, "n_predict": 0}},
+        {
+            "tokens": [[2, "copy"], [3, "target"]],
+            "round": {"drafted": 3, "accepted": 2, "ms": 10.0, "n_predict": 0},
+        },
     ]
     assert [block["type"] for block in client.streamed(stream)["content"]] == ["thinking", "text"]
 
