@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specllama.core.heads import Head
     from specllama.core.interfaces import Context, Drafter
     from specllama.drafters.ring import RequestHistory
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class DrafterInputs:
     """What drafters are made from. n_vocab, end_ids: of the target. draft_context: of the draft model, None
-    without one. confident: whether the policy uses confidences. history: texts of earlier requests, None
-    where they are not kept.
+    without one. head: a trained head of the target, None without one. confident: whether the policy uses
+    confidences. history: texts of earlier requests, None where they are not kept.
     """
 
     n_vocab: int
     end_ids: Collection[int] = ()
     draft_context: Context | None = None
+    head: Head | None = None
     confident: bool = True
     history: RequestHistory | None = None
 
@@ -36,7 +38,8 @@ class DrafterEntry:
     """A drafter as the rest of the program sees it. name: the key of statistics and stored tables. make:
     returns the drafter, or None where its inputs are missing. label: how the output names the source of its
     tokens. option: the value of the option `drafters` that enables it; "": its name. needs_draft_model: a
-    draft model has to be loaded for it. priced, continues, forces, prior: see `core.interfaces.Drafter`.
+    draft model or a head has to be loaded for it. priced, continues, forces, prior: see
+    `core.interfaces.Drafter`.
     """
 
     name: str
@@ -98,9 +101,12 @@ GRAMMAR = DrafterEntry(
 COPY = DrafterEntry("copy", _factory("copy"), "copy")
 MEMORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
 MODEL = DrafterEntry("model", _factory("model"), "model", needs_draft_model=True, priced=True, continues=True)
+HEAD = DrafterEntry(
+    "head", _factory("head"), "head", option="model", needs_draft_model=True, priced=True, continues=True
+)
 
 # In the order in which they are tried.
-REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL)}
+REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL, HEAD)}
 
 
 def words() -> tuple[str, ...]:

@@ -9,38 +9,37 @@ import ctypes
 import mmap
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.config.load import MAX_THREADS, ModelSettings, reserved_outputs
+from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError, UsageError, option
+from specllama.llama.context_params import context_params
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.model import LlamaModel
-from specllama.models.memory.available import physical_cores
 
-_GGML_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "iq4_nl": 20,
-    "bf16": 30,
-}
-_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-_ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}  # llama_rope_scaling_type
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _AMX_ROWS = 32  # two tiles; with Q8_0 33 rows take 2.8 times as long as 32, and 65 2.3 times as 64
 _UNLIMITED = 1 << 30
 # Returns the bare address: llama-cpp-python's own binding makes an object for each call. Waits for the
 # decode, as llama_synchronize does.
-_get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", ggml))
+get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", ggml))
+
+
+class FeatureOutput(Protocol):
+    """What gives out hidden states of a context's decodes; heads.py has it."""
+
+    def before(self, n_outputs: int) -> None:
+        """A decode with so many rows of logits follows."""
+        ...
+
+    def after(self, batch: Sequence[BatchRow]) -> None:
+        """The decode of these rows is finished."""
+        ...
 
 
 class LlamaContext:
@@ -48,7 +47,8 @@ class LlamaContext:
     core.interfaces.Context, which documents the methods.
 
     n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence for
-    rollback; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint. Raises
+    rollback; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint.
+    features: takes hidden states of all decodes; None: they are not kept. Raises
     ResourceError if memory runs out, UsageError for a model that does not generate text.
     """
 
@@ -56,7 +56,7 @@ class LlamaContext:
         self, model: LlamaModel, n_ctx: int, n_seq_max: int = 1, n_outputs_max: int = 64, n_rs_seq: int = 0
     ) -> None:
         self.model, s = model, model.settings
-        params = self._params(s, n_ctx, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0)
+        params = context_params(s, n_ctx, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0)
         log.clear()
         self.handle = llama.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -76,43 +76,13 @@ class LlamaContext:
         n_rs_seq = int(llama.llama_n_rs_seq(self.handle))
         self.max_rollback = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED
         self.cuts_need_checkpoint = model.has_state and not n_rs_seq
+        self.features: FeatureOutput | None = None
         self.decode_seconds = 0.0  # spent in llama_decode and llama_synchronize
         self._n_swa = model.n_swa
         self._last_rows = [0] * n_seq_max  # rows in the last decode, by sequence: the limit of a rollback
         self._checkpoints: dict[int, tuple[int, ctypes.Array[ctypes.c_uint8]]] = {}
         self._address, self._logits = 0, np.zeros((0, self.n_vocab), np.float32)
         self._make_batch()
-
-    def _params(
-        self, s: ModelSettings, n_ctx: int, n_seq_max: int, n_outputs_max: int, n_rs_seq: int
-    ) -> llama.llama_context_params:
-        p = llama.llama_context_default_params()
-        p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, min(s.n_batch, n_ctx), min(s.n_ubatch, s.n_batch)
-        outputs = reserved_outputs(n_outputs_max)
-        p.n_batch = max(p.n_batch, outputs)
-        p.n_seq_max, p.kv_unified, p.swa_full, p.n_rs_seq = n_seq_max, True, s.swa_full, n_rs_seq
-        p.n_outputs_max = p.n_outputs_max_per_seq = outputs
-        p.n_threads = s.n_threads or physical_cores()
-        p.n_threads_batch = s.n_threads_batch or p.n_threads
-        p.type_k, p.type_v = _GGML_TYPES[s.cache_type_k], _GGML_TYPES[s.cache_type_v]
-        p.flash_attn_type = _FLASH_ATTN[s.flash_attn]
-        if s.rope_scaling is not None:
-            p.rope_scaling_type = _ROPE_SCALING[s.rope_scaling]
-        if s.rope_scale is not None:
-            p.rope_freq_scale = 1.0 / s.rope_scale
-        for name in (
-            "rope_freq_base",
-            "rope_freq_scale",
-            "yarn_orig_ctx",
-            "yarn_ext_factor",
-            "yarn_attn_factor",
-            "yarn_beta_slow",
-            "yarn_beta_fast",
-        ):
-            value = getattr(s, name)
-            if value is not None:
-                setattr(p, name, value)
-        return p
 
     def _make_batch(self) -> None:
         """The llama_batch over numpy arrays that every decode fills."""
@@ -161,14 +131,18 @@ class LlamaContext:
                 tokens, positions, seq_ids, outputs
             )  # fmt: skip
         self._batch.n_tokens = n
+        if self.features is not None:
+            self.features.before(n_outputs)
         started = time.perf_counter()
         result = llama.llama_decode(self.handle, self._batch)
         if result == 1:
             raise NoRoomError
         if result != 0:
             raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
-        address = _get_logits(self.handle) if n_outputs else llama.llama_synchronize(self.handle)
+        address = get_logits(self.handle) if n_outputs else llama.llama_synchronize(self.handle)
         self.decode_seconds += time.perf_counter() - started
+        if self.features is not None:
+            self.features.after(batch)
         if self.model.has_state:
             for seq_id in set(seq_ids):
                 self._last_rows[seq_id] = seq_ids.count(seq_id)

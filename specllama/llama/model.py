@@ -37,9 +37,10 @@ class _TensorOverride(ctypes.Structure):
 class LlamaModel:
     """Weights and vocabulary of one GGUF file.
 
-    progress: called with the fraction loaded, 0 to 1. vocab_only: load no weights. Raises UsageError for
-    settings that this build or model does not support, IntegrityError if llama.cpp refuses the file,
-    ResourceError if memory runs out.
+    progress: called with the fraction loaded, 0 to 1. vocab_only: load no weights. with_head: load the layers
+    for multi-token prediction too. is_head: the file is a head, which generates nothing by itself. Raises
+    UsageError for settings that this build or model does not support, IntegrityError if llama.cpp refuses the
+    file, ResourceError if memory runs out.
     """
 
     def __init__(
@@ -47,10 +48,13 @@ class LlamaModel:
         settings: ModelSettings,
         progress: Callable[[float], None] | None = None,
         vocab_only: bool = False,
+        with_head: bool = False,
+        is_head: bool = False,
     ) -> None:
         self.settings = settings
         self._kept: list[object] = []  # objects that llama.cpp keeps pointers to
         params = self._params(settings, progress, vocab_only)
+        params.load_mtp = with_head
         log.clear()
         self.handle = llama.llama_model_load_from_file(os.fsencode(settings.path), params)
         if not self.handle:
@@ -61,7 +65,8 @@ class LlamaModel:
         is_bpe = llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_BPE
         self._word_split = WordSplit(pre_tokenizer(self.metadata) if is_bpe else None)
         if not vocab_only:
-            self._refuse_unsupported()
+            if not is_head:
+                self._refuse_unsupported()
             self._lora = [self._load_lora(path, scale) for path, scale in settings.lora]
 
     def _params(

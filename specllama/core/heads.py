@@ -1,0 +1,69 @@
+"""The interface of trained heads: small networks that draft from hidden states of the target.
+
+The drafters know only these; llama/heads.py implements `Head` with llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.interfaces import BatchRow
+
+Hidden = NDArray[np.float32]  # hidden states, one per row
+
+
+class HeadRow(NamedTuple):
+    """One row of a head's decode: a token and the hidden state that it is paired with, shape (n_embd,).
+
+    output: whether to return logits and hidden state of the row.
+    """
+
+    token: int
+    pos: int
+    seq_id: int
+    hidden: Hidden
+    output: bool
+
+
+class FeatureReader(Protocol):
+    """Receives what the target computed."""
+
+    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
+        """The target decoded these rows; `features`, shape (len(batch), n_features), is valid until the call
+        returns.
+        """
+        ...
+
+
+class Head(Protocol):
+    """A trained head with a cache of its own.
+
+    Its row for token i of a text pairs the token with the target's features of token i - 1; later rows of a
+    draft take the head's own hidden state instead.
+    """
+
+    n_ctx: int  # tokens; one pool shared by all sequences
+    n_batch: int  # most rows of one decode
+    n_vocab: int
+    n_seq_max: int
+    n_features: int  # width of the target's features
+    lag: int  # positions in its cache are those of the text minus this
+    reads_target: bool  # it reads the target's cache and keeps none: all rows of a draft have one position
+
+    def hidden(self, seq_id: int, features: Hidden) -> Hidden:
+        """The hidden states for features of consecutive tokens, shape (n, n_embd). Raises DecodeError."""
+        ...
+
+    def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+        """Logits, shape (n_outputs, n_vocab), and hidden states, shape (n_outputs, n_embd), of the rows with
+        `output`. Logits are a view, valid until the next call. Raises NoRoomError, DecodeError.
+        """
+        ...
+
+    def truncate(self, seq_id: int, pos: int) -> None:
+        """Remove the cells at and after a position."""
+        ...

@@ -1,0 +1,239 @@
+"""Trained heads over llama.cpp: the hidden states that a target gives out, and the context of a head.
+
+Functions of llama-ext.h, which llama.cpp exports under C++ names and does not promise to keep: they are
+looked up by name, and without one of them heads cannot be used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.heads import FeatureReader, HeadRow, Hidden
+from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
+from specllama.errors import ResourceError
+from specllama.llama.context import LlamaContext, get_logits
+from specllama.llama.context_params import context_params
+from specllama.llama.library import ggml, llama
+from specllama.llama.log import log
+from specllama.llama.model import LlamaModel
+
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+_CONTEXT, _LAYER, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+_FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
+    "set_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_CONTEXT, _BOOL, _BOOL]),
+    "get_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", _FLOATS, [_CONTEXT]),
+    "set_layer": ("_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, [_CONTEXT, _LAYER, _BOOL]),
+    "get_layer": ("_Z30llama_get_embeddings_layer_inpP13llama_contextj", _FLOATS, [_CONTEXT, _LAYER]),
+}
+
+
+class _Functions:
+    """The functions of llama-ext.h by the names above. missing: those that this build does not export."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+        for name, (symbol, result, arguments) in _FUNCTIONS.items():
+            try:
+                function = getattr(ggml, symbol)
+            except AttributeError:
+                self.missing.append(symbol)
+                continue
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    set_nextn: Any
+    get_nextn: Any
+    set_layer: Any
+    get_layer: Any
+
+
+_ext = _Functions()
+
+
+def unsupported() -> str:
+    """Why heads cannot be used with this build of llama.cpp, "" if they can."""
+    if not _ext.missing:
+        return ""
+    return f"this build of llama.cpp does not export {_ext.missing[0]}"
+
+
+class TargetFeatures:
+    """The hidden states that a target's decodes give to a head.
+
+    layers: the features are the inputs of these layers, side by side; none: the rows before the output norm,
+    which are given out only for decodes that return logits, since the last layer would otherwise be computed
+    for rows of a prompt that need it not.
+    """
+
+    def __init__(self, context: LlamaContext, layers: Sequence[int], reader: FeatureReader) -> None:
+        self.context, self.layers, self.reader = context, tuple(layers), reader
+        self._n_embd = int(llama.llama_model_n_embd_out(context.model.handle))
+        self._on = False
+        if self.layers:
+            self._n_embd = int(llama.llama_model_n_embd(context.model.handle))
+            for layer in self.layers:
+                _ext.set_layer(context.handle, layer, True)
+
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        return self._n_embd * max(1, len(self.layers))
+
+    def before(self, n_outputs: int) -> None:
+        """Prepare for a decode with so many rows of logits."""
+        wanted = n_outputs > 0
+        if not self.layers and wanted != self._on:
+            self._on = wanted
+            _ext.set_nextn(self.context.handle, wanted, False)
+
+    def after(self, batch: Sequence[BatchRow]) -> None:
+        """Give the features of a finished decode to the reader."""
+        handle, n = self.context.handle, len(batch)
+        if self.layers:
+            found = [_rows(_ext.get_layer(handle, layer), n, self._n_embd) for layer in self.layers]
+            self.reader.features_decoded(batch, np.concatenate(found, axis=1))
+        elif self._on:
+            self.reader.features_decoded(batch, _rows(_ext.get_nextn(handle), n, self._n_embd))
+
+    def close(self) -> None:
+        """Give out nothing from the next decode on."""
+        for layer in self.layers:
+            _ext.set_layer(self.context.handle, layer, False)
+        if not self.layers:
+            _ext.set_nextn(self.context.handle, False, False)
+
+
+def _rows(address: Any, n: int, width: int) -> NDArray[np.float32]:
+    """A view of n rows of floats. Raises DecodeError where llama.cpp has none."""
+    if not address:
+        raise DecodeError("llama.cpp gave no hidden states")
+    return np.ctypeslib.as_array(address, (n, width))
+
+
+class HeadContext:
+    """The cache of a head and decodes in it; implements core.heads.Head, which documents the methods.
+
+    model: the head's file, or the target's own model, loaded with its head. target: the context of the
+    target, whose embeddings, output matrix or cache the head may use. mtp: it is made of layers for
+    multi-token prediction, else it is an EAGLE-3 head. reads_target: it has no cache of its own. n_features:
+    values of a row of the target's features. Raises ResourceError if memory runs out.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        target: LlamaContext,
+        n_ctx: int,
+        *,
+        mtp: bool,
+        n_features: int,
+        reads_target: bool = False,
+    ) -> None:
+        self.model, self.reads_target, self._encodes = model, reads_target, not mtp
+        self.n_seq_max, self.lag = target.n_seq_max, 0 if mtp else 1
+        params = context_params(model.settings, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
+        params.n_threads, params.n_threads_batch = target.n_threads, target.n_threads_batch
+        params.swa_full, params.ctx_other = True, target.handle
+        if mtp:
+            params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
+        log.clear()
+        self.handle = llama.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise ResourceError(f"llama.cpp cannot make a context for the head: {log.reason()}")
+        self.memory = llama.llama_get_memory(self.handle)
+        self.n_ctx = int(llama.llama_n_ctx(self.handle))
+        # An encoder's batch must fit into one physical batch.
+        self.n_batch = min(int(llama.llama_n_ubatch(self.handle)), target.n_outputs_max)
+        self.n_vocab, self.n_features = model.n_vocab, n_features
+        self._n_embd = int(llama.llama_model_n_embd(model.handle))
+        self._n_hidden = int(llama.llama_model_n_embd_out(model.handle)) if mtp else self._n_embd
+        self.decode_seconds = 0.0
+        _ext.set_nextn(self.handle, True, True)
+
+    def hidden(self, seq_id: int, features: Hidden) -> Hidden:
+        if not self._encodes:
+            return features
+        found, first = [], int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
+        for at in range(0, len(features), self.n_batch):
+            part = features[at : at + self.n_batch]
+            batch = _Batch(len(part), [(first + i, seq_id, True) for i in range(len(part))], None, part)
+            result = llama.llama_encode(self.handle, batch.batch)
+            if result != 0:
+                raise DecodeError(f"llama_encode of the head returned {result}: {log.reason()}")
+            llama.llama_synchronize(self.handle)
+            found.append(_rows(_ext.get_nextn(self.handle), len(part), self._n_embd).copy())
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+        outputs = [i for i, row in enumerate(rows) if row.output]
+        # An EAGLE-3 graph computes all rows and returns the first ones, whichever have an output.
+        every = self._encodes and bool(outputs)
+        places = [(row.pos, row.seq_id, row.output or every) for row in rows]
+        hidden = np.array([row.hidden for row in rows], np.float32)
+        batch = _Batch(len(rows), places, [row.token for row in rows], hidden)
+        result = llama.llama_decode(self.handle, batch.batch)
+        if result == 1:
+            raise NoRoomError
+        if result != 0:
+            raise DecodeError(f"llama_decode of the head returned {result}: {log.reason()}")
+        if not outputs:
+            llama.llama_synchronize(self.handle)
+            return np.zeros((0, self.n_vocab), np.float32), np.zeros((0, self._n_hidden), np.float32)
+        address, n = get_logits(self.handle), len(rows) if every else len(outputs)
+        if not address:
+            raise DecodeError("llama.cpp gave no logits of the head")
+        logits = _rows(ctypes.cast(address, _FLOATS), n, self.n_vocab)
+        after = _rows(_ext.get_nextn(self.handle), n, self._n_hidden)
+        return (logits[outputs], after[outputs]) if every else (logits, after.copy())
+
+    def truncate(self, seq_id: int, pos: int) -> None:
+        llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
+
+    def close(self) -> None:
+        """Free the cache."""
+        if self.handle:
+            llama.llama_free(self.handle)
+            self.handle = None
+
+
+class _Batch:
+    """A llama_batch with hidden states, and the arrays that it points to.
+
+    places: (position, seq_id, output) of each row. tokens: their ids, None for an encoder. hidden: shape
+    (n, n_embd).
+    """
+
+    def __init__(
+        self,
+        n: int,
+        places: Sequence[tuple[int, int, bool]],
+        tokens: Sequence[int] | None,
+        hidden: NDArray[np.float32],
+    ) -> None:
+        positions, seqs, outputs = zip(*places, strict=True)
+        self._seqs = np.array(seqs, np.int32)
+        pointers = self._seqs.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
+        self._kept = (
+            np.array(positions, np.int32),
+            np.ones(n, np.int32),
+            pointers.astype(np.uint64),
+            np.array(outputs, np.int8),
+            np.ascontiguousarray(hidden, np.float32),
+            np.array(tokens, np.int32) if tokens is not None else None,
+        )
+        position, n_seq, seq, output, values, ids = self._kept
+        ints = ctypes.POINTER(ctypes.c_int32)
+        self.batch = llama.llama_batch(
+            n_tokens=n,
+            token=ids.ctypes.data_as(ints) if ids is not None else None,
+            embd=values.ctypes.data_as(_FLOATS),
+            pos=position.ctypes.data_as(ints),
+            n_seq_id=n_seq.ctypes.data_as(ints),
+            seq_id=ctypes.cast(seq.ctypes.data, ctypes.POINTER(ints)),
+            logits=output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
