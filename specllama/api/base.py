@@ -143,7 +143,7 @@ class BaseLLM(ABC):
                     variables=dict(variables),
                     tools=tools,
                 ),
-                self._engine.call_reader,
+                self._engine.answer_reader,
             )
             for i in range(n)
         ]

@@ -18,7 +18,6 @@ from specllama.api.outputs import (
     ToolCall,
 )
 from specllama.api.prompts import PromptSource
-from specllama.calls.collector import CallCollector
 from specllama.calls.pieces import CallReader
 from specllama.calls.tools import Tools
 from specllama.client import protocol
@@ -28,24 +27,23 @@ from specllama.core.stats import RunStats
 
 @dataclass(slots=True)
 class PendingCompletion:
-    """One text while it arrives. message: its request to the engine. reader: makes what finds tool calls."""
+    """One text while it arrives. message: its request to the engine. reader: makes what reads a chat's answer
+    with these tools, see LoadInfo.answer_reader.
+    """
 
     index: int
     message: protocol.Generate
-    reader: Callable[[Tools], CallReader]
+    reader: Callable[[Tools | None], CallReader | None]
     result: GenerationResult = field(default_factory=GenerationResult)
     logprobs: list[dict[int, Logprob]] | None = None
     sum_logprobs: float = 0.0
-    collector: CallCollector | None = None
     calls: list[ToolCall] = field(default_factory=list)
 
     def take(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Add a message about this text; returns its delta, None for a message without one."""
+        if isinstance(message, protocol.Started) and self.message.messages is not None:
+            self.result.reader = self.reader(self.message.tools)
         delta = self.result.add(message)
-        if isinstance(message, protocol.Started) and self.message.tools is not None:
-            self.collector = CallCollector(self.reader(self.message.tools), message.closing_tag)
-        if delta is not None and self.collector is not None:
-            self.collector.push(delta.text, delta.runs, last=isinstance(message, protocol.Done))
         if delta is not None and delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += map(_logprobs, delta.logprobs)
@@ -58,7 +56,7 @@ class PendingCompletion:
         reason: FinishReason | None = done.reason if done else None  # type: ignore[assignment]
         return CompletionOutput(
             index=self.index,
-            text=self.result.text if self.collector is None else self.collector.text,
+            text=self.result.text,
             tool_calls=tuple(self._calls()),
             token_ids=tuple(self.result.ids),
             cumulative_logprob=None if self.logprobs is None else self.sum_logprobs,
@@ -70,10 +68,9 @@ class PendingCompletion:
 
     def _calls(self) -> list[ToolCall]:
         """The complete calls so far; each keeps its id."""
-        found = self.collector.calls if self.collector is not None else []
         self.calls += [
             ToolCall(f"call_{secrets.token_hex(12)}", call.name, call.arguments)
-            for call in found[len(self.calls) :]
+            for call in self.result.calls[len(self.calls) :]
         ]
         return self.calls
 

@@ -65,10 +65,10 @@ class EngineSession:
         for note in info.notes:
             _log.log(logging.WARNING if note.severity == "warning" else logging.INFO, "%s", note.message)
 
-    def call_reader(self, tools: Tools) -> CallReader:
-        """Finds calls of these tools in an answer of the loaded model."""
+    def answer_reader(self, tools: Tools | None) -> CallReader | None:
+        """See LoadInfo.answer_reader; of the loaded model."""
         assert self._loaded is not None
-        return self._loaded.call_reader(tools)
+        return self._loaded.answer_reader(tools)
 
     def client(self) -> EngineClient:
         """The client of the running process, for a call. Raises EngineError after a close."""

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.calls.pieces import ArgumentsPiece, CallReader, ClosePiece, OpenPiece, Piece, TextPiece
+from specllama.calls.pieces import (
+    ArgumentsPiece,
+    CallReader,
+    ClosePiece,
+    OpenPiece,
+    Piece,
+    TextPiece,
+    ThoughtPiece,
+)
 from specllama.calls.reading import ReadCall
 from specllama.text.detokenizer import Runs
-from specllama.text.reasoning import ReasoningSplitter
+from specllama.text.reasoning import CLOSING, OPENING, ReasoningSplitter
 
 
 class CallCollector:
-    """The text and the complete calls of one answer. Its reasoning, with the tags, is part of the text.
+    """The text and the complete calls of one answer. Its reasoning, with the tags, is part of the text;
+    reasoning that the model writes in a channel gets tags here.
 
     closing_tag: of the reasoning that the prompt has opened, "" for none.
     """
 
     def __init__(self, reader: CallReader, closing_tag: str) -> None:
-        self.text = ""
         self.calls: list[ReadCall] = []
         self._reader, self._splitter = reader, ReasoningSplitter(closing_tag, keep_tags=True)
         self._open: ReadCall | None = None
+        self._in_channel = False
 
-    def push(self, text: str, runs: Runs, last: bool = False) -> list[TextPiece]:
+    def push(self, text: str, runs: Runs, last: bool = False) -> TextPiece:
         """Add what the model has written. last: it is the end of the answer. Returns the text without calls
-        that is certain by now.
+        that is certain by now, which may be empty.
         """
         found: list[TextPiece] = []
         for piece in self._splitter.push(text, runs) + (self._splitter.finish() if last else []):
@@ -34,17 +43,26 @@ class CallCollector:
                 found += self._texts(self._reader.push(piece.text, piece.runs))
         if last:
             found += self._texts(self._reader.finish())
-        self.text += "".join(piece.text for piece in found)
-        return found
+        return TextPiece(
+            "".join(piece.text for piece in found), [run for piece in found for run in piece.runs]
+        )
 
     def _texts(self, pieces: Sequence[Piece]) -> list[TextPiece]:
         """The texts among the pieces; the calls are kept."""
+        found: list[TextPiece] = []
         for piece in pieces:
-            if isinstance(piece, OpenPiece):
+            thought = isinstance(piece, ThoughtPiece)
+            if thought is not self._in_channel:
+                self._in_channel = thought
+                tag = f"{OPENING}\n" if thought else f"\n{CLOSING}\n\n"
+                found.append(TextPiece(tag, [(len(tag), "target")]))
+            if isinstance(piece, (TextPiece, ThoughtPiece)):
+                found.append(TextPiece(piece.text, piece.runs))
+            elif isinstance(piece, OpenPiece):
                 self._open = ReadCall(piece.name)
             elif isinstance(piece, ArgumentsPiece) and self._open is not None:
                 self._open.arguments += piece.text
             elif isinstance(piece, ClosePiece) and self._open is not None:
                 self._open.complete = True
                 self.calls.append(self._open)
-        return [piece for piece in pieces if isinstance(piece, TextPiece)]
+        return found

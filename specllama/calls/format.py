@@ -27,12 +27,15 @@ class AnswerShape:
     """What a grammar has to allow before and besides calls.
 
     reasoning: (opening tag, closing tag) of the reasoning before the answer, None for a model without one.
-    opened: whether the prompt has opened it. text: Lark of the text of an answer without calls that must obey
-    a schema, "" for free text. special: ids of the control tokens of the vocabulary by their texts.
+    opened: whether the prompt has opened it. begun: whether the answer comes at once, because the prompt ends
+    after the reasoning or with the beginning of the answer. text: Lark of the text of an answer without calls
+    that must obey a schema, "" for free text. special: ids of the control tokens of the vocabulary by their
+    texts.
     """
 
     reasoning: tuple[str, str] | None = None
     opened: bool = False
+    begun: bool = False
     text: str = ""
     special: Mapping[str, int] = field(default_factory=dict)
 
@@ -43,13 +46,17 @@ class CallFormat(ABC):
     name: of the option tool_format. markers: texts of which a chat template of the family contains all.
     tokens: texts in calls that are control tokens in the family's vocabularies; the writer shows them where a
     reader looks for them, with `text.detokenizer.SHOWN` before each. reasons: whether models of the family
-    reason in a way of their own, which the reader reads.
+    reason in a way of their own, in channels, which the reader reads; it is then used for answers without
+    tools too. thinks: the tags around that reasoning, None for a family without them. begin: what precedes
+    the text of an answer, where the client has begun it.
     """
 
     name: ClassVar[str]
     markers: ClassVar[tuple[str, ...]] = ()
     tokens: ClassVar[tuple[str, ...]] = ()
     reasons: ClassVar[bool] = False
+    thinks: ClassVar[tuple[str, str] | None] = None
+    begin: ClassVar[str] = ""
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this family."""

@@ -59,14 +59,11 @@ class WrittenFormat(CallFormat):
 
 
 class FramedFormat(WrittenFormat):
-    """A format with a frame. parallel: whether an answer may have several calls. thinks: the tags of
-    reasoning that is known to this format alone. read_by: its reader.
-    """
+    """A format with a frame. parallel: whether an answer may have several calls. read_by: its reader."""
 
     frame: ClassVar[Frame]
     style: ClassVar[ArgumentStyle] = JsonArguments()
     parallel: ClassVar[bool] = True
-    thinks: ClassVar[tuple[str, str] | None] = None
     read_by: ClassVar[type[FrameReader]] = FrameReader
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]], special: Collection[str] = ()) -> str:

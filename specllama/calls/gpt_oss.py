@@ -37,6 +37,7 @@ class GptOss(WrittenFormat):
     name = "gpt-oss"
     markers = (_CHANNEL, _MESSAGE, "to=functions.")
     reasons = True
+    begin = f"{_CHANNEL}final{_MESSAGE}"
     tokens = (_CHANNEL, _MESSAGE, _START, _END, _CONSTRAIN, _CALL, _RETURN)
 
     def matches(self, template: str) -> bool:
@@ -56,6 +57,8 @@ class GptOss(WrittenFormat):
     def grammar(self, tools: Tools, shape: AnswerShape) -> str:
         lark = Lark(shape)
         capped = tools.choice == "required"
+        if shape.begun and not capped:
+            return lark.answer(shape.text or "TEXT", False)
         start, message = lark.text(_CHANNEL), lark.text(_MESSAGE)
         text = lark.capped(_END, MAX_PARTS // _MAX_THOUGHTS) if capped else lark.until(_END)
         ending = f"{text} {lark.text(_NEXT[len(_END) :])}"
@@ -63,6 +66,7 @@ class GptOss(WrittenFormat):
         spoken = lark.rule(f'{start} "commentary" {message} {ending}')
         final = lark.rule(f'{start} "final" {self._kind(lark)} {message} {shape.text or "TEXT"}')
         before = f"({thought}{{0,{_MAX_THOUGHTS - 1}}} {spoken}?)" if capped else f"({thought} | {spoken})*"
+        before = f"{ending} {before}" if shape.begun else before
         if not tools.allowed:
             return f"start: {before} {final}\n" + lark.answer(final, False).partition("\n")[2]
         calls = [
@@ -88,12 +92,13 @@ class GptOss(WrittenFormat):
 
 
 class GptOssReader(StepReader):
-    """Reads one message after another. What does not begin with a header is text."""
+    """Reads one message after another. What does not begin with a header is text up to the message's end."""
 
     def steps(self) -> Steps[None]:
         scan = self.scan
         ends = [scan.marker(text) for text in (_END, _CALL, _RETURN)]
-        while (header := (yield from self._header())) is not None:
+        while True:
+            header = (yield from self._header()) or ""
             recipient = _RECIPIENT.search(header)
             name = recipient.group(1) if recipient else ""
             if name in self.tools and (yield from scan.next_is("{")):
@@ -113,15 +118,20 @@ class GptOssReader(StepReader):
         yield from scan.text_until(())
 
     def _header(self) -> Steps[str | None]:
-        """What stands before the next message; None if none follows."""
+        """What stands before the next message; None if none follows. One that is cut off is removed."""
         scan = self.scan
         yield from scan.blanks()
-        start, channel = scan.marker(_START), scan.marker(_CHANNEL)
-        if (yield from scan.match((start, channel, "to=functions."))) is None:
-            scan.at = 0
-            return None
+        markers = scan.marker(_START), scan.marker(_CHANNEL)
+        first = yield from scan.match((*markers, "to=functions."))
         scan.at = 0
-        return (yield from scan.before(scan.marker(_MESSAGE), _MAX_HEADER))
+        if first is None:
+            return None
+        found = yield from scan.before(scan.marker(_MESSAGE), _MAX_HEADER)
+        if found is None:
+            scan.at = 0
+            if scan.last and first in markers and len(scan.text) <= _MAX_HEADER:
+                scan.take(len(scan.text))
+        return found
 
 
 def _fixed(message: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specllama.calls.tools import Tool, Tools
+from specllama.text.reasoning import OPENING, ReasoningSplitter
 
 Messages = list[dict[str, Any]]
 Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
@@ -86,6 +87,24 @@ def results_as_text(messages: Messages) -> Messages:
             found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n{message['content']}"}
         else:
             found.append(message)
+    return found
+
+
+def reasoning_apart(messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """The messages, with the reasoning between tags with which texts of the assistant begin as
+    `reasoning_content`.
+    """
+    found = Messages()
+    for message in messages:
+        text = message.get("content")
+        if message.get("role") == "assistant" and isinstance(text, str) and text.startswith(OPENING):
+            splitter = ReasoningSplitter()
+            pieces = splitter.push(text, ()) + splitter.finish()
+            thought, answer = (
+                "".join(piece.text for piece in pieces if piece.reasoning is kind) for kind in (True, False)
+            )
+            message = {"reasoning_content": thought, **message, "content": answer}
+        found.append(dict(message))
     return found
 
 

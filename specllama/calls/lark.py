@@ -106,7 +106,7 @@ class Lark:
         return "\n".join([f"start: {start}", *self._lines])
 
     def _reasoning(self, capped: bool, own: tuple[str, str] | None) -> str:
-        if (tags := self.shape.reasoning or own) is None:
+        if self.shape.begun or (tags := self.shape.reasoning or own) is None:
             return ""
         opening, closing = tags
         blank = self.terminal(r"/[ \n]{0,4}/")

@@ -44,3 +44,6 @@ class Tools:
         if self.choice == "none":
             return []
         return [tool for tool in self.tools if not self.names or tool.name in self.names]
+
+
+NO_TOOLS = Tools((), "none")

@@ -45,10 +45,12 @@ def run(given: Mapping[str, Any]) -> int:
         console.note(readout.start_line(info, structured))
         for note in info.notes:
             console.show(note)
-        answer = generate(client, request, None if as_json else lambda text, _: console.data(text))
+        show = None if as_json else lambda text, _: console.data(text)
+        answer = generate(client, request, show, _result(request, info))
         plain = answer.plain
         interrupted = answer.finish_reason == "cancel"
-        compared = _compare(client, request, answer) if values.get("compare") and not interrupted else None
+        compare = values.get("compare") and not interrupted
+        compared = _compare(client, request, answer, info) if compare else None
         if compared is not None and compared.finish_reason == "cancel":
             interrupted, compared = True, None
         if compared is not None:
@@ -95,7 +97,14 @@ def _prompt(values: Mapping[str, Any]) -> str:
     return text
 
 
-def _compare(client: EngineClient, request: protocol.Generate, answer: GenerationResult) -> GenerationResult:
+def _result(request: protocol.Generate, info: LoadInfo) -> GenerationResult:
+    """The result of a request, before its first message."""
+    return GenerationResult(None if request.messages is None else info.answer_reader(None))
+
+
+def _compare(
+    client: EngineClient, request: protocol.Generate, answer: GenerationResult, info: LoadInfo
+) -> GenerationResult:
     """The same request without drafts."""
     params = {**request.params, "seed": answer.seed}
     plain = protocol.Generate(
@@ -106,7 +115,7 @@ def _compare(client: EngineClient, request: protocol.Generate, answer: Generatio
         speculate=False,
         variables=request.variables,
     )
-    return generate(client, plain)
+    return generate(client, plain, into=_result(request, info))
 
 
 def _show(

@@ -10,7 +10,7 @@ from typing import Any
 
 from specllama.calls.formats import named
 from specllama.calls.pieces import CallReader
-from specllama.calls.tools import Tools
+from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import Note, Spelling, spelled
 
@@ -124,9 +124,12 @@ class LoadInfo:
         on_gpu = self.target.n_gpu_layers
         return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.n_layer + 1))
 
-    def call_reader(self, tools: Tools) -> CallReader:
-        """Finds calls of these tools in an answer."""
-        return named(self.call_format).reader(tools, self.call_tokens)
+    def answer_reader(self, tools: Tools | None) -> CallReader | None:
+        """What reads calls of these tools, and channels, in a chat's answer; None where all of it is text."""
+        form = named(self.call_format)
+        if tools is None and not form.reasons:
+            return None
+        return form.reader(NO_TOOLS if tools is None else tools, self.call_tokens)
 
     @property
     def speculation(self) -> str:

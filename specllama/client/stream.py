@@ -5,9 +5,12 @@ Knows nothing about processes, threads or output.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from specllama.calls.collector import CallCollector
+from specllama.calls.pieces import CallReader, TextPiece
+from specllama.calls.reading import ReadCall
 from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import PlainRate, RunStats, plain_rate
@@ -20,9 +23,11 @@ class GenerationResult:
     params: those in use, None before the start. closing_tag: closes the reasoning that the prompt has opened,
     "" if there is none. ids: of all tokens, including the end token. logprobs: one entry per token, empty if
     not requested. n_drafted, n_accept: draft tokens verified, and accepted. done: the last message, None
-    before the end.
+    before the end. reader: finds tool calls and reasoning in channels, which the text then is without; None
+    where everything is text.
     """
 
+    reader: CallReader | None = None
     n_prompt: int = 0
     params: SamplingParams | None = None
     closing_tag: str = ""
@@ -32,6 +37,7 @@ class GenerationResult:
     n_drafted: int = 0
     n_accept: int = 0
     done: protocol.Done | None = None
+    _collector: CallCollector | None = None
 
     def add(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Add a message of this generation. Returns the text and tokens that it adds, None for messages
@@ -40,6 +46,8 @@ class GenerationResult:
         if isinstance(message, protocol.Started):
             self.n_prompt, self.params = message.n_prompt, message.params
             self.closing_tag = message.closing_tag
+            if self.reader is not None:
+                self._collector = CallCollector(self.reader, message.closing_tag)
             return None
         if isinstance(message, protocol.Done):
             self.done = message
@@ -48,12 +56,33 @@ class GenerationResult:
             (delta,) = message.items
         else:
             return None
+        delta = self._read(delta)
         self.text += delta.text
         self.ids += delta.ids
         self.logprobs += delta.logprobs or []
         self.n_drafted += delta.drafted
         self.n_accept += delta.accepted
         return delta
+
+    def _read(self, delta: protocol.SequenceDelta) -> protocol.SequenceDelta:
+        """A delta with the text that the reader has found."""
+        if self._collector is None:
+            return delta
+        found = self._collector.push(delta.text, delta.runs, last=self.done is not None)
+        return delta._replace(text=found.text, runs=list(found.runs))
+
+    def release(self) -> TextPiece | None:
+        """The text that the reader still holds back where no Done has come; None if there is none."""
+        if self._collector is None or self.done is not None:
+            return None
+        found = self._collector.push("", (), last=True)
+        self.text += found.text
+        return found if found.text else None
+
+    @property
+    def calls(self) -> Sequence[ReadCall]:
+        """The complete tool calls so far."""
+        return self._collector.calls if self._collector is not None else ()
 
     @property
     def seed(self) -> int:

@@ -26,6 +26,7 @@ from specllama.server.events import (
     Start,
     TextEvent,
 )
+from specllama.text.detokenizer import SHOWN
 from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 _ALPHANUMERICS = string.ascii_letters + string.digits
@@ -101,7 +102,10 @@ class EventAssembler:
         self._last = now
         self._ids += delta.ids
         for entry in delta.logprobs or []:
-            (self._end_logprobs if entry.chosen.id in self._end_ids else self._logprobs).append(entry)
+            if entry.chosen.id in self._end_ids:
+                self._end_logprobs.append(entry)
+            elif self._reader is None or SHOWN + entry.chosen.token not in delta.text:
+                self._logprobs.append(entry)  # the markers that the reader looks for are no text
         events = self._events(self._splitter.push(delta.text, delta.runs))
         if not self._has_text:
             self._n_before_text = len(self._result.ids)
@@ -172,9 +176,11 @@ class EventAssembler:
         return events
 
     def _logprobs_of(self, text: str) -> list[protocol.PositionLogprobs]:
-        """The logprobs of the last tokens, which wrote `text`; the tokens before them were reasoning."""
+        """The logprobs of the last tokens, which wrote `text`; the tokens before them were reasoning, or
+        what stands before the text of a channel.
+        """
         found, self._logprobs = self._logprobs, []
-        if not self._has_reasoning:
+        if not self._has_reasoning and self._reader is None:
             return found
         size, n = len(text.encode()), 0
         for entry in reversed(found):

@@ -18,7 +18,7 @@ from specllama.server.assembler import EventAssembler
 from specllama.server.events import Event
 from specllama.server.metrics import Metrics
 
-ReaderOf = Callable[[Tools], CallReader]
+ReaderOf = Callable[[Tools | None], CallReader | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class RequestStream:
     ) -> None:
         """Submit all texts, those of one prompt together: it is sent, rendered and tokenised once.
 
-        end_ids: tokens that end a text. reader: makes what finds tool calls in a text.
+        end_ids: tokens that end a text. reader: makes what reads the answer of a chat, see
+        LoadInfo.answer_reader.
         """
         self.begun, self._end_ids, self._reader, self.n_held = True, end_ids, reader, 0
         for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
@@ -107,7 +108,7 @@ class RequestStream:
     def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
         request = spec.request
         reader = None
-        if request.tools is not None and self._reader is not None:
+        if request.messages is not None and self._reader is not None:
             reader = self._reader(request.tools)
         return EventAssembler(
             index,

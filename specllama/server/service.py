@@ -136,7 +136,7 @@ class Service:
                 f"the prompt has {longest} tokens, which exceeds the available context size of {info.n_ctx}",
                 details={"n_prompt_tokens": longest, "n_ctx": info.n_ctx},
             )
-        job.start(client, frozenset(info.end_ids), info.call_reader)
+        job.start(client, frozenset(info.end_ids), info.answer_reader)
 
     def _launched(self, job: RequestStream, launch: asyncio.Task[None]) -> None:
         self._launches.pop(job, None)

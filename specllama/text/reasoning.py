@@ -23,6 +23,9 @@ TAGS: Mapping[str, str] = {
     "<|START_THINKING|>": "<|END_THINKING|>",
 }
 
+OPENING, CLOSING = "<think>", TAGS["<think>"]
+"""Around reasoning that a model writes in a channel, where text is shown as a whole."""
+
 
 def closing_tag(prompt: str) -> str:
     """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
@@ -30,9 +33,11 @@ def closing_tag(prompt: str) -> str:
     return next((closing for opening, closing in TAGS.items() if end.endswith(opening)), "")
 
 
-def is_over(prompt: str) -> bool:
-    """Whether the prompt ends after reasoning, as where a template switches it off with an empty one."""
-    return prompt.rstrip().endswith(tuple(TAGS.values()))
+def is_over(prompt: str, channel: tuple[str, str] | None = None) -> bool:
+    """Whether the prompt ends after reasoning, as where a template switches it off with an empty one.
+    channel: tags of the model's family besides TAGS.
+    """
+    return prompt.rstrip().endswith((*TAGS.values(), *(channel or ())[1:]))
 
 
 @dataclass(frozen=True, slots=True)

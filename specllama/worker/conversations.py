@@ -14,7 +14,6 @@ from typing import Any
 from specllama.client import protocol
 from specllama.llama.model import LlamaModel
 from specllama.text import chat_template as chat
-from specllama.text.chat_template import ChatTemplate
 from specllama.worker.text_limit import TextLimit
 
 _KEPT = 32  # turns
@@ -42,15 +41,15 @@ class ConversationCache:
 
     def ids(
         self,
-        template: ChatTemplate,
         render: Render,
+        continued: Callable[[list[chat.PromptPart]], list[chat.PromptPart]],
         model: LlamaModel,
         message: protocol.Generate,
         limit: TextLimit,
     ) -> list[int]:
         """Ids of the prompt for these messages. Starts with the ids of the turn that they follow if the text
-        is the same. render: messages with the request's variables and tools. Raises TemplateError,
-        UsageError, ContextLengthError.
+        is the same. render: messages with the request's variables and tools; continued: adds the beginning of
+        the answer. Raises TemplateError, UsageError, ContextLengthError.
         """
         parts = render(message.messages or [])
         limit.check_bytes(part.text for part in parts)
@@ -59,8 +58,7 @@ class ConversationCache:
             ids = _continued(render, model, earlier, message.messages, parts)
             if ids is not None:
                 return ids
-        parts = template.continued(parts, message.prefix)
-        return chat.encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
+        return chat.encode(continued(parts), model.tokenize, model.token_text(model.bos_id), model.adds_bos)
 
 
 def _continued(

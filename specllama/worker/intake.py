@@ -27,7 +27,7 @@ from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.preparer import LARGE, Job, Preparer
 from specllama.worker.prompts import Prompt, Prompts
-from specllama.worker.queries import answer_query, open_reasoning_tag, reasoning_is_over
+from specllama.worker.queries import answer_query, open_reasoning_tag, spelt_end
 
 Send = Callable[[protocol.Message], None]
 _PART_BYTES = 128  # that each part of a prompt counts for, since it is tokenised by itself
@@ -138,7 +138,7 @@ class RequestIntake:
         message, model = accepted.message, self._loaded.model
         tag = open_reasoning_tag(model, prompt.ids)
         tools, calls = message.tools, self.prompts.calls
-        begun = not tag and (bool(message.prefix) or reasoning_is_over(model, prompt.ids))
+        begun = not tag and (bool(message.prefix) or calls.reasoning_is_over(spelt_end(model, prompt.ids)))
         grammar = None
         if message.messages is not None:
             grammar = calls.grammar(tools, accepted.params, tag, begun)

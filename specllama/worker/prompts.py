@@ -109,8 +109,8 @@ class Prompts:
         if message.prompt is None:
             template = self.template
             return self.turns.ids(
-                template,
                 lambda messages: self.calls.render(template, messages, message.variables, message.tools),
+                lambda parts: self.calls.continued(template, parts, message.prefix),
                 model,
                 message,
                 self.limit,

@@ -9,7 +9,7 @@ from specllama.core.engine import Engine
 from specllama.errors import SpecllamaError, UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate
-from specllama.text.reasoning import closing_tag, is_over
+from specllama.text.reasoning import closing_tag
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prompts import Prompts, spelt, token_bytes
@@ -125,9 +125,9 @@ def slots(
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
     """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
-    return closing_tag(spelt(model, ids[-_TAIL:]))
+    return closing_tag(spelt_end(model, ids))
 
 
-def reasoning_is_over(model: LlamaModel, ids: Sequence[int]) -> bool:
-    """Whether the prompt ends after reasoning, so that there is none in the answer."""
-    return is_over(spelt(model, ids[-_TAIL:]))
+def spelt_end(model: LlamaModel, ids: Sequence[int]) -> str:
+    """The last words of a prompt, control tokens spelt out."""
+    return spelt(model, ids[-_TAIL:])

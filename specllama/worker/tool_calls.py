@@ -9,16 +9,17 @@ from typing import Any
 from specllama.calls.abilities import Abilities, abilities, rendered
 from specllama.calls.format import AnswerShape, CallFormat, TemplateData
 from specllama.calls.formats import choose, named
+from specllama.calls.history import reasoning_apart
 from specllama.calls.lark import Lark
 from specllama.calls.prompt import with_tokens
 from specllama.calls.schema import answer_text
-from specllama.calls.tools import Tools
+from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate, PromptPart
 from specllama.text.detokenizer import SHOWN
-from specllama.text.reasoning import TAGS
+from specllama.text.reasoning import TAGS, is_over
 
 
 class ToolCalls:
@@ -63,6 +64,8 @@ class ToolCalls:
         tools: Tools | None,
     ) -> list[PromptPart]:
         """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
+        if self.format.reasons:
+            messages = reasoning_apart(messages)
         if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
             return template.render(messages, **variables)
 
@@ -75,12 +78,16 @@ class ToolCalls:
     def grammar(
         self, tools: Tools | None, params: SamplingParams, closing_tag: str, begun: bool = False
     ) -> str | None:
-        """The Lark grammar of an answer with tools, or of JSON after reasoning; None where neither is asked
-        for. closing_tag: of the reasoning that the prompt has opened, "" for none. begun: whether the answer
-        comes without reasoning, because the prompt ends after it. Raises UsageError.
+        """The Lark grammar of an answer with tools, or of JSON after reasoning or in a channel; None where
+        neither is asked for. closing_tag: of the reasoning that the prompt has opened, "" for none. begun:
+        whether the answer comes without reasoning, because the prompt ends after it. Raises UsageError.
         """
         if tools is None:
-            if params.json_schema is None or not closing_tag:
+            if params.json_schema is None:
+                return None
+            if self.format.reasons:
+                return self.format.grammar(NO_TOOLS, self._shape(params, closing_tag, begun))
+            if not closing_tag:
                 return None
             shape = self._shape(params, closing_tag)
             return Lark(shape).answer(shape.text, capped=False)
@@ -92,16 +99,26 @@ class ToolCalls:
         text = ""
         if params.json_schema is not None:
             text = answer_text(params.json_schema)
-        reasoning = None if begun else self._reasoning
+        reasoning = self._reasoning
         if closing_tag:
             reasoning = next((a, b) for a, b in TAGS.items() if b == closing_tag)
-        return AnswerShape(reasoning, bool(closing_tag), text, self._special)
+        return AnswerShape(reasoning, bool(closing_tag), begun, text, self._special)
 
     def shown(self, tools: Tools | None) -> Mapping[int, str]:
-        """Control tokens that are written into the output, by id: those that begin or end calls and
+        """Control tokens that are written into the output of a chat, by id: those that begin or end calls and
         reasoning.
         """
-        return self._shown if tools is not None else self._shown_tags
+        return self._shown if tools is not None or self.format.reasons else self._shown_tags
+
+    def reasoning_is_over(self, prompt: str) -> bool:
+        """Whether a prompt ends after reasoning, so that there is none in the answer."""
+        return is_over(prompt, self.format.thinks)
+
+    def continued(self, template: ChatTemplate, parts: Sequence[PromptPart], prefix: str) -> list[PromptPart]:
+        """The parts of a prompt and the beginning of its answer, "" for none."""
+        if prefix and self.format.begin:
+            parts = [*parts, PromptPart(self.format.begin, True)]
+        return template.continued(parts, prefix)
 
     @functools.cached_property
     def _special(self) -> dict[str, int]:

@@ -28,8 +28,11 @@ from specllama.cli.chat.history import MAX_INPUTS, HistoryFile
 from specllama.cli.chat.input import is_open, parse_input
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import NAMES
-from specllama.cli.chat.tools import AnswerOutput
+from specllama.cli.chat.tools import show_calls
+from specllama.client import protocol
 from specllama.client.stream import GenerationResult
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.stats import RunStats
 from specllama.errors import NotFoundError, UsageError
 from specllama.text.terminal import visible
 from tests.support import ggufbytes as g
@@ -812,19 +815,18 @@ def test_files_of_tools_are_checked(command: Command, content: str | None, code:
 
 
 def test_calls_are_shown_after_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    class Engine:
-        tools = Tools([Tool("now")])
-
-        class info:
-            call_reader = staticmethod(GENERIC.reader)
-
-    screen, answer = Screen(True, False), GenerationResult()
-    output = AnswerOutput(screen, answer, Engine())  # type: ignore[arg-type]
+    answer = GenerationResult(GENERIC.reader(Tools([Tool("now")])))
+    screen = Screen(True, False)
     screen.begin(answer)
+    answer.add(protocol.Started(1, 1, SamplingParams()))
     for piece in ("Let me", ' see.\n<tool_call>\n{"name": "now", ', '"arguments": {}}\n</tool_call>'):
-        output.show(piece, [(len(piece), "target")])
-    output.end()
+        runs = [(len(piece), "target")]
+        delta = answer.add(protocol.Tokens([protocol.SequenceDelta(1, piece, [0], runs, 0, 0)]))
+        assert delta is not None
+        screen.show(delta.text, delta.runs)
+    assert answer.add(protocol.Done(1, "", "stop", RunStats())) is not None
+    calls = show_calls(screen, answer.calls)
     screen.end()
     assert capsys.readouterr().out == "Let me see.\nnow({})\n"
-    assert output.text == "Let me see."
-    assert [call["function"] for call in output.calls] == [{"name": "now", "arguments": {}}]
+    assert answer.text == "Let me see."
+    assert [call["function"] for call in calls] == [{"name": "now", "arguments": {}}]

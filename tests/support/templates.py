@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from specllama.calls.abilities import Abilities, abilities, rendered
@@ -11,6 +14,10 @@ from specllama.calls.framed import FramedFormat
 from specllama.calls.tools import Tools
 from specllama.text.chat_template import ChatTemplate
 from tests.support.tool_calls import TOOLS, Call, grammar, read, turns
+
+FOLDER = Path(os.environ.get("SPECLLAMA_TEMPLATES") or Path(sys.prefix) / "share" / "llama.cpp-templates")
+SOURCES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
+"""The templates of real models, by name; {} where they were not fetched."""
 
 
 class CallTemplate:

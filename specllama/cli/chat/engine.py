@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, Any
 
+from specllama.calls.pieces import CallReader
 from specllama.calls.tools import Tools
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, Show, calibrate, engine_log, generate, load
@@ -102,6 +103,10 @@ class ChatEngine:
             raise EngineDiedError(f"loading again failed: {error.message}", error.hint) from None
         except KeyboardInterrupt:
             raise LeaveError(INTERRUPTED) from None
+
+    def answer_reader(self) -> CallReader | None:
+        """What reads the next answer, see LoadInfo.answer_reader."""
+        return self.info.answer_reader(self.tools)
 
     def answer(
         self,

@@ -15,7 +15,7 @@ from specllama.cli.chat.file import Saved, rescue
 from specllama.cli.chat.screen import Screen
 from specllama.cli.chat.settings import refuse_logprobs
 from specllama.cli.chat.stats import Totals, turn_line
-from specllama.cli.chat.tools import AnswerOutput, result_message
+from specllama.cli.chat.tools import result_message, show_calls
 from specllama.cli.formatting import counted
 from specllama.client.stream import GenerationResult
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
@@ -129,13 +129,12 @@ class ChatSession:
         """Generate for the last turn; the text becomes its answer, however the generation ends. False where
         Ctrl-C came before any text.
         """
-        answer, id_, written = GenerationResult(), None, False
-        output = AnswerOutput(self.screen, answer, self.engine)
+        answer, id_, written = GenerationResult(self.engine.answer_reader()), None, False
         self.results = []
         self.screen.begin(answer)
         try:
             id_ = self.engine.answer(
-                self.conversation, params, self.speculate, self.variables, answer, output.show
+                self.conversation, params, self.speculate, self.variables, answer, self.screen.show
             )
         except KeyboardInterrupt:
             if answer.params or not self.interactive:  # the second Ctrl-C: the first only stops the answer
@@ -143,9 +142,11 @@ class ChatSession:
         except ContextLengthError as error:
             raise ContextLengthError(error.message, f"it was not sent; {ROOM}") from None
         finally:
-            output.end()
-            if answer.text or answer.finish_reason not in ("", "cancel"):
-                turn.answer, turn.calls, turn.id, written = output.text, output.calls, id_, True
+            if held := answer.release():
+                self.screen.show(held.text, held.runs)
+            calls = show_calls(self.screen, answer.calls)
+            if answer.text or calls or answer.finish_reason not in ("", "cancel"):
+                turn.answer, turn.calls, turn.id, written = answer.text, calls, id_, True
                 self.conversation.changed = True
             self.screen.end()
         used = asdict(answer.params) if answer.params is not None else {}
@@ -178,7 +179,7 @@ class ChatSession:
             self.screen.dim("stopped; what was written is kept" if answer.text else "stopped")
             if not self.interactive:
                 raise LeaveError(INTERRUPTED)
-        elif not answer.text:
+        elif not answer.text and not answer.calls:
             self.screen.dim("the answer is empty")
 
     def rescue(self) -> None:

@@ -7,19 +7,14 @@ another folder. Without them all tests are skipped.
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specllama.calls.formats import choose
-from tests.support.templates import CallTemplate
+from tests.support.templates import FOLDER, SOURCES, CallTemplate
 from tests.support.tool_calls import Call
 
-FOLDER = Path(os.environ.get("SPECLLAMA_TEMPLATES") or Path(sys.prefix) / "share" / "llama.cpp-templates")
-SOURCES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
 pytestmark = pytest.mark.skipif(not SOURCES, reason=f"no templates in {FOLDER}: scripts/fetch_templates.py")
 FORMATS = {  # all others are generic
     "apriel": "Apriel-1.6-15b-Thinker-fixed unsloth-Apriel-1.5",

@@ -1,0 +1,101 @@
+"""Reasoning in channels without tools, in every dialect: a tiny model with gpt-oss's control tokens, whose
+answer a grammar spells out token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.channels import (
+    ANSWER,
+    JSON,
+    SCHEMA,
+    TEMPLATE,
+    TEXT,
+    THOUGHT,
+    TO_FINAL,
+    gpt_oss,
+    spelt_out,
+)
+from tests.support.serving import Server
+
+ASK = [{"role": "user", "content": "Say hello."}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+FINAL = {str(i): bias for i, bias in TO_FINAL.items()}
+
+
+@pytest.fixture(scope="module")
+def oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("oss")
+    path = gpt_oss(home / "oss.gguf")
+    (home / "oss.jinja").write_text(TEMPLATE)
+    more = ("-m", str(path), "-md", "none", "--chat-template-file", str(home / "oss.jinja"), "-c", "1024")
+    with Server(home, *more) as server:
+        yield server
+        assert not any("Traceback" in line for line in server.lines)
+
+
+def chunks(oss: Server, **fields: Any) -> list[dict[str, Any]]:
+    return [event for event in oss.chat(ASK, stream=True, **fields).events if event != "[DONE]"]
+
+
+def test_chat_completions(oss: Server) -> None:
+    script: dict[str, Any] = {"grammar": spelt_out(), "max_tokens": 60, "temperature": 0}
+    answer = oss.chat(ASK, logprobs=True, **script).json
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == (THOUGHT, TEXT)
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == TEXT
+    deltas = [c["delta"] for chunk in chunks(oss, **script) for c in chunk["choices"]]
+    assert "".join(d.get("reasoning_content") or "" for d in deltas) == THOUGHT
+    assert "".join(d.get("content") or "" for d in deltas) == TEXT
+
+
+def test_a_response_format(oss: Server) -> None:
+    fields: dict[str, Any] = {"max_tokens": 100, "temperature": 0, "logit_bias": FINAL}
+    (choice,) = oss.chat(ASK, response_format=FORMAT, **fields).json["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (JSON, "stop")
+
+
+def test_a_begun_answer_is_continued_in_the_final_channel(oss: Server) -> None:
+    messages = [*ASK, {"role": "assistant", "content": "Hel"}]
+    script: dict[str, Any] = {"grammar": spelt_out("lo.<|return|>"), "max_tokens": 60, "temperature": 0}
+    (choice,) = oss.chat(messages, continue_final_message=True, add_generation_prompt=False, **script).json[
+        "choices"
+    ]
+    assert choice["message"]["content"] == "lo."
+
+
+def test_responses(oss: Server) -> None:
+    body = {"input": ASK, "grammar": spelt_out(), "max_output_tokens": 60, "temperature": 0}
+    output = oss.post("/v1/responses", body).json["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+    assert output[0]["content"][0]["text"] == THOUGHT
+    assert output[1]["content"][0]["text"] == TEXT
+
+
+def test_messages(oss: Server) -> None:
+    body = {"model": "oss", "messages": ASK, "grammar": spelt_out(), "max_tokens": 60, "temperature": 0}
+    content = oss.post("/v1/messages", body).json["content"]
+    assert [(block["type"], block.get("thinking", block.get("text"))) for block in content] == [
+        ("thinking", THOUGHT),
+        ("text", TEXT),
+    ]
+
+
+def test_ollama(oss: Server) -> None:
+    """It has no grammars: the answer is free, and has no marker."""
+    options = {"num_predict": 100, "temperature": 0, "seed": 1}
+    body = {"model": "oss", "messages": ASK, "stream": False, "options": options, "format": SCHEMA}
+    message = oss.post("/api/chat", body).json["message"]
+    assert "<|" not in message["content"] + message.get("thinking", "")
+
+
+def test_native_completions_and_raw_prompts_stay_raw(oss: Server) -> None:
+    script = {"prompt": "<|start|>assistant", "grammar": spelt_out(), "temperature": 0}
+    assert oss.post("/completion", {**script, "n_predict": 60}).json["content"] == ANSWER
+    text = oss.post("/v1/completions", {**script, "max_tokens": 60}).json["choices"][0]["text"]
+    assert text == ANSWER
