@@ -7,6 +7,7 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
+from specllama.cli.browser import open_page
 from specllama.cli.download import library, prepared
 from specllama.cli.files import resolved
 from specllama.cli.progress import Progress
@@ -23,6 +24,7 @@ Examples:
   specllama serve -m main.gguf -md draft.gguf -c 8192 --alias local
   specllama serve --model main.gguf --speculative-model draft.gguf --num-speculative-tokens 8
   specllama serve -m main.gguf --host 0.0.0.0 --port 8087 --api-key-file keys.txt
+  specllama serve --open
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
 KEY_NOTE = (
@@ -61,6 +63,9 @@ def serve(given: Mapping[str, Any]) -> int:
         console.note(
             f"serving {name} at {url}/v1, {n_slots} slots, a context of {n_ctx} tokens for all{others}"
         )
+        console.note(f"the page for a browser is {url}/")
+        if values.get("open"):
+            open_page(f"{url}/", console.note)
 
     number = run(
         settings,

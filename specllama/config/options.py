@@ -451,6 +451,7 @@ SERVING = table(
     row("allowed_origin", "--allowed-origin", list, "web pages from this origin may send requests", "URL"),
     row("log_prompts", "--log-prompts", bool, "write the requests' prompts to the log"),
 )
+PAGE = table("Server", row("open", "--open", bool, "open the page in a browser"), stored=False)
 LOAD = [*MODELS, *DRAFTING, *HARDWARE]
 _VLLM = {"draft_model": "--speculative-model", "draft_max": "--num-speculative-tokens"}
 
@@ -463,7 +464,7 @@ def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
 _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
 RUN = [*PROMPT, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *OUTPUT]
 CHAT = [*CHATTING, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *LOG]
-SERVE = [*SERVING, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
+SERVE = [*SERVING, *PAGE, *TEMPLATE, *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE]), *LOG]
 STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}
 """Options that files and the environment may set, by name."""
 IN_PROJECTS = frozenset(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from specllama.server.page import POLICY, page_files
@@ -87,3 +89,31 @@ def test_measured_times_are_in_props(tmp_path) -> None:
         times = one.get("/props").json["speculation"]["decode_seconds"]
         assert times[0][0] == 1
         assert all(seconds > 0 for _, seconds in times)
+
+
+def browser(folder: Path, code: int) -> dict[str, str | None]:
+    """The environment in which the browser is a script that notes the address and ends with this code."""
+    script = folder / "browser"
+    script.write_text(f'#!/bin/sh\necho "$1" >> "{folder}/opened"\nexit {code}\n')
+    script.chmod(0o755)
+    return {"BROWSER": f"{script} %s", "DISPLAY": None, "WAYLAND_DISPLAY": None}
+
+
+def test_open_opens_the_page(tmp_path: Path) -> None:
+    with Server(tmp_path, "--open", env=browser(tmp_path, 0)) as one:
+        assert one.wait_for("the page for a browser is") == f"the page for a browser is {one.url}/"
+        opened = tmp_path / "opened"
+        one.until(lambda: opened.exists() and opened.read_text().endswith("\n"))
+        assert opened.read_text() == f"{one.url}/\n"
+
+
+def test_without_a_browser_a_line_says_so(tmp_path: Path) -> None:
+    with Server(tmp_path, "--open", env=browser(tmp_path, 1)) as one:
+        assert one.wait_for("no browser").endswith(f"the page is at {one.url}/")
+
+
+def test_nothing_is_opened_unasked(tmp_path: Path) -> None:
+    with Server(tmp_path, env=browser(tmp_path, 0)) as one:
+        one.wait_for("the page for a browser is")
+        assert one.complete(max_tokens=1).status == 200
+    assert not (tmp_path / "opened").exists()
