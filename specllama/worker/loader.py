@@ -182,7 +182,7 @@ def _drafters(
         return []
     context = draft.context if draft is not None else None
     confident = settings.draft_max is None or settings.draft_p_min > 0
-    inputs = DrafterInputs(model.n_vocab, model.end_ids, context, confident, memory)
+    inputs = DrafterInputs(model.n_vocab, model.end_ids, context, confident=confident, history=memory)
     return make_drafters(settings.drafters, inputs)
 
 
