@@ -59,3 +59,54 @@ NOT_CAUSAL = _names(
     nomic-bert nomic-bert-moe rnd1 t5encoder wavtokenizer-dec
     """
 )
+
+# Files that hold a head without a model: they need a target.
+HEAD_FILES = _names("dflash eagle3 gemma4-assistant")
+
+# There is a graph for their blocks of multi-token prediction (LLM_GRAPH_TYPE_DECODER_MTP); others skip them.
+MTP = _names(
+    """
+    bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe hy_v3 mimo2 nemotron_h_moe qwen35
+    qwen35moe qwen3next step35
+    """
+)
+
+# Of these, those that run more than one such block, each for its own draft step; the others assert one.
+MTP_CHAINED = _names("hy_v3 mimo2 step35")
+
+# They do not load if the header promises such blocks and the file lacks them; others ignore the promise.
+MTP_REQUIRED = _names(
+    "bailingmoe2 exaone-moe exaone4 glm4 glm5-next nemotron_h nemotron_h_moe qwen35 qwen35moe qwen3next"
+)
+
+# Tensors of such a block, besides those of heads.py, without which an assertion ends the process.
+MTP_ASSERTED: dict[str, tuple[str, ...]] = {
+    "bailingmoe3": ("nextn.shared_head_norm",),
+    "mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down"),
+    "nemotron_h_moe": ("ffn_gate_inp", "nextn.shared_head_norm"),
+    **dict.fromkeys(
+        ("cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "qwen35moe", "qwen3next"),
+        ("ffn_gate_inp",),
+    ),
+}
+
+# The graph hands out the input of every layer (t_layer_inp), which EAGLE-3 and block drafters read. Elsewhere
+# the first decode ends the process. qwen4exp sets it in another width, which ends it too.
+LAYER_INPUTS = _names(
+    """
+    bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan-dense hunyuan_vl lfm2 lfm2moe llama mimo2 minimax-01
+    minimax-m2 muse-glimmer nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe qwen3next
+    """
+)
+
+# Of these, those that hand out the output of the last layer as the input of one more.
+LAST_LAYER_OUTPUT = _names("deepseek4 mimo2 nemotron_h nemotron_h_moe")
+
+# The graph fills the rows that llama_get_embeddings_nextn returns (t_h_nextn), which MTP and assistants
+# read, and EAGLE-3 heads for the output of the last layer.
+NEXTN_ROWS = _names(
+    """
+    bailingmoe3 cohere2moe deepseek2 deepseek2-ocr deepseek32 deepseek4 gemma4 glm-dsa glm4moe glm5-next
+    gpt-oss hy_v3 mimo2 mistral4 nemotron_h nemotron_h_moe qwen35 qwen35moe qwen3next step35
+    """
+)

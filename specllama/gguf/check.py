@@ -1,4 +1,6 @@
-"""Checks that llama.cpp could load a model with this header without an exception or abort. Reads no file."""
+"""Checks that llama.cpp could load a model or a head with this header without an exception or abort. Reads no
+file.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from difflib import get_close_matches
 import numpy as np
 
 from specllama.errors import GGUFError
-from specllama.gguf.architectures import ARCHITECTURES, NOT_CAUSAL, RECURRENT
+from specllama.gguf.architectures import ARCHITECTURES, HEAD_FILES, NOT_CAUSAL, RECURRENT
+from specllama.gguf.head import tensor_names
 from specllama.gguf.header import MAX_LAYERS, Header
+from specllama.gguf.heads import damaged_head, is_head_file, read_head
 from specllama.gguf.strings import StringArray
 
 MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
@@ -30,7 +34,7 @@ TOKENIZERS = {
 }
 # Tensor types that ggml multiplies with nothing: it crashes. Tables of expert ids are I32.
 _NOT_MULTIPLIED = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
-_ID_TABLES = "tid2eid"
+_ID_TABLES = ("tid2eid", "d2t")
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
@@ -38,9 +42,12 @@ NO_TOKENIZER = frozenset(("none", "no_vocab"))
 def check_model(header: Header) -> None:
     """Raises GGUFError naming the key at fault for a header from which no model can be run.
 
-    The messages name vocabulary-only files, projectors and adapters as such.
+    The messages name vocabulary-only files, projectors, adapters and heads as such.
     """
     _check_architecture(header)
+    if is_head_file(header):
+        what = "a head without a model: it drafts for a target"
+        header.fail("general.architecture", what, "Name the model itself, and this file as its draft.")
     if not header.tensors:
         what = "a vocabulary-only file" if len(header.tokens) else "a file without weights"
         raise GGUFError(
@@ -48,7 +55,29 @@ def check_model(header: Header) -> None:
         )
     _check_shape(header)
     check_tokenizer(header)
-    _check_tensors(header)
+    _check_embeddings(header)
+    _check_types(header)
+    _check_numbers(header)
+    if reason := damaged_head(header):
+        key = f"{header.architecture}.nextn_predict_layers"
+        header.fail(key, f"{reason}: llama.cpp does not load the model")
+
+
+def check_draft(header: Header) -> None:
+    """As `check_model`, for a file that is to draft: a model, or a head without one.
+
+    Raises GGUFError naming the key or tensor at fault.
+    """
+    if not is_head_file(header):
+        check_model(header)
+        return
+    _check_architecture(header)
+    _check_shape(header)
+    check_tokenizer(header)
+    read_head(header)
+    if "token_embd.weight" in tensor_names(header):
+        _check_embeddings(header)
+    _check_types(header)
     _check_numbers(header)
 
 
@@ -84,7 +113,7 @@ def _check_shape(header: Header) -> None:
             header.fail(
                 key, f"{value} is not in 1 to {most}" if key in header.metadata else "the model needs it"
             )
-    if header.integer(f"{prefix}.nextn_predict_layers") >= header.n_layer:
+    if prefix not in HEAD_FILES and header.integer(f"{prefix}.nextn_predict_layers") >= header.n_layer:
         header.fail(f"{prefix}.nextn_predict_layers", f"not below the {header.n_layer} layers")
     _check_experts(header)
     for name, heads in (("head_count", header.n_head), ("head_count_kv", header.n_head_kv)):
@@ -151,7 +180,7 @@ def _check_unique(header: Header) -> None:
         seen[raw] = i
 
 
-def _check_tensors(header: Header) -> None:
+def _check_embeddings(header: Header) -> None:
     embedding = next((t for t in header.tensors if t.name == "token_embd.weight"), None)
     if embedding is None:
         reason = "token_embd.weight is not among them"
@@ -166,9 +195,12 @@ def _check_tensors(header: Header) -> None:
             f"{header.path}: tensor {embedding.name!r} dimensions, data at byte {embedding.offset}: {reason}"
         )
         raise GGUFError(message, "Get another file of the model.")
+
+
+def _check_types(header: Header) -> None:
     for t in header.tensors:
         reason = ""
-        if t.type in _NOT_MULTIPLIED and _ID_TABLES not in t.name:
+        if t.type in _NOT_MULTIPLIED and not any(name in t.name for name in _ID_TABLES):
             reason = "not a type of weights"
         elif len(t.shape) == 1 and t.type != "F32" and t.name.endswith(("norm.weight", ".bias")):
             reason = "norms and biases are F32"

@@ -113,14 +113,16 @@ class Header:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of weights read to decode one token: without embeddings that are only looked up, and with the
-        fraction of experts that a token uses.
+        """Bytes of weights read to decode one token: without embeddings that are only looked up and blocks of
+        multi-token prediction, and with the fraction of experts that a token uses.
         """
         tied = not any(t.name == "output.weight" for t in self.tensors)
         n_expert = self.integer(f"{self.architecture}.expert_count")
         n_used = self.arch_integer("expert_used_count") if n_expert else 0
-        total = 0
+        total, unread = 0, tuple(f"blk.{i}." for i in range(self.n_layer_trunk, self.n_layer))
         for t in self.tensors:
+            if t.name.startswith(unread):
+                continue
             if "token_embd" in t.name and not (tied and t.name == "token_embd.weight"):
                 continue
             total += t.n_bytes * n_used // n_expert if "_exps" in t.name and n_expert else t.n_bytes
@@ -144,6 +146,12 @@ class Header:
     @property
     def n_layer(self) -> int:
         return self.integer(f"{self.architecture}.block_count")
+
+    @property
+    def n_layer_trunk(self) -> int:
+        """The layers that decode a token: without blocks of multi-token prediction, which only draft."""
+        n_nextn = self.integer(f"{self.architecture}.nextn_predict_layers")
+        return self.n_layer - n_nextn if n_nextn < self.n_layer <= MAX_LAYERS else self.n_layer
 
     @property
     def n_embd(self) -> int:

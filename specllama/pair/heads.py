@@ -1,0 +1,169 @@
+"""The check of a head against its target: whether llama.cpp can run the two together, from the headers alone.
+
+Where llama.cpp has no check of its own it aborts the process, so a head that does not fit is refused here.
+Reads no model file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from specllama.errors import Note, warning
+from specllama.gguf.architectures import (
+    HYBRID,
+    LAST_LAYER_OUTPUT,
+    LAYER_INPUTS,
+    NEXTN_ROWS,
+    RECURRENT,
+    ROLLBACK,
+)
+from specllama.gguf.head import Head, HeadKind
+from specllama.gguf.header import Header
+from specllama.gguf.heads import is_head_file
+from specllama.pair.check import PairVerdict, check_pair
+
+COSTLY_STEP = (
+    0.3  # ratio of bytes read, a step of the head to a token of the target, from which it rarely pays
+)
+
+
+@dataclass(frozen=True)
+class HeadVerdict:
+    """The result of the check. vocabulary: of a head with a file of its own; None for MTP inside the model,
+    whose vocabulary is the model's.
+    """
+
+    verdict: Literal["identical", "compatible", "incompatible"]
+    reason: str
+    head: Head
+    vocabulary: PairVerdict | None = None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the head can be used."""
+        return self.verdict != "incompatible"
+
+
+def check_head(target: Header, head: Head) -> HeadVerdict:
+    """Whether a head can draft for a target. The headers must have passed `check_model` and `check_draft`."""
+    vocabulary = check_pair(target, head.header) if head.own_file else None
+    reason = next(_refusals(target, head), None)
+    if reason is None and vocabulary is not None and not vocabulary.ok:
+        reason = vocabulary.reason
+    if reason is not None:
+        return HeadVerdict("incompatible", reason, head, vocabulary)
+    verdict, same = "identical", "the head is a part of the model"
+    if vocabulary is not None:
+        verdict, same = vocabulary.verdict, vocabulary.reason
+    notes = tuple(_notes(target, head))
+    return HeadVerdict(verdict, same, head, vocabulary, notes)  # type: ignore[arg-type]
+
+
+def _refusals(target: Header, head: Head) -> Iterator[str]:
+    if is_head_file(target):
+        yield "the target is a head itself, not a model"
+        return
+    architecture = target.architecture
+    if architecture in RECURRENT or (architecture in HYBRID and architecture not in ROLLBACK):
+        yield f"llama.cpp here cannot roll back the recurrent states of {architecture!r} models"
+    if head.kind is HeadKind.MTP:
+        yield from _mtp(target, head)
+    elif head.kind is HeadKind.GEMMA4_ASSISTANT:
+        yield from _assistant(target, head)
+    else:
+        yield from _layers(target, head)
+
+
+def _mtp(target: Header, head: Head) -> Iterator[str]:
+    if not head.own_file:
+        return
+    if target.architecture != head.header.architecture:
+        yield f"the head is of a {head.header.architecture!r} model, the target is {target.architecture!r}"
+    yield from _widths(
+        head.n_embd_target, target.n_embd * max(target.arch_integer("hyper_connection.count"), 1)
+    )
+    n_layer = target.n_layer_trunk
+    if head.n_layer_target != n_layer:
+        yield f"the head is of a model of {head.n_layer_target} layers, the target has {n_layer}"
+    if target.architecture not in NEXTN_ROWS:
+        yield f"llama.cpp here does not hand out the hidden states of {target.architecture!r} models"
+
+
+def _assistant(target: Header, head: Head) -> Iterator[str]:
+    if target.architecture != "gemma4":
+        yield f"the head is an assistant of Gemma 4, the target is {target.architecture!r}"
+        return
+    yield from _widths(head.n_embd_target, target.n_embd)
+    names = ("key_length", "value_length", "key_length_swa", "value_length_swa")
+    for name in names:
+        a, b = (h.arch_integer(f"attention.{name}") for h in (target, head.header))
+        if a != b:
+            yield f"{name} differs: target {a}, head {b}; the head reads the target's KV cache"
+    heads = [set(h.n_head_kv[-2:]) for h in (target, head.header)]
+    if not heads[1] <= heads[0]:
+        a_text, b_text = (", ".join(map(str, sorted(found))) for found in heads)
+        yield f"heads of the KV cache differ: target {a_text}, head {b_text}"
+
+
+def _layers(target: Header, head: Head) -> Iterator[str]:
+    """EAGLE-3 and block drafters, which read the inputs of layers."""
+    yield from _widths(head.n_embd_target, target.n_embd)
+    architecture, n_layer = target.architecture, target.n_layer_trunk
+    if max(head.target_layers) > n_layer:
+        yield f"the head reads layer {max(head.target_layers)}, the target has {n_layer}"
+    if architecture not in LAYER_INPUTS and min(head.target_layers) < n_layer:
+        yield f"llama.cpp here does not hand out the layers of {architecture!r} models"
+    last = NEXTN_ROWS if head.kind is HeadKind.EAGLE3 else LAST_LAYER_OUTPUT
+    if n_layer in head.target_layers and architecture not in last:
+        yield (
+            f"the head reads the output of the last layer, {n_layer - 1}, which llama.cpp here does not hand "
+            f"out for {architecture!r} models"
+        )
+    lacks = [n for n, own in (("embeddings", head.own_embeddings), ("output", head.own_output)) if not own]
+    sizes = (("hidden sizes", head.n_embd, target.n_embd), ("vocabularies", head.n_vocab, target.n_vocab))
+    for name, ours, theirs in sizes:
+        if lacks and ours != theirs:
+            what = " and ".join(lacks)
+            yield f"the head uses the target's {what}, but their {name} are {theirs} and {ours}"
+
+
+def _widths(wanted: int, there: int) -> Iterator[str]:
+    if wanted != there:
+        yield f"the head reads hidden states of {wanted} elements, the target's have {there}"
+
+
+def step_bytes(target: Header, head: Head) -> int:
+    """Bytes of weights that a step of a head reads, with the target's output matrix if it has none. A block
+    drafter drafts a block in a step.
+    """
+    lookups = ("token_embd.weight", "embed_tokens.weight", "markov_w1.weight")
+    tied = head.own_output and head.own_file and "output.weight" not in {t.name for t in head.tensors}
+    first = f"blk.{head.n_layer_target}."
+    own = 0
+    for t in head.tensors:
+        other = head.kind is HeadKind.MTP and t.name.startswith("blk.") and not t.name.startswith(first)
+        if not other and (tied or not t.name.endswith(lookups)):
+            own += t.n_bytes
+    if head.own_output:
+        return own
+    sizes = {t.name: t.n_bytes for t in target.tensors}
+    return own + sizes.get("output.weight", sizes.get("token_embd.weight", 0))
+
+
+def _notes(target: Header, head: Head) -> Iterator[Note]:
+    if head.n_proposed < head.n_vocab:
+        yield Note(f"the head proposes {head.n_proposed} of the {head.n_vocab} tokens")
+    if head.n_draft_max is not None:
+        tokens = "one token" if head.n_draft_max == 1 else f"up to {head.n_draft_max} tokens"
+        yield Note(f"the head drafts {tokens} at a time")
+    a, b = target.bytes_per_token, step_bytes(target, head)
+    if not a or not b:
+        return
+    percent = 100 * b / a
+    what = "a block" if head.block_size else "a step"
+    number = f"{percent:.2g}" if percent < 10 else f"{percent:.0f}"
+    share = f"{what} of the head reads {number} % of what the target reads per token"
+    yield warning(f"{share}: it rarely pays") if b > COSTLY_STEP * a else Note(share)
