@@ -85,7 +85,7 @@ TEMPLATE = table(
         "chat_template",
         "--chat-template",
         str,
-        "a Jinja template, or chatml, instead of the model's own",
+        "a Jinja template, or llama.cpp's name of one, instead of the model's own",
         "TEXT",
     ),
     row("chat_template_file", "--chat-template-file", str, "the same from a file", "FILE"),

@@ -17,6 +17,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.config.options import as_flag
 from specllama.errors import SpecllamaError
 from specllama.models.resolve import Library
+from specllama.server.backoff import LoadBackoff
 from specllama.server.memory import MemoryLedger, Resident
 from specllama.server.service import Service
 from specllama.server.settings import ServerSettings
@@ -50,11 +51,13 @@ class ModelLoader:
         self._changed, self._started = asyncio.Event(), asyncio.Event()
         self._engines: dict[Service, asyncio.Task[None]] = {}
         self._newcomer: tuple[Service, Newcomer] | None = None
+        self._backoffs: dict[Service, LoadBackoff] = {}
 
     def add(self, service: Service) -> None:
         """Load this model when somebody waits for it."""
         service.residence.on_change = self._changed.set
         service.residence.idle_seconds = self._settings.idle_seconds or None
+        self._backoffs[service] = LoadBackoff()
 
     async def started(self) -> None:
         """Wait until the first model is in memory for the first time."""
@@ -75,11 +78,15 @@ class ModelLoader:
 
     async def _step(self) -> float | None:
         """Do what can be done now. Returns the seconds until something is due, None for never."""
+        loop = asyncio.get_running_loop()
         self._changed.clear()
         for engine in self._engines.values():
             if engine.done():
                 engine.result()  # it runs until it is cancelled: this raises
         wanted, leaving = self._wanted(), list[Service]()
+        if wanted is not None and (refusal := self._backoffs[wanted].refusal(loop.time())) is not None:
+            self._answer(wanted, refusal)
+            wanted = None
         if wanted is not None:
             try:
                 leaving = await self._must_leave(wanted)
@@ -95,7 +102,7 @@ class ModelLoader:
             try:
                 await self._replace(leaving, wanted)
             except Exception as error:  # noqa: BLE001 - as above
-                self._refuse(wanted, error)
+                self._backoffs[wanted].failed(self._refuse(wanted, error), loop.time())
         return await self._unload_idle()
 
     def _wanted(self) -> Service | None:
@@ -141,10 +148,8 @@ class ModelLoader:
         await self._load(service)
         self._loaded(service.name, service.supervisor.info)
 
-    def _refuse(self, service: Service, error: Exception) -> None:
-        """Tell those who wait for a model why it cannot be loaded."""
-        self._newcomer = None
-        self._changed.set()  # others may wait
+    def _refuse(self, service: Service, error: Exception) -> SpecllamaError:
+        """Tell those who wait for a model, and the operator, why it cannot be loaded. Returns the error."""
         if not isinstance(error, SpecllamaError):
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a model could not be loaded", "exception": error}
@@ -152,6 +157,13 @@ class ModelLoader:
             error = SpecllamaError("something unexpected went wrong")
         error = error.spelled(as_flag)
         self._say(f"{service.name} cannot be loaded: {error.message}")
+        self._answer(service, error)
+        return error
+
+    def _answer(self, service: Service, error: SpecllamaError) -> None:
+        """Raise this error for those who wait for a model."""
+        self._newcomer = None
+        self._changed.set()  # others may wait
         service.residence.refuse(error)
 
     async def _load(self, service: Service) -> None:
@@ -172,6 +184,7 @@ class ModelLoader:
         finally:
             started.cancel()
         engine.add_done_callback(lambda _: self._changed.set())
+        self._backoffs[service].succeeded()
         residence.state = "loaded"
         residence.used_at = asyncio.get_running_loop().time()
         self._ledger.loaded(service.supervisor.info)

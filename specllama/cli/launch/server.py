@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import specllama
 from specllama.cli.launch.client import ModelServer
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+from specllama.server.settings import is_loopback
 
 _CONNECT_SECONDS, _END_SECONDS, _POLL_SECONDS = 10.0, 5.0, 0.05
 _MAX_BYTES = 4 << 20  # of an answer
@@ -30,7 +31,8 @@ _SERVING = re.compile(r"^serving .* at (http://\S+)/v1, ", re.M)
 
 def find(url: str, key: str, model: str) -> ModelServer | None:
     """The specllama at a URL without /v1, with its model of this name; "" for the one in memory, or the first
-    that is listed. None if nothing answers there, or another program.
+    that is listed. None if nothing answers there, or another program. The name of a file means that file, on
+    a server on this machine.
 
     Raises AccessError if the key is wrong, NotFoundError for another name, SpecllamaError for a server that
     reports a problem.
@@ -51,22 +53,32 @@ def find(url: str, key: str, model: str) -> ModelServer | None:
         return None
     if not all(isinstance(e, dict) and e.get("owned_by") == "specllama" and "id" in e for e in entries):
         return None
-    entry = _chosen(url, entries, model)
+    entry = _chosen(url, key, entries, model)
     meta = entry.get("meta") or {}
     n_ctx = meta.get("n_ctx") or _context_of(url, key, entry["id"])
     return ModelServer(url, entry["id"], key, n_ctx, meta.get("n_ctx_train") or 0)
 
 
-def _chosen(url: str, entries: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any]:
+def _chosen(url: str, key: str, entries: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any]:
+    loaded = [e for e in entries if (e.get("status") or {}).get("value") == "loaded"]
     if not model:
-        in_memory = (e for e in entries if (e.get("status") or {}).get("value") == "loaded")
-        return next(in_memory, entries[0])
-    names = (model, Path(model).name.removesuffix(".gguf"))
-    for entry in entries:
-        if entry["id"] in names:
-            return entry
+        return next(iter(loaded), entries[0])
+    path = os.path.expanduser(model)
+    if os.path.isfile(path) and is_loopback(urlsplit(url).hostname or ""):
+        same = (e for e in loaded if _is_of_file(url, key, e["id"], path))
+    else:
+        same = (e for e in entries if e["id"] in (model, Path(model).name.removesuffix(".gguf")))
+    if (entry := next(same, None)) is not None:
+        return entry
     listed = ", ".join(str(entry["id"]) for entry in entries[:10])
     raise NotFoundError(f"the server at {url} has no model {model!r}", f"it lists: {listed}")
+
+
+def _is_of_file(url: str, key: str, model: str, path: str) -> bool:
+    """Whether a model in the server's memory is this file: others may have the same name."""
+    status, props = _ask(url, "GET", f"/props?{urlencode({'model': model})}", key)
+    found = props.get("model_path")
+    return status == 200 and isinstance(found, str) and os.path.realpath(found) == os.path.realpath(path)
 
 
 def _context_of(url: str, key: str, model: str) -> int:
@@ -110,8 +122,8 @@ class OwnServer:
     """`specllama serve` in the background; a context manager that ends it.
 
     arguments: its flags. environ: its environment. log: gets what it prints. It is the leader of a session of
-    its own, so that a terminal's Ctrl-C reaches the client alone. Raises ResourceError for a log that cannot
-    be written.
+    its own, so that a terminal's Ctrl-C reaches the client alone, and ends with this process, however that
+    ends. Raises ResourceError for a log that cannot be written.
     """
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
@@ -121,8 +133,8 @@ class OwnServer:
         try:
             with log.open("wb") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "specllama", "serve", *arguments],
-                    stdin=subprocess.DEVNULL,
+                    [sys.executable, "-P", "-m", "specllama.cli.launch.own_server", "serve", *arguments],
+                    stdin=subprocess.PIPE,  # see own_server.py
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
@@ -136,12 +148,14 @@ class OwnServer:
 
     def __exit__(self, *_: object) -> None:
         """End it: running requests have no client any more."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
-                return
+        assert self._process.stdin is not None
+        with self._process.stdin:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_END_SECONDS)
+                    return
 
     def url(self, say: Callable[[str], None]) -> str | None:
         """Wait until it serves, and return its URL without /v1; None if it has ended. say: gets its lines."""

@@ -48,10 +48,6 @@ class UnsupportedError(NotSupportedError):
     """The API has this, and this server does not."""
 
 
-class UnsupportedRouteError(UnsupportedError):
-    http_status = 404
-
-
 class ClientGoneError(Exception):
     """The client has closed the connection: no response can be sent."""
 
@@ -86,4 +82,6 @@ def _headers(error: SpecllamaError) -> Mapping[str, str]:
         return {"retry-after": str(error.details.get("retry_after", 1))}
     if status == 401:
         return {"www-authenticate": "Bearer"}
+    if status == 501:
+        return {"x-should-retry": "false"}  # OpenAI's and Anthropic's SDKs ask again after any other 5xx
     return {"allow": error.details["allow"]} if "allow" in error.details else {}

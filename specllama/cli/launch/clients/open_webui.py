@@ -12,9 +12,7 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
         "OPENAI_API_BASE_URL": server.api,
         "OPENAI_API_KEY": server.any_key,
         "ENABLE_OLLAMA_API": "false",
-        "ANONYMIZED_TELEMETRY": "false",
-        "DO_NOT_TRACK": "true",
-        "SCARF_NO_ANALYTICS": "true",
+        "ENABLE_VERSION_UPDATE_CHECK": "false",
     }
     return ClientSettings(variables)
 

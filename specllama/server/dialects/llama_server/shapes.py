@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ def props(
         "default_generation_settings": {"n_ctx": info.n_ctx, "params": params},
         "total_slots": info.n_slots,
         "model_alias": ",".join(names),
-        "model_path": info.target.path,
-        "draft_model_path": info.draft.path if info.draft else None,
+        "model_path": os.path.abspath(info.target.path),
+        "draft_model_path": os.path.abspath(info.draft.path) if info.draft else None,
         "modalities": _MODALITIES,
         "chat_template": info.template,
         "chat_template_caps": _capabilities(info),

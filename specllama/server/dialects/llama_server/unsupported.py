@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from specllama.server.dialects.base import ApiRequest, ApiRoute, Endpoint
-from specllama.server.http.errors import UnsupportedError, UnsupportedRouteError
+from specllama.server.http.errors import UnsupportedError
 
 _NO_EMBEDDINGS = "this server generates text; it makes no embeddings"
 _NO_RANKING = "this server generates text; it ranks no documents"
@@ -16,6 +16,7 @@ _NO_ADAPTERS = "LoRA adapters are loaded at the start (--lora), and are the same
 _REASONS: Mapping[tuple[str, str], str] = {
     ("POST", "/embedding"): _NO_EMBEDDINGS,
     ("POST", "/embeddings"): _NO_EMBEDDINGS,
+    ("POST", "/v1/embeddings"): _NO_EMBEDDINGS,
     ("POST", "/rerank"): _NO_RANKING,
     ("POST", "/reranking"): _NO_RANKING,
     ("POST", "/v1/rerank"): _NO_RANKING,
@@ -37,10 +38,6 @@ def _refusing(error: UnsupportedError) -> Endpoint:
     return refuse
 
 
-ROUTES = (
-    *(
-        ApiRoute(method, path, _refusing(UnsupportedError(reason)))
-        for (method, path), reason in _REASONS.items()
-    ),
-    ApiRoute("POST", "/v1/embeddings", _refusing(UnsupportedRouteError(_NO_EMBEDDINGS))),
+ROUTES = tuple(
+    ApiRoute(method, path, _refusing(UnsupportedError(reason))) for (method, path), reason in _REASONS.items()
 )
