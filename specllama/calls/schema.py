@@ -10,12 +10,15 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specllama.calls.schema_types import MAX_DEPTH
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import Note, UsageError, warning
 from specllama.text.json_shape import json_shape
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
 
 MAX_BYTES, MAX_PARTS = 64 * 1024, 1_500  # of one schema
 MAX_ALL_BYTES, MAX_ALL_PARTS = 40 * 1024, 2_500  # of the schemas of a request together
@@ -37,6 +40,7 @@ _NO_CONSTRAINT = frozenset(
 )  # fmt: skip
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _BOUNDS = frozenset(("minimum", "maximum"))
+_MAX_PLAIN = 2**53
 _TYPES = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
 _DATA = frozenset(("enum", "const", "required", "dependentRequired"))
 
@@ -147,7 +151,8 @@ def _is_plain(schema: Any) -> bool:
             kinds = value if isinstance(value, list) else [value]
             known = bool(kinds) and all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
         elif keyword in _BOUNDS:
-            known = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            known = number and abs(value) <= _MAX_PLAIN
         elif keyword == "properties":
             known = isinstance(value, Mapping) and all(map(_is_plain, value.values()))
         elif keyword in ("items", "additionalProperties"):
@@ -181,7 +186,31 @@ def _checked(text: str) -> tuple[str, bool]:
             raise
         return "llguidance fails on it", False
     problem = " ".join("; ".join(messages).partition("\n")[0].split())
+    if not failed and (endless := _fails_at_start(grammar, limits)):
+        return endless, False
     return problem.rpartition("failed to compile JSON schema: ")[2][:300], not failed
+
+
+def _fails_at_start(grammar: str, limits: LLParserLimits) -> str:
+    """Why a grammar that compiles fails with its first forced tokens, "" if it does not. A required property
+    with the schema that it is in is forced without end.
+    """
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    matcher.consume_tokens(matcher.compute_ff_tokens())
+    if not matcher.is_error():
+        return ""
+    error = " ".join(matcher.get_error().partition("<state>")[0].split())
+    return "no value is short enough for it" if "Too many items" in error else error[:300]
+
+
+@functools.cache
+def _byte_tokenizer() -> LLTokenizer:
+    """With a token for each byte: what is forced does not depend on the model."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
 def constraints(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -207,7 +207,11 @@ class Generation:
         if self._logprobs is not None:
             self.logprobs.append(self._logprobs)
         if mask is not None and token not in self.end_ids:
-            mask.accept(token)
+            try:
+                mask.accept(token)
+            except MaskError as error:
+                self.finish_reason, self.problem = "cancel", str(error)
+                return False
         if token in self.end_ids:
             self.finish_reason = "stop"
         elif writer is not None and writer.push(token, self._source(token)):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
-from specllama.__main__ import main
+from specllama.cli.app import run_app
 
 
 def end_with_stdin() -> None:
@@ -28,4 +29,4 @@ def _wait() -> None:
 
 if __name__ == "__main__":
     end_with_stdin()
-    main()
+    sys.exit(run_app(sys.argv[1:]))

@@ -57,6 +57,11 @@ UNUSABLE: dict[str, dict[str, Any]] = {
     "depth": nested(40),
     "parts": {"properties": {f"p{i}": {"type": "string"} for i in range(1600)}},
     "bytes": {"properties": {"a": {"enum": ["x" * 70_000]}}},
+    "no end": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "a bound": {
+        "properties": {"a": {"type": "integer", "minimum": 10**300}},
+        "required": ["a"],
+    },
 }
 
 

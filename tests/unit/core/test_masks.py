@@ -235,19 +235,28 @@ def test_a_grammar_that_has_ended_ends_the_generation():
     assert (got.output, got.finish_reason, got.problem) == ([], "stop", "")
 
 
-def test_a_grammar_error_ends_only_its_own_generation():
+@pytest.mark.parametrize("method", ["allows", "accept"])
+def test_a_grammar_error_ends_only_its_own_generation(method: str):
     class Failing(TableMask):
         def allows(self, token, ahead=()):
-            if len(self.output) == 4:
-                raise MaskError("too many items")
+            self._fail_in("allows")
             return super().allows(token, ahead)
+
+        def accept(self, token):
+            self._fail_in("accept")
+            super().accept(token)
+
+        def _fail_in(self, name: str) -> None:
+            if name == method and len(self.output) == 4:
+                raise MaskError("too many items")
 
     failing = Request([5], SamplingParams(max_tokens=9), 1, mask=Failing(N_VOCAB, lambda _: {7, 8}))
     other = Request([5], SamplingParams(max_tokens=9, ignore_eos=True), 1)
     first, second = run(
         engine_over(TableContext(N_VOCAB, n_seq_max=2), Fixed([GrammarDrafter()], 4)), failing, other
     )
-    assert (first.finish_reason, first.problem, first.n_output) == ("cancel", "too many items", 4)
+    n_output = 5 if method == "accept" else 4
+    assert (first.finish_reason, first.problem, first.n_output) == ("cancel", "too many items", n_output)
     assert (second.finish_reason, second.n_output) == ("length", 9)
 
 
