@@ -11,21 +11,13 @@ tokenizers (pip install ".[train]"). Takes minutes on a GPU, some hours on two C
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shutil
 import sys
 from pathlib import Path
 
 from scripts import cli
-
-NEEDED = ("torch", "tokenizers", "numpy", "gguf")
-
-
-def need_packages() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise cli.BadInput(f'{" and ".join(missing)} not installed; in the checkout: pip install ".[train]"')
+from scripts.demo_pair.needed import need_packages
 
 
 def choose_device(name: str) -> str:

@@ -14,7 +14,8 @@ MODULES = (
     "scripts.bench.adversarial", "scripts.bench.engine", "scripts.bench.losses", "scripts.bench.make_pair",
     "scripts.bench.memory", "scripts.bench.peers", "scripts.bench.pull", "scripts.bench.renames",
     "scripts.bench.server", "scripts.bench.slots", "scripts.bench.structured", "scripts.bench.turns",
-    "scripts.demo_pair", "scripts.demo_pair.make_data", "scripts.soak",
+    "scripts.demo_pair", "scripts.demo_pair.head", "scripts.demo_pair.head.acceptance",
+    "scripts.demo_pair.head.write", "scripts.demo_pair.make_data", "scripts.soak",
 )  # fmt: skip
 
 
