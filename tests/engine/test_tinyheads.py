@@ -18,6 +18,7 @@ import pytest
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_TARGET
+from specllama.gguf.architectures import LAYER_INPUTS
 from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
 from tests.support import tinygguf, tinyheads, tinymtp
@@ -152,6 +153,14 @@ def test_noise_and_shortened_vocabularies_cost_some_of_the_acceptance(tmp_path: 
     hybrid = tinymtp.qwen35(tmp_path / "h.gguf", adds=(0.1, 0.1, 0.1, 1), copied=True, head_noise=0.05)
     accepted = drafted("mtp", hybrid, hybrid)["accepted"]
     assert 3 <= sum(accepted) < N_DRAFT * len(accepted)
+
+
+def test_targets_that_do_not_hand_out_their_layers_end_the_process(tmp_path: Path) -> None:
+    """If this fails, llama.cpp has learnt it: `LAYER_INPUTS` of gguf/architectures.py can grow."""
+    target = tinygguf.gemma3(tmp_path / "t.gguf")
+    assert "gemma3" not in LAYER_INPUTS
+    with pytest.raises(AssertionError, match="layer input tensor is null"):
+        drafted("eagle3", target, tinyheads.eagle3(tmp_path / "h.gguf"))
 
 
 @pytest.mark.parametrize("part", ["trunk", "promise"])
