@@ -13,8 +13,9 @@ from specllama.calls.format import AnswerShape
 NEWLINE = "\1"
 """In the texts of formats: a line may end here or not."""
 MAX_PARTS = 200  # of the reasoning before a call that is required: sentences and lines
+MAX_PART = 160  # characters of a part; a longer sentence is several
 _ANY = r"(.|\n)"
-_ENDS = r"\n.!?"  # of a part; to count characters instead would take llguidance a millisecond a token
+_ENDS = r"\n.!?"  # of a part
 
 
 class Lark:
@@ -60,8 +61,11 @@ class Lark:
         return self.rule(f"{terminal} {literal(marker)}", lazy=True)
 
     def capped(self, marker: str, most: int = MAX_PARTS) -> str:
-        """Items that match a text of at most so many parts, and the marker that ends it."""
-        part, rest = self.terminal(f"/[^{_ENDS}]*[{_ENDS}]/"), self.terminal(f"/[^{_ENDS}]*/")
+        """Items that match a text of at most so many parts, and the marker that ends it. Where a part has all
+        its characters, what begins like a marker of text has to become one.
+        """
+        inside = f"[^{_ENDS}]{{0,{MAX_PART - 1}}}"
+        part, rest = self.terminal(f"/{inside}(.|\\n)/"), self.terminal(f"/{inside}/")
         return f"{part}{{0,{most}}} {self.until(marker, rest)}"
 
     def rule(self, body: str, lazy: bool = False) -> str:

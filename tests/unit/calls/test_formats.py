@@ -204,6 +204,10 @@ def test_reasoning_before_calls(form: WrittenFormat, as_tokens: bool) -> None:
     assert opened.begins("So, x\n" * 200)
     assert not opened.begins("So, x\n" * 201)
     assert opened.forced("So, x\n" * 200) == ""
+    endless = "so and " * 5_000
+    assert 200 * 160 <= opened.accepted(endless)[0] < 201 * 160
+    for n in range(150, 170):  # a part may end anywhere in the marker
+        assert opened.accepts(f"{'x' * n}</think>{written}")
     closed = grammar(form, Tools(TOOLS, "required"), tokens, reasoning=tags)
     assert closed.accepts(f"<think>hm</think>{written}")
     assert closed.accepts(written)
