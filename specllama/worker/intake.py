@@ -22,6 +22,7 @@ from specllama.core.stats import RunStats
 from specllama.errors import BusyError, SpecllamaError, UsageError
 from specllama.llama.special_tokens import end_of_turn_id
 from specllama.text.detokenizer import TokenWriter
+from specllama.text.terminal import printable
 from specllama.worker.load_info import sampling_defaults
 from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
@@ -142,6 +143,8 @@ class RequestIntake:
         grammar = None
         if message.messages is not None:
             grammar = calls.grammar(tools, accepted.params, tag, begun)
+        if tools is not None and (note := calls.note(tools)):
+            self._send(protocol.Notice(printable(note)))
         shown = calls.shown(tools) if message.messages is not None else {}
         cache_scope = "" if message.share_cache else message.owner
         for choice in choices:

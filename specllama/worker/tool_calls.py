@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from specllama.calls.formats import choose, named
 from specllama.calls.history import reasoning_apart
 from specllama.calls.lark import Lark
 from specllama.calls.prompt import with_tokens
-from specllama.calls.schema import answer_text
+from specllama.calls.schema import answer_text, notes
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
@@ -20,6 +22,8 @@ from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate, PromptPart
 from specllama.text.detokenizer import SHOWN
 from specllama.text.reasoning import TAGS, is_over
+
+_KEPT = 512  # sets of schemas of which was said what is not enforced
 
 
 class ToolCalls:
@@ -34,6 +38,7 @@ class ToolCalls:
         self._model, self._template = model, template
         self.format: CallFormat = choose(source) if tool_format == "auto" else named(tool_format)
         self._reasoning = next(((a, b) for a, b in TAGS.items() if a in source), None)
+        self._noted: OrderedDict[int, None] = OrderedDict()  # hashes of schemas
 
     @property
     def reasons(self) -> bool:
@@ -94,6 +99,21 @@ class ToolCalls:
         if params.grammar is not None:
             raise UsageError("tools and a grammar cannot be used together", "give one of them")
         return self.format.grammar(tools, self._shape(params, closing_tag, begun))
+
+    def note(self, tools: Tools) -> str:
+        """What the grammar of these tools does not enforce of their schemas, as one line; "" for nothing, and
+        where it was said before. Raises UsageError as `grammar` does.
+        """
+        key = hash(json.dumps([(tool.name, tool.parameters) for tool in tools.allowed]))
+        if key in self._noted:
+            self._noted.move_to_end(key)
+            return ""
+        self._noted[key] = None
+        if len(self._noted) > _KEPT:
+            self._noted.popitem(last=False)
+        found = notes(tools)
+        more = f"; nor are those of {len(found) - 1} more" if len(found) > 1 else ""
+        return f"{found[0].message}{more}" if found else ""
 
     def _shape(self, params: SamplingParams, closing_tag: str, begun: bool = False) -> AnswerShape:
         text = ""

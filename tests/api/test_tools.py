@@ -95,3 +95,13 @@ def test_arguments_of_earlier_calls_are_checked(llm: LLM) -> None:
     call = {"id": "1", "function": {"name": "now", "arguments": "{no JSON"}}
     with pytest.raises(UsageError, match=r"messages\[1\].tool_calls\[0\]"):
         llm.chat([*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}], PARAMS)
+
+
+def test_what_is_not_enforced_of_a_schema_is_a_warning(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [{"type": "function", "function": {"name": "sort", "parameters": parameters}}]
+    for _ in range(2):
+        llm.chat(ASK, SamplingParams(max_tokens=2), tools=tools)
+    (line,) = [r for r in caplog.records if "the tool sort" in r.message]
+    assert line.levelname == "WARNING"
+    assert "uniqueItems" in line.message

@@ -796,6 +796,16 @@ def test_results_of_calls_are_typed(shared: Command) -> None:
     assert saved(shared, "again.json")["messages"] == found
 
 
+def test_what_is_not_enforced_of_a_schema_is_said_once(command: Command) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "function": {"name": "sort", "parameters": parameters}}
+    (command.home / "tools.json").write_text(json.dumps([tool]))
+    result = chat(command, "Hello", "/regen", args=(*FEW, "--tools", "tools.json"))
+    assert result.code == 0
+    (line,) = [line for line in result.err.splitlines() if "the tool sort" in line]
+    assert line.startswith("note: the arguments of the tool sort are not held to its whole schema: ")
+
+
 @pytest.mark.parametrize(
     ("content", "code", "needle"),
     [
