@@ -7,6 +7,7 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
+from specllama.cli.api_keys import KEY_NOTE, checked_key, keys
 from specllama.cli.browser import open_page
 from specllama.cli.download import library, prepared
 from specllama.cli.files import resolved
@@ -27,11 +28,6 @@ Examples:
   specllama serve --open
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
-KEY_NOTE = (
-    "note: other users of this machine can read --api-key in the list of processes; "
-    "SPECLLAMA_API_KEY or --api-key-file keeps it secret"
-)
-_MAX_KEY = 4096  # characters
 
 
 def serve(given: Mapping[str, Any]) -> int:
@@ -103,7 +99,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         names=_names(v.get("alias", [])),
         called=tuple(filter(None, [load.target.path])),
         keys=keys(v),
-        metrics_key=_checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
+        metrics_key=checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
         hosts=tuple(v.get("allowed_host", [])),
         origins=tuple(v.get("allowed_origin", [])),
         sampling=build.sampling(v),
@@ -124,23 +120,3 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
     if not all(name and name.isprintable() and len(name) <= 512 for name in names):
         raise UsageError("--alias needs a name of up to 512 printable characters")
     return names
-
-
-def keys(v: Mapping[str, Any]) -> tuple[str, ...]:
-    """The API keys: those of --api-key, separated by commas as in llama-server, and those of --api-key-file,
-    one a line. Raises UsageError, NotFoundError.
-    """
-    given = [key.strip() for text in v.get("api_key", []) for key in text.split(",")]
-    if "api_key_file" in v:
-        lines = build.read_text(v["api_key_file"], "api_key_file").splitlines()
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise UsageError("--api-key-file holds no key")
-        given += found
-    return tuple(_checked_key(key) for key in given)
-
-
-def _checked_key(key: str) -> str:
-    if not (0 < len(key) <= _MAX_KEY and key.isprintable()):
-        raise UsageError(f"a key must have 1 to {_MAX_KEY} printable characters")
-    return key

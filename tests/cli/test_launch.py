@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -15,10 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from specllama.cli.launch.names import NAMES, client
+from specllama.data import EMBEDDED_TARGET
 from tests.support.command import Command, CommandLine, assert_error
 from tests.support.serving import SOON, Api, Server
 
@@ -200,35 +204,70 @@ def test_a_server_is_started_and_ended(home: Home) -> None:
         Api(host, int(port)).get("/health")
 
 
-def test_a_model_that_is_too_small_and_a_server_that_does_not_start(home: Home) -> None:
-    """By default the context is 32,768, which the test's model was not trained on."""
-    small, absent = home.many(
-        ("launch", "claude", "--port", "0"), ("launch", "llm", "--port", "0", "-m", "absent.gguf")
-    )
-    assert small.code == 2
-    assert "was trained on" in small.err
-    assert "--force" in small.err
+def test_a_server_that_does_not_start(home: Home) -> None:
+    absent = home("launch", "llm", "--port", "0", "-m", "absent.gguf")
     assert absent.code == 3
     assert "absent.gguf" in absent.err
     assert not home.was_started
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals(home: Home, running: Server, number: signal.Signals) -> None:
-    """Ctrl-C is the client's, which ends with 9 here. The others end client and launch."""
-    env = {"SPECLLAMA_API_KEY": KEY}
-    line = ("launch", "llm", "--url", running.url, "--", "wait")
-    process = home.start(*line, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+def test_a_killed_launch_takes_its_server_along(home: Home) -> None:
+    """Before that: -m is the file that the server has, not another one of that name, and an agent is not
+    started for a model that was trained on less than it needs.
+    """
+    line = ("launch", "open-webui", "--port", "0", "-m", str(EMBEDDED_TARGET), "-c", "33000", "--", "wait")
+    process = home.start(*line, stderr=subprocess.DEVNULL)
+    started: list[psutil.Process] = []
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"waiting\n"
-        if number == signal.SIGINT:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-        assert process.stdout.read() == b"", "the client holds it open while it runs"
+        started += psutil.Process(process.pid).children(recursive=True)
+        url = home.record("open-webui")["env"]["OPENAI_API_BASE_URL"].removesuffix("/v1")
+        copy = home.home / EMBEDDED_TARGET.name
+        shutil.copy(EMBEDDED_TARGET, copy)
+        link = home.home / "link.gguf"
+        link.symlink_to(EMBEDDED_TARGET)
+        other, same, small = home.batch(
+            *(CommandLine(("launch", "llm", "--url", url, "-m", str(path))) for path in (copy, link)),
+            CommandLine(("launch", "codex", "--url", url)),
+        )
+        assert_error(other, 3, str(copy), EMBEDDED_TARGET.stem)
+        assert (same.code, f"using {EMBEDDED_TARGET.stem} at {url}" in same.err) == (7, True)
+        assert_error(small, 2, "was trained on", "--force")
+        process.kill()
+        client_process = [p for p in started if "wait" in p.cmdline()]
+        servers = [p for p in started if p not in client_process]
+        assert len(client_process) == 1
+        assert len(servers) == 2, "the server and its engine"
+        assert not psutil.wait_procs(servers, SOON)[1]
+    finally:
+        home.end_started()
         process.stdout.close()
-        assert process.wait(SOON) == (9 if number == signal.SIGINT else 143)
+        for one in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def test_signals(home: Home, running: Server) -> None:
+    """Ctrl-C is the client's, which ends with 9 here. The others end client and launch."""
+    line = ("launch", "llm", "--url", running.url, "--", "wait")
+    env = {"SPECLLAMA_API_KEY": KEY}
+    codes = {signal.SIGINT: 9, signal.SIGTERM: 143, signal.SIGHUP: 143}
+    processes = {
+        number: home.start(*line, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+        for number in codes
+    }
+    try:
+        for number, process in processes.items():
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"waiting\n"
+            if number == signal.SIGINT:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+            assert process.stdout.read() == b"", "the client holds it open while it runs"
+            process.stdout.close()
+            assert process.wait(SOON) == codes[number]
     finally:
         home.end_started()
 

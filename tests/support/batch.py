@@ -50,6 +50,11 @@ def main() -> None:
             importlib.import_module(name)  # for the forks to inherit
 
     lines, results = json.load(sys.stdin), []
+    from specllama.cli.app import COMMANDS
+
+    for command in {args[0] for args, _, _ in lines if args} & COMMANDS.keys():
+        COMMANDS[command].table()
+        COMMANDS[command].function()
     for args, env, cwd in lines:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             pid = os.fork()

@@ -11,6 +11,7 @@ from typing import Any
 from specllama.bench import workloads
 from specllama.bench.serving.client import ServerAddress, parse_address
 from specllama.bench.serving.sweep import SweepSettings, prompts
+from specllama.cli.api_keys import keys
 from specllama.cli.bench.plan import (
     MAX_RUNS,
     MAX_TOKENS,
@@ -21,7 +22,6 @@ from specllama.cli.bench.plan import (
     whole_number,
 )
 from specllama.cli.bench.report_file import checked_path
-from specllama.cli.serve import keys
 from specllama.config.options_measuring import ASKING, BENCH
 from specllama.errors import UsageError
 

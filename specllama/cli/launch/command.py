@@ -12,15 +12,14 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from specllama.bench.serving.client import parse_address
 from specllama.cli import console
+from specllama.cli.api_keys import KEY_NOTE, keys
 from specllama.cli.files import resolved
 from specllama.cli.launch import files, server
 from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.names import client as client_named
 from specllama.cli.launch.printed import SHOWN_KEY, printed
 from specllama.cli.launch.serve_flags import KEYS, ServeCommand, serve_command
-from specllama.cli.serve import KEY_NOTE, keys
 from specllama.config import defaults
 from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
 from specllama.text.terminal import printable
@@ -84,6 +83,8 @@ def _running(given: Mapping[str, Any], values: Mapping[str, Any], key: str) -> M
     if "url" in given:
         for o in serve_options(given):
             raise UsageError(f"{option(o)} has no meaning with --url", "that server is running already")
+        from specllama.bench.serving.client import parse_address  # loads an HTTP client
+
         (base, *_) = parse_address(given["url"], "--url").bases
         url = base.removesuffix("/v1")
         found = server.find(url, key, model)
