@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts.demo_pair.llm import ModelFileError
 from specllama.config.load import ModelSettings
-from specllama.llama.context import LlamaContext
 from specllama.llama.library import ggml, llama
 from specllama.llama.model import LlamaModel
 
@@ -37,30 +37,51 @@ _get_layer_inp = _bind(
 )
 
 
-class StreamContext(LlamaContext):
-    """A context whose sequences have caches of their own, n_ctx / n_seq_max tokens each, and which returns
-    the inputs of `layers` for every row of a decode.
+class StreamContext:
+    """A context whose sequences have caches of their own, n_ctx tokens each, and which gives the inputs of
+    `layers` for every row of a decode. Raises ModelFileError.
     """
 
     def __init__(self, path: Path, layers: Sequence[int], n_seq: int, n_ctx: int, n_threads: int) -> None:
-        settings = ModelSettings(path=str(path), n_threads=n_threads, n_batch=n_ctx, n_ubatch=512)
-        super().__init__(LlamaModel(settings), n_ctx * n_seq, n_seq, n_seq)
+        self.model = LlamaModel(ModelSettings(path=str(path)))
+        params = llama.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx * n_seq, n_seq, False
+        params.n_batch = params.n_ubatch = n_ctx
+        params.n_threads = params.n_threads_batch = n_threads
+        self.handle = llama.llama_init_from_model(self.model.handle, params)
+        if not self.handle:
+            raise ModelFileError(f"{path}: llama.cpp cannot make a context of {n_seq} times {n_ctx} tokens")
+        self.memory = llama.llama_get_memory(self.handle)
         self.layers, self.n_embd = tuple(layers), int(llama.llama_model_n_embd(self.model.handle))
         for layer in self.layers:
             _set_layer_inp(self.handle, layer, True)
+        self._batch = llama.llama_batch_init(n_ctx, 0, 1)
 
-    def _params(self, *args: Any) -> llama.llama_context_params:
-        params = super()._params(*args)
-        params.kv_unified = False
-        return params
+    def clear(self, seq_id: int) -> None:
+        """Remove all tokens of a sequence."""
+        llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
 
-    def features(self, n: int) -> NDArray[np.float16]:
+    def decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> NDArray[np.float32]:
+        """Decode (token, position, seq_id, output) rows; the logits of those with an output, one row each,
+        valid until the next decode.
+        """
+        batch = self._batch
+        batch.n_tokens, n_outputs = len(rows), 0
+        for i, (token, position, seq_id, output) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, output
+            batch.seq_id[i][0] = seq_id
+            n_outputs += output
+        if llama.llama_decode(self.handle, batch) != 0:
+            raise ModelFileError("llama.cpp cannot decode")
+        llama.llama_synchronize(self.handle)
+        return np.ctypeslib.as_array(llama.llama_get_logits(self.handle), (n_outputs, self.model.n_vocab))
+
+    def layer_inputs(self, n: int) -> NDArray[np.float16]:
         """The layer inputs of the `n` rows of the last decode, (n, len(layers) * n_embd). The rows are in the
         order of the batch if they are of one sequence, or one of each sequence in the order of their ids.
         """
         found = np.empty((n, len(self.layers), self.n_embd), np.float16)
         for i, layer in enumerate(self.layers):
-            address = _get_layer_inp(self.handle, layer)
-            flat = (ctypes.c_float * (n * self.n_embd)).from_address(address)
+            flat = (ctypes.c_float * (n * self.n_embd)).from_address(_get_layer_inp(self.handle, layer))
             found[:, i] = np.ndarray((n, self.n_embd), np.float32, flat)
         return found.reshape(n, -1)

@@ -236,8 +236,10 @@ def work(rank: int, a: argparse.Namespace) -> None:
 
 
 def run(a: argparse.Namespace) -> None:
-    """Train with the options of the command line, in a.processes processes."""
-    if a.processes == 1:
-        work(0, a)
+    """Train with the options of the command line, in a.processes processes: this one if a.rank says which it
+    is, otherwise new ones.
+    """
+    if a.rank is not None or a.processes == 1:
+        work(a.rank or 0, a)
     else:
         mp.spawn(work, (a,), nprocs=a.processes)

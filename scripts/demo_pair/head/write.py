@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scripts import cli
 from scripts.demo_pair.head import prompts, shards
 from scripts.demo_pair.head.context import StreamContext
+from scripts.demo_pair.llm import ModelFileError
 
 LAYERS = (2, 15, 22, 29)  # whose inputs are kept; the head uses three of them
 TEMPERATURES = (0.0, 0.8)
@@ -103,11 +104,11 @@ class Writer:
         ids = self.context.model.tokenize(render(job.prompt), self.context.model.adds_bos, True)
         if len(ids) + self.max_new > self.n_ctx:
             return None
-        self.context.truncate(seq_id, 0)
+        self.context.clear(seq_id)
         rows = [(t, i, seq_id, i == len(ids) - 1) for i, t in enumerate(ids)]
         logits = self.context.decode(rows)
         slot = Slot(
-            job, ids, len(ids), [self.context.features(len(ids))], [np.zeros(len(ids) - 1, shards.TOP)]
+            job, ids, len(ids), [self.context.layer_inputs(len(ids))], [np.zeros(len(ids) - 1, shards.TOP)]
         )
         self.advance(slot, logits[0])
         return slot
@@ -121,7 +122,7 @@ class Writer:
         """Append a token to every sequence."""
         slots = sorted(self.slots.items())
         logits = self.context.decode([(s.tokens[-1], len(s.tokens) - 1, i, True) for i, s in slots])
-        features = self.context.features(len(slots))
+        features = self.context.layer_inputs(len(slots))
         for i, (_, slot) in enumerate(slots):
             slot.features.append(features[i : i + 1])
             self.advance(slot, logits[i])
@@ -195,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, OSError)
+    cli.run(main, ModelFileError, OSError)
