@@ -21,7 +21,7 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 DEMO = DemoStore()  # the user's
 os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent
-SLOWEST_FIRST = ("agents", "faults", "server", "cli", "worker", "api", "engine", "scripts", "unit")
+SLOWEST_FIRST = ("agents", "browser", "faults", "server", "cli", "worker", "api", "engine", "scripts", "unit")
 
 
 def _rank(item: pytest.Item) -> int:

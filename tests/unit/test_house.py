@@ -333,7 +333,7 @@ def test_tests_mirror_the_package() -> None:
     """A folder of tests/unit is one of the package; the others are the kinds of tests that need processes."""
     tests = ROOT / "tests"
     kinds = {p.name for p in tests.iterdir() if p.is_dir() and not p.name.startswith("_")}
-    with_processes = {"agents", "api", "cli", "engine", "faults", "scripts", "server", "worker"}
+    with_processes = {"agents", "api", "browser", "cli", "engine", "faults", "scripts", "server", "worker"}
     assert kinds == {"unit", "support"} | with_processes
     units = {p.name for p in (tests / "unit").iterdir() if p.is_dir() and not p.name.startswith("_")}
     assert units <= set(LAYERS)

@@ -11,7 +11,7 @@ const ALLOWED = {
     ...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
     ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
   ],
-  ALLOWED_ATTR: ["href", "start", "align", "data-language"],
+  ALLOWED_ATTR: ["href", "start", "align", "title"],
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
@@ -32,7 +32,7 @@ const marked = new Marked({
       return /^(?:https?:|mailto:)/i.test(href) ? `<a href="${escaped(href)}">${inner}</a>` : inner;
     },
     code: ({ text, lang }) =>
-      `<pre data-language="${escaped((lang ?? "").split(/\s/)[0].slice(0, 30))}"><code>${escaped(text)}</code></pre>`,
+      `<pre title="${escaped((lang ?? "").split(/\s/)[0].slice(0, 30))}"><code>${escaped(text)}</code></pre>`,
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
   },
 });
@@ -51,7 +51,8 @@ export function render(tokens) {
 /** Add what people use: a head with a button to copy on code, tables that scroll, links to other pages. */
 export function furnish(root) {
   for (const pre of root.querySelectorAll("pre")) {
-    const language = pre.dataset.language || "code";
+    const language = pre.title || "code";
+    pre.removeAttribute("title");
     const copy = button("Copy", async () => {
       flash(copy, (await copyText(pre.textContent)) ? "Copied" : "Not allowed");
     });

@@ -54,7 +54,6 @@ export class Models {
     });
     menu.replaceChildren(...options);
     menu.value = this.#listed.some(({ id }) => id === chosen) ? chosen : (this.#listed[0]?.id ?? "");
-    menu.disabled = this.#listed.length < 2;
   }
 
   #status() {

@@ -19,6 +19,7 @@ export class Panel {
   #drawn = 0;
   #state = element("p", { class: "state" });
   #tiles = element("dl", { class: "tiles" });
+  #reason = element("p", { class: "hint" });
   #sources = element("ul", { class: "sources" });
   #accepted = element("div", {});
   #times = element("div", {});
@@ -37,6 +38,7 @@ export class Panel {
       element("h2", {}, "Speculation"),
       this.#state,
       this.#tiles,
+      this.#reason,
       element("label", { class: "switch" }, box, " Show where tokens came from"),
       this.#sources,
       this.#accepted,
@@ -58,6 +60,7 @@ export class Panel {
     this.#drawn = now;
     const plain = answer.figures?.plain_tps ?? plainRate(props);
     this.#tiles.replaceChildren(...tiles(answer, plain));
+    this.#reason.textContent = answer.figures?.reason ? `This answer had no drafts: ${answer.figures.reason}.` : "";
     this.#sources.replaceChildren(...sources(answer));
     this.#accepted.replaceChildren(...accepted(answer));
     this.#times.replaceChildren(...times(answer));
@@ -68,6 +71,7 @@ export class Panel {
   clear(props) {
     const none = element("p", { class: "hint" }, "Ask something to see which tokens were drafted, and what that gained.");
     this.#tiles.replaceChildren();
+    this.#reason.textContent = "";
     this.#sources.replaceChildren();
     this.#accepted.replaceChildren(none);
     this.#times.replaceChildren();

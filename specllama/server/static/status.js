@@ -66,8 +66,8 @@ function shown({ props, slots, metrics }, session) {
     ["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`],
     ["Memory", memory(machine)],
     ["Device", device(machine)],
-    ["Since the start", `${numeral(metrics.get("specllama_texts_total") ?? 0)} texts, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${restarts} times` : ""}`],
-    ["Near-ties", `${session.near_ties} in ${session.answers} answers of this page: tokens chosen by less than the rounding error of a wide decode`],
+    ["Since the start", `${counted(metrics.get("specllama_texts_total") ?? 0, "text")}, ${numeral(metrics.get("specllama_generation_tokens_total") ?? 0)} tokens, ${drafted ? `${percent(accepted / drafted)} of ${numeral(drafted)} draft tokens accepted` : "nothing drafted"}${restarts ? `, the engine was restarted ${counted(restarts, "time")}` : ""}`],
+    ["Near-ties", `${session.near_ties} in ${counted(session.answers, "answer")} of this page: tokens chosen by less than the rounding error of a wide decode`],
     ...props.notes.map((note) => ["Note", note]),
   ];
   return [
@@ -76,12 +76,14 @@ function shown({ props, slots, metrics }, session) {
   ];
 }
 
+const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+
 function draft({ draft: found, drafters, vocabulary, memory: remembers }) {
   const names = drafters.filter((word) => word !== "model");
-  const rest = names.length ? `${found ? " and " : ""}${names.join(", ")}` : "";
-  const texts = remembers ? ", also from earlier answers" : "";
-  if (!found) return `${rest || "none"}${texts}`;
-  return `${found.name} ${found.quant}${vocabulary ? `, vocabulary ${vocabulary}` : ""}${rest}${texts}`;
+  const parts = found ? [`${found.name} ${found.quant}${vocabulary ? ` (vocabulary ${vocabulary})` : ""}`] : [];
+  parts.push(...names);
+  if (remembers) parts.push("memory of earlier answers");
+  return parts.join(", ") || "none";
 }
 
 function memory({ host_bytes: host, device_bytes: gpu }) {

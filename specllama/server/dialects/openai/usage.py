@@ -114,7 +114,7 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
     """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown. reason:
-    why nothing was drafted, "" where something was. seconds: of decoding, by activity. decodes: by number of
+    why nothing was drafted, "" where something was. ttft_seconds: from the request to the first token. seconds: of decoding, by activity. decodes: by number of
     rows, the number of such decodes and their seconds.
     """
     all_ = list(ends)
@@ -138,6 +138,7 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "rounds": sum(e.stats.rounds for e in all_),
         "near_ties": sum(e.stats.near_ties for e in all_),
         "redecided": sum(e.stats.redecided for e in all_),
+        "ttft_seconds": all_[0].stats.ttft_seconds if all_ else None,
         "seconds": all_[0].stats.time_shares if len(all_) == 1 else None,
         "decodes": _decodes(all_[0].stats) if len(all_) == 1 else None,
     }
