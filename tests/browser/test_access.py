@@ -13,7 +13,9 @@ from tests.support.serving import Server
 
 pytestmark = needs_chromium()
 needs_axe = pytest.mark.skipif(not AXE.exists(), reason="there is no axe-core: scripts/browser installs it")
-TEXT = "# Title\n\nSome [link](https://example.org) and `code`.\n\n```python\nprint(1)\n```\n\n| a |\n|---|\n| 1 |\n"
+TEXT = (
+    "# Title\n\nSome [link](https://example.org) and `code`.\n\n```python\nx = 1\n```\n\n| a |\n|---|\n| 1 |"
+)
 VIEWS = {"chat": "", "settings": "Settings", "status": "Status", "race": "Race"}
 
 
@@ -42,7 +44,7 @@ def test_each_source_can_be_read(page: Page) -> None:
         page.js(
             "const b = document.createElement('p'); b.className = 'body'; b.id = 'all';"
             "for (const s of ['target', 'model', 'head', 'copy', 'memory', 'grammar', 'oracle']) {"
-            "  const e = document.createElement('span'); e.dataset.source = s; e.textContent = s; b.append(e, ' '); }"
+            "  const e = document.createElement('span'); e.dataset.source = e.textContent = s; b.append(e, ' '); }"
             "document.getElementById('all')?.remove(); document.getElementById('log').append(b);"
         )
         assert page.violations() == []
@@ -97,8 +99,10 @@ def test_all_by_keyboard(page: Page) -> None:
         ring = page.js("return getComputedStyle(document.activeElement).outlineStyle")
         assert ring != "none", seen[-1]
         active.send_keys(Keys.TAB)
-    for name in ("Skip to the message field", "Model", "Race", "Status", "Settings", "New conversation", "Export",
-                 "Import", "Edit", "Round", "Copy the answer", "Regenerate", "Message", "Speculation"):  # fmt: skip
+    for name in (
+        "Skip to the message field", "Model", "Race", "Status", "Settings", "New conversation", "Export",
+        "Import", "Edit", "Round", "Copy the answer", "Regenerate", "Message", "Speculation",
+    ):  # fmt: skip
         assert any(found.startswith(name) for found in seen), (name, seen)
 
 

@@ -114,8 +114,9 @@ def _vllm(stats: Iterable[RunStats]) -> dict[str, Any]:
 
 def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
     """Our own. speedup: the first choice's decode rate over that of plain decoding, None if unknown. reason:
-    why nothing was drafted, "" where something was. ttft_seconds: from the request to the first token. seconds: of decoding, by activity. decodes: by number of
-    rows, the number of such decodes and their seconds.
+    why nothing was drafted, "" where something was. ttft_seconds: from the request to the first token.
+    seconds: of decoding, by activity. decodes: by number of rows, the number of such decodes and their
+    seconds.
     """
     all_ = list(ends)
     by: Counter[str] = Counter()
