@@ -28,7 +28,7 @@ class HeadKind(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class HeadInfo:
     """A head as its header describes it.
 
     header: of the file that holds it. own_file: whether that file is no model by itself. n_layer: blocks of

@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from specllama.errors import GGUFError, IntegrityError
-from specllama.gguf.head import GET_ANOTHER, Head, HeadKind, dims, require, require_shape, tensor_names
+from specllama.gguf.head import GET_ANOTHER, HeadInfo, HeadKind, dims, require, require_shape, tensor_names
 from specllama.gguf.header import Header
 
 MAX_BLOCK = 256  # tokens that a block drafter proposes at once; trained ones have 4 to 16
 _EAGLE3_LAYERS = 3
 
 
-def gemma4_assistant(header: Header) -> Head:
+def gemma4_assistant(header: Header) -> HeadInfo:
     prefix = header.architecture
     n_layer = header.integer(f"{prefix}.nextn_predict_layers")
     if not 1 <= n_layer <= header.n_layer:
@@ -33,7 +33,7 @@ def gemma4_assistant(header: Header) -> Head:
     needed = ["token_embd", "output_norm", "nextn.pre_projection", "nextn.post_projection"]
     require(header, needed, n_layer, f"{block} ffn_norm ffn_gate ffn_up ffn_down post_ffw_norm")
     require_shape(header, "nextn.pre_projection.weight", (2 * width, header.n_embd))
-    return Head(
+    return HeadInfo(
         kind=HeadKind.GEMMA4_ASSISTANT,
         header=header,
         own_file=True,
@@ -46,7 +46,7 @@ def gemma4_assistant(header: Header) -> Head:
     )
 
 
-def eagle3(header: Header) -> Head:
+def eagle3(header: Header) -> HeadInfo:
     if header.n_layer != 1:
         header.fail("eagle3.block_count", f"{header.n_layer}, an EAGLE-3 head has one layer", GET_ANOTHER)
     layers = _target_layers(header)
@@ -60,7 +60,7 @@ def eagle3(header: Header) -> Head:
     require(header, ["fc", "output_norm", *before], 1, block)
     require_shape(header, "fc.weight", (len(layers) * width, header.n_embd))
     names = tensor_names(header)
-    return Head(
+    return HeadInfo(
         kind=HeadKind.EAGLE3,
         header=header,
         own_file=True,
@@ -75,7 +75,7 @@ def eagle3(header: Header) -> Head:
     )
 
 
-def block_drafter(header: Header) -> Head:
+def block_drafter(header: Header) -> HeadInfo:
     names = tensor_names(header)
     is_dspark = "markov_w1.weight" in names
     layers = _target_layers(header)
@@ -94,7 +94,7 @@ def block_drafter(header: Header) -> Head:
     own_output = own_embeddings or "output.weight" in names
     anchor = header.flag("dflash.sample_from_anchor") is not False
     mask = header.integer("tokenizer.ggml.mask_token_id", -1)
-    return Head(
+    return HeadInfo(
         kind=HeadKind.DSPARK if is_dspark else HeadKind.DFLASH,
         header=header,
         own_file=True,
@@ -145,7 +145,7 @@ def _n_proposed(header: Header, own_output: bool) -> int:
     return info.n_elements
 
 
-def read_d2t(head: Head) -> None:
+def read_d2t(head: HeadInfo) -> None:
     """Check the ids in a head's d2t tensor, which is read from the local file.
 
     Raises GGUFError for ids outside the vocabulary or twice: llama.cpp would write outside its buffers. Does

@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 from specllama.errors import GGUFError
 from specllama.gguf.architectures import HEAD_FILES, MTP, MTP_ASSERTED, MTP_CHAINED, MTP_REQUIRED
-from specllama.gguf.head import GET_ANOTHER, Head, HeadKind, dims, first_missing, tensor_names, tensor_shape
+from specllama.gguf.head import (
+    GET_ANOTHER,
+    HeadInfo,
+    HeadKind,
+    dims,
+    first_missing,
+    tensor_names,
+    tensor_shape,
+)
 from specllama.gguf.head_files import block_drafter, eagle3, gemma4_assistant
 from specllama.gguf.header import Header
 
@@ -21,7 +29,7 @@ def is_head_file(header: Header) -> bool:
     return header.architecture in HEAD_FILES or (_n_mtp(header) > 0 and _is_sidecar(header))
 
 
-def read_head(header: Header) -> Head | None:
+def read_head(header: Header) -> HeadInfo | None:
     """The head that a file carries or is; None for a model without a usable one (see `unusable_head`).
 
     Raises GGUFError for a file that holds nothing but a head, and not all of it.
@@ -82,12 +90,12 @@ def _damage(header: Header, more: Iterable[str] = ()) -> str:
     return ""
 
 
-def _mtp(header: Header) -> Head:
+def _mtp(header: Header) -> HeadInfo:
     names, n_trunk, n_mtp = tensor_names(header), header.n_layer_trunk, _n_mtp(header)
     first = f"blk.{n_trunk}.nextn."
     width = header.n_embd * max(header.arch_integer("hyper_connection.count"), 1)
     own_file = _is_sidecar(header)
-    return Head(
+    return HeadInfo(
         kind=HeadKind.MTP,
         header=header,
         own_file=own_file,

@@ -19,7 +19,7 @@ from specllama.gguf.architectures import (
     RECURRENT,
     ROLLBACK,
 )
-from specllama.gguf.head import Head, HeadKind
+from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.header import Header
 from specllama.gguf.heads import is_head_file
 from specllama.pair.check import PairVerdict, check_pair
@@ -37,7 +37,7 @@ class HeadVerdict:
 
     verdict: Literal["identical", "compatible", "incompatible"]
     reason: str
-    head: Head
+    head: HeadInfo
     vocabulary: PairVerdict | None = None
     notes: tuple[Note, ...] = ()
 
@@ -47,7 +47,7 @@ class HeadVerdict:
         return self.verdict != "incompatible"
 
 
-def check_head(target: Header, head: Head) -> HeadVerdict:
+def check_head(target: Header, head: HeadInfo) -> HeadVerdict:
     """Whether a head can draft for a target. The headers must have passed `check_model` and `check_draft`."""
     vocabulary = check_pair(target, head.header) if head.own_file else None
     reason = next(_refusals(target, head), None)
@@ -62,7 +62,7 @@ def check_head(target: Header, head: Head) -> HeadVerdict:
     return HeadVerdict(verdict, same, head, vocabulary, notes)  # type: ignore[arg-type]
 
 
-def _refusals(target: Header, head: Head) -> Iterator[str]:
+def _refusals(target: Header, head: HeadInfo) -> Iterator[str]:
     if is_head_file(target):
         yield "the target is a head itself, not a model"
         return
@@ -77,7 +77,7 @@ def _refusals(target: Header, head: Head) -> Iterator[str]:
         yield from _layers(target, head)
 
 
-def _mtp(target: Header, head: Head) -> Iterator[str]:
+def _mtp(target: Header, head: HeadInfo) -> Iterator[str]:
     if not head.own_file:
         return
     if target.architecture != head.header.architecture:
@@ -92,7 +92,7 @@ def _mtp(target: Header, head: Head) -> Iterator[str]:
         yield f"llama.cpp here does not hand out the hidden states of {target.architecture!r} models"
 
 
-def _assistant(target: Header, head: Head) -> Iterator[str]:
+def _assistant(target: Header, head: HeadInfo) -> Iterator[str]:
     if target.architecture != "gemma4":
         yield f"the head is an assistant of Gemma 4, the target is {target.architecture!r}"
         return
@@ -108,7 +108,7 @@ def _assistant(target: Header, head: Head) -> Iterator[str]:
         yield f"heads of the KV cache differ: target {a_text}, head {b_text}"
 
 
-def _layers(target: Header, head: Head) -> Iterator[str]:
+def _layers(target: Header, head: HeadInfo) -> Iterator[str]:
     """EAGLE-3 and block drafters, which read the inputs of layers."""
     yield from _widths(head.n_embd_target, target.n_embd)
     architecture, n_layer = target.architecture, target.n_layer_trunk
@@ -135,7 +135,7 @@ def _widths(wanted: int, there: int) -> Iterator[str]:
         yield f"the head reads hidden states of {wanted} elements, the target's have {there}"
 
 
-def step_bytes(target: Header, head: Head) -> int:
+def step_bytes(target: Header, head: HeadInfo) -> int:
     """Bytes of weights that a step of a head reads, with the target's output matrix if it has none. A block
     drafter drafts a block in a step.
     """
@@ -153,7 +153,7 @@ def step_bytes(target: Header, head: Head) -> int:
     return own + sizes.get("output.weight", sizes.get("token_embd.weight", 0))
 
 
-def _notes(target: Header, head: Head) -> Iterator[Note]:
+def _notes(target: Header, head: HeadInfo) -> Iterator[Note]:
     if head.n_proposed < head.n_vocab:
         yield Note(f"the head proposes {head.n_proposed} of the {head.n_vocab} tokens")
     if head.n_draft_max is not None:

@@ -74,18 +74,27 @@ class Usage:
 
 @dataclass(frozen=True, eq=False)
 class MemoryCosts:
-    """Computes the memory of a model for any n_ctx and n_gpu_layers."""
+    """Computes the memory of a model for any n_ctx and n_gpu_layers.
+
+    n_above: blocks of its head, which llama.cpp counts among the layers that go to devices first. rows: bytes
+    of buffers for hidden states.
+    """
 
     header: Header
     settings: CostSettings
+    n_above: int = 0
+    rows: int = 0
 
     def usage(self, n_ctx: int, n_gpu_layers: int = 0) -> Usage:
-        """The memory with `n_ctx` tokens of context and the last `n_gpu_layers` of n_layer + 1 on devices."""
+        """The memory with `n_ctx` tokens of context and `n_gpu_layers` layers on devices, the last ones, as
+        llama.cpp counts them (`n_offloaded_max`).
+        """
         layers = [w + c for w, c in zip(self.layer_weights, self.layer_caches(n_ctx), strict=True)]
         compute = self.compute(n_ctx)
-        outputs = reserved_outputs(self.settings.n_outputs_max) * self.header.n_vocab * _F32
+        outputs = reserved_outputs(self.settings.n_outputs_max) * self.header.n_vocab * _F32 + self.rows
         fixed = _FIXED + _PER_TOKEN_TEXT * self.header.n_vocab
-        n_gpu = min(max(n_gpu_layers, 0), self.header.n_layer + 1)
+        n_gpu_layers = min(max(n_gpu_layers, 0), self.n_offloaded_max)
+        n_gpu = max(n_gpu_layers - self.n_above, 0)
         host = self.header.weight_bytes - sum(self.layer_weights) + sum(layers) + compute + outputs + fixed
         device = 0
         if n_gpu:
@@ -95,7 +104,7 @@ class MemoryCosts:
             device = moved + self.output_weights + compute
         return Usage(
             n_ctx=n_ctx,
-            n_gpu_layers=n_gpu,
+            n_gpu_layers=n_gpu_layers,
             weights=self.header.weight_bytes,
             kv=self.kv(n_ctx),
             state=sum(self.state_layers),
@@ -105,6 +114,11 @@ class MemoryCosts:
             host=host,
             device=device,
         )
+
+    @property
+    def n_offloaded_max(self) -> int:
+        """The layers that devices can have, as llama.cpp counts them: with the output and the head."""
+        return self.header.n_layer + 1 + self.n_above
 
     @cached_property
     def layer_weights(self) -> tuple[int, ...]:

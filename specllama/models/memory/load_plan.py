@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from specllama.config.load import AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, option
+from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
 
@@ -53,15 +54,14 @@ def on_gpus(settings: LoadSettings, there: Sequence[str]) -> LoadSettings:
 def plan_load(
     settings: LoadSettings,
     target: Header,
-    draft: Header | None,
+    draft: Header | HeadInfo | None,
     available: int,
     devices: Sequence[DeviceMemory],
     n_outputs: int | None = None,
     n_rs_seq: int | None = None,
 ) -> MemoryPlan:
-    """The plan of a load. available: bytes of host memory. devices: all GPUs of the build. n_outputs,
-    n_rs_seq:
-    instead of what the settings ask for. Raises what `plan_memory` raises.
+    """The plan of a load. draft: as in `plan_memory`. available: bytes of host memory. devices: all GPUs of
+    the build. n_outputs, n_rs_seq: instead of what the settings ask for. Raises what `plan_memory` raises.
     """
     t, d = settings.target, settings.draft or settings.target
     return plan_memory(

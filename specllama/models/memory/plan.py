@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import ResourceError, UsageError, option
+from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.types import TYPE_BY_NAME
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
+from specllama.models.memory.heads import as_head, head_alone, row_buffers, without_head
 
 MIN_N_CTX = 512
 _DEFAULT_SHARE = 0.9  # of the available memory that a default context may use
@@ -119,21 +121,23 @@ class MemoryPlan:
         return self.target.device <= self.device_room and of_draft <= self.draft_room
 
 
-def plan_memory(target: Header, draft: Header | None, settings: PlanSettings) -> MemoryPlan:
+def plan_memory(target: Header, draft: Header | HeadInfo | None, settings: PlanSettings) -> MemoryPlan:
     """Choose context and layers, and check that everything fits.
 
-    The headers must have passed `check_model`. Raises ResourceError with needed and available GB and settings
-    that would fit, UsageError for a cache type whose blocks do not divide the head size.
+    draft: a model, the file of a head, or a head, such as the target's own, which is not loaded otherwise.
+    The headers must have passed `check_model` and `check_draft`. Raises ResourceError with needed and
+    available GB and settings that would fit, UsageError for a cache type whose blocks do not divide the head
+    size.
     """
-    _check_cache_types(target, settings.of_target())
-    if draft:
-        _check_cache_types(draft, settings.of_draft())
-    planner = _Planner(target, draft, settings)
+    planner = _Planner(target, as_head(draft) if draft is not None else None, settings)
+    _check_cache_types(planner.target, settings.of_target())
+    if planner.draft:
+        _check_cache_types(planner.draft, settings.of_draft())
     if settings.n_ctx is not None:
         plan = planner.plan(settings.n_ctx)
     else:
         roomy = replace(settings, available=int(settings.available * _DEFAULT_SHARE))
-        chosen = _Planner(target, draft, roomy).largest_fitting(_default_n_ctx(target))
+        chosen = planner.with_settings(roomy).largest_fitting(_default_n_ctx(target))
         plan = planner.plan(chosen or _least_n_ctx(target))
     if not plan.fits:
         raise _refusal(planner, plan)
@@ -143,10 +147,22 @@ def plan_memory(target: Header, draft: Header | None, settings: PlanSettings) ->
 class _Planner:
     """One combination of models and settings, whose plans may fit or not."""
 
-    def __init__(self, target: Header, draft: Header | None, settings: PlanSettings) -> None:
-        self.target, self.draft, self.settings = target, draft, settings
-        self._target = MemoryCosts(target, settings.of_target())
-        self._draft = MemoryCosts(draft, settings.of_draft()) if draft else None
+    def __init__(self, target: Header, draft: Header | HeadInfo | None, settings: PlanSettings) -> None:
+        self._given = target, draft
+        self.target, self.settings = without_head(target), settings
+        head = draft if isinstance(draft, HeadInfo) else None
+        self.draft = head_alone(draft) if isinstance(draft, HeadInfo) else draft
+        self.inside = head is not None and not head.own_file
+        n_above = target.n_layer - self.target.n_layer
+        self._target = MemoryCosts(self.target, settings.of_target(), n_above)
+        rows = row_buffers(head, settings.n_batch) if head is not None else 0
+        self._draft = MemoryCosts(self.draft, settings.of_draft(), rows=rows) if self.draft else None
+
+    def with_settings(self, settings: PlanSettings) -> _Planner:
+        return _Planner(*self._given, settings)
+
+    def without_draft(self) -> _Planner:
+        return _Planner(self._given[0], None, self.settings)
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         s = self.settings
@@ -154,9 +170,11 @@ class _Planner:
         target = _offloaded(self._target, n_ctx, s.n_gpu_layers if s.devices else 0, room)
         usages, draft_room = [(target, s.devices)], 0
         if self._draft:
-            own = s.devices if s.devices_draft is None else s.devices_draft
+            own = s.devices if s.devices_draft is None or self.inside else s.devices_draft
             draft_room = _room(own) - _part(target.device, s.devices, own)
             n_gpu_layers = s.n_gpu_layers_draft if own else 0
+            if self.inside:  # its blocks go where the last layers of the model go
+                n_gpu_layers = -1 if target.n_gpu_layers else 0
             usages.append((_offloaded(self._draft, s.n_ctx_draft or n_ctx, n_gpu_layers, draft_room), own))
         device = sum(usage.device for usage, _ in usages)
         host = sum(usage.host for usage, _ in usages)
@@ -192,9 +210,8 @@ def _part(n_bytes: int, spread: Sequence[DeviceMemory], counted: Iterable[Device
 def _offloaded(costs: MemoryCosts, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:
     """The usage with `n_gpu_layers`, or (None) with as many layers as the devices have room for."""
     if n_gpu_layers is not None:
-        everything = costs.header.n_layer + 1
-        return costs.usage(n_ctx, everything if n_gpu_layers < 0 else n_gpu_layers)
-    for n in range(costs.header.n_layer + 1, 0, -1):
+        return costs.usage(n_ctx, costs.n_offloaded_max if n_gpu_layers < 0 else n_gpu_layers)
+    for n in range(costs.n_offloaded_max, costs.n_above, -1):
         usage = costs.usage(n_ctx, n)
         if usage.device <= room:
             return usage
@@ -258,16 +275,16 @@ def _refusal(planner: _Planner, plan: MemoryPlan) -> ResourceError:
 
 def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
     """Settings that would fit, those with the least loss first; a smaller quantisation only if none fits."""
-    s, target, draft = planner.settings, planner.target, planner.draft
+    s, draft = planner.settings, planner.draft
     found = False
     if not plan.fits_devices:
         free = replace(s, n_gpu_layers=None, n_gpu_layers_draft=None)
-        auto = _Planner(target, draft, free).plan(plan.n_ctx)
+        auto = planner.with_settings(free).plan(plan.n_ctx)
         if auto.fits:
             found = True
             both = " " + option("n_gpu_layers_draft", auto.draft.n_gpu_layers) if auto.draft else ""
             yield option("n_gpu_layers", auto.target.n_gpu_layers) + both
-    alone = _Planner(target, None, s) if draft else None
+    alone = planner.without_draft() if draft else None
     no_draft = option("draft_model", "none")
     variants = [
         ("", planner),
@@ -297,7 +314,7 @@ def _smaller_n_ctx(variant: _Planner, plan: MemoryPlan) -> int | None:
     if plan.n_ctx <= MIN_N_CTX:
         return None
     below = (plan.n_ctx - 1) // N_CTX_PAD * N_CTX_PAD
-    return _Planner(variant.target, variant.draft, shrunk).largest_fitting(below)
+    return variant.with_settings(shrunk).largest_fitting(below)
 
 
 def _quantised(planner: _Planner) -> _Planner | None:
@@ -308,7 +325,7 @@ def _quantised(planner: _Planner) -> _Planner | None:
     if not wide or not any(sizes) or any(size % 32 for size in sizes) or planner.settings.flash_attn == "off":
         return None
     q8 = dict.fromkeys(("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"), "q8_0")
-    return _Planner(planner.target, planner.draft, replace(planner.settings, **q8))  # type: ignore[arg-type]
+    return planner.with_settings(replace(planner.settings, **q8))  # type: ignore[arg-type]
 
 
 def _cache_flags(draft: Header | None) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from specllama.errors import GGUFError
 from specllama.gguf.check import check_draft, check_model
-from specllama.gguf.head import Head, HeadKind
+from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header, read_header
 from specllama.gguf.heads import is_head_file, read_head, unusable_head
@@ -46,7 +46,7 @@ def without(header: Header, *names: str) -> Header:
     return replace(header, tensors=tuple(t for t in header.tensors if t.name not in names))
 
 
-def head_of(header: Header) -> Head:
+def head_of(header: Header) -> HeadInfo:
     head = read_head(header)
     assert head is not None
     return head

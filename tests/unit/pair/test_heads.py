@@ -132,8 +132,8 @@ def test_a_head_of_another_model(llama: Header, tmp_path: Path) -> None:
         ({"target_layers": (0, 1, 3)}, "the head reads layer 3, the target has 2"),
         (
             {"target_layers": (0, 1, 2)},
-            "the head reads the output of the last layer, 1, which llama.cpp here does not hand out for 'llama' "
-            "models",
+            "the head reads the output of the last layer, 1, which llama.cpp here does not hand out for "
+            "'llama' models",
         ),
         (
             {"n_vocab": 281},

@@ -1,0 +1,107 @@
+"""The memory plan of targets with heads compared with what llama.cpp allocates in a child process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specllama.gguf.header import Header, read_header
+from specllama.gguf.heads import read_head
+from specllama.models.memory.plan import MemoryPlan, PlanSettings, plan_memory
+from tests.support import tinygguf, tinyheads, tinymtp
+
+N_CTX, N_SLOTS, N_RS_SEQ = 32768, 16, 3
+CHILD = """
+import sys
+import llama_cpp as lc
+
+log = lc.llama_log_callback(lambda level, text, data: sys.stdout.write(text.decode()))
+lc.llama_log_set(log, None)
+target_path, head_path, mtp, n_ctx, n_slots, n_rs_seq = *sys.argv[1:3], *map(int, sys.argv[3:])
+
+
+def load(path):
+    params = lc.llama_model_default_params()
+    params.n_gpu_layers, params.load_mtp = 0, bool(mtp)
+    return lc.llama_model_load_from_file(path.encode(), params)
+
+
+def open_context(model, other=None):
+    params = lc.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_threads = n_ctx, n_slots, 1
+    params.kv_unified, params.swa_full = True, True
+    if other is None:
+        params.n_rs_seq = n_rs_seq
+    else:
+        params.ctx_other = other
+        if mtp:
+            params.ctx_type = lc.LLAMA_CONTEXT_TYPE_MTP
+    print("context", flush=True)
+    assert (ctx := lc.llama_init_from_model(model, params))
+    return ctx
+
+
+target = load(target_path)
+head = target if head_path == target_path else load(head_path)
+open_context(head, open_context(target))
+"""
+
+
+def allocated(target: Path, head: Path, mtp: bool) -> list[dict[str, float]]:
+    """MiB of KV cache ("KV") and recurrent states ("RS") of the target's context and of the head's."""
+    numbers = [str(n) for n in (int(mtp), N_CTX, N_SLOTS, N_RS_SEQ)]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(target), str(head), *numbers],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = []
+    for part in done.stdout.split("\ncontext\n")[1:]:
+        sums = dict.fromkeys(("KV", "RS"), 0.0)
+        for kind, size in re.findall(r"(KV|RS) buffer size = +([\d.]+) MiB", part):
+            sums[kind] += float(size)
+        found.append(sums)
+    return found
+
+
+def planned(target: Header, head: Header) -> MemoryPlan:
+    settings = PlanSettings(1 << 40, n_ctx=N_CTX, n_slots=N_SLOTS, n_rs_seq=N_RS_SEQ)
+    found = read_head(head)
+    assert found is not None
+    return plan_memory(target, found, settings)
+
+
+CASES: dict[str, tuple[bool, Callable[[Path], tuple[Path, Path]]]] = {
+    "qwen35": (True, lambda d: (path := tinymtp.qwen35(d / "t.gguf"), path)),
+    "mimo2": (True, lambda d: (path := tinymtp.mimo2(d / "t.gguf"), path)),
+    "step35": (True, lambda d: (path := tinymtp.step35(d / "t.gguf"), path)),
+    "sidecar": (
+        True,
+        lambda d: (tinymtp.qwen35(d / "t.gguf", part="trunk"), tinymtp.qwen35(d / "h.gguf", part="head")),
+    ),
+    "gemma4": (True, lambda d: (tinyheads.gemma4(d / "t.gguf"), tinyheads.gemma4_assistant(d / "h.gguf"))),
+    "eagle3": (False, lambda d: (tinygguf.llama(d / "t.gguf"), tinyheads.eagle3(d / "h.gguf"))),
+    "dflash": (False, lambda d: (tinygguf.llama(d / "t.gguf"), tinyheads.dflash(d / "h.gguf"))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_caches_and_states_are_planned_as_llama_cpp_allocates_them(name: str, tmp_path: Path) -> None:
+    mtp, build = CASES[name]
+    target, head = build(tmp_path)
+    plan = planned(read_header(target), read_header(head))
+    assert plan.draft is not None
+    for usage, there in zip((plan.target, plan.draft), allocated(target, head, mtp), strict=True):
+        assert usage.kv / 2**20 == pytest.approx(there["KV"], abs=0.011)
+        assert usage.state / 2**20 == pytest.approx(there["RS"], abs=0.011)
+    assert plan.target.kv > 2**20
+    assert (plan.target.state > 2**20) == (name in ("qwen35", "sidecar"))
+    assert plan.draft.state == 0
+    assert (plan.draft.kv == 0) == (name == "gemma4")

@@ -1,0 +1,93 @@
+"""The memory of heads: their weights, caches and buffers are counted once, and only if they are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specllama.errors import ResourceError
+from specllama.gguf.head import HeadInfo
+from specllama.gguf.header import Header, read_header
+from specllama.gguf.heads import read_head
+from specllama.models.memory.heads import row_buffers, without_head
+from specllama.models.memory.plan import DeviceMemory, PlanSettings, plan_memory
+from tests.support import tinygguf, tinyheads, tinymtp
+
+MUCH = 1 << 40
+
+
+def with_head(path: Path) -> tuple[Header, HeadInfo]:
+    header = read_header(path)
+    head = read_head(header)
+    assert head is not None
+    return header, head
+
+
+@pytest.mark.parametrize("build", [tinymtp.qwen35, tinymtp.mimo2, tinymtp.step35])
+def test_a_model_and_its_own_head_share_the_weights(build, tmp_path: Path) -> None:
+    header, head = with_head(build(tmp_path / "t.gguf"))
+    settings = PlanSettings(MUCH, n_ctx=1024, n_rs_seq=4)
+    plan, alone = plan_memory(header, head, settings), plan_memory(header, None, settings)
+    assert plan.draft is not None
+    assert plan.target == alone.target
+    assert plan.target.weights + plan.draft.weights == header.weight_bytes
+    assert plan.draft.weights == head.weight_bytes
+    assert plan.draft.kv > 0
+    assert plan.host == alone.host + plan.draft.host
+    trunk = read_header(build(tmp_path / "trunk.gguf", part="trunk"))
+    assert alone.target == plan_memory(trunk, None, settings).target
+    assert without_head(trunk) is trunk
+
+
+def test_a_head_in_a_file_of_its_own_is_planned_from_its_header(tmp_path: Path) -> None:
+    target = read_header(tinygguf.llama(tmp_path / "t.gguf"))
+    for build in (tinyheads.eagle3, tinyheads.dflash):
+        header, head = with_head(build(tmp_path / "h.gguf"))
+        settings = PlanSettings(MUCH, n_ctx=1024, n_batch=512)
+        plan = plan_memory(target, header, settings)
+        assert plan == plan_memory(target, head, settings)
+        assert plan.draft is not None
+        assert plan.draft.weights == header.weight_bytes
+        narrow = plan_memory(target, head, PlanSettings(MUCH, n_ctx=1024, n_batch=256)).draft
+        assert narrow is not None
+        assert plan.draft.outputs - narrow.outputs == row_buffers(head, 256)
+    assert row_buffers(head, 1) == 4 * (2 * 48 + 48)
+
+
+def test_layers_on_devices_are_counted_as_llama_cpp_does(tmp_path: Path) -> None:
+    """llama.cpp counts the layers of the head among the model's, and moves the last ones first."""
+    header, head = with_head(tinymtp.step35(tmp_path / "t.gguf"))
+    device = (DeviceMemory("gpu", MUCH),)
+    everything = header.n_layer + 1
+    plan = plan_memory(header, head, PlanSettings(MUCH, n_ctx=512, devices=device))
+    assert plan.draft is not None
+    assert plan.target.n_gpu_layers == everything == 6
+    assert plan.draft.device > plan.draft.weights
+    for n_gpu_layers, n_trunk in ((0, 0), (3, 0), (4, 1), (5, 2), (6, 3), (-1, 3), (99, 3)):
+        settings = PlanSettings(MUCH, n_ctx=512, devices=device, n_gpu_layers=n_gpu_layers)
+        usage = plan_memory(header, head, settings).target
+        trunk = read_header(tinymtp.step35(tmp_path / "x.gguf", part="trunk"))
+        same = plan_memory(trunk, None, PlanSettings(MUCH, n_ctx=512, devices=device, n_gpu_layers=n_trunk))
+        assert usage.device == same.target.device
+        assert usage.n_gpu_layers == (everything if n_gpu_layers in (-1, 99) else n_gpu_layers)
+    off = plan_memory(header, head, PlanSettings(MUCH, n_ctx=512, devices=device, n_gpu_layers=0))
+    assert off.device == 0
+
+
+def test_a_refusal_names_the_head_and_a_plan_without_it(tmp_path: Path) -> None:
+    header, head = with_head(tinymtp.qwen35(tmp_path / "t.gguf"))
+    needed = plan_memory(header, head, PlanSettings(MUCH, n_ctx=2048)).host
+    alone = plan_memory(header, None, PlanSettings(MUCH, n_ctx=2048)).host
+    with pytest.raises(ResourceError) as caught:
+        plan_memory(header, head, PlanSettings((needed + alone) // 2, n_ctx=2048))
+    assert "tiny-qwen35 and the head of tiny-qwen35" in caught.value.message
+    assert "draft_model=none" in caught.value.hint
+
+
+def test_states_grow_with_the_longest_draft(tmp_path: Path) -> None:
+    header, head = with_head(tinymtp.qwen35(tmp_path / "t.gguf"))
+    states = [
+        plan_memory(header, head, PlanSettings(MUCH, n_ctx=512, n_rs_seq=n)).target.state for n in (0, 3)
+    ]
+    assert states[1] == 4 * states[0] > 0
