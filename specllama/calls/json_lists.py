@@ -9,6 +9,7 @@ from typing import Any
 
 from specllama.calls.frame import ID, Frame
 from specllama.calls.framed import FramedFormat
+from specllama.calls.history import one_call_each
 
 _HEAD, _MID = '{"name": "', '", "arguments": '
 
@@ -85,6 +86,41 @@ class Functionary31(FramedFormat):
     markers = ("<function=", "</function>", "<|python_tag|>")
     tokens = ("<function=", "</function>")
     frame = Frame("<function=", ">", "</function><function=", "</function>", trigger="<function=")
+
+
+class GigaChat(FramedFormat):
+    """GigaChat 3: one object, which ends the turn."""
+
+    name = "gigachat"
+    markers = ("<|function_call|>", "<|role_sep|>")
+    tokens = ("<|function_call|>",)
+    frame = Frame(
+        open=f"<|function_call|>{_HEAD}",
+        mid=_MID,
+        sep=f"}}<|function_call|>{_HEAD}",
+        close="}",
+        trigger="<|function_call|>",
+    )
+    parallel = False
+
+    def fixed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return one_call_each(messages)
+
+
+class Apertus(FramedFormat):
+    """Apertus: the name is the key of the object. It reasons between tokens of its own."""
+
+    name = "apertus"
+    markers = ("<|tools_prefix|>", "<|inner_prefix|>")
+    tokens = ("<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>")
+    reasons, thinks = True, ("<|inner_prefix|>", "<|inner_suffix|>")
+    frame = Frame(
+        open='<|tools_prefix|>[{"',
+        mid='": ',
+        sep='}, {"',
+        close="}]<|tools_suffix|>",
+        trigger="<|tools_prefix|>",
+    )
 
 
 class Solar(FramedFormat):

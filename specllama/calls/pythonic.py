@@ -1,4 +1,5 @@
-"""Calls as Python writes them: of Llama 4, small Llama 3.2, and Olmo 3; LFM2 puts them between tokens.
+"""Calls as Python writes them: of Llama 4 and small Llama 3.2. LFM2 and Olmo 3 put them between tokens, and
+Olmo 3 puts each on a line.
 
 [f(a=1, b="x"), g()]
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from specllama.calls.frame import Frame
 from specllama.calls.framed import FramedFormat
-from specllama.calls.literal_syntax import PYTHON
+from specllama.calls.literal_syntax import PYTHON, Syntax
 from specllama.calls.literals import LiteralArguments
 
 
@@ -40,3 +41,19 @@ class Lfm2(FramedFormat):
             marker in template
             for marker in ("<|tool_list_start|>", "<|tool_call_start|>", "List of tools: [")
         )
+
+
+class Olmo3(FramedFormat):
+    """Olmo 3: a call on each line between two control tokens; true, false and null are JSON's."""
+
+    name = "olmo3"
+    markers = ("<function_calls>", "<functions>")
+    tokens = ("<function_calls>", "</function_calls>")
+    frame = Frame(
+        open="<function_calls>",
+        mid="(",
+        sep=")\n",
+        close=")</function_calls>",
+        trigger="<function_calls>",
+    )
+    style = LiteralArguments(Syntax("=", ", ", ": ", ("true", "false", "null")))

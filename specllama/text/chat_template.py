@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import sys
 import threading
 import time
@@ -29,6 +30,11 @@ MAX_SOURCE = 256 * 1024  # characters of a template
 _CHECK_SECONDS, _TOO_MUCH = 0.02, "allocates more than 256 MB"
 _MAX_TOKEN_CHARS = 256  # of a control token
 _HINT = f"use {option('raw')}"
+# transformers gives tools=None where there are none; most templates ask whether tools are defined.
+_NONE_FOR_TOOLS, _DEFINED_TOOLS = (
+    re.compile(r"\btools is (not )?none\b"),
+    re.compile(r"\btools is (not )?defined\b"),
+)
 
 
 class _LimitReached(BaseException):
@@ -46,7 +52,9 @@ class ChatTemplate:
         self, source: str, control_texts: Sequence[str] = (), bos: str = "", eos: str = "", own: bool = True
     ) -> None:
         self._error: type[SpecllamaError] = TemplateError if own else UsageError
-        self._names = {"bos_token": bos, "eos_token": eos}
+        self._names: dict[str, str | None] = {"bos_token": bos, "eos_token": eos}
+        if _NONE_FOR_TOOLS.search(source) and not _DEFINED_TOOLS.search(source):
+            self._names["tools"] = None
         if len(source) > MAX_SOURCE:
             raise self._error(f"the chat template has more than {MAX_SOURCE} characters", _HINT)
         self._source, self._control = source, ControlTexts(control_texts)

@@ -18,6 +18,7 @@ TAGS: Mapping[str, str] = {
     "<thought>": "</thought>",
     "<reasoning>": "</reasoning>",
     "<seed:think>": "</seed:think>",
+    "<think:opensource>": "</think:opensource>",
     "[THINK]": "[/THINK]",
     "◁think▷": "◁/think▷",
     "<|START_THINKING|>": "<|END_THINKING|>",

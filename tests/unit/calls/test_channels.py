@@ -50,6 +50,12 @@ WRITTEN: dict[str, list[tuple[str, str, str]]] = {  # answer, its reasoning, its
         ("<|channel>thought", "", "<|channel>thought"),
         ("", "", ""),
     ],
+    "apertus": [
+        (f"{S}<|inner_prefix|>hm,\n\nso{S}<|inner_suffix|>Hello\n you.", "hm,\n\nso", "Hello\n you."),
+        ("Hello", "", "Hello"),
+        (f"{S}<|inner_prefix|>hm", "hm", ""),
+        ("<|inner_prefix|>hm", "", "<|inner_prefix|>hm"),
+    ],
 }
 CASES = [(named(name), *case) for name, cases in WRITTEN.items() for case in cases]
 every = pytest.mark.parametrize(("form", "answer", "thought", "text"), CASES)
@@ -142,6 +148,7 @@ def test_a_response_format_allows_the_channels(form: CallFormat) -> None:
     before, direct = {
         "gpt-oss": (f"{ANALYSIS}hm{NEXT}{FINAL}", FINAL),
         "gemma4": (f"{THOUGHT}hm\n{S}<channel|>", ""),
+        "apertus": (f"{S}<|inner_prefix|>hm{S}<|inner_suffix|>", ""),
     }[form.name]
     for head in (before, direct):
         assert compiled.accepts(f'{head}{{"a":1}}')
@@ -176,7 +183,12 @@ def test_earlier_reasoning_is_no_text() -> None:
     ]
 
 
-REAL = ["openai-gpt-oss-120b", "google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"]
+REAL = [
+    "openai-gpt-oss-120b",
+    "google-gemma-4-31B-it",
+    "google-gemma-4-31B-it-interleaved",
+    "Apertus-8B-Instruct",
+]
 
 
 @pytest.mark.skipif(not SOURCES, reason="no templates: scripts/fetch_templates.py")

@@ -17,6 +17,7 @@ from tests.support.tool_calls import Call
 
 pytestmark = pytest.mark.skipif(not SOURCES, reason=f"no templates in {FOLDER}: scripts/fetch_templates.py")
 FORMATS = {  # all others are generic
+    "apertus": "Apertus-8B-Instruct",
     "apriel": "Apriel-1.6-15b-Thinker-fixed unsloth-Apriel-1.5",
     "command-r": "Cohere2MoE CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "deepseek-r1": "llama-cpp-deepseek-r1",
@@ -24,6 +25,8 @@ FORMATS = {  # all others are generic
     "deepseek-v4": "deepseek-ai-DeepSeek-V4 deepseek-ai-DeepSeek-V4-Flash-0731",
     "functionary-v3.1": "meetkai-functionary-medium-v3.1",
     "gemma4": "google-gemma-4-31B-it google-gemma-4-31B-it-interleaved",
+    "gigachat": "GigaChat3.1-10B-A1.8B",
+    "hy3": "tencent-Hy3",
     "glm": "GLM-4.6 GLM-4.7-Flash Spark2.5 inclusionai-ling-3.0-flash poolside-Laguna-S-2.1 "
     "poolside-Laguna-XS-2.1 poolside-Laguna-XS.2",
     "gpt-oss": "openai-gpt-oss-120b",

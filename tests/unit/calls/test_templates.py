@@ -90,6 +90,12 @@ MINIMAL: dict[str, str] = {
     + "<|start|>{{ m.role }}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
     + " to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>"
     + "{% else %}<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}",
+    "olmo3": "<functions>{% if tools is not none %}{{ tools | tojson }}{% endif %}</functions>"
+    + "{% for m in messages %}<|im_start|>{{ 'environment' if m.role == 'tool' else m.role }}\n"
+    + "{{ m.content or '' }}{% if m.tool_calls %}<function_calls>{% for c in m.tool_calls %}"
+    + "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
+    + "{{ ', ' if not loop.last }}{% endfor %}){{ '\n' if not loop.last }}{% endfor %}</function_calls>"
+    + "{% endif %}<|im_end|>\n{% endfor %}",
     "lfm2": "List of tools: [" + _TOOLS + "]" + _LOOP + "{% endfor %}",  # shows no calls
     "granite": "{% set available_tools = tools %}<|tool_call|>" + _TOOLS + _LOOP + "{% endfor %}",
     "generic": _LOOP + "{% endfor %}",

@@ -568,3 +568,13 @@ def test_rejects_too_many_control_texts(monkeypatch):
     assert text(template, [{"role": "user", "content": "<s></s>" * 9}]).count("<s>") == 9
     with pytest.raises(UsageError, match="too many"):
         template.render([{"role": "user", "content": "<s></s><|im_end|>"}])
+
+
+def test_tools_are_none_for_templates_that_ask_for_it() -> None:
+    """As in transformers; those that ask whether they are defined see that they are not."""
+    ask = [{"role": "user", "content": "a"}]
+    none = ChatTemplate("{% if tools is none %}none{% else %}{{ tools | tojson }}{% endif %}")
+    assert [part.text for part in none.render(ask)] == ["none"]
+    assert [part.text for part in none.render(ask, tools=[1])] == ["[1]"]
+    defined = ChatTemplate("{% if tools is defined and tools is not none %}some{% else %}none{% endif %}")
+    assert [part.text for part in defined.render(ask)] == ["none"]
