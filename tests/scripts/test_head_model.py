@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")  # of the extra `train`, which the tests do not install
 
 from scripts.demo_pair.head import batches, shards  # noqa: E402
-from scripts.demo_pair.head.model import Batch, Head, Shape, accepted, losses  # noqa: E402
+from scripts.demo_pair.head.model import Batch, Head, Shape, accepted, draw, losses  # noqa: E402
 from tests.support.head_texts import random_text  # noqa: E402
 
 
@@ -125,3 +125,17 @@ def test_losses_are_lowest_where_the_drafts_are_right() -> None:
     assert counts.tolist() == tried.tolist()
     assert accepted(wrong, batch)[0].tolist() == [0, 0]
     assert accepted(wrong, batch)[1].tolist() == [tried[0], 0]
+
+
+def test_a_sample_of_all_tokens_has_the_whole_loss(head: Head) -> None:
+    samples = _samples(((3, 5), (4, 5)))
+    batch = batches.make(samples, batches.to_head(np.arange(20), 40), np.arange(12), 2)
+    whole = losses(head.steps(batch, 2), batch, 0.5)
+    sample = draw(batch, 20, 100)
+    assert sample.tokens.sort().values.tolist() == list(range(20))
+    assert torch.allclose(losses(head.steps(batch, 2, sample), sample.batch, 0.5), whole, atol=1e-5)
+    few = draw(batch, 20, 2)
+    n_rest = 20 - (len(few.tokens) - 2)
+    assert n_rest > 2
+    assert few.shift[-2:].exp().sum().item() == pytest.approx(n_rest, rel=1e-5)
+    assert (few.shift[:-2] == 0).all()

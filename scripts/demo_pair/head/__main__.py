@@ -34,6 +34,13 @@ def main() -> None:
     p.add_argument("--steps", type=cli.whole(1), default=3, metavar="N", help="unrolled draft steps")
     p.add_argument("--single", type=float, default=0.4, metavar="X", help="share of the time with one step")
     p.add_argument("--first-choice", type=float, default=0.5, metavar="X", help="its weight in the loss")
+    p.add_argument(
+        "--others",
+        type=cli.whole(0),
+        default=512,
+        metavar="N",
+        help="random tokens in the loss beside the batch's candidates; 0 for all tokens",
+    )
     p.add_argument("--layers", type=cli.whole_list(0), default=[2, 22, 29], metavar="L", help="of features")
     p.add_argument("--draft-tokens", type=cli.whole(8), default=8192, metavar="N", help="it can draft")
     p.add_argument("--ff", type=cli.whole(32), default=1536, metavar="N", help="feed-forward size")

@@ -5,7 +5,8 @@ Knows nothing about files and optimisers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,37 @@ class Batch:
     ids: Tensor
     weights: Tensor
     best: Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some tokens of the head, for a loss that costs less than with all of them.
+
+    tokens: (n,), ids of the head: all that a batch has candidates for, then random others, which stand for
+    the rest. shift: (n,), added to their logits: for the others the logarithm of how many tokens each stands
+    for. batch: the batch with numbers in the sample instead of ids of the head.
+    """
+
+    tokens: Tensor
+    shift: Tensor
+    batch: Batch
+
+
+def draw(batch: Batch, n_draft: int, n_others: int) -> Sample:
+    """A sample for the batch with `n_others` random tokens, or fewer if there are no more."""
+    needed = torch.zeros(n_draft, dtype=torch.bool)
+    needed[batch.ids[batch.weights > 0]] = True
+    needed[batch.best[batch.best >= 0]] = True
+    certain, rest = needed.nonzero()[:, 0], (~needed).nonzero()[:, 0]
+    others = rest[torch.randperm(len(rest))[:n_others]]
+    tokens = torch.cat((certain, others))
+    shift = torch.zeros(len(tokens))
+    if len(others):
+        shift[len(certain) :] = math.log(len(rest) / len(others))
+    number = torch.zeros(n_draft, dtype=torch.long)
+    number[tokens] = torch.arange(len(tokens))
+    best = torch.where(batch.best >= 0, number[batch.best.clamp(min=0)], batch.best)
+    return Sample(tokens, shift, replace(batch, ids=number[batch.ids], best=best))
 
 
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
@@ -111,11 +143,13 @@ class Head(nn.Module):
         y = self.ffn_norm(x)
         return x + self.ffn_down(F.silu(self.ffn_gate(y)) * self.ffn_up(y))
 
-    def steps(self, batch: Batch, n_step: int) -> list[Tensor]:
-        """Logits of draft steps 0 to n_step - 1, each (texts, learnt, n_draft): after each learnt row the
-        head reads the text's own next token and the hidden row of the step before, as when its drafts are
-        all accepted.
+    def steps(self, batch: Batch, n_step: int, sample: Sample | None = None) -> list[Tensor]:
+        """Logits of draft steps 0 to n_step - 1, each (texts, learnt, n_draft), or with a sample (texts,
+        learnt, tokens of the sample): after each learnt row the head reads the text's own next token and the
+        hidden row of the step before, as when its drafts are all accepted.
         """
+        output = self.output.weight if sample is None else self.output.weight[sample.tokens]
+        shift = 0.0 if sample is None else sample.shift
         s, n_rep = self.shape, self.shape.n_head // self.shape.n_head_kv
         n_rows = batch.tokens.shape[1]
         at = torch.arange(n_rows, device=batch.tokens.device)
@@ -146,7 +180,7 @@ class Head(nn.Module):
             for i, (_, v) in enumerate(own):
                 attended = attended + share[..., n_rows + i].transpose(1, 2)[..., None] * v
             g = self.finish(attended.flatten(2), g)
-            logits.append(self.output(self.output_norm(g)))
+            logits.append(F.linear(self.output_norm(g), output) + shift)
         return logits
 
     @property

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scripts.demo_pair.head import batches, export
-from scripts.demo_pair.head.model import Head, Shape, accepted, losses
+from scripts.demo_pair.head.model import Head, Shape, accepted, draw, losses
 
 KEPT = (2, 15, 22, 29)  # layers whose inputs `write` keeps
 STEP_WEIGHT = 0.8  # of a draft step's loss, relative to that of the step before
 WARM_UP = 50  # updates
 HELD_OUT_STEPS = 4
-A_FEW = 5  # one text in so many is measured during training
+A_FEW = 7  # one text in so many is measured during training
 
 
 def target_tensors(path: Path) -> dict[str, Tensor]:
@@ -198,7 +198,8 @@ def work(rank: int, a: argparse.Namespace) -> None:
             last = time.monotonic()
         n_step = a.steps if seconds > 60 * a.minutes * a.single else 1
         batch = batches.make(next(source), table, used, n_step)
-        found = losses(head.steps(batch, n_step), batch, a.first_choice)
+        sample = draw(batch, len(tokens), a.others) if a.others else None
+        found = losses(head.steps(batch, n_step, sample), sample.batch if sample else batch, a.first_choice)
         weights = STEP_WEIGHT ** torch.arange(n_step)
         ((found * weights).sum() / weights.sum()).backward()
         now = torch.tensor([time.monotonic() - last])
