@@ -32,6 +32,7 @@ from specllama.server.supervisor import Say, Supervisor
 
 _MARGIN_SECONDS = 2.0  # for clients to receive their errors after a drain that took too long
 _BACKLOG = 1024
+_KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: httpx 5 s, others a minute
 _SWITCH_SECONDS = 0.001  # that the event loop waits for a thread that checks a large body; usual: 0.005
 
 
@@ -190,6 +191,7 @@ def _config(models: ModelPool, say: Say) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.drain_seconds + _MARGIN_SECONDS) + 1,
     )
 

@@ -111,7 +111,7 @@ class ChatTemplate:
     def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         shown = marks.hide(messages)
         more = {name: marks.hide(value) for name, value in variables.items()}
-        values = {"add_generation_prompt": True, **self._names, **more, "messages": shown}
+        values = {"add_generation_prompt": True, **_dates(), **self._names, **more, "messages": shown}
         return self._written(values, len(str(shown)))
 
     def _written(self, values: Mapping[str, Any], n_given: int) -> str:
@@ -129,6 +129,12 @@ class ChatTemplate:
                 f"the chat template refuses these messages: {_one_line(error)}", _HINT
             ) from None
         return "".join(out)
+
+
+def _dates() -> dict[str, str]:
+    """Today's date in the variables of Llama 3's templates and of FireFunction's, as in llama.cpp."""
+    today = time.localtime()
+    return {"date_string": time.strftime("%d %b %Y", today), "datetime": time.strftime("%b %d %Y", today)}
 
 
 def _limited(work: Callable[[], Value], error: type[SpecllamaError], seconds: float = CPU_SECONDS) -> Value:

@@ -346,7 +346,10 @@ def test_langchain_answers_and_streams(chain: ChatAnthropic) -> None:
 
 
 def test_langchain_calls_tools(chain: ChatAnthropic) -> None:
-    bound = chain.bind_tools([weigh], tool_choice="weigh", parallel_tool_calls=False, strict=True)
+    longest = 90  # characters of a call, so that any of them fits, whatever its tokens are
+    bound = chain.bind_tools(
+        [weigh], tool_choice="weigh", parallel_tool_calls=False, strict=True, max_tokens=longest
+    )
     messages: list[Any] = [HumanMessage(QUESTION[0]["content"])]
     for _ in range(3):
         answer = bound.invoke(messages)
@@ -360,7 +363,11 @@ def test_langchain_calls_tools(chain: ChatAnthropic) -> None:
         streamed = chunk if streamed is None else streamed + chunk
     assert streamed is not None
     assert set(streamed.tool_calls[0]["args"]) == {"thing", "heavy"}
-    assert chain.bind_tools([weigh], tool_choice="any", strict=True).invoke(messages[:1]).tool_calls
+    assert (
+        chain.bind_tools([weigh], tool_choice="any", strict=True, max_tokens=longest)
+        .invoke(messages[:1])
+        .tool_calls
+    )
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])

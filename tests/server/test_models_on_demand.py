@@ -19,7 +19,7 @@ from tests.support.hub_cache import put
 from tests.support.serving import QUESTION, START, Reply, Server, first_event, rest
 
 PYDOC, TINY, OTHER, PAIR = "pydoc-target", "me/tiny:F32", "me/other:F32", "me/pair:Q4_0"
-BROKEN, SMALL = "me/broken:Q8_0", "me/small:Q4_0"
+BROKEN, SMALL, CRASHING = "me/broken:Q8_0", "me/small:Q4_0", "me/crashing:F32"
 MANIFEST = """
 [models.pair-8b]
 aliases = ["8B"]
@@ -44,7 +44,7 @@ ENDLESS = {"prompt": "def ", "ignore_eos": True, "max_tokens": 900}
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with models, and a models.toml."""
     folder = tmp_path_factory.mktemp("disk")
-    for seed, name in enumerate(("tiny", "other")):
+    for seed, name in enumerate(("tiny", "other", "crashing")):
         content = tinygguf.llama(folder / f"{name}.gguf", seed=seed).read_bytes()
         put(folder / "hub", f"me/{name}", f"{name}-F32.gguf", content)
     put(folder / "hub", "me/pair", "pair-Q4_0.gguf", EMBEDDED_TARGET.read_bytes())
@@ -74,8 +74,10 @@ def both(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Iterator[Serve
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Iterator[Server]:
-    """Memory for one model."""
-    with several(tmp_path_factory.mktemp("single"), disk, "--models-max", "1", "--queue", "4") as one:
+    """Memory for one model, and two keys."""
+    flags = ("--models-max", "1", "--queue", "4", "--api-key", "first,second")
+    with several(tmp_path_factory.mktemp("single"), disk, *flags) as one:
+        one.key = "first"
         yield one
         assert not any("unexpected" in line or "Traceback" in line for line in one.lines)
 
@@ -230,22 +232,32 @@ class TestFailingLoads:
         assert rest(running)[-1]["choices"][0]["finish_reason"] == "length"
 
     def test_an_engine_that_crashes_while_it_loads(self, both: Server) -> None:
-        """The process is killed as soon as it exists."""
-        before = {p.pid for p in engines(both)}
-
-        def kill() -> None:
-            both.until(lambda: {p.pid for p in engines(both)} - before)
-            for process in engines(both):
-                if process.pid not in before:
-                    process.kill()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        reply = both.complete(model=OTHER, max_tokens=1)
-        killer.join()
-        assert (reply.status, "SIGKILL" in reply.error["message"]) == (503, True), reply.json
+        """The process is killed as soon as it exists. The first time the next request loads the model, later
+        ones do not at once.
+        """
+        for _ in range(2):
+            before = {p.pid for p in engines(both)}
+            killer = threading.Thread(target=self._kill_next, args=(both, before))
+            killer.start()
+            reply = both.complete(model=CRASHING, max_tokens=1)
+            killer.join()
+            assert (reply.status, "SIGKILL" in reply.error["message"]) == (503, True), reply.json
         assert both.complete(model="pydoc", max_tokens=1).status == 200
-        assert both.complete(model=OTHER, max_tokens=1).status == 200, "the next request loads it"
+        for stream in (False, True):
+            reply = both.complete(model=CRASHING, stream=stream, max_tokens=1)
+            assert (reply.status, "SIGKILL" in reply.error["message"]) == (503, True), reply.json
+            assert "the last 2 loads failed" in reply.error["message"]
+            assert 1 <= int(reply.headers["retry-after"]) <= 5
+        said = [line for line in both.lines if f"{CRASHING} cannot be loaded" in line]
+        assert len(said) == 2
+
+    @staticmethod
+    def _kill_next(server: Server, before: set[int]) -> None:
+        """Kill the next engine that is started."""
+        server.until(lambda: {p.pid for p in engines(server)} - before)
+        for process in engines(server):
+            if process.pid not in before:
+                process.kill()
 
     def test_an_engine_that_crashes_later_is_restarted(self, both: Server) -> None:
         before = {p.pid for p in engines(both)}
@@ -391,39 +403,37 @@ class TestOllama:
 
 
 class TestTheEnd:
-    """All engine processes end with the server."""
+    """All engine processes end with the server: these are the last tests of the servers that they share."""
 
-    def test_kill_while_a_model_loads(self, tmp_path: Path, disk: Path) -> None:
-        with several(tmp_path, disk) as one:
-            one.complete(model=TINY, max_tokens=1)
-            one.begin(model=OTHER, prompt="x")
-            one.until(lambda: len(engines(one)) == 3)
-            there = engines(one)
-            one.process.kill()
-            gone, alive = psutil.wait_procs(there, timeout=3)
-            assert (len(gone), alive) == (3, [])
+    def test_kill_while_a_model_loads(self, both: Server) -> None:
+        both.complete(model=TINY, max_tokens=1)
+        both.post("/models/unload", {"model": OTHER})
+        both.until(lambda: models(both)[OTHER] == "unloaded")
+        n = len(engines(both))
+        both.begin(model=OTHER, prompt="x")
+        both.until(lambda: len(engines(both)) == n + 1)
+        there = engines(both)
+        both.process.kill()
+        gone, alive = psutil.wait_procs(there, timeout=3)
+        assert (len(gone), alive) == (n + 1, [])
 
-    def test_keys_are_apart_and_a_drain_serves_those_who_wait(self, tmp_path: Path, disk: Path) -> None:
-        flags = ("--api-key", "first,second", "--models-max", "1")
-        with several(tmp_path, disk, *flags) as one, ThreadPoolExecutor(1) as threads:
-            headers = [{"Authorization": f"Bearer {key}"} for key in ("first", "second")]
-
-            def ask(i: int, **fields: Any) -> Reply:
-                body = {"prompt": "def read(", "max_tokens": 3, **fields}
-                return one.post("/v1/completions", body, headers=headers[i])
-
-            assert ask(0, model=TINY).status == ask(1, model="pydoc").status == 200
-            text = one.get("/metrics", headers=headers[0]).body.decode()
+    def test_keys_are_apart_and_a_drain_serves_those_who_wait(self, single: Server) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            assert single.complete(model="pydoc", max_tokens=3).status == 200
+            single.key = "second"
+            assert single.complete(model=TINY, max_tokens=3).status == 200
+            text = single.get("/metrics").body.decode()
             assert f'specllama_texts_total{{model="{TINY}"}} 1.0' in text
             assert f'specllama_texts_total{{model="{PYDOC}"}} 0.0' in text
-            assert one.get("/v1/models").status == 401
-            assert one.post("/models/load", {"model": TINY}).status == 401
-            one.key = "first"
-            first_event(one.begin(model="pydoc", stream=True, **ENDLESS))
-            waiting = threads.submit(ask, 0, model=TINY)
-            one.until(lambda: one.samples()["specllama_texts_waiting"] == 1)
-            there = engines(one)
-            assert one.stop(signal.SIGTERM, START) == 143
+            single.key = ""
+            assert single.get("/v1/models").status == 401
+            assert single.post("/models/load", {"model": TINY}).status == 401
+            single.key = "first"
+            first_event(single.begin(model="pydoc", stream=True, **ENDLESS))
+            waiting = threads.submit(single.complete, model=TINY, max_tokens=3)
+            single.until(lambda: single.samples()["specllama_texts_waiting"] == 1)
+            there = engines(single)
+            assert single.stop(signal.SIGTERM, START) == 143
             assert answered_by(waiting.result()) == TINY
             gone, alive = psutil.wait_procs(there, timeout=3)
             assert (len(gone), alive) == (1, [])

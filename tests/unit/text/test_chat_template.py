@@ -95,6 +95,13 @@ def test_features_that_templates_use_work(source, expected):
     assert text(template, enable_thinking="yes") == expected
 
 
+def test_templates_know_the_date():
+    """Unless the request gives another one. Without it, Llama 3's templates say that it is July 2024."""
+    written = of("{{ date_string }}|{{ datetime }}", date_string="1 May 1999")
+    assert re.fullmatch(r"1 May 1999\|[A-Z][a-z]{2} \d{2} \d{4}", written)
+    assert re.fullmatch(r"\d{2} [A-Z][a-z]{2} \d{4}", of("{{ date_string if date_string is defined }}"))
+
+
 def test_content_in_parts_reaches_the_template():
     source = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
     messages = [

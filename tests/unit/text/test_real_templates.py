@@ -130,7 +130,10 @@ def plain_template(name: str) -> jinja2.Template:
 
 def reference(name: str, **values: Any) -> str | None:
     """The prompt rendered with plain Jinja, None if the template refuses the messages."""
-    values = {"add_generation_prompt": True, "bos_token": BOS, "eos_token": EOS, **own(name), **values}
+    today = datetime.datetime.now()
+    dates = {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
+    names = {"add_generation_prompt": True, "bos_token": BOS, "eos_token": EOS}
+    values = {**names, **dates, **own(name), **values}
     try:
         return plain_template(name).render(values)
     except (jinja2.TemplateError, TypeError, AttributeError):
