@@ -29,6 +29,7 @@ MEASURED = ("f16", "q8_0", "q4_0", "q4_0_pure")
 WIDTHS = (1, 4, 8)
 MAX_BYTES = 25_000_000  # limit of the whole wheel; f16 exceeds it
 
+HEAD_SECTION = "\n# The SmolLM2 head\n"
 INIT = '"""The embedded pair, two GGUF files; CARD.md says what they are."""\n'
 CARD_TEXT = """\
 # The pydoc pair
@@ -118,6 +119,13 @@ def shape(path: Path) -> str:
         raise cli.BadInput(f"{path}: not a model of architecture llama (no {e})") from None
 
 
+def head_section(card: Path) -> str:
+    """What an earlier card says about the SmolLM2 head, which is not made here; "" if nothing."""
+    found = card.read_text() if card.exists() else ""
+    at = found.find(HEAD_SECTION)
+    return found[at:] if at >= 0 else ""
+
+
 def is_f16(path: Path) -> bool:
     return all(t.tensor_type.name in ("F16", "F32") for t in gguf.GGUFReader(path).tensors)
 
@@ -170,7 +178,7 @@ def write_data(sources: tuple[Path, Path], kinds: tuple[str, str], out: Path, n_
         )
         for file in files:
             file.replace(out / file.name)
-    (out / CARD).write_text(card)
+    (out / CARD).write_text(card + head_section(out / CARD))
     if not (out / "__init__.py").exists():
         (out / "__init__.py").write_text(INIT)
     for e in entries:

@@ -7,8 +7,9 @@ usage: python -m scripts.demo_pair.head.write --model GGUF --out DIR/texts
 
 The first two commands write texts with the target, the third trains, the last measures. The third writes
 DIR/head.pt, weights from which the same command continues, and DIR/head.gguf, both again every few minutes;
-texts may be added before it is repeated. While the file --pause exists, it rests. Needs torch
-(pip install ".[train]"). Takes an hour for the texts and another for the training on two CPU cores.
+texts may be added before it is repeated, and after its minutes it only writes the file. While the file
+--pause exists, it rests. Needs torch (pip install ".[train]"). Takes an hour for the texts and another for
+the training on two CPU cores.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> None:
     p.add_argument("--block", action="store_true", help="start from the target's last block")
     p.add_argument("--rate", type=float, default=1e-3, metavar="X", help="learning rate")
     p.add_argument("--decay", type=float, default=0.4, metavar="X", help="share of the time it falls in")
+    p.add_argument("--type", choices=("f16", "q8_0", "q5_0", "q4_0"), default="q4_0", help="of the matrices")
     p.add_argument("--save-minutes", type=float, default=5.0, metavar="M", help="between checkpoints")
     p.add_argument("--pause", type=Path, metavar="FILE", help="rest while this file exists")
     a = p.parse_args()

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from scripts.demo_pair.head.model import Head
 from scripts.demo_pair.model import EPS
 
+Kind = gguf.GGMLQuantizationType
+KINDS = {"f16": Kind.F16, "q8_0": Kind.Q8_0, "q5_0": Kind.Q5_0, "q4_0": Kind.Q4_0}
 N_CTX = 8192  # of the target
 
 
@@ -21,9 +23,10 @@ def write_gguf(
     layers: Sequence[int],
     target: Path,
     path: Path,
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0,
+    kind: Kind = Kind.Q8_0,
 ) -> None:
-    """Write the file: matrices as `kind`, norms in f32. tokens: the ids it can draft, in the order of its
+    """Write the file: matrices as `kind`, the one that reads features in eight bits at least, norms in f32.
+    tokens: the ids it can draft, in the order of its
     output. The embeddings are the target's, which the head reads through the target's context.
     """
     s, reader = head.shape, gguf.GGUFReader(target)
@@ -60,10 +63,9 @@ def write_gguf(
         data = tensor.detach().float().cpu().numpy()
         if data.ndim == 1:
             writer.add_tensor(name, data)
-        elif kind == gguf.GGMLQuantizationType.F16:
-            writer.add_tensor(name, data.astype(np.float16))
         else:
-            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+            of_this = Kind.Q8_0 if name == "fc.weight" and kind != Kind.F16 else kind
+            writer.add_tensor(name, gguf.quants.quantize(data, of_this), raw_dtype=of_this)
     writer.add_tensor("d2t", tokens.astype(np.int64))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

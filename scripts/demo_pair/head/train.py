@@ -28,6 +28,7 @@ from scripts.demo_pair.head.model import Head, Shape, accepted, draw, losses
 KEPT = (2, 15, 22, 29)  # layers whose inputs `write` keeps
 STEP_WEIGHT = 0.8  # of a draft step's loss, relative to that of the step before
 WARM_UP = 50  # updates
+REPORT = 50  # updates between two lines of the log
 HELD_OUT_STEPS = 4
 A_FEW = 7  # one text in so many is measured during training
 
@@ -190,9 +191,24 @@ def work(rank: int, a: argparse.Namespace) -> None:
         n = sum(s.entry.n - s.entry.n_prompt for s in samples)
         print(f"{len(samples)} texts, {n} tokens; {head.n_params / 1e6:.1f} M parameters", flush=True)
     source = endless(samples[rank :: a.processes], a.rows, seed=step * a.processes + rank)
+
+    def save(kind: str) -> None:
+        content = {
+            "head": head.state_dict(), "tokens": torch.from_numpy(tokens), "seconds": seconds,
+            "step": step, "shape": asdict(head.shape), "layers": a.layers,
+        }  # fmt: skip
+        torch.save(content, a.out / "head.new")
+        (a.out / "head.new").replace(a.out / "head.pt")
+        export.write_gguf(head, tokens, a.layers, a.model, a.out / "head.new.gguf", export.KINDS[kind])
+        (a.out / "head.new.gguf").replace(a.out / "head.gguf")
+
+    def report(some: Sequence[batches.Sample], n_step: int, kinds: str) -> None:
+        for kind, counts in measure(head, some, table, used, n_step).items():
+            if kind.startswith(kinds):
+                print(f"held out, {kind}: {shares(counts)}", flush=True)
+
     saved = last = time.monotonic()
-    done = False
-    while not done:
+    while seconds < 60 * a.minutes:
         while a.pause and a.pause.exists():
             time.sleep(2)
             last = time.monotonic()
@@ -214,26 +230,18 @@ def work(rank: int, a: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         step += 1
-        done = seconds > 60 * a.minutes
         first = found[0].item()
         mean = first if mean is None else 0.98 * mean + 0.02 * first
-        if rank == 0 and step % 50 == 0:
+        if rank == 0 and step % REPORT == 0:
             rest = " ".join(f"{loss:.2f}" for loss in found.tolist())
             print(f"{step}: {seconds:.0f} s, first step {mean:.3f}, last batch {rest}", flush=True)
-        if rank == 0 and (done or time.monotonic() - saved > 60 * a.save_minutes):
+        if rank == 0 and time.monotonic() - saved > 60 * a.save_minutes:
             saved = time.monotonic()
-            content = {
-                "head": head.state_dict(), "tokens": torch.from_numpy(tokens), "seconds": seconds,
-                "step": step, "shape": asdict(head.shape), "layers": a.layers,
-            }  # fmt: skip
-            torch.save(content, a.out / "head.new")
-            (a.out / "head.new").replace(a.out / "head.pt")
-            export.write_gguf(head, tokens, a.layers, a.model, a.out / "head.new.gguf")
-            (a.out / "head.new.gguf").replace(a.out / "head.gguf")
-            some, n_step = (held_out, HELD_OUT_STEPS) if done else (held_out[::A_FEW], 2)
-            for kind, counts in measure(head, some, table, used, n_step).items():
-                if done or kind.startswith("all"):
-                    print(f"held out, {kind}: {shares(counts)}", flush=True)
+            save(a.type)
+            report(held_out[::A_FEW], 2, "all")
+    if rank == 0:
+        save(a.type)
+        report(held_out, HELD_OUT_STEPS, "")
 
 
 def run(a: argparse.Namespace) -> None:
