@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -88,6 +89,16 @@ class Grammar:
         """Whether an answer may begin with a text."""
         return self.accepted(text)[0] == len(self._vocabulary.encode(text))
 
+    def ends(self, text: str) -> list[int]:
+        """After how many tokens of a text an answer may end."""
+        matcher, found = self._matcher.deep_copy(), list[int]()
+        for n, token in enumerate([None, *self._vocabulary.encode(text)]):
+            if token is not None and matcher.try_consume_tokens([token]) != 1:
+                break
+            if matcher.is_accepting():
+                found.append(n)
+        return found
+
     def forced(self, text: str) -> str:
         """What must follow a text."""
         matcher = self._matcher.deep_copy()
@@ -97,8 +108,12 @@ class Grammar:
 
 def grammar(form: CallFormat, tools: Tools, special: Collection[str] = (), **shape: Any) -> Grammar:
     """The grammar of a format for a vocabulary with these control tokens."""
-    vocabulary = ByteVocabulary(special)
-    return Grammar(form.grammar(tools, AnswerShape(special=vocabulary.ids, **shape)), vocabulary)
+    vocabulary = _vocabulary(tuple(sorted(special)))
+    return _compiled(form.grammar(tools, AnswerShape(special=vocabulary.ids, **shape)), vocabulary)
+
+
+_vocabulary = functools.cache(ByteVocabulary)  # compiling takes longer than what is asked of most grammars
+_compiled = functools.lru_cache(maxsize=256)(Grammar)
 
 
 def pieces(

@@ -188,12 +188,12 @@ def test_a_thousand_tools() -> None:
         }
         for i in range(1000)
     ]
-    began = time.monotonic()
+    began = time.thread_time()
     body = parse(json.dumps({"messages": [USER], "tools": tools}).encode())
     found = checked(ChatRequest, body).generation({}, {}).tools
     assert found is not None
     assert len(found.allowed) == 1000
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_arguments_hidden_in_texts_are_bounded() -> None:
@@ -201,7 +201,7 @@ def test_arguments_hidden_in_texts_are_bounded() -> None:
     many = json.dumps({"a": [[]] * 9000})
     calls = {"role": "assistant", "tool_calls": [called(many)] * 100}
     body = parse(json.dumps({"messages": [USER, calls, USER]}).encode())
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(UsageError, match="together"):
         checked(ChatRequest, body)
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
