@@ -15,9 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.heads import FeatureReader, HeadRow, Hidden
 from specllama.core.interfaces import BatchRow, Mask, NoRoomError, Proposal, Sampler
 from specllama.drafters import REGISTRY, DrafterEntry, RegisteredDrafter
 
+N_FEATURES = 3  # ids in a hidden state of `TableHead`, as many as `table_row` looks at
 Memory = Literal["full", "window", "rollback", "checkpoint"]
 
 
@@ -64,21 +66,25 @@ class TableContext:
         self.marks: dict[int, list[int]] = {}
         self.last_rows = dict.fromkeys(range(n_seq_max), 0)  # rows of each sequence in its last decode
         self.widths: list[int] = []
+        self.reader: FeatureReader | None = None  # of the last ids before each row, for `TableHead`
 
     def decode(self, batch: Sequence[BatchRow]) -> NDArray[np.float32]:
         assert 0 < len(batch) <= self.n_batch, "llama.cpp aborts on more tokens than n_batch"
         assert sum(r.output for r in batch) <= self.n_outputs_max
         if sum(map(len, self.cells.values())) + len(batch) > self.n_ctx:
             raise NoRoomError
-        out = []
+        out, features = [], []
         for r in batch:
             assert 0 <= r.token < self.n_vocab, f"token {r.token} is not in the vocabulary"
             cells = self.cells[r.seq_id]
             assert r.pos == len(cells), f"position {r.pos} of sequence {r.seq_id} follows {len(cells)} cells"
             cells.append(r.token)
+            features.append(_last_ids(cells))
             if r.output:
                 out.append(self.rows(cells))
         self.widths.append(len(batch))
+        if self.reader is not None:
+            self.reader.features_decoded(batch, np.stack(features))
         for seq_id in {r.seq_id for r in batch}:
             self.last_rows[seq_id] = sum(r.seq_id == seq_id for r in batch)
         return np.stack(out) if out else np.zeros((0, self.n_vocab), np.float32)
@@ -126,6 +132,49 @@ class TableContext:
             return 0
         self.cells[seq_id] = list(saved)
         return len(saved)
+
+
+def _last_ids(ids: Sequence[int]) -> NDArray[np.float32]:
+    return np.array([*[-1] * N_FEATURES, *ids][-N_FEATURES:], np.float32)
+
+
+class TableHead:
+    """A head that knows the function of a `TableContext`: its hidden states are the last ids, so it is right
+    wherever those of the target were the right ones. Asserts positions. n_rows: rows evaluated so far.
+    """
+
+    def __init__(
+        self,
+        n_vocab: int = 32,
+        n_ctx: int = 256,
+        n_seq_max: int = 1,
+        lag: int = 0,
+        reads_target: bool = False,
+    ) -> None:
+        self.n_vocab, self.n_ctx, self.n_batch, self.n_seq_max = n_vocab, n_ctx, 16, n_seq_max
+        self.n_features, self.lag, self.reads_target = N_FEATURES, lag, reads_target
+        self.positions: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
+        self.n_rows = 0
+
+    def hidden(self, seq_id: int, features: Hidden) -> Hidden:  # noqa: ARG002
+        return features.copy()
+
+    def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
+        assert 0 < len(rows) <= self.n_batch * self.n_seq_max
+        logits, hidden = [np.zeros((0, self.n_vocab), np.float32)], [np.zeros((0, N_FEATURES), np.float32)]
+        for row in rows:
+            at = self.positions[row.seq_id]
+            assert self.reads_target or not at or row.pos == at[-1] + 1, f"{row.pos} follows {at[-1:]}"
+            at.append(row.pos)
+            ids = [int(i) for i in row.hidden if i >= 0] + [row.token]
+            if row.output:
+                logits.append(table_row(ids, self.n_vocab)[None])
+                hidden.append(_last_ids(ids)[None])
+        self.n_rows += len(rows)
+        return np.concatenate(logits), np.concatenate(hidden)
+
+    def truncate(self, seq_id: int, pos: int) -> None:
+        self.positions[seq_id] = [p for p in self.positions[seq_id] if p < pos]
 
 
 class TableMask:

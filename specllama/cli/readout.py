@@ -26,7 +26,12 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
         return f"speculation off: the only drafter is {', '.join(info.forced)}, and there is no grammar"
     if info.draft:
         draft = info.draft
-        parts.insert(0, f"draft {printable(draft.name)} {draft.quant} (vocabulary {info.verdict})")
+        if not info.head:
+            parts.insert(0, f"draft {printable(draft.name)} {draft.quant} (vocabulary {info.verdict})")
+        elif draft.path == info.target.path:
+            parts.insert(0, f"head of the model ({info.head})")
+        else:
+            parts.insert(0, f"head {printable(draft.name)} {draft.quant} ({info.head})")
     length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
     return f"speculation on: {' + '.join(parts)}, length {length}"
 

@@ -68,9 +68,10 @@ class ModelInfo:
 class LoadInfo:
     """What was loaded.
 
-    draft: None where no draft model is used; verdict: how its vocabulary relates to the target's. n_ctx,
-    n_ctx_draft: tokens of all slots together. drafters: names as in LoadSettings; memory: whether earlier
-    requests are drafted from. draft_max: as asked for, longest_draft: what fits at most. off_reason: why
+    draft: a draft model or the file with a trained head, which can be the target's own; None where neither is
+    used. head: kind and size of the head, "" without one. verdict: how the draft's vocabulary relates to the
+    target's. n_ctx, n_ctx_draft: tokens of all slots together. drafters: names as in LoadSettings; memory:
+    whether earlier requests are drafted from. draft_max: as asked for, longest_draft: what fits at most. off_reason: why
     nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's file. end_ids:
     tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
     source of the chat template, "" where there is none; template_works: whether it can be used. priced,
@@ -105,6 +106,7 @@ class LoadInfo:
     template_works: bool
     bos_token: str
     eos_token: str
+    head: str = ""
     priced: tuple[str, ...] = ()
     forced: tuple[str, ...] = ()
     call_format: str = ""

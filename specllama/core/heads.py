@@ -1,6 +1,6 @@
 """The interface of trained heads: small networks that draft from hidden states of the target.
 
-The drafters know only these; llama/heads.py implements `Head` with llama.cpp.
+The drafters know only these; llama/heads.py implements `DraftHead` with llama.cpp.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FeatureReader(Protocol):
         ...
 
 
-class Head(Protocol):
+class DraftHead(Protocol):
     """A trained head with a cache of its own.
 
     Its row for token i of a text pairs the token with the target's features of token i - 1; later rows of a

@@ -148,7 +148,8 @@ class Drafter(Protocol):
     planner uses it only where that pays; other drafters are free. continues: it can draft after tokens that
     another drafter proposed. forces: its tokens are implied by a grammar, not guessed; acceptance rates leave
     them out. prior: chance that its token is right, by bin of its confidence, before any observation; None:
-    about the confidence itself.
+    about the confidence itself. n_places: places in a draft whose acceptance is learnt apart, the last one
+    for all later tokens.
     """
 
     @property
@@ -161,6 +162,8 @@ class Drafter(Protocol):
     def forces(self) -> bool: ...
     @property
     def prior(self) -> Sequence[float] | None: ...
+    @property
+    def n_places(self) -> int: ...
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         """A sequence starts with these ids; `sampler` chooses its tokens among those that `mask` allows.

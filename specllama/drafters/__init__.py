@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.core.heads import Head
+    from specllama.core.heads import DraftHead
     from specllama.core.interfaces import Context, Drafter
     from specllama.drafters.ring import RequestHistory
 
@@ -28,7 +28,7 @@ class DrafterInputs:
     n_vocab: int
     end_ids: Collection[int] = ()
     draft_context: Context | None = None
-    head: Head | None = None
+    head: DraftHead | None = None
     confident: bool = True
     history: RequestHistory | None = None
 
@@ -38,7 +38,7 @@ class DrafterEntry:
     """A drafter as the rest of the program sees it. name: the key of statistics and stored tables. make:
     returns the drafter, or None where its inputs are missing. label: how the output names the source of its
     tokens. option: the value of the option `drafters` that enables it; "": its name. needs_draft_model: a
-    draft model or a head has to be loaded for it. priced, continues, forces, prior: see
+    draft model or a head has to be loaded for it. priced, continues, forces, prior, n_places: see
     `core.interfaces.Drafter`.
     """
 
@@ -51,6 +51,7 @@ class DrafterEntry:
     continues: bool = False
     forces: bool = False
     prior: tuple[float, ...] | None = None
+    n_places: int = 1
 
     @property
     def word(self) -> str:
@@ -83,6 +84,10 @@ class RegisteredDrafter:
     def prior(self) -> tuple[float, ...] | None:
         return self.entry.prior
 
+    @property
+    def n_places(self) -> int:
+        return self.entry.n_places
+
 
 def _factory(module: str) -> Callable[[DrafterInputs], Drafter | None]:
     """The function `make` of a file in this package, which is imported at the first call."""
@@ -102,8 +107,9 @@ COPY = DrafterEntry("copy", _factory("copy"), "copy")
 MEMORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
 MODEL = DrafterEntry("model", _factory("model"), "model", needs_draft_model=True, priced=True, continues=True)
 HEAD = DrafterEntry(
-    "head", _factory("head"), "head", option="model", needs_draft_model=True, priced=True, continues=True
-)
+    "head", _factory("head"), "head", option="model", needs_draft_model=True, priced=True, continues=True,
+    n_places=3,  # a head reads the target's hidden states for its first token, its own for later ones
+)  # fmt: skip
 
 # In the order in which they are tried.
 REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, MEMORY, MODEL, HEAD)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import Head, HeadRow, Hidden
+from specllama.core.heads import DraftHead, HeadRow, Hidden
 from specllama.core.interfaces import (
     BatchRow,
     DecodeError,
@@ -75,7 +75,7 @@ class HeadDrafter(RegisteredDrafter):
     entry = HEAD
 
     def __init__(
-        self, head: Head, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
+        self, head: DraftHead, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
     ) -> None:
         self.head, self.confident, self.end_ids = head, confident, frozenset(end_ids)
         self.n_vocab = min(n_vocab, head.n_vocab)
@@ -159,7 +159,7 @@ class HeadDrafter(RegisteredDrafter):
         if kept > cache.first and known < kept:
             return cache.first, kept, end
         first = known + 1
-        if first == 1 and self.head.lag == 0 and not state.least:
+        if first == 1 < end and self.head.lag == 0 and not state.least:
             first = 0  # the first token has no features before it; heads are trained with zeros there
         return first, first, end
 

@@ -22,6 +22,7 @@ from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.model import LlamaModel
 
+_LAST = -1  # instead of a layer: the rows before the output norm
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 _CONTEXT, _LAYER, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
 _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
@@ -63,49 +64,56 @@ def unsupported() -> str:
 
 
 class TargetFeatures:
-    """The hidden states that a target's decodes give to a head.
+    """The hidden states that a target's decodes give to a head, side by side.
 
-    layers: the features are the inputs of these layers, side by side; none: the rows before the output norm,
-    which are given out only for decodes that return logits, since the last layer would otherwise be computed
-    for rows of a prompt that need it not.
+    layers: the layers whose inputs they are; the number of layers itself stands for the rows before the
+    output norm, as no layers at all do. These are given out only for decodes that return logits: otherwise
+    the last layer would be computed for all rows of a prompt, where one is enough.
     """
 
-    def __init__(self, context: LlamaContext, layers: Sequence[int], reader: FeatureReader) -> None:
-        self.context, self.layers, self.reader = context, tuple(layers), reader
-        self._n_embd = int(llama.llama_model_n_embd_out(context.model.handle))
-        self._on = False
-        if self.layers:
-            self._n_embd = int(llama.llama_model_n_embd(context.model.handle))
-            for layer in self.layers:
+    def __init__(self, context: LlamaContext, layers: Sequence[int]) -> None:
+        self.context = context
+        self.reader: FeatureReader | None = None
+        handle, n_layer = context.model.handle, context.model.n_layer
+        self._layers = [layer if layer < n_layer else _LAST for layer in layers] or [_LAST]
+        width = llama.llama_model_n_embd if layers else llama.llama_model_n_embd_out
+        self._n_embd = int(width(handle))
+        self._needs_last, self._on = _LAST in self._layers, False
+        for layer in self._layers:
+            if layer != _LAST:
                 _ext.set_layer(context.handle, layer, True)
 
     @property
     def width(self) -> int:
         """Values of a row."""
-        return self._n_embd * max(1, len(self.layers))
+        return self._n_embd * len(self._layers)
 
     def before(self, n_outputs: int) -> None:
-        """Prepare for a decode with so many rows of logits."""
         wanted = n_outputs > 0
-        if not self.layers and wanted != self._on:
+        if self._needs_last and wanted != self._on:
             self._on = wanted
             _ext.set_nextn(self.context.handle, wanted, False)
 
     def after(self, batch: Sequence[BatchRow]) -> None:
         """Give the features of a finished decode to the reader."""
-        handle, n = self.context.handle, len(batch)
-        if self.layers:
-            found = [_rows(_ext.get_layer(handle, layer), n, self._n_embd) for layer in self.layers]
-            self.reader.features_decoded(batch, np.concatenate(found, axis=1))
-        elif self._on:
-            self.reader.features_decoded(batch, _rows(_ext.get_nextn(handle), n, self._n_embd))
+        if self.reader is None or (self._needs_last and not self._on):
+            return
+        found = [self._read(layer, len(batch)) for layer in self._layers]
+        self.reader.features_decoded(batch, found[0] if len(found) == 1 else np.concatenate(found, axis=1))
+
+    def _read(self, layer: int, n: int) -> Hidden:
+        handle = self.context.handle
+        address = _ext.get_nextn(handle) if layer == _LAST else _ext.get_layer(handle, layer)
+        return _rows(address, n, self._n_embd)
 
     def close(self) -> None:
         """Give out nothing from the next decode on."""
-        for layer in self.layers:
-            _ext.set_layer(self.context.handle, layer, False)
-        if not self.layers:
+        for layer in self._layers:
+            if layer != _LAST:
+                _ext.set_layer(self.context.handle, layer, False)
+        if self._needs_last:
             _ext.set_nextn(self.context.handle, False, False)
+        self.context.features = None
 
 
 def _rows(address: Any, n: int, width: int) -> NDArray[np.float32]:
@@ -116,7 +124,7 @@ def _rows(address: Any, n: int, width: int) -> NDArray[np.float32]:
 
 
 class HeadContext:
-    """The cache of a head and decodes in it; implements core.heads.Head, which documents the methods.
+    """The cache of a head and decodes in it; implements core.heads.DraftHead, which documents the methods.
 
     model: the head's file, or the target's own model, loaded with its head. target: the context of the
     target, whose embeddings, output matrix or cache the head may use. mtp: it is made of layers for

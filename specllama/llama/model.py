@@ -153,10 +153,6 @@ class LlamaModel:
         return int(llama.llama_model_n_ctx_train(self.handle))
 
     @property
-    def n_params(self) -> int:
-        return int(llama.llama_model_n_params(self.handle))
-
-    @property
     def n_layer(self) -> int:
         return int(llama.llama_model_n_layer(self.handle))
 

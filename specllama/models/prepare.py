@@ -194,11 +194,18 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
 
 
 def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
-    """The draft that models.toml names for a target, if it is on disk and compatible. That of the embedded
-    target is the embedded one.
+    """The target itself where it carries a head; else the draft that models.toml names for it, if that is on
+    disk and compatible. The draft of the embedded target is the embedded one.
     """
     if target.parsed.built_in == PYDOC:
         return _embedded_draft()
+    from specllama.gguf.heads import read_head, unusable_head
+
+    header = library.header(target)
+    if read_head(header) is not None:
+        return target
+    if reason := unusable_head(header):
+        library.listener.note(f"the head of the model is not used: {reason}")
     found, known = library.draft_for(target)
     if found is None:
         if known:

@@ -22,6 +22,7 @@ from specllama.llama.library import KERNELS, build_info
 from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present
+from specllama.worker.head import LoadedHead
 from specllama.worker.loader import Loaded
 from specllama.worker.rpc.attach import placement_notes
 from specllama.worker.tool_calls import ToolCalls
@@ -52,13 +53,14 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         draft=model_info(draft.settings.path, draft.header, loaded.plan.draft.n_gpu_layers)
         if draft and loaded.plan.draft
         else None,
+        head=draft.head.label if isinstance(draft, LoadedHead) else "",
         verdict=loaded.verdict.verdict if loaded.verdict else None,
         n_ctx=context.n_ctx,
         n_ctx_draft=draft.context.n_ctx if draft else 0,
         n_vocab=model.n_vocab,
         n_threads=context.n_threads,
         drafters=tuple(words_of(loaded.drafters)),
-        priced=tuple(d.name for d in loaded.drafters if d.priced),
+        priced=tuple(words_of([d for d in loaded.drafters if d.priced])),
         forced=tuple(d.name for d in loaded.drafters if d.forces),
         memory=loaded.memory is not None,
         draft_max=s.draft_max,

@@ -5,35 +5,40 @@ llama.cpp opens no file before its header has passed the check.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from specllama.client import protocol
-from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
+from specllama.config.load import LoadSettings
 from specllama.config.store import Store
-from specllama.core.interfaces import BatchRow, DecodeError, Drafter, RememberingDrafter
+from specllama.core.interfaces import Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
 from specllama.drafters import DrafterInputs, make_drafters, wants_draft_model
+from specllama.drafters.head import HeadDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError, option
-from specllama.gguf.check import check_model
+from specllama.gguf.architectures import ROLLBACK
+from specllama.gguf.check import check_draft
+from specllama.gguf.head import Head
 from specllama.gguf.header import Header, read_model
+from specllama.gguf.heads import is_head_file, read_head, unusable_head
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.models.memory.plan import MemoryPlan
 from specllama.pair.check import PairVerdict, check_pair
+from specllama.pair.heads import HeadVerdict, check_head
 from specllama.text.grammar import Grammars
+from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_draft, reporter, warm_up
+from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_keys import model_key, pair_key, target_key
+from specllama.worker.profile_keys import pair_key, target_key
 from specllama.worker.rpc.attach import attach
 
-_REPORT_SECONDS = 0.1
+MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
 
 
@@ -54,8 +59,8 @@ class Loaded:
     grammars: Grammars
     profile: ModelProfile
     off_reason: str
-    verdict: PairVerdict | None = None
-    draft: LoadedDraft | None = None
+    verdict: PairVerdict | HeadVerdict | None = None
+    draft: LoadedDraft | LoadedHead | None = None
     memory: RequestHistory | None = None
     load_seconds: float = 0.0
 
@@ -90,17 +95,20 @@ def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store
     send: receives Loading and Notice messages.
     """
     started = time.perf_counter()
-    header = _checked_header(settings.target)
-    draft_header, verdict = _checked_draft(settings, header)
+    header = checked_header(settings.target)
+    checked, verdict = _checked_draft(settings, header, send)
     settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
-    n_outputs, n_rs_seq = rows_of_logits(settings), rollback(settings)
-    plan = plan_load(settings, header, draft_header, available_memory(), gpus())
-    fitted = _fitted(settings.target, plan.target.n_gpu_layers)
-    model = LlamaModel(fitted, _reporter("target", send))
-    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq)
-    draft, problem = None, ""
-    if draft_header is not None:
-        draft, problem = _open_draft(settings, draft_header, plan, send)
+    plan, checked, n_rs_seq = _planned(settings, header, checked, send)
+    fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
+    inside = isinstance(checked, Head) and not checked.own_file
+    model = LlamaModel(fitted, reporter("target", send), with_head=inside)
+    context = LlamaContext(model, plan.n_ctx, settings.n_slots, rows_of_logits(settings), n_rs_seq)
+    draft: LoadedDraft | LoadedHead | None = None
+    problem = ""
+    if isinstance(checked, Head):
+        draft, problem = open_head(settings, checked, context, plan, send)
+    elif checked is not None:
+        draft, problem = open_draft(settings, checked, plan, send)
     memory = RequestHistory() if settings.memory else None
     drafters = _drafters(settings, model, draft, memory)
     if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
@@ -137,127 +145,83 @@ def _off_reason(settings: LoadSettings, problem: str) -> str:
     return problem or f"no drafter: {option('drafters')} names none that can be used"
 
 
-def _checked_draft(settings: LoadSettings, target: Header) -> tuple[Header | None, PairVerdict | None]:
-    """The header of the draft and the verdict on the pair; (None, None) if no draft is used. Raises
-    IncompatiblePairError.
+def _checked_draft(
+    settings: LoadSettings, target: Header, send: Callable[[protocol.Message], None]
+) -> tuple[Header | Head | None, PairVerdict | HeadVerdict | None]:
+    """The header of the draft model or the head, and the verdict on the pair; (None, None) if there is none.
+    A head of the model itself that cannot be used is left out with a notice. Raises IncompatiblePairError,
+    GGUFError.
     """
     if settings.draft is None or settings.draft_max == 0 or not wants_draft_model(settings.drafters):
         return None, None
-    header = _checked_header(settings.draft)
-    verdict = check_pair(target, header)
-    if not verdict.ok:
+    if settings.draft.path == settings.target.path:
+        if head := read_head(target):
+            verdict = check_head(target, head)
+            if verdict.ok:
+                return head, verdict
+            send(protocol.Notice(f"the head of the model is not used: {verdict.reason}"))
+            return None, None
+        if reason := unusable_head(target):
+            send(protocol.Notice(f"the head of the model is not used: {reason}"))
+            return None, None
+    header = read_model(settings.draft.path)
+    check_draft(header)
+    draft = (read_head(header) if is_head_file(header) else None) or header
+    found = check_head(target, draft) if isinstance(draft, Head) else check_pair(target, draft)
+    if not found.ok:
+        both = "model and head" if isinstance(draft, Head) else "target and draft"
         raise IncompatiblePairError(
-            f"target and draft do not fit together: {verdict.reason}",
+            f"{both} do not fit together: {found.reason}",
             f"choose another draft, or {option('draft_model', 'none')}",
         )
-    return header, verdict
+    return draft, found
 
 
-def _open_draft(
-    settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[protocol.Message], None]
-) -> tuple[LoadedDraft | None, str]:
-    """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used."""
-    assert settings.draft is not None
-    assert plan.draft is not None
-    fitted = _fitted(settings.draft, plan.draft.n_gpu_layers)
-    model, context = LlamaModel(fitted, _reporter("draft", send)), None
-    try:
-        context = LlamaContext(model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
-        warm_up(context)
-    except (ResourceError, DecodeError) as error:
-        problem = f"the draft cannot be used: {error.args[0]}"
-        send(protocol.Notice(problem))
-        if context is not None:
-            context.close()
-        model.close()
-        return None, problem
-    return LoadedDraft(fitted, header, model, context), ""
+def _planned(
+    settings: LoadSettings,
+    header: Header,
+    draft: Header | Head | None,
+    send: Callable[[protocol.Message], None],
+) -> tuple[MemoryPlan, Header | Head | None, int]:
+    """The memory plan, the draft that it has room for, and the recurrent states of each sequence.
+
+    Where there is no room for as many states as drafts may be long, there are fewer; where there is none for
+    the model's own head, it is left out with a notice. Raises ResourceError, UsageError.
+    """
+    available, devices_, n_rs_seq = available_memory(), gpus(), rollback(settings)
+    while True:
+        try:
+            plan = plan_load(settings, header, draft, available, devices_, n_rs_seq=n_rs_seq)
+            return plan, draft, n_rs_seq
+        except ResourceError as error:
+            if header.architecture in ROLLBACK and n_rs_seq > MIN_ROLLBACK:
+                n_rs_seq //= 2
+            elif isinstance(draft, Head) and not draft.own_file:
+                send(protocol.Notice(f"the head of the model is not used: {error.args[0]}"))
+                draft, n_rs_seq = None, rollback(settings)
+            else:
+                raise
 
 
 def _drafters(
-    settings: LoadSettings, model: LlamaModel, draft: LoadedDraft | None, memory: RequestHistory | None
+    settings: LoadSettings,
+    model: LlamaModel,
+    draft: LoadedDraft | LoadedHead | None,
+    memory: RequestHistory | None,
 ) -> list[Drafter]:
     """The drafters that the settings name, without those that cannot be used."""
     if settings.draft_max == 0:
         return []
-    context = draft.context if draft is not None else None
     confident = settings.draft_max is None or settings.draft_p_min > 0
-    inputs = DrafterInputs(model.n_vocab, model.end_ids, context, confident=confident, history=memory)
-    return make_drafters(settings.drafters, inputs)
-
-
-@dataclass(slots=True)
-class LoadedDraft:
-    """A draft model and its context. settings: with the number of GPU layers that fit in memory."""
-
-    settings: ModelSettings
-    header: Header
-    model: LlamaModel
-    context: LlamaContext
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """The draft's part of the key under which a pair is stored."""
-        return model_key(self.header, self.settings, self.context)
-
-    def close(self) -> None:
-        """Free its memory."""
-        self.context.close()
-        self.model.close()
-
-
-def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
-    """Load a draft into the free memory, for one sequence, without checking it against a target.
-
-    n_outputs: rows of logits of a decode. Raises IntegrityError, ResourceError, UsageError.
-    """
-    header = _checked_header(settings)
-    alone = LoadSettings(target=settings)
-    plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
-    fitted = _fitted(settings, plan.target.n_gpu_layers)
-    model = LlamaModel(fitted)
-    try:
-        context = LlamaContext(model, plan.n_ctx, 1, n_outputs)
-        warm_up(context)
-    except BaseException:
-        model.close()
-        raise
-    return LoadedDraft(fitted, header, model, context)
-
-
-def _checked_header(settings: ModelSettings) -> Header:
-    header = read_model(settings.path)
-    check_model(header)
-    for path, _ in settings.lora:
-        read_model(path)  # adapters are GGUF files too
-    return header
-
-
-def gpus() -> tuple[DeviceMemory, ...]:
-    """The GPUs of this build with their free memory, those of RPC workers too."""
-    apple = platform.system() == "Darwin"
-    return tuple(DeviceMemory(d.name, d.free, apple and not d.remote) for d in devices() if d.gpu)
-
-
-def _fitted(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:
-    return replace(s, n_gpu_layers=n_gpu_layers if s.n_gpu_layers != ALL_LAYERS else ALL_LAYERS)
-
-
-def _reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[float], None]:
-    last = 0.0
-
-    def report(share: float) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if now - last >= _REPORT_SECONDS or share >= 1:
-            last = now
-            send(protocol.Loading(name, share))
-
-    return report
-
-
-def warm_up(context: LlamaContext) -> None:
-    """Decode one token, so that the first answer is not slowed down by page faults and allocations."""
-    token = max(0, context.model.bos_id)
-    context.decode([BatchRow(token, 0, 0, True)])
-    context.truncate(0, 0)
+    inputs = DrafterInputs(
+        model.n_vocab,
+        model.end_ids,
+        draft_context=draft.context if isinstance(draft, LoadedDraft) else None,
+        head=draft.context if isinstance(draft, LoadedHead) else None,
+        confident=confident,
+        history=memory,
+    )
+    made = make_drafters(settings.drafters, inputs)
+    if isinstance(draft, LoadedHead):
+        draft.features.reader = next((d for d in made if isinstance(d, HeadDrafter)), None)
+    return made

@@ -117,10 +117,13 @@ class LearntFrom(Protocol):
     def priced(self) -> bool: ...
     @property
     def prior(self) -> Sequence[float] | None: ...
+    @property
+    def n_places(self) -> int: ...
 
 
 class PairState:
-    """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence. next_token:
+    """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
+    each place in a draft that is learnt apart. next_token:
     acceptance of the draft model's token after an accepted one, by the bin of that one. steps: times of the
     draft model. gain: the gain from using it. budget: what drafting may lose. Stored tables of drafters that
     are not loaded are kept.
@@ -128,7 +131,9 @@ class PairState:
 
     def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:
         self.config = config
+        drafters = list(drafters)
         self.tables = {d.name: self._table(d) for d in drafters}
+        self._last_place = {d.name: d.n_places - 1 for d in drafters}
         self.next_token = self._weighted(config.next_chances)
         self.steps, self.budget = StepCosts(config), SpeculationBudget(config)
         self.gain = PairGain(config.stored_gain)
@@ -139,17 +144,21 @@ class PairState:
         if drafter.prior is not None:
             return self._weighted(drafter.prior)
         if drafter.priced:
-            return self._weighted(c.chances)
+            return self._weighted(c.chances * drafter.n_places)
         return AcceptanceTable(c.chances, c.free_prior_weight, c.free_forget, c.max_chance)
 
     def _weighted(self, priors: Sequence[float]) -> AcceptanceTable:
         c = self.config
         return AcceptanceTable(priors, c.prior_weight, c.forget, c.max_chance)
 
-    def bins(self, confidences: Iterable[float]) -> list[int]:
-        """The bin of each confidence."""
-        edges = self.config.confidence_edges
-        return [bisect(edges, confidence) for confidence in confidences]
+    def bin_of(self, name: str, confidence: float, n_before: int) -> int:
+        """The bin of a token in the drafter's table. n_before: tokens before it in the draft."""
+        place = min(n_before, self._last_place[name])
+        return place * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
+
+    def next_chance(self, bin_: int) -> float:
+        """The chance of the draft model's token after an accepted one of this bin."""
+        return self.next_token.chances[bin_ % len(self.config.chances)]
 
     def observe_model_free(self, draft: CandidateDraft, tokens: Sequence[int]) -> None:
         """Compare a model-free draft, verified or not, with the committed tokens."""
@@ -173,7 +182,7 @@ class PairState:
             if source == model:
                 self.tables[source].observe(bin_, drafted == token)
                 if before is not None:
-                    self.next_token.observe(before, drafted == token)
+                    self.next_token.observe(before % len(self.config.chances), drafted == token)
             if drafted != token:
                 return
             before = bin_ if source == model else None

@@ -8,7 +8,6 @@ planner decides which of these tokens are verified.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Callable, Mapping
 
 from specllama.core.interfaces import Drafter
@@ -109,8 +108,7 @@ class ModelDraftLoop:
         """
         open_ = set(drafts)
         best = dict.fromkeys(drafts, 0)  # the length with the best rate
-        steps, edges = self.pair.steps, self.config.confidence_edges
-        name, chances = model.name, self.pair.tables[model.name].chances
+        steps, name, chances = self.pair.steps, model.name, self.pair.tables[model.name].chances
         while open_:
             if forcing is not None:
                 open_ = self._force(forcing, drafts, limits, open_)
@@ -125,7 +123,7 @@ class ModelDraftLoop:
             for seq in list(open_):
                 draft, proposal = drafts[seq], found.get(seq)
                 if proposal is not None:
-                    bin_ = bisect(edges, proposal.confidence)
+                    bin_ = self.pair.bin_of(name, proposal.confidence, len(draft.tokens))
                     draft.add(proposal.token, name, bin_, chances[bin_])
                     if len(draft.tokens) < limits[seq]:
                         best[seq], rate = best_length(draft.expected, budget, *rest[seq], best[seq])
@@ -164,7 +162,7 @@ class ModelDraftLoop:
         need be beyond a step of the cost curve. bin_: of the last token. step: seconds of one more token.
         """
         n, spent, scale = rows + len(draft.tokens), budget.spent, budget.scale
-        chance = 1 - self.config.risk_share * (1 - self.pair.next_token.chances[bin_])
+        chance = 1 - self.config.risk_share * (1 - self.pair.next_chance(bin_))
         path, expected = draft.path_probs[-1], tokens + draft.expected[-1]
         end = min(n + self.config.lookahead, budget.max_rows) + 1
         for q, took in enumerate(budget.seconds[n + 1 : end], 1):

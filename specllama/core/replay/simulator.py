@@ -87,6 +87,7 @@ class TraceDrafter:
 
     name, priced, continues, forces = "model", True, True, False
     prior: Sequence[float] | None = None
+    n_places = 1
 
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds) -> None:
         self.machine, self.step_seconds = machine, step_seconds

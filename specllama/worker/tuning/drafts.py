@@ -22,8 +22,9 @@ from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError
+from specllama.worker.draft import LoadedDraft, load_draft
 from specllama.worker.load_info import model_info
-from specllama.worker.loader import Loaded, LoadedDraft, load_draft
+from specllama.worker.loader import Loaded
 from specllama.worker.profile_keys import pair_key
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_steps

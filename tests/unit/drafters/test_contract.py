@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.interfaces import Drafter, Proposal
+from specllama.core.interfaces import BatchRow, Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
+from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter
 from specllama.drafters.ring import RequestHistory
-from specllama.testing import TableContext, TableMask
+from specllama.testing import TableContext, TableHead, TableMask
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
@@ -45,6 +46,25 @@ def with_history() -> MemoryDrafter:
     return MemoryDrafter(history)
 
 
+class WithFeatures(HeadDrafter):
+    """Has the features of every token at once, as if the target had decoded it."""
+
+    def start(self, seq_id, prompt, sampler, mask=None) -> None:
+        self._decoded(seq_id, prompt, 0)
+        super().start(seq_id, prompt, sampler, mask)
+
+    def committed(self, seq_id, tokens) -> None:
+        super().committed(seq_id, tokens)
+        self._decoded(seq_id, self.states[seq_id].history, len(self.states[seq_id].history) - len(tokens))
+
+    def _decoded(self, seq_id: int, ids: list[int], first: int) -> None:
+        target = TableContext(N_VOCAB, 512, 2)
+        target.cells[seq_id] = ids[:first]
+        target.reader = self
+        if batch := [BatchRow(token, first + i, seq_id, True) for i, token in enumerate(ids[first:])]:
+            target.decode(batch)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
     "memory": with_history,
@@ -52,6 +72,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "grammar": CountingGrammar,
     "no grammar": GrammarDrafter,
     "model": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2), N_VOCAB),
+    "head": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2), N_VOCAB),
+    "head, lagging": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2, lag=1), N_VOCAB),
+    "head, no cache": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2, reads_target=True), N_VOCAB),
     "model, recurrent": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2, "checkpoint"), N_VOCAB),
 }
 

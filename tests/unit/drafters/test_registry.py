@@ -31,7 +31,7 @@ from specllama.drafters import (
     words_of,
 )
 from specllama.drafters.ring import RequestHistory
-from specllama.testing import TableContext, table_row
+from specllama.testing import TableContext, TableHead, table_row
 from tests.unit.core.test_engine_table import N_VOCAB, engine_over, plain, run
 
 REQUEST = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 1)
@@ -105,13 +105,15 @@ def test_forced_tokens_do_not_count_as_guesses(monkeypatch) -> None:
 
 
 def test_every_entry_makes_its_drafter() -> None:
-    inputs = DrafterInputs(N_VOCAB, {3}, TableContext(N_VOCAB, 64), history=RequestHistory(8))
+    inputs = DrafterInputs(
+        N_VOCAB, {3}, TableContext(N_VOCAB, 64), TableHead(N_VOCAB), history=RequestHistory(8)
+    )
     made = make_drafters(words(), inputs)
     assert [d.name for d in made] == list(REGISTRY)
     for drafter in made:
         entry = REGISTRY[drafter.name]
-        found = (drafter.priced, drafter.continues, drafter.forces, drafter.prior)
-        assert found == (entry.priced, entry.continues, entry.forces, entry.prior)
+        found = (drafter.priced, drafter.continues, drafter.forces, drafter.prior, drafter.n_places)
+        assert found == (entry.priced, entry.continues, entry.forces, entry.prior, entry.n_places)
         assert entry.label
 
 

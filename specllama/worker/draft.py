@@ -1,0 +1,123 @@
+"""Loading one model: its header, its place in memory, its context; the draft model of a load."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specllama.client import protocol
+from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
+from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.errors import ResourceError
+from specllama.gguf.check import check_model
+from specllama.gguf.header import Header, read_model
+from specllama.llama.context import LlamaContext
+from specllama.llama.devices import devices
+from specllama.llama.model import LlamaModel
+from specllama.models.memory.available import available_memory
+from specllama.models.memory.load_plan import plan_load
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.worker.profile_keys import model_key
+
+_REPORT_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class LoadedDraft:
+    """A draft model and its context. settings: with the number of GPU layers that fit in memory."""
+
+    settings: ModelSettings
+    header: Header
+    model: LlamaModel
+    context: LlamaContext
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The draft's part of the key under which a pair is stored."""
+        return model_key(self.header, self.settings, self.context)
+
+    def close(self) -> None:
+        """Free its memory."""
+        self.context.close()
+        self.model.close()
+
+
+def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
+    """Load a draft into the free memory, for one sequence, without checking it against a target.
+
+    n_outputs: rows of logits of a decode. Raises IntegrityError, ResourceError, UsageError.
+    """
+    header = checked_header(settings)
+    alone = LoadSettings(target=settings)
+    plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
+    fitted = fitted_to(settings, plan.target.n_gpu_layers)
+    model = LlamaModel(fitted)
+    try:
+        context = LlamaContext(model, plan.n_ctx, 1, n_outputs)
+        warm_up(context)
+    except BaseException:
+        model.close()
+        raise
+    return LoadedDraft(fitted, header, model, context)
+
+
+def open_draft(
+    settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[protocol.Message], None]
+) -> tuple[LoadedDraft | None, str]:
+    """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used."""
+    assert settings.draft is not None
+    assert plan.draft is not None
+    fitted = fitted_to(settings.draft, plan.draft.n_gpu_layers)
+    model, context = LlamaModel(fitted, reporter("draft", send)), None
+    try:
+        context = LlamaContext(model, plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8))
+        warm_up(context)
+    except (ResourceError, DecodeError) as error:
+        problem = f"the draft cannot be used: {error.args[0]}"
+        send(protocol.Notice(problem))
+        if context is not None:
+            context.close()
+        model.close()
+        return None, problem
+    return LoadedDraft(fitted, header, model, context), ""
+
+
+def checked_header(settings: ModelSettings) -> Header:
+    header = read_model(settings.path)
+    check_model(header)
+    for path, _ in settings.lora:
+        read_model(path)  # adapters are GGUF files too
+    return header
+
+
+def gpus() -> tuple[DeviceMemory, ...]:
+    """The GPUs of this build with their free memory, those of RPC workers too."""
+    apple = platform.system() == "Darwin"
+    return tuple(DeviceMemory(d.name, d.free, apple and not d.remote) for d in devices() if d.gpu)
+
+
+def fitted_to(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:
+    return replace(s, n_gpu_layers=n_gpu_layers if s.n_gpu_layers != ALL_LAYERS else ALL_LAYERS)
+
+
+def reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[float], None]:
+    last = 0.0
+
+    def report(share: float) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= _REPORT_SECONDS or share >= 1:
+            last = now
+            send(protocol.Loading(name, share))
+
+    return report
+
+
+def warm_up(context: LlamaContext) -> None:
+    """Decode one token, so that the first answer is not slowed down by page faults and allocations."""
+    token = max(0, context.model.bos_id)
+    context.decode([BatchRow(token, 0, 0, True)])
+    context.truncate(0, 0)

@@ -1,0 +1,112 @@
+"""The trained head of a load: opened over the target's context, and closed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specllama.client import protocol
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.core.heads import HeadRow
+from specllama.core.interfaces import DecodeError, NoRoomError
+from specllama.errors import ResourceError
+from specllama.gguf.head import Head, HeadKind
+from specllama.gguf.head_files import read_d2t
+from specllama.gguf.header import Header
+from specllama.llama.context import LlamaContext
+from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
+from specllama.llama.model import LlamaModel
+from specllama.models.memory.plan import MemoryPlan
+from specllama.worker.draft import fitted_to, reporter
+
+
+@dataclass(slots=True)
+class LoadedHead:
+    """A head with its cache. settings: those of its file, or of the target that it is a part of. features:
+    what the target gives it. model: of a file of its own; None where it is a part of the target.
+    """
+
+    settings: ModelSettings
+    head: Head
+    features: TargetFeatures
+    context: HeadContext
+    model: LlamaModel | None
+
+    @property
+    def header(self) -> Header:
+        return self.head.header
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The head's part of the key under which a pair is stored."""
+        header = self.header
+        identity = [header.name, header.architecture, header.quant, header.n_params, header.file_bytes]
+        return {"head": self.head.kind.value, "model": identity, "n_gpu_layers": self.settings.n_gpu_layers}
+
+    def close(self) -> None:
+        """Free its memory; the target gives out no more hidden states."""
+        self.features.close()
+        self.context.close()
+        if self.model is not None:
+            self.model.close()
+
+
+def open_head(
+    settings: LoadSettings,
+    head: Head,
+    target: LlamaContext,
+    plan: MemoryPlan,
+    send: Callable[[protocol.Message], None],
+) -> tuple[LoadedHead | None, str]:
+    """(the head with a cache for all slots, ""), or (None, the reason) if it cannot be used.
+
+    Raises IntegrityError, ResourceError and UsageError for a file of the head that cannot be loaded.
+    """
+    assert settings.draft is not None
+    assert plan.draft is not None
+    problem = unsupported()
+    if not problem and head.kind in (HeadKind.DFLASH, HeadKind.DSPARK):
+        problem = f"specllama does not drive {head.label}"
+    if problem:
+        return None, _left_out(problem, send)
+    fitted, model = fitted_to(settings.draft, plan.draft.n_gpu_layers), None
+    if head.own_file:
+        read_d2t(head)
+        is_mtp = head.kind is not HeadKind.EAGLE3
+        model = LlamaModel(fitted, reporter("draft", send), with_head=is_mtp, is_head=True)
+    features, context = TargetFeatures(target, head.target_layers), None
+    try:
+        context = HeadContext(
+            model or target.model,
+            target,
+            plan.n_ctx_draft,
+            mtp=head.kind is not HeadKind.EAGLE3,
+            n_features=features.width,
+            reads_target=head.shares_cache,
+        )
+        if not head.shares_cache:  # the cache that it would read is empty
+            warm_up_head(context, head.n_embd)
+    except (ResourceError, DecodeError, NoRoomError) as error:
+        features.close()
+        if context is not None:
+            context.close()
+        if model is not None:
+            model.close()
+        return None, _left_out(str(error.args[0] if error.args else error), send)
+    target.features = features
+    return LoadedHead(fitted, head, features, context, model), ""
+
+
+def warm_up_head(context: HeadContext, n_embd: int) -> None:
+    """Decode one row, so that the first draft is not slowed down by page faults and allocations."""
+    context.decode([HeadRow(0, 0, 0, np.zeros(n_embd, np.float32), True)])
+    context.truncate(0, 0)
+
+
+def _left_out(reason: str, send: Callable[[protocol.Message], None]) -> str:
+    problem = f"the head cannot be used: {reason}"
+    send(protocol.Notice(problem))
+    return problem
