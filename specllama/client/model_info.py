@@ -71,16 +71,16 @@ class LoadInfo:
     draft: a draft model or the file with a trained head, which can be the target's own; None where neither is
     used. head: kind and size of the head, "" without one. verdict: how the draft's vocabulary relates to the
     target's. n_ctx, n_ctx_draft: tokens of all slots together. drafters: names as in LoadSettings; memory:
-    whether earlier requests are drafted from. draft_max: as asked for, longest_draft: what fits at most. off_reason: why
-    nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's file. end_ids:
-    tokens that end a generation. sampling: defaults of the program and of the model's file. template: the
-    source of the chat template, "" where there is none; template_works: whether it can be used. priced,
-    forced: the drafters that are a model, and those of what a grammar forces. call_format: name of the
-    format in which the model writes tool calls; call_tokens: its texts that are control tokens;
+    whether earlier requests are drafted from. draft_max: as asked for, longest_draft: what fits at most.
+    off_reason: why nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's
+    file. end_ids: tokens that end a generation. sampling: defaults of the program and of the model's file.
+    template: the source of the chat template, "" where there is none; template_works: whether it can be used.
+    priced, forced: the drafters that are a model, and those of what a grammar forces. call_format: name of
+    the format in which the model writes tool calls; call_tokens: its texts that are control tokens;
     template_tools, template_reasons: whether the chat template itself shows tools, and whether it knows
-    reasoning. architecture, n_layer: of the target's file. infill:
-    whether the vocabulary has tokens for filling a gap. host_bytes, device_bytes: memory of both models by
-    the plan. gpus: the GPUs of the build, with the memory that is free after the load.
+    reasoning. architecture, n_layer: of the target's file. infill: whether the vocabulary has tokens for
+    filling a gap. host_bytes, device_bytes: memory of both models by the plan. gpus: the GPUs of the build,
+    with the memory that is free after the load.
     """
 
     target: ModelInfo
