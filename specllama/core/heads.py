@@ -5,8 +5,8 @@ The drafters know only these; llama/heads.py implements `DraftHead` with llama.c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,33 @@ class DraftHead(Protocol):
     def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
         """Logits, shape (n_outputs, n_vocab), and hidden states, shape (n_outputs, n_embd), of the rows with
         `output`. Logits are a view, valid until the next call. Raises NoRoomError, DecodeError.
+        """
+        ...
+
+    def truncate(self, seq_id: int, pos: int) -> None:
+        """Remove the cells at and after a position."""
+        ...
+
+
+@runtime_checkable
+class BlockHead(Protocol):
+    """A head that drafts a whole block of tokens in one decode, from the target's features in its cache."""
+
+    n_ctx: int  # tokens; one pool shared by all sequences
+    n_vocab: int
+    n_seq_max: int
+    n_features: int  # width of the target's features
+    n_draft: int  # tokens of a block
+
+    def inject(self, seq_id: int, first: int, features: Hidden) -> None:
+        """Put the features of the tokens at positions `first` and after into the cache, shape (n,
+        n_features). Raises NoRoomError, DecodeError.
+        """
+        ...
+
+    def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, NDArray[np.float32]]:
+        """Logits of the tokens of a block after the last one of each sequence, shape (n_draft, n_vocab); the
+        cache stays as it was. last: id and position, by sequence. Raises NoRoomError, DecodeError.
         """
         ...
 

@@ -217,6 +217,13 @@ class CachingDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class BlockDrafting(Drafter, Protocol):
+    """A drafter whose first step of a draft evaluates a whole block: its other steps cost no decode."""
+
+    drafts_blocks: bool
+
+
+@runtime_checkable
 class RememberingDrafter(Drafter, Protocol):
     """A drafter that drafts from the texts of earlier sequences of the same scope."""
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specllama.core.heads import DraftHead
+    from specllama.core.heads import BlockHead, DraftHead
     from specllama.core.interfaces import Context, Drafter
     from specllama.drafters.ring import RequestHistory
 
@@ -28,7 +28,7 @@ class DrafterInputs:
     n_vocab: int
     end_ids: Collection[int] = ()
     draft_context: Context | None = None
-    head: DraftHead | None = None
+    head: DraftHead | BlockHead | None = None
     confident: bool = True
     history: RequestHistory | None = None
 

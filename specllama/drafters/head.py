@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.heads import DraftHead, HeadRow, Hidden
+from specllama.core.heads import BlockHead, DraftHead, HeadRow, Hidden
 from specllama.core.interfaces import (
     BatchRow,
     DecodeError,
@@ -29,6 +29,7 @@ from specllama.core.sampling.probabilities import probability
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.sequence import common_prefix
 from specllama.drafters import HEAD, DrafterInputs, RegisteredDrafter
+from specllama.drafters.block import BlockDrafter
 from specllama.drafters.features import FeatureRows
 
 
@@ -266,8 +267,10 @@ class HeadDrafter(RegisteredDrafter):
         return found
 
 
-def make(inputs: DrafterInputs) -> HeadDrafter | None:
+def make(inputs: DrafterInputs) -> HeadDrafter | BlockDrafter | None:
     """The drafter, None where no head is loaded."""
     if inputs.head is None:
         return None
+    if isinstance(inputs.head, BlockHead):
+        return BlockDrafter(inputs.head, inputs.n_vocab, inputs.confident, inputs.end_ids)
     return HeadDrafter(inputs.head, inputs.n_vocab, inputs.confident, inputs.end_ids)

@@ -104,7 +104,7 @@ class TargetFeatures:
     def _read(self, layer: int, n: int) -> Hidden:
         handle = self.context.handle
         address = _ext.get_nextn(handle) if layer == _LAST else _ext.get_layer(handle, layer)
-        return _rows(address, n, self._n_embd)
+        return rows_at(address, n, self._n_embd)
 
     def close(self) -> None:
         """Give out nothing from the next decode on."""
@@ -116,11 +116,25 @@ class TargetFeatures:
         self.context.features = None
 
 
-def _rows(address: Any, n: int, width: int) -> NDArray[np.float32]:
+def rows_at(address: Any, n: int, width: int) -> NDArray[np.float32]:
     """A view of n rows of floats. Raises DecodeError where llama.cpp has none."""
     if not address:
         raise DecodeError("llama.cpp gave no hidden states")
     return np.ctypeslib.as_array(address, (n, width))
+
+
+def head_context(model: LlamaModel, target: LlamaContext, n_ctx: int, mtp: bool) -> Any:
+    """A llama_context for a head of the target. Raises ResourceError if memory runs out."""
+    params = context_params(model.settings, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
+    params.n_threads, params.n_threads_batch = target.n_threads, target.n_threads_batch
+    params.swa_full, params.ctx_other = True, target.handle
+    if mtp:
+        params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
+    log.clear()
+    handle = llama.llama_init_from_model(model.handle, params)
+    if not handle:
+        raise ResourceError(f"llama.cpp cannot make a context for the head: {log.reason()}")
+    return handle
 
 
 class HeadContext:
@@ -144,15 +158,7 @@ class HeadContext:
     ) -> None:
         self.model, self.reads_target, self._encodes = model, reads_target, not mtp
         self.n_seq_max, self.lag = target.n_seq_max, 0 if mtp else 1
-        params = context_params(model.settings, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
-        params.n_threads, params.n_threads_batch = target.n_threads, target.n_threads_batch
-        params.swa_full, params.ctx_other = True, target.handle
-        if mtp:
-            params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
-        log.clear()
-        self.handle = llama.llama_init_from_model(model.handle, params)
-        if not self.handle:
-            raise ResourceError(f"llama.cpp cannot make a context for the head: {log.reason()}")
+        self.handle = head_context(model, target, n_ctx, mtp)
         self.memory = llama.llama_get_memory(self.handle)
         self.n_ctx = int(llama.llama_n_ctx(self.handle))
         # An encoder's batch must fit into one physical batch.
@@ -169,12 +175,12 @@ class HeadContext:
         found, first = [], int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
-            batch = _Batch(len(part), [(first + i, seq_id, True) for i in range(len(part))], None, part)
+            batch = HeadBatch([(first + i, seq_id, True) for i in range(len(part))], None, part)
             result = llama.llama_encode(self.handle, batch.batch)
             if result != 0:
                 raise DecodeError(f"llama_encode of the head returned {result}: {log.reason()}")
             llama.llama_synchronize(self.handle)
-            found.append(_rows(_ext.get_nextn(self.handle), len(part), self._n_embd).copy())
+            found.append(rows_at(_ext.get_nextn(self.handle), len(part), self._n_embd).copy())
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
@@ -183,7 +189,7 @@ class HeadContext:
         every = self._encodes and bool(outputs)
         places = [(row.pos, row.seq_id, row.output or every) for row in rows]
         hidden = np.array([row.hidden for row in rows], np.float32)
-        batch = _Batch(len(rows), places, [row.token for row in rows], hidden)
+        batch = HeadBatch(places, [row.token for row in rows], hidden)
         result = llama.llama_decode(self.handle, batch.batch)
         if result == 1:
             raise NoRoomError
@@ -195,8 +201,8 @@ class HeadContext:
         address, n = get_logits(self.handle), len(rows) if every else len(outputs)
         if not address:
             raise DecodeError("llama.cpp gave no logits of the head")
-        logits = _rows(ctypes.cast(address, _FLOATS), n, self.n_vocab)
-        after = _rows(_ext.get_nextn(self.handle), n, self._n_hidden)
+        logits = rows_at(ctypes.cast(address, _FLOATS), n, self.n_vocab)
+        after = rows_at(_ext.get_nextn(self.handle), n, self._n_hidden)
         return (logits[outputs], after[outputs]) if every else (logits, after.copy())
 
     def truncate(self, seq_id: int, pos: int) -> None:
@@ -209,29 +215,28 @@ class HeadContext:
             self.handle = None
 
 
-class _Batch:
+class HeadBatch:
     """A llama_batch with hidden states, and the arrays that it points to.
 
-    places: (position, seq_id, output) of each row. tokens: their ids, None for an encoder. hidden: shape
-    (n, n_embd).
+    places: (position, seq_id, output) of each row. tokens: their ids, hidden: their states, shape (n,
+    n_embd); one of the two may be None.
     """
 
     def __init__(
         self,
-        n: int,
         places: Sequence[tuple[int, int, bool]],
         tokens: Sequence[int] | None,
-        hidden: NDArray[np.float32],
+        hidden: NDArray[np.float32] | None,
     ) -> None:
         positions, seqs, outputs = zip(*places, strict=True)
-        self._seqs = np.array(seqs, np.int32)
+        n, self._seqs = len(places), np.array(seqs, np.int32)
         pointers = self._seqs.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
         self._kept = (
             np.array(positions, np.int32),
             np.ones(n, np.int32),
             pointers.astype(np.uint64),
             np.array(outputs, np.int8),
-            np.ascontiguousarray(hidden, np.float32),
+            np.ascontiguousarray(hidden, np.float32) if hidden is not None else None,
             np.array(tokens, np.int32) if tokens is not None else None,
         )
         position, n_seq, seq, output, values, ids = self._kept
@@ -239,7 +244,7 @@ class _Batch:
         self.batch = llama.llama_batch(
             n_tokens=n,
             token=ids.ctypes.data_as(ints) if ids is not None else None,
-            embd=values.ctypes.data_as(_FLOATS),
+            embd=values.ctypes.data_as(_FLOATS) if values is not None else None,
             pos=position.ctypes.data_as(ints),
             n_seq_id=n_seq.ctypes.data_as(ints),
             seq_id=ctypes.cast(seq.ctypes.data, ctypes.POINTER(ints)),

@@ -17,6 +17,7 @@ from specllama.core.engine import Engine
 from specllama.core.interfaces import DecodeError, Drafter
 from specllama.core.policy.base import Policy
 from specllama.core.policy.fixed import Fixed
+from specllama.drafters.block import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
@@ -202,7 +203,7 @@ class EngineCore:
     def _policy(self, loaded: Loaded) -> Policy:
         s, drafters = loaded.settings, loaded.drafters
         for drafter in drafters:
-            if isinstance(drafter, ModelDrafter | HeadDrafter):
+            if isinstance(drafter, ModelDrafter | HeadDrafter | BlockDrafter):
                 drafter.confident = s.draft_max is None or s.draft_p_min > 0
         if s.draft_max == 0 or not drafters:
             return Fixed([], 0)

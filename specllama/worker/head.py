@@ -16,6 +16,7 @@ from specllama.errors import ResourceError
 from specllama.gguf.head import Head, HeadKind
 from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header
+from specllama.llama.block_head import BlockContext
 from specllama.llama.context import LlamaContext
 from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
 from specllama.llama.model import LlamaModel
@@ -32,7 +33,7 @@ class LoadedHead:
     settings: ModelSettings
     head: Head
     features: TargetFeatures
-    context: HeadContext
+    context: HeadContext | BlockContext
     model: LlamaModel | None
 
     @property
@@ -68,27 +69,32 @@ def open_head(
     assert settings.draft is not None
     assert plan.draft is not None
     problem = unsupported()
-    if not problem and head.kind in (HeadKind.DFLASH, HeadKind.DSPARK):
-        problem = f"specllama does not drive {head.label}"
+    is_block = head.kind in (HeadKind.DFLASH, HeadKind.DSPARK)
+    if not problem and is_block and head.mask_id is None:
+        problem = "its file does not name the mask token"
     if problem:
         return None, _left_out(problem, send)
     fitted, model = fitted_to(settings.draft, plan.draft.n_gpu_layers), None
     if head.own_file:
         read_d2t(head)
-        is_mtp = head.kind is not HeadKind.EAGLE3
+        is_mtp = head.kind in (HeadKind.MTP, HeadKind.GEMMA4_ASSISTANT)
         model = LlamaModel(fitted, reporter("draft", send), with_head=is_mtp, is_head=True)
-    features, context = TargetFeatures(target, head.target_layers), None
+    features = TargetFeatures(target, head.target_layers)
+    context: HeadContext | BlockContext | None = None
     try:
-        context = HeadContext(
-            model or target.model,
-            target,
-            plan.n_ctx_draft,
-            mtp=head.kind is not HeadKind.EAGLE3,
-            n_features=features.width,
-            reads_target=head.shares_cache,
-        )
-        if not head.shares_cache:  # the cache that it would read is empty
-            warm_up_head(context, head.n_embd)
+        if is_block:
+            context = _block_context(head, model or target.model, target, plan.n_ctx_draft, features.width)
+        else:
+            context = HeadContext(
+                model or target.model,
+                target,
+                plan.n_ctx_draft,
+                mtp=head.kind is not HeadKind.EAGLE3,
+                n_features=features.width,
+                reads_target=head.shares_cache,
+            )
+            if not head.shares_cache:  # the cache that it would read is empty
+                warm_up_head(context, head.n_embd)
     except (ResourceError, DecodeError, NoRoomError) as error:
         features.close()
         if context is not None:
@@ -98,6 +104,27 @@ def open_head(
         return None, _left_out(str(error.args[0] if error.args else error), send)
     target.features = features
     return LoadedHead(fitted, head, features, context, model), ""
+
+
+def _block_context(
+    head: Head, model: LlamaModel, target: LlamaContext, n_ctx: int, n_features: int
+) -> BlockContext:
+    assert head.n_draft_max is not None
+    assert head.mask_id is not None
+    context = BlockContext(
+        model,
+        target,
+        n_ctx,
+        n_draft=head.n_draft_max,
+        anchored=head.kind is HeadKind.DSPARK and head.sample_from_anchor,
+        causal=head.causal,
+        mask_id=head.mask_id,
+        n_features=n_features,
+    )
+    context.inject(0, 0, np.zeros((1, n_features), np.float32))  # so that no first draft is slow
+    context.draft({0: (0, 1)})
+    context.truncate(0, 0)
+    return context
 
 
 def warm_up_head(context: HeadContext, n_embd: int) -> None:

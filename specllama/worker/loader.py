@@ -15,6 +15,7 @@ from specllama.config.store import Store
 from specllama.core.interfaces import Drafter, RememberingDrafter
 from specllama.core.policy.base import Policy
 from specllama.drafters import DrafterInputs, make_drafters, wants_draft_model
+from specllama.drafters.block import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.ring import RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError, option
@@ -223,5 +224,5 @@ def _drafters(
     )
     made = make_drafters(settings.drafters, inputs)
     if isinstance(draft, LoadedHead):
-        draft.features.reader = next((d for d in made if isinstance(d, HeadDrafter)), None)
+        draft.features.reader = next((d for d in made if isinstance(d, HeadDrafter | BlockDrafter)), None)
     return made

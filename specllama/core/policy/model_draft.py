@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from specllama.core.interfaces import Drafter
+from specllama.core.interfaces import BlockDrafting, Drafter
 from specllama.core.policy.acceptance import ALONE, LIKELY_COPY, UNLIKELY_COPY, PairGain, PairState
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
@@ -106,7 +106,7 @@ class ModelDraftLoop:
         rows of the round and tokens expected from it without its own draft. n_pending: ids that the first
         step evaluates. t1: seconds of a plain decode. Adds the time to `budget.spent`.
         """
-        open_ = set(drafts)
+        open_, in_block = set(drafts), False
         best = dict.fromkeys(drafts, 0)  # the length with the best rate
         steps, name, chances = self.pair.steps, model.name, self.pair.tables[model.name].chances
         while open_:
@@ -117,9 +117,10 @@ class ModelDraftLoop:
             begun = self.clock()
             found = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
             took = self.clock() - begun
-            steps.observe(n_pending, took)
+            if not in_block:
+                steps.observe(n_pending, took)
             budget.spent += took
-            n_pending = len(open_)
+            n_pending, in_block = len(open_), isinstance(model, BlockDrafting)
             for seq in list(open_):
                 draft, proposal = drafts[seq], found.get(seq)
                 if proposal is not None:
@@ -127,7 +128,7 @@ class ModelDraftLoop:
                     draft.add(proposal.token, name, bin_, chances[bin_])
                     if len(draft.tokens) < limits[seq]:
                         best[seq], rate = best_length(draft.expected, budget, *rest[seq], best[seq])
-                        step = steps.predict(len(open_), t1)
+                        step = 0.0 if in_block else steps.predict(len(open_), t1)
                         if self._may_gain(draft, bin_, rate, *rest[seq], budget, step):
                             continue
                 open_.discard(seq)
