@@ -13,7 +13,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.heads import HeadRow
 from specllama.core.interfaces import DecodeError, NoRoomError
 from specllama.errors import ResourceError
-from specllama.gguf.head import Head, HeadKind
+from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.head_files import read_d2t
 from specllama.gguf.header import Header
 from specllama.llama.block_head import BlockContext
@@ -31,7 +31,7 @@ class LoadedHead:
     """
 
     settings: ModelSettings
-    head: Head
+    head: HeadInfo
     features: TargetFeatures
     context: HeadContext | BlockContext
     model: LlamaModel | None
@@ -57,7 +57,7 @@ class LoadedHead:
 
 def open_head(
     settings: LoadSettings,
-    head: Head,
+    head: HeadInfo,
     target: LlamaContext,
     plan: MemoryPlan,
     send: Callable[[protocol.Message], None],
@@ -107,7 +107,7 @@ def open_head(
 
 
 def _block_context(
-    head: Head, model: LlamaModel, target: LlamaContext, n_ctx: int, n_features: int
+    head: HeadInfo, model: LlamaModel, target: LlamaContext, n_ctx: int, n_features: int
 ) -> BlockContext:
     assert head.n_draft_max is not None
     assert head.mask_id is not None

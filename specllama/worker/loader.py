@@ -21,7 +21,7 @@ from specllama.drafters.ring import RequestHistory
 from specllama.errors import IncompatiblePairError, ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.check import check_draft
-from specllama.gguf.head import Head
+from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.heads import is_head_file, read_head, unusable_head
 from specllama.llama.context import LlamaContext
@@ -101,12 +101,12 @@ def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store
     settings = on_gpus(attach(settings, send), [d.name for d in devices() if d.gpu])
     plan, checked, n_rs_seq = _planned(settings, header, checked, send)
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
-    inside = isinstance(checked, Head) and not checked.own_file
+    inside = isinstance(checked, HeadInfo) and not checked.own_file
     model = LlamaModel(fitted, reporter("target", send), with_head=inside)
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, rows_of_logits(settings), n_rs_seq)
     draft: LoadedDraft | LoadedHead | None = None
     problem = ""
-    if isinstance(checked, Head):
+    if isinstance(checked, HeadInfo):
         draft, problem = open_head(settings, checked, context, plan, send)
     elif checked is not None:
         draft, problem = open_draft(settings, checked, plan, send)
@@ -148,7 +148,7 @@ def _off_reason(settings: LoadSettings, problem: str) -> str:
 
 def _checked_draft(
     settings: LoadSettings, target: Header, send: Callable[[protocol.Message], None]
-) -> tuple[Header | Head | None, PairVerdict | HeadVerdict | None]:
+) -> tuple[Header | HeadInfo | None, PairVerdict | HeadVerdict | None]:
     """The header of the draft model or the head, and the verdict on the pair; (None, None) if there is none.
     A head of the model itself that cannot be used is left out with a notice. Raises IncompatiblePairError,
     GGUFError.
@@ -168,9 +168,9 @@ def _checked_draft(
     header = read_model(settings.draft.path)
     check_draft(header)
     draft = (read_head(header) if is_head_file(header) else None) or header
-    found = check_head(target, draft) if isinstance(draft, Head) else check_pair(target, draft)
+    found = check_head(target, draft) if isinstance(draft, HeadInfo) else check_pair(target, draft)
     if not found.ok:
-        both = "model and head" if isinstance(draft, Head) else "target and draft"
+        both = "model and head" if isinstance(draft, HeadInfo) else "target and draft"
         raise IncompatiblePairError(
             f"{both} do not fit together: {found.reason}",
             f"choose another draft, or {option('draft_model', 'none')}",
@@ -181,9 +181,9 @@ def _checked_draft(
 def _planned(
     settings: LoadSettings,
     header: Header,
-    draft: Header | Head | None,
+    draft: Header | HeadInfo | None,
     send: Callable[[protocol.Message], None],
-) -> tuple[MemoryPlan, Header | Head | None, int]:
+) -> tuple[MemoryPlan, Header | HeadInfo | None, int]:
     """The memory plan, the draft that it has room for, and the recurrent states of each sequence.
 
     Where there is no room for as many states as drafts may be long, there are fewer; where there is none for
@@ -197,7 +197,7 @@ def _planned(
         except ResourceError as error:
             if header.architecture in ROLLBACK and n_rs_seq > MIN_ROLLBACK:
                 n_rs_seq //= 2
-            elif isinstance(draft, Head) and not draft.own_file:
+            elif isinstance(draft, HeadInfo) and not draft.own_file:
                 send(protocol.Notice(f"the head of the model is not used: {error.args[0]}"))
                 draft, n_rs_seq = None, rollback(settings)
             else:
