@@ -44,7 +44,8 @@ def test_each_source_can_be_read(page: Page) -> None:
         page.js(
             "const b = document.createElement('p'); b.className = 'body'; b.id = 'all';"
             "for (const s of ['target', 'model', 'head', 'copy', 'memory', 'grammar', 'oracle']) {"
-            "  const e = document.createElement('span'); e.dataset.source = e.textContent = s; b.append(e, ' '); }"
+            "  const e = document.createElement('span'); e.dataset.source = e.textContent = s;"
+            "  b.append(e, ' '); }"
             "document.getElementById('all')?.remove(); document.getElementById('log').append(b);"
         )
         assert page.violations() == []

@@ -6,6 +6,7 @@ import { Answer, asked, generate } from "./generate.js";
 import { AnswerView, questionView, watchRounds } from "./message.js";
 import { currentSettings } from "./settings.js";
 import * as store from "./store.js";
+import { Trace } from "./trace.js";
 
 const NEAR = 80; // pixels from the end within which the view follows the text
 const FULL_SHARE = 0.9; // of the context from which on the gauge warns
@@ -54,8 +55,7 @@ export class Chat {
   #show() {
     this.#answers.clear();
     const { messages } = this.#data;
-    const found = messages.map((message, i) => this.#view(message, i === messages.length - 1));
-    byId("log").replaceChildren(...found);
+    byId("log").replaceChildren(...messages.map((message) => this.#view(message)));
     this.#list.show(this.#data.id);
     this.say("");
     const last = messages.findLast((message) => message.role === "assistant");
@@ -67,8 +67,8 @@ export class Chat {
 
   #showPanel(message) {
     const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
-    Object.assign(answer.trace, message.trace);
-    Object.assign(answer.reasoningTrace, message.reasoningTrace);
+    answer.trace = new Trace(message.trace);
+    answer.reasoningTrace = new Trace(message.reasoningTrace);
     this.#panel.show(answer, this.#models.props, false);
   }
 
@@ -82,10 +82,10 @@ export class Chat {
     this.gauge();
   }
 
-  #view(message, last) {
+  #view(message) {
     if (message.role === "user") return questionView(message, { edit: (text) => this.#edit(message, text) });
     const view = this.#answerView();
-    view.end(message, last);
+    view.end(message);
     this.#answers.set(view.element, message);
     return view.element;
   }
@@ -97,16 +97,17 @@ export class Chat {
   /** Ask a question. */
   async ask(text) {
     if (this.busy || !text.trim()) return;
-    this.#data.messages.push({ role: "user", content: text });
+    const message = { role: "user", content: text };
+    this.#data.messages.push(message);
     this.#data.title ||= text.trim().split("\n")[0].slice(0, 80);
-    this.#show();
+    byId("log").append(this.#view(message));
     await this.#write();
   }
 
   async #edit(message, text) {
     this.stop();
-    const at = this.#data.messages.indexOf(message);
-    this.#data.messages.splice(at);
+    this.#data.messages.splice(this.#data.messages.indexOf(message));
+    this.#show();
     await this.ask(text);
   }
 
@@ -114,7 +115,7 @@ export class Chat {
   async regenerate() {
     if (this.busy || this.#data.messages.at(-1)?.role !== "assistant") return;
     this.#data.messages.pop();
-    this.#show();
+    byId("log").lastElementChild.remove();
     await this.#write();
   }
 
@@ -184,7 +185,7 @@ export class Chat {
     const empty = !message.content && !message.reasoning;
     if (empty && failure) view.element.remove();
     else {
-      view.end(message, true);
+      view.end(message);
       this.#answers.set(view.element, message);
       data.messages.push(message);
     }
@@ -329,6 +330,6 @@ export class Chat {
 function continued(answer, before) {
   answer.content = before.content;
   answer.reasoning = before.reasoning ?? "";
-  Object.assign(answer.trace, before.trace);
-  Object.assign(answer.reasoningTrace, before.reasoningTrace);
+  answer.trace = new Trace(before.trace);
+  answer.reasoningTrace = new Trace(before.reasoningTrace);
 }

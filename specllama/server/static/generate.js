@@ -21,23 +21,21 @@ export class Answer {
   firstAt = 0;
   lastAt = 0;
 
-  /** All rounds, those of the reasoning first. */
-  get rounds() {
-    return [...this.reasoningTrace.rounds, ...this.trace.rounds];
+  /** The traces of the reasoning and of the text. */
+  get traces() {
+    return [this.reasoningTrace, this.trace];
+  }
+
+  get n_rounds() {
+    return this.trace.rounds.length + this.reasoningTrace.rounds.length;
   }
 
   get drafted() {
-    return this.#sum(0);
+    return this.trace.drafted + this.reasoningTrace.drafted;
   }
 
   get accepted() {
-    return this.#sum(1);
-  }
-
-  #sum(i) {
-    let sum = 0;
-    for (const trace of [this.reasoningTrace, this.trace]) for (const round of trace.rounds) sum += round[i];
-    return sum;
+    return this.trace.accepted + this.reasoningTrace.accepted;
   }
 
   /** Tokens per second so far, from the first token on; null before there are two. */

@@ -93,8 +93,8 @@ export class AnswerView {
     this.#summary.textContent = answer.content ? "Reasoning" : "Reasoning…";
   }
 
-  /** Show a complete message, or what there is of one. message: as it is stored. last: may be continued. */
-  end(message, last) {
+  /** Show a complete message, or what there is of one. message: as it is stored. */
+  end(message) {
     const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
     if (!this.#stream) {
       this.begin(answer);
@@ -110,10 +110,10 @@ export class AnswerView {
     this.#outcome.hidden = !message.outcome;
     this.#outcome.textContent = message.outcome ?? "";
     this.#outcome.classList.toggle("bad", Boolean(message.failed));
-    this.#foot.replaceChildren(...this.#footer(message, answer, last));
+    this.#foot.replaceChildren(...this.#footer(message, answer));
   }
 
-  #footer(message, answer, last) {
+  #footer(message, answer) {
     const found = [];
     const text = summary(message.figures);
     if (text) found.push(element("p", { class: "figures" }, text));
@@ -121,8 +121,11 @@ export class AnswerView {
     const copy = button("Copy", async () => flash(copy, (await copyText(message.content)) ? "Copied" : "Not allowed"));
     copy.setAttribute("aria-label", "Copy the answer");
     const tools = [copy];
-    if (last) tools.push(button("Regenerate", () => this.#actions.regenerate()));
-    if (last && message.partial && message.content) tools.push(button("Continue", () => this.#actions.resume()));
+    // Of the last message only, by the style sheet.
+    tools.push(button("Regenerate", () => this.#actions.regenerate(), { class: "of-last" }));
+    if (message.partial && message.content) {
+      tools.push(button("Continue", () => this.#actions.resume(), { class: "of-last" }));
+    }
     found.push(element("div", { class: "actions" }, ...tools));
     return found;
   }

@@ -104,7 +104,7 @@ function tiles(answer, plain) {
   const rate = answer.timings ? answer.timings.predicted_per_second : answer.rate;
   const exact = answer.figures?.speedup;
   const speedup = exact ?? (rate && plain && answer.drafted ? rate / plain : null);
-  const rounds = answer.figures?.rounds || answer.rounds.length;
+  const rounds = answer.figures?.rounds || answer.n_rounds;
   const drafted = answer.figures?.n_drafted ?? answer.drafted;
   const kept = answer.figures?.n_accept ?? answer.accepted;
   return [
@@ -116,8 +116,10 @@ function tiles(answer, plain) {
 }
 
 function sources(answer) {
-  const found = answer.trace.shares();
-  for (const [source, n] of answer.reasoningTrace.shares()) found.set(source, (found.get(source) ?? 0) + n);
+  const found = new Map();
+  for (const { shares } of answer.traces) {
+    for (const [source, n] of shares) found.set(source, (found.get(source) ?? 0) + n);
+  }
   const all = [...found.values()].reduce((sum, n) => sum + n, 0);
   return [...found].sort((a, b) => b[1] - a[1]).map(([source, n]) =>
     element(
@@ -132,10 +134,9 @@ function sources(answer) {
 function accepted(answer) {
   let rates = answer.figures?.accept_by_position;
   if (!rates) {
-    const parts = [answer.trace.positions(), answer.reasoningTrace.positions()];
-    const n = Math.max(...parts.map(([reached]) => reached.length));
-    const sum = (which, j) => parts.reduce((all, part) => all + (part[which][j] ?? 0), 0);
-    rates = Array.from({ length: n }, (_, j) => sum(1, j) / sum(0, j));
+    const n = Math.max(...answer.traces.map(({ reached }) => reached.length));
+    const sum = (what, j) => answer.traces.reduce((all, trace) => all + (trace[what][j] ?? 0), 0);
+    rates = Array.from({ length: n }, (_, j) => sum("kept", j) / sum("reached", j));
   }
   if (!rates.length) return [];
   const series = [["accepted", rates.map((rate, j) => [j + 1, rate])]];

@@ -6,13 +6,39 @@ import { element } from "./dom.js";
 const LOST = 400; // characters of Markdown syntax that a rendered character is searched in
 
 /**
- * The sources of a text, as runs, and the rounds that wrote it.
- * rounds: [drafted, accepted, milliseconds, tokens written so far].
+ * The sources of a text, as runs, and the rounds that wrote it, with their sums, which are kept up to date.
+ * rounds: [drafted, accepted, milliseconds, tokens written so far]. shares: characters by source. reached,
+ * kept: by position j, the rounds whose draft was longer than j, and those whose token j was accepted.
  */
 export class Trace {
+  runs = []; // [end in the text, source, index of the round or -1]
+  rounds = [];
+  shares = new Map();
+  reached = [];
+  kept = [];
+  drafted = 0;
+  accepted = 0;
+
   constructor({ runs = [], rounds = [] } = {}) {
-    this.runs = runs; // [end in the text, source, index of the round or -1]
-    this.rounds = rounds;
+    for (const round of rounds) this.#round(round);
+    for (const run of runs) this.#run(run);
+  }
+
+  #round(round) {
+    const [drafted, accepted] = round;
+    this.rounds.push(round);
+    this.drafted += drafted;
+    this.accepted += accepted;
+    for (let j = 0; j < drafted; j++) {
+      this.reached[j] = (this.reached[j] ?? 0) + 1;
+      this.kept[j] = (this.kept[j] ?? 0) + (j < accepted ? 1 : 0);
+    }
+  }
+
+  #run(run) {
+    const [end, source] = run;
+    if (source) this.shares.set(source, (this.shares.get(source) ?? 0) + end - this.length);
+    this.runs.push(run);
   }
 
   get length() {
@@ -23,16 +49,16 @@ export class Trace {
   add(text, speculation) {
     if (speculation?.round) {
       const { drafted, accepted, ms, n_predict } = speculation.round;
-      this.rounds.push([drafted, accepted, ms, n_predict ?? 0]);
+      this.#round([drafted, accepted, ms, n_predict ?? 0]);
     }
     const round = this.rounds.length - 1;
     let rest = text;
     for (const [characters, source] of speculation?.tokens ?? []) {
       const size = units(rest, characters);
-      if (size) this.runs.push([this.length + size, source, round]);
+      if (size) this.#run([this.length + size, source, round]);
       rest = rest.slice(size);
     }
-    if (rest) this.runs.push([this.length + rest.length, "", round]);
+    if (rest) this.#run([this.length + rest.length, "", round]);
   }
 
   /** Index of the run that has the character at a position; the last one after the end. */
@@ -45,30 +71,6 @@ export class Trace {
       else low = middle + 1;
     }
     return low;
-  }
-
-  /** Characters of each source. */
-  shares() {
-    const found = new Map();
-    let before = 0;
-    for (const [end, source] of this.runs) {
-      if (source) found.set(source, (found.get(source) ?? 0) + end - before);
-      before = end;
-    }
-    return found;
-  }
-
-  /** [rounds whose draft was longer than j, those of them whose token j was accepted], by position j. */
-  positions() {
-    const reached = [];
-    const accepted = [];
-    for (const [drafted, kept] of this.rounds) {
-      for (let j = 0; j < drafted; j++) {
-        reached[j] = (reached[j] ?? 0) + 1;
-        accepted[j] = (accepted[j] ?? 0) + (j < kept ? 1 : 0);
-      }
-    }
-    return [reached, accepted];
   }
 
   /** Text as spans, one for each run, from a position on. */

@@ -1,0 +1,82 @@
+"""What the page costs: in the browser, and on the server's side by the trace that it asks for.
+
+usage: python -m scripts.bench.server.page [-m MODEL] [--runs N] [-n TOKENS]
+
+Needs Chromium and its driver. Prints, of the page, for answers of 2,000 made-up tokens of five kinds: the
+longest time without a frame (0: none above 50 ms), the processor time per token, and its growth from the
+beginning of the answer to its end; then the time from Enter to the first character on the screen, without the
+engine's own time to its first token. Of the server: the processor time of server and engine, and the time of
+an answer, with the trace over without, as the median of pairs. Run nothing else on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from tests.support.browser import browser
+from tests.support.page_pace import TEXTS, first_character, streamed
+from tests.support.serving import QUESTION, Server
+
+N_TOKENS = 2000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", default="pydoc")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("-n", "--n-tokens", type=int, default=400)
+    args = parser.parse_args()
+    with TemporaryDirectory() as home, Server(Path(home), "-m", args.model, "-np", "1") as server:
+        cost_of_trace(server, args.runs, args.n_tokens)
+        with browser(server.url) as page:
+            page.ready()
+            for name, text in TEXTS.items():
+                page.press("New conversation")
+                found = streamed(page, text, N_TOKENS)
+                work = median(found.work_ms)
+                print(
+                    f"{name}: longest without a frame {found.longest_task_ms:.0f} ms, {work:.2f} ms of work a "
+                    f"token, growth {found.growth:.2f}"
+                )
+            first = sorted(first_character(page) for _ in range(args.runs))
+            print(f"Enter to the first character: median {median(first):.0f} ms, longest {first[-1]:.0f} ms")
+
+
+def cost_of_trace(server: Server, runs: int, n: int) -> None:
+    """Print what the trace adds, by pairs of the same request."""
+    processes = [psutil.Process(server.process.pid), server.engine()]
+
+    def spent(trace: bool) -> tuple[float, float]:
+        """(processor seconds, seconds) of one answer."""
+        before = sum(sum(p.cpu_times()[:2]) for p in processes)
+        began = time.perf_counter()
+        reply = server.chat(
+            QUESTION, stream=True, max_tokens=n, ignore_eos=True, seed=1,
+            speculation={"trace": trace, "memory": False},
+        )  # fmt: skip
+        assert reply.status == 200
+        return sum(sum(p.cpu_times()[:2]) for p in processes) - before, time.perf_counter() - began
+
+    spent(True)
+    pairs = []
+    for i in range(runs):
+        order = (True, False) if i % 2 else (False, True)
+        found = {trace: spent(trace) for trace in order}
+        pairs.append(found)
+    for k, name in enumerate(("processor time", "time")):
+        ratios = [found[True][k] / found[False][k] for found in pairs]
+        sums = sum(found[True][k] for found in pairs) / sum(found[False][k] for found in pairs)
+        middle, whole = 100 * (median(ratios) - 1), 100 * (sums - 1)
+        print(f"trace, {name}: {middle:+.1f} % (median of {runs} pairs), {whole:+.1f} % in sum")
+
+
+if __name__ == "__main__":
+    main()

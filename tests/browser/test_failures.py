@@ -1,0 +1,97 @@
+"""What the page does when something fails: the engine is killed, the server ends, models are loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specllama.data import EMBEDDED_TARGET
+from tests.support.browser import Page, browser, needs_chromium
+from tests.support.hub_cache import put
+from tests.support.serving import Server
+
+pytestmark = needs_chromium()
+ENDLESS = {"ignore_eos": True, "max_tokens": 1500}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[Server, Page]]:
+    """A server and a browser of one test."""
+    with Server(tmp_path, "--draft-max", "4", "-np", "1") as server, browser(server.url) as page:
+        yield server, page.ready()
+
+
+def test_the_engine_is_killed_in_the_middle_of_an_answer(own: tuple[Server, Page]) -> None:
+    server, page = own
+    page.write("What does os.walk do?", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 40)
+    os.kill(server.engine().pid, signal.SIGKILL)
+    page.until(lambda: page.all("button", "Continue the answer"), "the offer to continue")
+    (text,) = page.answers
+    assert len(text) > 40
+    assert "engine" in page.text_of(".answer .outcome")
+    assert page.notice == "The engine is back."
+    assert page.stored[0]["messages"][1]["content"].strip().startswith(text[:30].split("\n")[0])
+    page.add(max_tokens=30, ignore_eos=True)
+    page.press("Continue the answer")
+    page.until(lambda: len(page.answers[-1]) > len(text))
+    page.until_done()
+    assert page.answers[0].startswith(text[:30])
+    assert page.ask("And now?", grammar='root ::= "Yes."') == "Yes."
+
+
+def test_the_server_ends_and_comes_back(own: tuple[Server, Page], tmp_path: Path) -> None:
+    server, page = own
+    page.write("What does os.walk do?", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    server.process.kill()
+    server.process.wait()
+    page.until(lambda: "the server does not answer" in page.notice)
+    (text,) = page.answers
+    again = tmp_path / "again"
+    again.mkdir()
+    with Server(again, "--draft-max", "4", "--port", str(server.port)):
+        page.until(lambda: page.all("button", "Continue the answer"))
+        assert page.answers == [text]
+        assert page.ask("And now?", grammar='root ::= "Yes."') == "Yes."
+
+
+def test_another_model_is_chosen_in_the_menu(tmp_path: Path) -> None:
+    put(tmp_path / "hub", "me/pair", "pair-Q4_0.gguf", EMBEDDED_TARGET.read_bytes())
+    environ = {"SPECLLAMA_MODEL": None, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    flags = "-c", "512", "-np", "1", "--models-max", "1"
+    with Server(tmp_path, *flags, env=environ) as server, browser(server.url) as page:
+        page.ready()
+        menu = page.get("combobox", "Model")
+        assert menu.get_attribute("value") == "pydoc-target"
+        page.js(
+            "arguments[0].value = 'me/pair:Q4_0';"
+            "arguments[0].dispatchEvent(new Event('change', {bubbles: true}))",
+            menu,
+        )
+        page.until(lambda: "me/pair" in page.js("return document.getElementById('announcer').textContent"))
+        page.until(lambda: server.get("/v1/models").json["data"][0]["id"] == "me/pair:Q4_0")
+        page.until(lambda: not page.js("return document.getElementById('loading').hidden") or True)
+        assert page.ask("Anything", grammar='root ::= "Yes."') == "Yes."
+        assert server.samples()["specllama_texts_total"] == 1
+        page.press("Status")
+        page.until(lambda: "of 1 busy" in page.text_of("#dialog-body"))
+
+
+def test_a_page_that_is_opened_before_the_model_is_loaded(tmp_path: Path) -> None:
+    """The page waits, and shows the progress of the load."""
+    big = tmp_path / "big.gguf"
+    shutil.copy(EMBEDDED_TARGET, big)
+    with Server(tmp_path, "-m", str(big), "-np", "1") as server, browser(server.url) as page:
+        os.kill(server.engine().pid, signal.SIGSTOP)
+        try:
+            page.open()
+            assert page.until(lambda: page.get("textbox", "Message")).is_displayed()
+        finally:
+            os.kill(server.engine().pid, signal.SIGCONT)
+        page.until(lambda: "of" in page.text_of("#context-text"))
