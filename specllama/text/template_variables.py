@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 from specllama.errors import UsageError, option
@@ -16,6 +17,9 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
         raise UsageError("chat_template_kwargs must be a dict of names and values")
     if taken := {"messages", "self"} & set(given):
         raise UsageError(f"chat_template_kwargs cannot set {taken.pop()!r}")
+    thinking = given.get("enable_thinking")
+    if not isinstance(thinking, (bool, NoneType)):  # a template would take the text "false" for true
+        raise UsageError(f"chat_template_kwargs: enable_thinking must be true or false, not {thinking!r:.80}")
     return dict(given)
 
 

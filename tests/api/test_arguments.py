@@ -368,7 +368,9 @@ class TestPrompts:
         with pytest.raises(UsageError, match=needle):
             prompts.conversations(given)
 
-    @pytest.mark.parametrize("given", [5, "x", {5: 6}, {"messages": []}, {"self": 1}], ids=str)
+    @pytest.mark.parametrize(
+        "given", [5, "x", {5: 6}, {"messages": []}, {"self": 1}, {"enable_thinking": "false"}], ids=str
+    )
     def test_invalid_template_variables_are_refused(self, given: Any) -> None:
         with pytest.raises(UsageError, match="chat_template_kwargs"):
             template_variables(given)

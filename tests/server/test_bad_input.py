@@ -82,6 +82,7 @@ for _ in range(40):
         ({"nonsense": 1}, "nonsense"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"enable_thinking": "false"}}, "chat_template_kwargs"),
         ({"model": 5}, "model"),
     ],
 )

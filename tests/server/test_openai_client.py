@@ -32,6 +32,14 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-4o")
 
 
+def test_what_is_not_supported_is_asked_once(client: openai.OpenAI, exact: Server) -> None:
+    """The SDK repeats requests after other 5xx."""
+    with pytest.raises(openai.InternalServerError, match="no embeddings") as caught:
+        client.with_options(max_retries=2).embeddings.create(model="pydoc-target", input="zip")
+    assert caught.value.status_code == 501
+    assert exact.samples()['specllama_http_requests_total{path="/v1/embeddings",status="501"}'] == 1
+
+
 def test_chat_and_its_stream_are_the_same(client: openai.OpenAI) -> None:
     asked = {"model": "pydoc-target", "messages": QUESTION, "max_tokens": 40, "seed": 5}
     whole = client.chat.completions.create(**asked)
