@@ -1,0 +1,227 @@
+"""Trained heads in the real llama.cpp: drafts do not change the text, a perfect head is always right, and
+what a head was not fed it makes up for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.config.load import ModelSettings
+from specllama.core.engine import Engine
+from specllama.core.policy.base import Policy
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.fixed import Fixed
+from specllama.core.policy.planner import Planner
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sequence import Generation, Request
+from specllama.drafters.block import BlockDrafter
+from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.head import HeadDrafter
+from specllama.llama.block_head import BlockContext
+from specllama.llama.context import LlamaContext
+from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
+from specllama.llama.model import LlamaModel
+from specllama.testing import TableMask
+from tests.support import tinygguf, tinyheads, tinymtp
+
+KINDS = ("mimo2", "qwen35", "gemma4", "eagle3", "dflash", "dspark")
+PERFECT = ("mimo2", "qwen35", "gemma4", "eagle3")  # where a head can be made that knows the target
+N_CTX, N_SLOTS, ROLLBACK = 512, 3, 8
+LAST_ONLY = {"mimo2": (0.0, 1.0), "qwen35": (0.0, 0.0, 0.0, 1.0), "gemma4": (0.0, 0.0), "eagle3": (0.0, 1.0)}
+TARGET_LAYERS = {"eagle3": (0, 1, 1), "dflash": (0, 1), "dspark": (0, 1)}
+NOISE = 0.2  # in what a head reads, so that it is right now and then
+
+
+def settings(path: Path) -> ModelSettings:
+    exact = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
+    return ModelSettings(path=str(path), **exact)  # type: ignore[arg-type]
+
+
+def write_pair(kind: str, folder: Path, noise: float) -> tuple[Path, Path]:
+    """The files of a target and of a head that knows it but for the noise, or of a random one."""
+    target, head, adds = folder / f"{kind}.gguf", folder / f"{kind}-head.gguf", LAST_ONLY.get(kind, ())
+    if kind in ("mimo2", "qwen35"):
+        make = getattr(tinymtp, kind)
+        made = make(target, adds=adds, copied=True, head_noise=noise)
+        return made, made
+    if kind == "gemma4":
+        tinyheads.gemma4(target, adds=adds)
+        return target, tinyheads.gemma4_assistant(head, copy_of=target, head_noise=noise)
+    tinygguf.llama(target, adds=adds)
+    if kind == "eagle3":
+        return target, tinyheads.eagle3(head, copy_of=target, head_noise=noise)
+    return target, tinyheads.dflash(head, markov=kind == "dspark")
+
+
+class Pair:
+    """A target without a head for plain decoding, and one whose features a head reads."""
+
+    def __init__(self, kind: str, folder: Path, noise: float) -> None:
+        target, head = write_pair(kind, folder, noise)
+        self.model = LlamaModel(settings(target), with_head=target == head)
+        self.head_model = self.model
+        is_mtp = kind in ("mimo2", "qwen35", "gemma4")
+        if head != target:
+            self.head_model = LlamaModel(settings(head), with_head=is_mtp, is_head=True)
+        self.plain, self.target = (self._context() for _ in range(2))
+        self.features = TargetFeatures(self.target, () if is_mtp else TARGET_LAYERS[kind])
+        self.drafter: HeadDrafter | BlockDrafter
+        self.context: HeadContext | BlockContext
+        if kind in ("dflash", "dspark"):
+            self.context = BlockContext(
+                self.head_model, self.target, N_CTX, n_draft=3 + (kind == "dspark"), anchored=kind ==
+                "dspark", causal=False, mask_id=tinyheads.MASK, n_features=self.features.width,
+            )  # fmt: skip
+            self.drafter = BlockDrafter(self.context, self.model.n_vocab)
+        else:
+            self.context = HeadContext(
+                self.head_model, self.target, N_CTX, mtp=is_mtp, n_features=self.features.width,
+                reads_target=kind == "gemma4",
+            )  # fmt: skip
+            self.drafter = HeadDrafter(self.context, self.model.n_vocab)
+        self.features.reader, self.target.features = self.drafter, self.features
+
+    def _context(self) -> LlamaContext:
+        return LlamaContext(self.model, N_CTX, N_SLOTS, n_rs_seq=ROLLBACK if self.model.has_state else 0)
+
+    def close(self) -> None:
+        self.features.close()
+        for one in (self.context, self.plain, self.target, self.model):
+            one.close()
+        if self.head_model is not self.model:
+            self.head_model.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Pair]]:
+    """Loads a pair by kind and noise, each once."""
+    found: dict[tuple[str, float], Pair] = {}
+
+    def load(kind: str, noise: float = NOISE) -> Pair:
+        if (kind, noise) not in found:
+            found[kind, noise] = Pair(kind, tmp_path_factory.mktemp(kind), noise)
+        return found[kind, noise]
+
+    yield load
+    for one in found.values():
+        one.close()
+
+
+def test_this_build_has_what_heads_need() -> None:
+    assert unsupported() == ""
+
+
+def request(seed: int = 0, temperature: float = 0.8, n: int = 40, **more: Any) -> Request:
+    params = SamplingParams(temperature=temperature, max_tokens=n, ignore_eos=True)
+    return Request(list(range(20 + seed, 50 + seed)), params, 7 + seed, **more)
+
+
+def run(context: LlamaContext, policy: Policy, *requests: Request) -> list[Generation]:
+    engine = Engine(context, policy, end_ids=(), clock=time.perf_counter)
+    generations = [engine.submit(one) for one in requests]
+    while engine.busy:
+        engine.step()
+    return generations
+
+
+def plain(pair_: Pair, *requests: Request) -> list[list[int]]:
+    return [run(pair_.plain, Fixed([], 0), one)[0].output for one in requests]
+
+
+def always() -> CostCurve:
+    """Costs with which drafts always pay."""
+    found = CostCurve()
+    for n in range(1, DEFAULT.max_rows + 1):
+        for _ in range(DEFAULT.min_samples):
+            found.observe(n, 1 + 0.01 * n)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_is_that_of_plain_decoding(pair, kind: str, temperature: float) -> None:
+    """Alone, in several slots, with a policy that decides, after another text in the same slots."""
+    one = pair(kind)
+    requests = [request(seed, temperature) for seed in range(N_SLOTS)]
+    expected = plain(one, *requests)
+    assert run(one.target, Fixed([one.drafter], 3), requests[0])[0].output == expected[0]
+    done = run(one.target, Fixed([one.drafter], 3), *requests)
+    assert [g.output for g in done] == expected
+    assert all(g.stats.drafted_by["head"] > 20 for g in done)
+    if kind in PERFECT:
+        assert sum(g.stats.n_accept for g in done) > 3
+    planned = run(one.target, Planner([CopyDrafter(), one.drafter], time.perf_counter, always()), *requests)
+    assert [g.output for g in planned] == expected
+
+
+@pytest.mark.parametrize("kind", PERFECT)
+def test_a_head_that_knows_the_target_is_always_right(pair, kind: str) -> None:
+    one = pair(kind, 0.0)
+    done = run(one.target, Fixed([one.drafter], 3), request(temperature=0.0))[0]
+    assert done.output == plain(one, request(temperature=0.0))[0]
+    assert done.stats.n_drafted == done.stats.n_accept > 20
+
+
+@pytest.mark.parametrize("kind", ["mimo2", "qwen35"])
+def test_with_the_same_noise_it_is_right_at_a_temperature_too(pair, kind: str) -> None:
+    one = pair(kind, 0.0)
+    stats = run(one.target, Fixed([one.drafter], 3), request(temperature=0.8))[0].stats
+    assert stats.n_accept == stats.n_drafted > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grammar_and_a_conversation_that_goes_on(pair, kind: str) -> None:
+    one = pair(kind)
+
+    def even(out: object) -> set[int]:  # noqa: ARG001
+        return set(range(0, one.model.n_vocab, 2))
+
+    masked = [request(mask=TableMask(one.model.n_vocab, even)) for _ in range(2)]
+    expected = plain(one, masked[0])[0]
+    first = run(one.target, Fixed([one.drafter], 3), masked[1])[0]
+    assert first.output == expected
+    assert not any(token % 2 for token in expected)
+    turn = Request([*first.history, 5, 6, 7], request().params, 3)
+    assert run(one.target, Fixed([one.drafter], 3), turn)[0].output == plain(one, turn)[0]
+
+
+@pytest.mark.parametrize("kind", ["mimo2", "eagle3", "dflash"])
+def test_cells_whose_features_are_gone_are_left_out(pair, kind: str) -> None:
+    """The head begins late where it was not used: its rows keep their positions."""
+    one = pair(kind, 0.0)
+    engine = Engine(one.target, Fixed([one.drafter], 0), end_ids=(), clock=time.perf_counter)
+    generation = engine.submit(request(temperature=0.0, n=300))
+    for _ in range(280):  # more than the features that are kept
+        engine.step()
+    assert one.drafter.cache_state(generation.seq_id).n_held == 0
+    engine.policy = Fixed([one.drafter], 3)
+    while engine.busy:
+        engine.step()
+    assert generation.output == plain(one, request(temperature=0.0, n=300))[0]
+    assert generation.stats.drafted_by["head"] > 5
+
+
+def test_an_engine_without_the_head_goes_on_when_it_fails(pair, monkeypatch) -> None:
+    from specllama.core.interfaces import DecodeError
+
+    one = pair("mimo2")
+    engine = Engine(one.target, Fixed([one.drafter], 3), end_ids=(), clock=time.perf_counter)
+    generation = engine.submit(request())
+    for _ in range(5):
+        engine.step()
+
+    def fail(rows: object) -> None:  # noqa: ARG001
+        raise DecodeError("broken")
+
+    monkeypatch.setattr(one.context, "decode", fail)
+    while engine.busy:
+        engine.step()
+    assert engine.draft_failed
+    assert engine.policy.drafters == []
+    assert generation.output == plain(one, request())[0]
