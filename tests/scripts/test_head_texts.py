@@ -54,7 +54,7 @@ def test_rendering() -> None:
 
 
 def test_each_prompt_is_answered_once_at_each_temperature(training: list[prompts.Prompt]) -> None:
-    shares = [list(jobs(training[:10], worker, 3)) for worker in range(3)]
+    shares = [list(jobs(training[:10], 1, worker, 3)) for worker in range(3)]
     keys = [job.key for share in shares for job in share]
     assert len(keys) == len(set(keys)) == 20
     assert {job.temperature for share in shares for job in share} == {0.0, 0.8}

@@ -47,6 +47,7 @@ def main() -> None:
     p.add_argument("--ff", type=cli.whole(32), default=1536, metavar="N", help="feed-forward size")
     p.add_argument("--kv-heads", type=cli.whole(1), default=9, metavar="N", help="heads of keys and values")
     p.add_argument("--block", action="store_true", help="start from the target's last block")
+    p.add_argument("--dropout", type=float, default=0.1, metavar="X", help="in training")
     p.add_argument("--rate", type=float, default=1e-3, metavar="X", help="learning rate")
     p.add_argument("--decay", type=float, default=0.4, metavar="X", help="share of the time it falls in")
     p.add_argument("--type", choices=("f16", "q8_0", "q5_0", "q4_0"), default="q4_0", help="of the matrices")

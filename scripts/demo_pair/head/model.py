@@ -102,8 +102,10 @@ class Head(nn.Module):
     token_embd: Tensor
     scale: Tensor
 
-    def __init__(self, shape: Shape, token_embd: Tensor) -> None:
+    def __init__(self, shape: Shape, token_embd: Tensor, dropout: float = 0.0) -> None:
+        """dropout: in training, of what attention and the feed-forward output read."""
         super().__init__()
+        self.dropout = dropout
         self.shape = s = shape
         self.register_buffer("scale", torch.ones(s.n_features))  # of features, which fc reads divided by it
         n_kv = s.n_head_kv * s.n_embd_head
@@ -124,7 +126,8 @@ class Head(nn.Module):
 
     def inputs(self, tokens: Tensor, g: Tensor) -> Tensor:
         """What attention reads: normed embeddings, then normed g; (texts, rows, 2 * n_embd)."""
-        return torch.cat((self.attn_norm(F.embedding(tokens, self.token_embd)), self.attn_norm_2(g)), -1)
+        both = (self.attn_norm(F.embedding(tokens, self.token_embd)), self.attn_norm_2(g))
+        return F.dropout(torch.cat(both, -1), self.dropout, self.training)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Both (texts, rows, n_head_kv, n_embd_head)."""
@@ -141,7 +144,8 @@ class Head(nn.Module):
         """The next hidden rows, from attended values and the residual stream."""
         x = g + self.attn_output(attended)
         y = self.ffn_norm(x)
-        return x + self.ffn_down(F.silu(self.ffn_gate(y)) * self.ffn_up(y))
+        y = F.dropout(F.silu(self.ffn_gate(y)) * self.ffn_up(y), self.dropout, self.training)
+        return x + self.ffn_down(y)
 
     def steps(self, batch: Batch, n_step: int, sample: Sample | None = None) -> list[Tensor]:
         """Logits of draft steps 0 to n_step - 1, each (texts, learnt, n_draft), or with a sample (texts,

@@ -117,6 +117,22 @@ def _topic(rng: random.Random, _: Source) -> str:
     return rng.choice(topics.ASK).format(q=rng.choice(topics.TOPICS))
 
 
+def _create(rng: random.Random, _: Source) -> str:
+    first, second = rng.sample(topics.TOPICS, 2)
+    return rng.choice(topics.CREATE).format(q=first, r=second)
+
+
+def _practical(rng: random.Random, _: Source) -> str:
+    return rng.choice(topics.PRACTICAL).format(
+        dish=rng.choice(topics.DISHES),
+        plan=rng.choice(topics.PLANS),
+        product=rng.choice(topics.PRODUCTS),
+        city=rng.choice(corpus.CITIES),
+        job=rng.choice(corpus.JOBS),
+        name=f"{rng.choice(corpus.FIRST_NAMES)} {rng.choice(corpus.LAST_NAMES)}",
+    )
+
+
 def _chat(rng: random.Random, _: Source) -> str:
     return rng.choice(topics.CHAT)
 
@@ -141,14 +157,16 @@ def _follow_up(rng: random.Random, s: Source) -> tuple[tuple[str, str], ...]:
 Make = Callable[[random.Random, Source], str]
 # kind -> (how to make one, its share)
 KINDS: dict[str, tuple[Make, float]] = {
-    "explain": (_explain, 0.18),
-    "source": (_source, 0.15),
-    "json": (_json, 0.1),
-    "edit": (_edit, 0.12),
+    "explain": (_explain, 0.14),
+    "source": (_source, 0.11),
+    "json": (_json, 0.08),
+    "edit": (_edit, 0.1),
     "text edit": (_text_edit, 0.05),
-    "reading": (_reading, 0.08),
-    "topic": (_topic, 0.22),
-    "chat": (_chat, 0.06),
+    "reading": (_reading, 0.05),
+    "topic": (_topic, 0.14),
+    "create": (_create, 0.14),
+    "practical": (_practical, 0.12),
+    "chat": (_chat, 0.03),
     "raw": (_raw, 0.04),
 }
 

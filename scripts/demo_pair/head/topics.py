@@ -219,3 +219,59 @@ CODE_EDITS = lines("""
     Repeat this code without changes:\\n{t}
     Convert this code to JavaScript:\\n{t}
 """)
+DISHES = items("""
+    pancakes; tomato soup; fried rice; apple pie; lentil stew; pizza; potato salad; chicken curry;
+    banana bread; mushroom risotto; tacos; chocolate cake; spring rolls; vegetable lasagna; garlic
+    bread; pumpkin soup; scrambled eggs; fish stew; rice pudding; oatmeal cookies; a Greek salad; noodle
+    soup; stuffed peppers
+""")
+PLANS = items("""
+    a birthday party; a camping trip; a school garden; a small bakery; a book club; a charity run; a
+    wedding; a move to another city; a science fair; a garage sale; a neighborhood festival; a bicycle
+    tour; a photo exhibition; a coding club; a picnic; a podcast; a marathon; a home office; a surprise
+    dinner; a community library
+""")
+CREATE = lines("""
+    Write a poem about {q}.
+    Write a short song about {q}.
+    Write a speech about {q}.
+    Write a news article about {q}.
+    Write a blog post about {q}.
+    Write a riddle about {q}.
+    Write a slogan for {q}.
+    Write a tweet about {q}.
+    Write a diary entry about {q}.
+    Describe a photo that shows {q}.
+    Invent a board game about {q} and explain its rules.
+    Write a description of a museum of {q}.
+    Compare {q} and {r}.
+    Which is more important, {q} or {r}? Argue both sides.
+    Give me ten ideas for a project on {q}.
+    Write an advertisement for a course on {q}.
+    Write an outline of a book about {q}.
+    Imagine a world without {q}. What would be different?
+""")
+PRACTICAL = lines("""
+    Give me a recipe for {dish}.
+    How do I make {dish}? List ingredients and steps.
+    What can I serve with {dish}?
+    Write a shopping list for {dish}.
+    How do I plan {plan}?
+    Make a checklist for {plan}.
+    Write an invitation to {plan}.
+    What could go wrong with {plan}, and how do I prepare for it?
+    Suggest a budget for {plan}.
+    Write a product description for a {product}.
+    Write a review of a {product}.
+    How do I choose a good {product}?
+    What can I do with an old {product}?
+    Plan a weekend in {city}.
+    What should I see in {city}?
+    Describe a rainy morning in {city}.
+    What does a {job} do all day?
+    Write five interview questions for a {job}.
+    Write a short biography of {name}, a {job} from {city}.
+    What should I study to become a {job}?
+    Write a note of thanks to a {job}.
+    Describe a good {job} in three sentences.
+""")

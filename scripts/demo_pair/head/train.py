@@ -107,13 +107,13 @@ def take_over(head: Head, tokens: NDArray[np.int64], state: dict[str, Any]) -> N
 
 
 def make_optimizer(head: Head, rate: float) -> torch.optim.Optimizer:
-    """AdamW: the output learns at half the rate of the layer, norms at twice."""
+    """AdamW: the output, which starts as the target's, learns slowly, or it forgets rare tokens."""
     output = [head.output.weight]
     matrices = [p for n, p in head.named_parameters() if p.dim() == 2 and n != "output.weight"]
     norms = [p for p in head.parameters() if p.dim() == 1]
     groups = [
         {"params": params, "lr": rate * share, "full": rate * share, "weight_decay": decay}
-        for params, share, decay in ((output, 0.5, 0.0), (matrices, 1.0, 0.05), (norms, 2.0, 0.0))
+        for params, share, decay in ((output, 0.1, 0.0), (matrices, 1.0, 0.1), (norms, 2.0, 0.0))
     ]
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
@@ -148,11 +148,13 @@ def measure(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Counts of `accepted` by kind of prompt and temperature, and "all" of each temperature."""
     found: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    head.eval()
     for sample in samples:
         batch = batches.make([sample], table, used, n_step)
         counts = accepted(head.steps(batch, n_step), batch)
         for kind in (sample.entry.kind, "all"):
             found[f"{kind} {sample.entry.temperature:g}"].append(counts)
+    head.train()
     return {
         key: (sum(right for right, _ in counts), sum(tried for _, tried in counts))  # type: ignore[misc]
         for key, counts in sorted(found.items())
@@ -179,7 +181,7 @@ def work(rank: int, a: argparse.Namespace) -> None:
     state = torch.load(a.out / "head.pt") if (a.out / "head.pt").exists() else None
     tokens = batches.choose_tokens(samples, a.draft_tokens, (0, 1, 2))
     table = batches.to_head(tokens, len(target["token_embd"]))
-    head = Head(Shape(n_draft=len(tokens), n_ff=a.ff, n_head_kv=a.kv_heads), target["token_embd"])
+    head = Head(Shape(n_draft=len(tokens), n_ff=a.ff, n_head_kv=a.kv_heads), target["token_embd"], a.dropout)
     scale = torch.from_numpy(batches.feature_scale(samples, used))
     initialise(head, target, torch.from_numpy(tokens), scale, a.block)
     if state:

@@ -134,12 +134,12 @@ class Writer:
         return n % LOOP_CHECK == 0 and n >= 2 * LOOP and loops(slot.tokens)
 
 
-def jobs(found: Iterable[prompts.Prompt], worker: int, workers: int) -> Iterator[Job]:
-    """The jobs of a worker: every prompt at each temperature."""
+def jobs(found: Iterable[prompts.Prompt], seed: int, worker: int, workers: int) -> Iterator[Job]:
+    """The jobs of a worker: every prompt at each temperature. seed: of the prompts, a part of the keys."""
     for i, prompt in enumerate(found):
         for k, temperature in enumerate(TEMPERATURES):
             if (2 * i + k) % workers == worker:
-                yield Job(f"{i}/{temperature:g}", prompt, temperature)
+                yield Job(f"{seed}/{i}/{temperature:g}", prompt, temperature)
 
 
 def text_of(slot: Slot) -> shards.Text:
@@ -154,6 +154,7 @@ def main() -> None:
     p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the shards")
     p.add_argument("--prompts", type=cli.whole(1), default=6000, metavar="N", help="number of prompts")
     p.add_argument("--held-out", action="store_true", help="answer the prompts that are only measured")
+    p.add_argument("--seed", type=cli.whole(0), default=1, metavar="N", help="of the choice of prompts")
     p.add_argument("--worker", type=cli.whole(0), default=0, metavar="I", help="which worker this is")
     p.add_argument("--workers", type=cli.whole(1), default=1, metavar="N", help="number of workers")
     p.add_argument("--sequences", type=cli.whole(1), default=32, metavar="N", help="written at once")
@@ -167,8 +168,8 @@ def main() -> None:
     until = time.monotonic() + 60 * a.minutes
     context = StreamContext(a.model, LAYERS, a.sequences, a.ctx, a.threads)
     shard = shards.ShardWriter(a.out, str(a.worker), len(LAYERS) * context.n_embd)
-    found = prompts.held_out() if a.held_out else prompts.training(a.prompts)
-    todo = (job for job in jobs(found, a.worker, a.workers) if job.key not in shard.keys)
+    found = prompts.held_out() if a.held_out else prompts.training(a.prompts, a.seed)
+    todo = (job for job in jobs(found, a.seed, a.worker, a.workers) if job.key not in shard.keys)
     writer = Writer(context, a.max_new, a.ctx, seed=len(shard.keys) * a.workers + a.worker)
 
     def fill(seq_id: int) -> None:
