@@ -30,7 +30,13 @@ _OUTPUT = table(
 )
 PAIR_CHECK = [
     _argument("target", "MAIN", "the target: a file or a name", GGUF),
-    _argument("draft", "DRAFT", "the draft: a file or a name", GGUF),
+    _argument(
+        "draft",
+        "DRAFT",
+        "the draft, a model or a head: a file or a name (default: the head inside MAIN)",
+        GGUF,
+        required=False,
+    ),
     *_OUTPUT,
 ]
 PULL = [

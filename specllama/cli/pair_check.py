@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.download import library
 from specllama.cli.formatting import columns, table, wrapped
-from specllama.errors import IncompatiblePairError
-from specllama.gguf.check import check_model, check_tokenizer
+from specllama.errors import IncompatiblePairError, UsageError
+from specllama.gguf.check import check_draft, check_model, check_tokenizer
+from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
+from specllama.gguf.heads import read_head, unusable_head
 from specllama.models.resolve import Library
 from specllama.pair.check import PairVerdict, check_pair
+from specllama.pair.heads import HeadVerdict, check_any, check_head, step_bytes
 from specllama.pair.vocab import Vocab, end_ids, shown
 from specllama.text.terminal import printable
 
@@ -26,54 +29,106 @@ Examples:
   specllama pair-check main.gguf draft.gguf
   specllama pair-check 8B 1B
   specllama pair-check user/repo:Q4_K_M hf:user/other-repo --json
+  specllama pair-check main.gguf eagle3.gguf    # a head for this model
+  specllama pair-check model-mtp.gguf           # the head inside the model
 
-Reads the headers only, on the hub too. The exit code is 0 where the draft can be used, 7 where it cannot.
+Reads the headers only, on the hub too. The exit code is 0 if the draft can be used, 7 if it cannot.
 """
 MAX_SHOWN = 20  # differing ids of a compatible pair
 MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
 
 
 def pair_check(given: Mapping[str, Any]) -> int:
-    """Print whether the draft can propose tokens for the target; returns the exit code.
+    """Print whether the draft, a model or a head, can propose tokens for the target; returns the exit code.
 
-    given: target and draft by path or name; files may be vocabularies without weights. For a model that is
-    on the hub and not on disk, only the header is read, and nothing is kept. Raises NotFoundError,
-    UsageError, GGUFError, IntegrityError, AccessError, NetworkError for what cannot be read or run.
+    given: target and draft by path or name; no draft for the head inside the target. Files may be
+    vocabularies without weights. For a model that is on the hub and not on disk, only the header is read, and
+    nothing is kept. Raises NotFoundError, UsageError, GGUFError, IntegrityError, AccessError, NetworkError,
+    IncompatiblePairError for what cannot be read or run.
     """
     known = library()
-    headers = _header(known, given["target"], "MAIN"), _header(known, given["draft"], "DRAFT")
-    verdict = check_pair(*headers)
+    target = _header(known, given["target"], "MAIN", check_model)
+    if given.get("draft") is None:
+        draft = target
+        verdict: PairVerdict | HeadVerdict = _inner_head(target)
+    else:
+        draft = _header(known, given["draft"], "DRAFT", check_draft)
+        verdict = check_any(target, draft)
     if given.get("json"):
         # As ASCII: UTF-8 would pass on control characters from the files.
-        console.data(json.dumps(_object(*headers, verdict)) + "\n")
+        console.data(json.dumps(_object(target, draft, verdict)) + "\n")
     else:
-        lines = _lines(*headers, verdict, columns(sys.stdout))
+        lines = _lines(target, draft, verdict, columns(sys.stdout))
         console.data("".join(f"{line}\n" for line in lines))
     return 0 if verdict.ok else IncompatiblePairError.exit_code
 
 
-def _header(known: Library, name: str, argument: str) -> Header:
+def _header(known: Library, name: str, argument: str, check: Callable[[Header], None]) -> Header:
     header = known.header(known.find(name, argument))
     if header.tensors or not len(header.tokens):
-        check_model(header)
+        check(header)
     else:
         check_tokenizer(header)
     return header
 
 
-def _object(target: Header, draft: Header, v: PairVerdict) -> dict[str, Any]:
+def _inner_head(header: Header) -> HeadVerdict:
+    """The verdict on the head inside a model. Raises UsageError if it has none, IncompatiblePairError for one
+    that llama.cpp does not run.
+    """
+    head = read_head(header)
+    if head is not None:
+        return check_head(header, head)
+    if reason := unusable_head(header):
+        raise IncompatiblePairError(
+            f"{header.path}: its head cannot be used: {reason}",
+            "Name a draft, or run it without one: -md none.",
+        )
+    raise UsageError(
+        f"{header.path} has no head of its own", "name a draft too: specllama pair-check MAIN DRAFT"
+    )
+
+
+def _object(target: Header, draft: Header, verdict: PairVerdict | HeadVerdict) -> dict[str, Any]:
     """Schema specllama.pair-check/1; texts are null where the vocabulary lacks the id."""
+    v = _vocabularies(verdict, target)
     return {
         "schema": "specllama.pair-check/1",
-        "verdict": v.verdict,
-        "ok": v.ok,
-        "reason": v.reason,
+        "verdict": verdict.verdict,
+        "ok": verdict.ok,
+        "reason": verdict.reason,
         "target": _about(target, v.target),
         "draft": _about(draft, v.draft),
         "differing": [d._asdict() for d in v.differing],
         "n_differing": v.n_differing,
         "first_difference": v.first_difference._asdict() if v.first_difference else None,
-        "notes": [str(note) for note in v.notes],
+        "head": _about_head(target, verdict.head) if isinstance(verdict, HeadVerdict) else None,
+        "notes": [str(note) for note in verdict.notes],
+    }
+
+
+def _vocabularies(verdict: PairVerdict | HeadVerdict, target: Header) -> PairVerdict:
+    """What was found about the vocabularies; a head inside the target has the target's."""
+    if isinstance(verdict, PairVerdict):
+        return verdict
+    return verdict.vocabulary or check_pair(target, target)
+
+
+def _about_head(target: Header, head: HeadInfo) -> dict[str, Any]:
+    return {
+        "kind": str(head.kind),
+        "in_target": not head.own_file,
+        "n_layer": head.n_layer,
+        "n_embd": head.n_embd,
+        "n_embd_target": head.n_embd_target,
+        "target_layers": list(head.target_layers),
+        "n_proposed": head.n_proposed,
+        "n_draft_max": head.n_draft_max,
+        "block_size": head.block_size or None,
+        "own_embeddings": head.own_embeddings,
+        "own_output": head.own_output,
+        "weight_bytes": head.weight_bytes,
+        "step_bytes": step_bytes(target, head),
     }
 
 
@@ -98,25 +153,55 @@ def _about(header: Header, vocab: Vocab) -> dict[str, Any]:
     }
 
 
-def _lines(target: Header, draft: Header, v: PairVerdict, width: int | None) -> Iterator[str]:
-    yield from _compared(_rows(target, v.target), _rows(draft, v.draft), width)
+def _lines(
+    target: Header, draft: Header, verdict: PairVerdict | HeadVerdict, width: int | None
+) -> Iterator[str]:
+    v, second = _vocabularies(verdict, target), "draft"
+    ours, theirs = _rows(target, v.target, target.n_params), _rows(draft, v.draft, draft.n_params)
+    if isinstance(verdict, HeadVerdict):
+        second = "head"
+        n_params = sum(t.n_elements for t in verdict.head.tensors)
+        theirs = _rows(draft, v.draft, n_params)
+        more = _head_rows(target, verdict.head)
+        ours += [(name, a) for name, a, _ in more]
+        theirs += [(name, b) for name, _, b in more]
+    yield from _compared(ours, theirs, second, width)
     yield ""
-    yield from wrapped(f"{v.verdict}: {v.reason}", width)
-    most = MAX_SHOWN if v.ok else MAX_SHOWN_REFUSED
+    yield from wrapped(f"{verdict.verdict}: {verdict.reason}", width)
+    most = MAX_SHOWN if verdict.ok else MAX_SHOWN_REFUSED
     for d in v.differing[:most]:
         yield from wrapped(f"{d.id}: target {shown(d.target)}, draft {shown(d.draft)}", width, "  ", "    ")
     if v.n_differing > most:
         yield f"  and {v.n_differing - most} more"
-    if not v.ok:
-        hint = "Choose a draft of the target's own family, or run without one: -md none."
-        yield from wrapped(hint, width)
-    for note in v.notes:
+    if not verdict.ok:
+        what = (
+            "a head that was made for the target"
+            if second == "head"
+            else "a draft of the target's own family"
+        )
+        yield from wrapped(f"Choose {what}, or run without one: -md none.", width)
+    for note in verdict.notes:
         yield from wrapped(str(note) if note.severity == "warning" else f"note: {note}", width)
 
 
-def _rows(header: Header, vocab: Vocab) -> list[tuple[str, str]]:
-    """Properties of one file that are compared: label and text."""
-    params = header.n_params
+def _head_rows(target: Header, head: HeadInfo) -> list[tuple[str, str, str]]:
+    """What a head needs of its target: label, the target's, the head's."""
+    layers = str(head.n_layer_target or "unknown")
+    if head.target_layers:
+        layers = f"reads {', '.join(map(str, head.target_layers))}"
+    elif head.shares_cache:
+        layers = "reads the last two"
+    tokens = f"{head.n_proposed} of {head.n_vocab}"
+    return [
+        ("head", "none" if head.own_file else head.label, head.label),
+        ("layers", str(target.n_layer_trunk), layers),
+        ("hidden size", str(target.n_embd), f"reads {head.n_embd_target}"),
+        ("proposes", "", tokens),
+    ]
+
+
+def _rows(header: Header, vocab: Vocab, params: int) -> list[tuple[str, str]]:
+    """Properties of one file that are compared: label and text. params: elements of its tensors."""
     unit, size = ("B", 1e9) if params >= 1e9 else ("M", 1e6)
     return [
         ("file", printable(header.path)),
@@ -133,15 +218,17 @@ def _rows(header: Header, vocab: Vocab) -> list[tuple[str, str]]:
 
 
 def _compared(
-    target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], width: int | None
+    target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], second: str, width: int | None
 ) -> Iterator[str]:
-    """Both files side by side, or one below the other where `width` columns are too few for that."""
+    """Both files side by side, or one below the other where `width` columns are too few for that. second:
+    what the draft is called.
+    """
     rows = [(name, a, b) for (name, a), (_, b) in zip(target, draft, strict=True)]
-    lines = list(table(("", "target", "draft"), rows, left=(0, 1, 2), gap=2))
+    lines = list(table(("", "target", second), rows, left=(0, 1, 2), gap=2))
     if width is None or max(map(len, lines)) <= width:
         yield from lines
         return
-    for title, about in (("target", target), ("draft", draft)):
+    for title, about in (("target", target), (second, draft)):
         yield title
         for name, text in about:
             yield from wrapped(f"{name} {text}", width, "  ", "    ")

@@ -151,16 +151,17 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
 
     Raises GGUFError or IncompatiblePairError for models that could not be run; with `force` that is a note.
     """
-    from specllama.gguf.check import check_model
-    from specllama.pair.check import check_pair
+    from specllama.gguf.check import check_draft, check_model
+    from specllama.pair.heads import check_any
 
-    headers = []
+    headers: list[Header] = []
     try:
         for model in found:
-            headers.append(library.header(model))
-            check_model(headers[-1])
+            header = library.header(model)
+            (check_draft if pair and headers else check_model)(header)
+            headers.append(header)
         if pair and len(headers) > 1:
-            verdict = check_pair(headers[0], headers[1])
+            verdict = check_any(headers[0], headers[1])
             if not verdict.ok:
                 force_it = f"download anyway with {option('force')}"
                 hint = f"choose another draft (specllama models), or {force_it}"
@@ -214,9 +215,9 @@ def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | Non
                 f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
             )
         return None
-    from specllama.pair.check import check_pair
+    from specllama.pair.heads import check_any
 
-    verdict = check_pair(library.header(target), library.header(found))
+    verdict = check_any(library.header(target), library.header(found))
     if not verdict.ok:
         library.listener.note(f"{found.name} is known as a draft and does not fit: {verdict.reason}")
         return None

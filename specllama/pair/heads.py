@@ -21,7 +21,7 @@ from specllama.gguf.architectures import (
 )
 from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.header import Header
-from specllama.gguf.heads import is_head_file
+from specllama.gguf.heads import is_head_file, read_head
 from specllama.pair.check import PairVerdict, check_pair
 
 COSTLY_STEP = (
@@ -45,6 +45,14 @@ class HeadVerdict:
     def ok(self) -> bool:
         """Whether the head can be used."""
         return self.verdict != "incompatible"
+
+
+def check_any(target: Header, draft: Header) -> PairVerdict | HeadVerdict:
+    """Whether a draft, a model or a head, can propose tokens for a target. Raises GGUFError for an incomplete
+    head.
+    """
+    head = read_head(draft) if is_head_file(draft) else None
+    return check_pair(target, draft) if head is None else check_head(target, head)
 
 
 def check_head(target: Header, head: HeadInfo) -> HeadVerdict:

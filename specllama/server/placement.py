@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specllama.config.load import LoadSettings
 from specllama.errors import NotFoundError, ResourceError
-from specllama.gguf.check import check_model
+from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
@@ -34,17 +34,17 @@ def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
     """A model that shall be loaded, its headers read and checked. settings: with names that the library finds
     on disk, or with paths, if it is None.
 
-    Raises what `prepare_if_on_disk`, `read_model` and `check_model` raise.
+    Raises what `prepare_if_on_disk`, `read_model`, `check_model` and `check_draft` raise.
     """
     found = settings if library is None else prepare_if_on_disk(library, settings)
     if found is None:
         raise NotFoundError(f"{settings.target.path} is not complete on this disk any more")
-    headers = []
-    for model in (found.target, found.draft):
-        if model is not None:
-            headers.append(read_model(model.path))
-            check_model(headers[-1])
-    return Newcomer(found, headers[0], headers[1] if len(headers) > 1 else None)
+    target, draft = read_model(found.target.path), None
+    check_model(target)
+    if found.draft is not None:
+        draft = read_model(found.draft.path)
+        check_draft(draft)
+    return Newcomer(found, target, draft)
 
 
 def must_leave(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests.support import tinygguf
+from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.command import ROOT, Command, Result, assert_error
 from tests.support.ggufbytes import llama, vocab_metadata, vocabulary, words
 
@@ -20,6 +20,7 @@ EMBEDDED = str(EMBEDDED_TARGET), str(EMBEDDED_DRAFT)
 W = words(40)
 KEYS = {
     *("schema", "verdict", "ok", "reason", "target", "draft", "differing", "n_differing", "first_difference"),
+    "head",
     "notes",
 }
 
@@ -83,6 +84,58 @@ def test_json_is_one_object_with_the_findings(shared: Command) -> None:
     assert (target["bos_id"], target["eos_id"], target["add_bos"], target["add_eos"]) == (0, 2, True, False)
     assert (target["end_ids"], target["chat_template"], target["n_ctx_train"]) == ([0, 2], True, 2048)
     assert target["bytes_per_token"] > 5 * found["draft"]["bytes_per_token"] > 0
+
+
+def test_a_head_inside_the_model(command: Command) -> None:
+    path = tinymtp.step35(command.home / "m.gguf")
+    result = check(command, str(path))
+    rows = {line[:12].strip(): line[12:].split() for line in result.out.splitlines() if line}
+    assert result.code == 0
+    assert rows["file"] == [str(path), str(path)]
+    assert rows["head"] == ["MTP,", "3", "layers"] * 2
+    assert (rows["layers"], rows["hidden size"]) == (["2", "2"], ["48", "reads", "48"])
+    assert rows["params"] == ["0.142", "M", "0.075", "M"]
+    assert "identical: the head is a part of the model" in result.out
+    assert "note: the head drafts up to 3 tokens at a time" in result.out
+    found = check(command, str(path), "--json").json
+    assert found.keys() == KEYS
+    head = found["head"]
+    assert (head["kind"], head["in_target"], head["n_layer"], head["n_draft_max"]) == ("mtp", True, 3, 3)
+    assert head["weight_bytes"] > head["step_bytes"] > 0
+
+
+def test_a_head_in_a_file_of_its_own(command: Command) -> None:
+    target = tinygguf.llama(command.home / "t.gguf")
+    head = tinyheads.eagle3(command.home / "h.gguf", d2t=range(5, 50))
+    result = check(command, str(target), str(head))
+    lines = result.out.splitlines()
+    assert result.code == 0
+    assert lines[0].split() == ["target", "head"]
+    rows = {line[:11].strip(): line[11:].split() for line in lines if line}
+    assert rows["layers"] == ["2", "reads", "0,", "1,", "1"]
+    assert rows["proposes"] == ["45", "of", "280"]
+    assert "note: the head proposes 45 of the 280 tokens" in lines
+    found = check(command, str(target), str(head), "--json").json
+    assert found["head"]["target_layers"] == [0, 1, 1]
+    assert (found["head"]["own_embeddings"], found["head"]["own_output"]) == (False, True)
+    assert (found["verdict"], found["draft"]["architecture"]) == ("identical", "eagle3")
+
+
+def test_heads_that_do_not_fit(command: Command) -> None:
+    target = tinygguf.llama(command.home / "t.gguf")
+    head = tinyheads.eagle3(command.home / "h.gguf", target_layers=(0, 1, 9))
+    result = check(command, str(target), str(head))
+    assert result.code == 7
+    assert "incompatible: the head reads layer 9, the target has 2" in result.out
+    assert result.out.endswith("Choose a head that was made for the target, or run without one: -md none.\n")
+    found = check(command, str(target), str(head), "--json").json
+    assert (found["ok"], found["notes"]) == (False, [])
+    assert_error(command("pair-check", str(head), str(target)), 6, "a head without a model")
+    assert_error(command("pair-check", str(target)), 2, "has no head of its own", "name a draft too")
+    promise = tinymtp.mimo2(command.home / "p.gguf", part="promise")
+    assert_error(command("pair-check", str(promise)), 7, "the header promises 1 MTP layer")
+    head.write_bytes(head.read_bytes()[:-200])
+    assert_error(command("pair-check", str(target), str(head)), 6, "h.gguf", "bytes are missing")
 
 
 def test_compatible(command: Command, file: Callable[..., str]) -> None:

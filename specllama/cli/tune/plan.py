@@ -13,9 +13,9 @@ from specllama.config import build
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.sources import Values
 from specllama.errors import IncompatiblePairError, UsageError
-from specllama.gguf.check import check_model
+from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import read_model
-from specllama.pair.check import check_pair
+from specllama.pair.heads import check_any
 
 # tune sets these itself: it measures with all drafters, at all lengths.
 _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
@@ -92,8 +92,8 @@ def _unusable(target: str, drafts: Sequence[str]) -> dict[str, str]:
     found = {}
     for path in drafts:
         draft = read_model(path)
-        check_model(draft)
-        verdict = check_pair(header, draft)
+        check_draft(draft)
+        verdict = check_any(header, draft)
         if not verdict.ok:
             found[path] = verdict.reason
     return found
