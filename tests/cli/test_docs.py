@@ -231,7 +231,7 @@ def test_the_first_answer_is_the_one_that_is_shown(command: Command, demo: dict[
 
 
 def test_the_pair_check_is_the_one_that_is_shown(ran: dict[str, subprocess.CompletedProcess[str]]) -> None:
-    (shown,) = (block for page, block in blocks("text") if page == "docs/models.md")
+    shown = next(block for page, block in blocks("text") if page == "docs/models.md")
     assert ran["specllama pair-check main.gguf draft.gguf"].stdout.rstrip() == shown.rstrip()
 
 

@@ -104,6 +104,12 @@ def test_a_head_inside_the_model(command: Command) -> None:
     assert head["weight_bytes"] > head["step_bytes"] > 0
 
 
+def test_the_check_of_an_inner_head_is_the_one_that_the_documentation_shows(command: Command) -> None:
+    tinymtp.qwen35(command.home / "model.gguf")
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    assert f"```text\n{check(command, 'model.gguf').out}```\n" in page
+
+
 def test_a_head_in_a_file_of_its_own(command: Command) -> None:
     target = tinygguf.llama(command.home / "t.gguf")
     head = tinyheads.eagle3(command.home / "h.gguf", d2t=range(5, 50))
