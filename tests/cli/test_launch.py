@@ -176,6 +176,7 @@ def test_bad_input(home: Home, running: Server) -> None:
         (("codex", *url), {"SPECLLAMA_API_KEY": "wrong"}, 4, ("another than this one",)),
         (("codex", "--url", "http://127.0.0.1:1"), {}, 3, ("no specllama", "specllama serve")),
         (("codex", *url), keyed, 2, ("32768", "1024", "--force")),
+        (("llm", "--port", "0", "-m", "absent.gguf"), {}, 3, ("absent.gguf",)),  # the server does not start
         (("codex", *url), none, 9, ("no codex on PATH", "npm install -g @openai/codex")),
         (("opencode", *url, "--force"), {"OPENCODE_CONFIG_CONTENT": "[", **keyed}, 2, ("is not JSON",)),
     ]
@@ -202,13 +203,6 @@ def test_a_server_is_started_and_ended(home: Home) -> None:
     host, _, port = record["env"]["ANTHROPIC_BASE_URL"].removeprefix("http://").partition(":")
     with pytest.raises(ConnectionError):
         Api(host, int(port)).get("/health")
-
-
-def test_a_server_that_does_not_start(home: Home) -> None:
-    absent = home("launch", "llm", "--port", "0", "-m", "absent.gguf")
-    assert absent.code == 3
-    assert "absent.gguf" in absent.err
-    assert not home.was_started
 
 
 def test_a_killed_launch_takes_its_server_along(home: Home) -> None:
