@@ -93,6 +93,8 @@ def test_a_shard_survives_an_interruption(tmp_path: Path) -> None:
     lines.write_text(lines.read_text()[:-7])  # the line of the second text was not written to its end
     again = shards.ShardWriter(tmp_path, "0", 8)
     assert again.keys == {"key 0"}
+    with pytest.raises(BlockingIOError):
+        shards.ShardWriter(tmp_path, "0", 8)
     again.add("key 2", "chat", 0, 1, texts[2])
     again.close()
     shard = shards.Shard(tmp_path, "0", 8)

@@ -7,6 +7,7 @@ an interruption leaves, are overwritten. Knows no model.
 
 from __future__ import annotations
 
+import fcntl
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,15 +53,24 @@ def _entries(path: Path) -> list[Entry]:
 
 
 class ShardWriter:
-    """Appends texts to a shard. width: numbers of a row of features."""
+    """Appends texts to a shard. width: numbers of a row of features. Raises BlockingIOError if another
+    writer has the shard.
+    """
 
     def __init__(self, folder: Path, name: str, width: int) -> None:
         lines = folder / f"{name}.jsonl"
+        self._lines: TextIO = lines.open("a")
+        try:
+            fcntl.flock(self._lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lines.close()
+            raise
         entries = _entries(lines)
         self.keys = {entry.key for entry in entries}
         self._n = sum(entry.n for entry in entries)
-        lines.write_text("".join(json.dumps(asdict(entry)) + "\n" for entry in entries))
-        self._lines: TextIO = lines.open("a")
+        self._lines.truncate(0)
+        self._lines.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
+        self._lines.flush()
         sizes = {"tokens": 2, "features": 2 * width, "top": TOP.itemsize}
         self._files: dict[str, BinaryIO] = {}
         for part, size in sizes.items():

@@ -142,108 +142,120 @@ def average(head: Head) -> None:
         grad.copy_(part.view_as(grad))
 
 
-@torch.no_grad()
-def measure(
-    head: Head, samples: Sequence[batches.Sample], table: Any, used: Any, n_step: int
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Counts of `accepted` by kind of prompt and temperature, and "all" of each temperature."""
-    found: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    head.eval()
-    for sample in samples:
-        batch = batches.make([sample], table, used, n_step)
-        counts = accepted(head.steps(batch, n_step), batch)
-        for kind in (sample.entry.kind, "all"):
-            found[f"{kind} {sample.entry.temperature:g}"].append(counts)
-    head.train()
-    return {
-        key: (sum(right for right, _ in counts), sum(tried for _, tried in counts))  # type: ignore[misc]
-        for key, counts in sorted(found.items())
-    }
+class Training:
+    """One process of a training: texts, head and progress. Only the first process reports and saves."""
 
+    def __init__(self, rank: int, a: argparse.Namespace) -> None:
+        self.rank, self.options = rank, a
+        target = target_tensors(a.model)
+        n_embd = target["token_embd"].shape[1]
+        samples, held_out = (
+            batches.load(folder, len(KEPT) * n_embd) if folder else [] for folder in (a.texts, a.held_out)
+        )
+        self.held_out = held_out
+        self.used = batches.columns(a.layers, KEPT, n_embd)
+        self.tokens = batches.choose_tokens(samples, a.draft_tokens, (0, 1, 2))
+        self.table = batches.to_head(self.tokens, len(target["token_embd"]))
+        shape = Shape(n_draft=len(self.tokens), n_ff=a.ff, n_head_kv=a.kv_heads)
+        self.head = Head(shape, target["token_embd"], a.dropout)
+        scale = torch.from_numpy(batches.feature_scale(samples, self.used))
+        initialise(self.head, target, torch.from_numpy(self.tokens), scale, a.block)
+        self.seconds, self.step = 0.0, 0
+        if (path := a.out / "head.pt").exists():
+            state = torch.load(path)
+            take_over(self.head, self.tokens, state)
+            self.seconds, self.step = state["seconds"], state["step"]
+        self.first_step = self.step
+        self.optimizer = make_optimizer(self.head, a.rate)
+        self.source = endless(samples[rank :: a.processes], a.rows, self.step * a.processes + rank)
+        self.mean: float | None = None  # of the first step's loss, over the last batches
+        n = sum(entry.n - entry.n_prompt for entry, _ in samples)
+        self.print(f"{len(samples)} texts, {n} tokens; {self.head.n_params / 1e6:.1f} M parameters")
 
-def shares(counts: tuple[Tensor, Tensor]) -> str:
-    right, tried = counts
-    return " ".join(f"{r / max(1, t):.3f}" for r, t in zip(right.tolist(), tried.tolist(), strict=True))
+    def print(self, line: str) -> None:
+        if self.rank == 0:
+            print(line, flush=True)
+
+    def update(self) -> None:
+        """One batch of every process."""
+        a, head, started = self.options, self.head, time.monotonic()
+        n_step = a.steps if self.seconds > 60 * a.minutes * a.single else 1
+        batch = batches.make(next(self.source), self.table, self.used, n_step)
+        sample = draw(batch, len(self.tokens), a.others) if a.others else None
+        found = losses(head.steps(batch, n_step, sample), sample.batch if sample else batch, a.first_choice)
+        weights = STEP_WEIGHT ** torch.arange(n_step)
+        ((found * weights).sum() / weights.sum()).backward()
+        took = torch.tensor([time.monotonic() - started])
+        if a.processes > 1:
+            average(head)
+            dist.broadcast(took, 0)
+        self.seconds += took.item()
+        nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        share = rate_now(self.step - self.first_step, self.seconds, a.minutes, a.decay)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["full"] * share
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        first = found[0].item()
+        self.mean = first if self.mean is None else 0.98 * self.mean + 0.02 * first
+        if self.step % REPORT == 0:
+            rest = " ".join(f"{loss:.2f}" for loss in found.tolist())
+            self.print(f"{self.step}: {self.seconds:.0f} s, first step {self.mean:.3f}, last batch {rest}")
+
+    def save(self) -> None:
+        """Write the weights and the head's file."""
+        a = self.options
+        content = {
+            "head": self.head.state_dict(), "tokens": torch.from_numpy(self.tokens), "layers": a.layers,
+            "shape": asdict(self.head.shape), "seconds": self.seconds, "step": self.step,
+        }  # fmt: skip
+        torch.save(content, a.out / "head.new")
+        (a.out / "head.new").replace(a.out / "head.pt")
+        kind = export.KINDS[a.type]
+        export.write_gguf(self.head, self.tokens, a.layers, a.model, a.out / "head.new", kind)
+        (a.out / "head.new").replace(a.out / "head.gguf")
+
+    @torch.no_grad()
+    def measure(self, samples: Sequence[batches.Sample], n_step: int, kinds: str = "") -> None:
+        """Print the shares of accepted drafts, each step's of the rows where the steps before it were, by
+        kind of prompt and temperature, for kinds that begin with `kinds`; "all" is one.
+        """
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        self.head.eval()
+        for sample in samples:
+            batch = batches.make([sample], self.table, self.used, n_step)
+            counts = torch.stack(accepted(self.head.steps(batch, n_step), batch))
+            for kind in (sample.entry.kind, "all"):
+                found[f"{kind}, temperature {sample.entry.temperature:g}"].append(counts)
+        self.head.train()
+        for kind, every in sorted(found.items()):
+            if kind.startswith(kinds):
+                right, tried = torch.stack(every).sum(0)
+                shares = " ".join(f"{share:.3f}" for share in (right / tried.clamp(min=1)).tolist())
+                print(f"held out, {kind}: {shares}", flush=True)
 
 
 def work(rank: int, a: argparse.Namespace) -> None:
-    """One process of the training; the first one reports and saves."""
+    """One process of the training."""
     torch.set_num_threads(a.threads)
     if a.processes > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(a.port))
         dist.init_process_group("gloo", rank=rank, world_size=a.processes)
     torch.manual_seed(0)
-    target = target_tensors(a.model)
-    width = len(KEPT) * target["token_embd"].shape[1]
-    samples = batches.load(a.texts, width)
-    held_out = batches.load(a.held_out, width) if a.held_out else []
-    used = batches.columns(a.layers, KEPT, target["token_embd"].shape[1])
-    state = torch.load(a.out / "head.pt") if (a.out / "head.pt").exists() else None
-    tokens = batches.choose_tokens(samples, a.draft_tokens, (0, 1, 2))
-    table = batches.to_head(tokens, len(target["token_embd"]))
-    head = Head(Shape(n_draft=len(tokens), n_ff=a.ff, n_head_kv=a.kv_heads), target["token_embd"], a.dropout)
-    scale = torch.from_numpy(batches.feature_scale(samples, used))
-    initialise(head, target, torch.from_numpy(tokens), scale, a.block)
-    if state:
-        take_over(head, tokens, state)
-    optimizer = make_optimizer(head, a.rate)
-    seconds, step, mean = state["seconds"] if state else 0.0, state["step"] if state else 0, None
-    first_step = step
-    if rank == 0:
-        n = sum(s.entry.n - s.entry.n_prompt for s in samples)
-        print(f"{len(samples)} texts, {n} tokens; {head.n_params / 1e6:.1f} M parameters", flush=True)
-    source = endless(samples[rank :: a.processes], a.rows, seed=step * a.processes + rank)
-
-    def save(kind: str) -> None:
-        content = {
-            "head": head.state_dict(), "tokens": torch.from_numpy(tokens), "seconds": seconds,
-            "step": step, "shape": asdict(head.shape), "layers": a.layers,
-        }  # fmt: skip
-        torch.save(content, a.out / "head.new")
-        (a.out / "head.new").replace(a.out / "head.pt")
-        export.write_gguf(head, tokens, a.layers, a.model, a.out / "head.new.gguf", export.KINDS[kind])
-        (a.out / "head.new.gguf").replace(a.out / "head.gguf")
-
-    def report(some: Sequence[batches.Sample], n_step: int, kinds: str) -> None:
-        for kind, counts in measure(head, some, table, used, n_step).items():
-            if kind.startswith(kinds):
-                print(f"held out, {kind}: {shares(counts)}", flush=True)
-
-    saved = last = time.monotonic()
-    while seconds < 60 * a.minutes:
+    training = Training(rank, a)
+    saved = time.monotonic()
+    while training.seconds < 60 * a.minutes:
         while a.pause and a.pause.exists():
             time.sleep(2)
-            last = time.monotonic()
-        n_step = a.steps if seconds > 60 * a.minutes * a.single else 1
-        batch = batches.make(next(source), table, used, n_step)
-        sample = draw(batch, len(tokens), a.others) if a.others else None
-        found = losses(head.steps(batch, n_step, sample), sample.batch if sample else batch, a.first_choice)
-        weights = STEP_WEIGHT ** torch.arange(n_step)
-        ((found * weights).sum() / weights.sum()).backward()
-        now = torch.tensor([time.monotonic() - last])
-        last = time.monotonic()
-        if a.processes > 1:
-            average(head)
-            dist.broadcast(now, 0)
-        seconds += now.item()
-        nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = group["full"] * rate_now(step - first_step, seconds, a.minutes, a.decay)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        first = found[0].item()
-        mean = first if mean is None else 0.98 * mean + 0.02 * first
-        if rank == 0 and step % REPORT == 0:
-            rest = " ".join(f"{loss:.2f}" for loss in found.tolist())
-            print(f"{step}: {seconds:.0f} s, first step {mean:.3f}, last batch {rest}", flush=True)
+        training.update()
         if rank == 0 and time.monotonic() - saved > 60 * a.save_minutes:
             saved = time.monotonic()
-            save(a.type)
-            report(held_out[::A_FEW], 2, "all")
+            training.save()
+            training.measure(training.held_out[::A_FEW], 2, "all")
     if rank == 0:
-        save(a.type)
-        report(held_out, HELD_OUT_STEPS, "")
+        training.save()
+        training.measure(training.held_out, HELD_OUT_STEPS)
 
 
 def run(a: argparse.Namespace) -> None:
