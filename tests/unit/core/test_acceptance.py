@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.core.policy.acceptance import AcceptanceTable
+from specllama.core.policy.acceptance import AcceptanceTable, PairState
+from specllama.core.policy.candidates import CandidateDraft
 from specllama.core.policy.config import DEFAULT
+from specllama.drafters import HEAD, MODEL
 
 PRIORS = (0.2, 0.5, 0.9)
 
@@ -88,3 +90,34 @@ def test_invalid_stored_data_is_ignored(data):
     before = list(table.chances)
     assert not table.restore(data)
     assert table.chances == before
+
+
+def observe(state: PairState, name: str, confidence: float, right: tuple[bool, ...]) -> None:
+    """One draft of tokens of this confidence."""
+    draft = CandidateDraft()
+    for place in range(len(right)):
+        draft.add(place, name, state.bin_of(name, confidence, place), 0.5)
+    tokens = [place if ok else -1 for place, ok in enumerate(right)]
+    state.observe_model(draft, tokens, name)
+
+
+def test_acceptance_of_a_head_is_learnt_by_place():
+    state = PairState([HEAD])
+    for _ in range(60):
+        observe(state, "head", 0.93, (True, True, True, False))
+        observe(state, "head", 0.93, (True, False))
+    chances = [state.tables["head"].chances[state.bin_of("head", 0.93, place)] for place in range(5)]
+    assert chances[0] > 0.95
+    assert 0.4 < chances[1] < 0.7
+    assert chances[2] == chances[3] == chances[4]
+    again = PairState([HEAD])
+    again.restore(state.to_dict())
+    assert again.tables["head"].chances == pytest.approx(state.tables["head"].chances, abs=0.01)
+
+
+def test_that_of_a_draft_model_is_not():
+    state = PairState([MODEL])
+    assert len({state.bin_of("model", 0.93, place) for place in range(5)}) == 1
+    observe(state, "model", 0.93, (True, False))
+    assert sum(state.tables["model"].to_dict()["seen"]) == pytest.approx(1.99, abs=0.01)
+    assert state.next_chance(state.bin_of("model", 0.93, 0)) < DEFAULT.next_chances[7]

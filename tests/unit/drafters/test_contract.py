@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from specllama.core.interfaces import BatchRow, Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
+from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.request_history import MemoryDrafter
 from specllama.drafters.ring import RequestHistory
-from specllama.testing import TableContext, TableHead, TableMask
+from specllama.testing import N_FEATURES, TableContext, TableHead, TableMask, table_row
 
 N_VOCAB = 32  # of every drafter here
 SEQUENCES = (0, 1)
@@ -46,8 +48,38 @@ def with_history() -> MemoryDrafter:
     return MemoryDrafter(history)
 
 
-class WithFeatures(HeadDrafter):
-    """Has the features of every token at once, as if the target had decoded it."""
+class Blocks:
+    """A block head whose logits depend on the last token and the place. Asserts that cells are in order."""
+
+    def __init__(self) -> None:
+        self.n_ctx, self.n_vocab, self.n_seq_max, self.n_features, self.n_draft = (
+            512,
+            N_VOCAB,
+            2,
+            N_FEATURES,
+            3,
+        )
+        self.cells: dict[int, list[int]] = {0: [], 1: []}
+
+    def inject(self, seq_id, first, features) -> None:
+        cells = self.cells[seq_id]
+        assert not cells or first == cells[-1] + 1
+        cells.extend(range(first, first + len(features)))
+
+    def draft(self, last) -> dict[int, np.ndarray]:
+        for seq_id, (_, pos) in last.items():
+            assert self.cells[seq_id][-1] == pos - 1
+        return {
+            seq_id: np.stack([table_row([token, i], N_VOCAB) for i in range(self.n_draft)])
+            for seq_id, (token, _) in last.items()
+        }
+
+    def truncate(self, seq_id, pos) -> None:
+        self.cells[seq_id] = [p for p in self.cells[seq_id] if p < pos]
+
+
+class Featured:
+    """Gives a drafter the features of every token at once, as if the target had decoded it."""
 
     def start(self, seq_id, prompt, sampler, mask=None) -> None:
         self._decoded(seq_id, prompt, 0)
@@ -65,6 +97,14 @@ class WithFeatures(HeadDrafter):
             target.decode(batch)
 
 
+class WithFeatures(Featured, HeadDrafter):
+    pass
+
+
+class BlockWithFeatures(Featured, BlockDrafter):
+    pass
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
     "memory": with_history,
@@ -75,6 +115,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "head": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2), N_VOCAB),
     "head, lagging": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2, lag=1), N_VOCAB),
     "head, no cache": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2, reads_target=True), N_VOCAB),
+    "block": lambda: BlockWithFeatures(Blocks(), N_VOCAB),
     "model, recurrent": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2, "checkpoint"), N_VOCAB),
 }
 
