@@ -10,7 +10,10 @@ from tests.support.page_pace import TEXTS
 pytestmark = needs_chromium()
 TABLE = "| a | b |\n|:--|--:|\n" + "".join(f"| {i} | `x{i}` **b** |\n" for i in range(60)) + "\nAfter it.\n"
 LIST = "Before.\n\n" + "".join(f"{i}. item *{i}* with words\n" for i in range(1, 90)) + "\nAfter it.\n"
-NESTED = "- a\n  - b\n\n    ```\n    code\n    ```\n- c\n\n> quoted\n> more\n\n---\n\n~~gone~~ &amp; 1 < 2 <b>x</b>\n"
+NESTED = (
+    "- a\n  - b\n\n    ```\n    code\n    ```\n- c\n\n> quoted\n> more\n\n"
+    "---\n\n~~gone~~ &amp; 1 < 2 <b>x</b>\n"
+)
 CODE = "Text\n\n```js\n" + "".join(f"const x{i} = `{i}`;\n\n" for i in range(120)) + "```\n\nAfter it.\n"
 UNICODE = "# Grüße 🦙\n\n| 🦙 | é |\n|---|---|\n| **ß** | 漢字 |\n\n- 🦙 `🦙`\r\n- zwei\r\n"
 DEFINED = "See [this][a] and [that].\n\n[a]: https://example.org/a\n[that]: https://example.org/b\n"

@@ -91,7 +91,7 @@ class TestStream:
             for e in shown
         )
         sources = {source for e in shown for _, source in e["speculation"]["tokens"]}
-        assert sources <= {"target", "model", "copy", "grammar"}
+        assert sources <= {"target", "model", "copy", "memory", "grammar"}
         assert {"model", "copy"} & sources
         rounds = [e["speculation"]["round"] for e in shown if "round" in e["speculation"]]
         assert all(set(r) == {"drafted", "accepted", "ms"} and r["ms"] >= 0 for r in rounds)

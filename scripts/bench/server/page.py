@@ -42,9 +42,9 @@ def main() -> None:
                 page.press("New conversation")
                 found = streamed(page, text, N_TOKENS)
                 work = median(found.work_ms)
+                frame, growth = found.longest_task_ms, found.growth
                 print(
-                    f"{name}: longest without a frame {found.longest_task_ms:.0f} ms, {work:.2f} ms of work a "
-                    f"token, growth {found.growth:.2f}"
+                    f"{name}: {frame:.0f} ms without a frame, {work:.2f} ms of work a token, x {growth:.2f}"
                 )
             first = sorted(first_character(page) for _ in range(args.runs))
             print(f"Enter to the first character: median {median(first):.0f} ms, longest {first[-1]:.0f} ms")
