@@ -94,7 +94,7 @@ class TestStream:
         assert sources <= {"target", "model", "copy", "memory", "grammar"}
         assert {"model", "copy"} & sources
         rounds = [e["speculation"]["round"] for e in shown if "round" in e["speculation"]]
-        assert all(set(r) == {"drafted", "accepted", "ms"} and r["ms"] >= 0 for r in rounds)
+        assert all(set(r) == {"drafted", "accepted", "ms", "n_predict"} and r["ms"] >= 0 for r in rounds)
         plain = server.chat(**asked).events
         assert not any("speculation" in e for e in plain[:-1])
 
