@@ -63,6 +63,16 @@ def test_stop_keeps_the_text_and_continue_goes_on(page: Page) -> None:
     assert len(page.answers) == 1
 
 
+def test_a_closed_page_keeps_what_there_was(page: Page) -> None:
+    page.write("What does os.walk do?", **ENDLESS)
+    page.until(lambda: page.answers and len(page.answers[-1]) > 20)
+    page.ready()
+    page.press("What does os.walk do?")
+    page.until(lambda: page.answers and len(page.answers[0]) > 20)
+    assert "The page was closed before the end." in page.text_of(".answer")
+    assert page.all("button", "Continue")
+
+
 def test_escape_stops(page: Page) -> None:
     page.write("What does os.walk do?", **ENDLESS)
     page.until(lambda: page.answers and page.answers[-1])
@@ -179,13 +189,14 @@ def test_two_tabs_lose_nothing(page: Page) -> None:
         page.write("From the second tab", **ENDLESS)
         page.until(lambda: len(page.answers) == 2 and page.answers[1])
         page.driver.switch_to.window(first)
+        page.until(lambda: page.questions == ["Shared", "From the second tab"])
         page.ask("From the first tab", max_tokens=8)
         page.driver.switch_to.window(second)
         page.press("Stop")
         page.until(lambda: "kept as a copy" in page.notice)
         assert page.questions == ["Shared", "From the second tab"]
         page.driver.switch_to.window(first)
-        assert page.questions == ["Shared", "From the first tab"]
+        assert page.questions == ["Shared", "From the second tab", "From the first tab"]
         page.until(lambda: page.all("button", "Shared (from another tab)"))
     finally:
         page.driver.switch_to.window(second)

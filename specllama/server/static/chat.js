@@ -3,6 +3,7 @@
 import { FULL, recovered } from "./api.js";
 import { announce, byId, button } from "./dom.js";
 import { Answer, asked, generate } from "./generate.js";
+import { continued, messageOf } from "./kept.js";
 import { AnswerView, questionView, watchRounds } from "./message.js";
 import { currentSettings } from "./settings.js";
 import * as store from "./store.js";
@@ -30,6 +31,22 @@ export class Chat {
       return (thoughts ? message?.reasoningTrace : message?.trace)?.rounds;
     });
     store.onChange((id) => this.#changedElsewhere(id));
+    addEventListener("pagehide", () => this.#keepUnfinished());
+  }
+
+  /** Store what there is of an answer when the page is closed. */
+  #keepUnfinished() {
+    const answer = this.#live?.answer;
+    if (!answer || !(answer.content || answer.reasoning)) return;
+    const closed = Object.assign(new Error("The page was closed."), { name: "AbortError" });
+    const message = { ...messageOf(answer, closed, {}), outcome: "The page was closed before the end." };
+    const data = { ...this.#data, messages: [...this.#data.messages, message] };
+    try {
+      store.save(data);
+    } catch {
+      return; // there is nobody left to tell
+    }
+    this.#data.revision = data.revision;
   }
 
   set list(list) {
@@ -101,6 +118,7 @@ export class Chat {
     this.#data.messages.push(message);
     this.#data.title ||= text.trim().split("\n")[0].slice(0, 80);
     byId("log").append(this.#view(message));
+    this.#save(this.#data);
     await this.#write();
   }
 
@@ -181,7 +199,7 @@ export class Chat {
   }
 
   #end(data, view, answer, failure, settings) {
-    const message = this.#message(answer, failure, settings);
+    const message = messageOf(answer, failure, settings);
     const empty = !message.content && !message.reasoning;
     if (empty && failure) view.element.remove();
     else {
@@ -205,34 +223,6 @@ export class Chat {
     } else if (failure) this.#failed(failure, empty).catch(() => {});
     else if (message.full) this.say(`The context is full. ${FULL}`);
     else this.#models.update().catch(() => {});
-  }
-
-  #message(answer, failure, settings) {
-    const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
-    const cut = answer.finish === "length";
-    const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens);
-    let outcome = "";
-    if (failure) outcome = failure.name === "AbortError" ? "Stopped." : `${failure.message} ${failure.todo ?? ""}`.trim();
-    else if (full) outcome = "The context is full, which ended the answer.";
-    else if (cut) outcome = `The longest answer is set to ${settings.max_tokens} tokens.`;
-    return {
-      role: "assistant", content, reasoning,
-      trace: { runs: trace.runs, rounds: trace.rounds },
-      reasoningTrace: { runs: reasoningTrace.runs, rounds: reasoningTrace.rounds },
-      figures: {
-        n: answer.n,
-        rate: timings?.predicted_per_second ?? answer.rate,
-        speedup: figures?.speedup ?? null,
-        drafted: figures?.n_drafted ?? answer.drafted,
-        accepted: figures?.n_accept ?? answer.accepted,
-        reason: figures?.reason ?? "",
-      },
-      report: { figures, timings },
-      tokens: usage?.total_tokens ?? null,
-      seed, outcome, full,
-      partial: Boolean(failure) || cut,
-      failed: Boolean(failure) && failure.name !== "AbortError",
-    };
   }
 
   /** Say what went wrong; where the engine or the server is gone, wait for it. */
@@ -324,12 +314,4 @@ export class Chat {
     const found = Object.entries(actions).map(([name, action]) => button(name, action));
     notice.querySelector(".actions").replaceChildren(...found);
   }
-}
-
-/** Begin an answer with the part of it that is there. */
-function continued(answer, before) {
-  answer.content = before.content;
-  answer.reasoning = before.reasoning ?? "";
-  answer.trace = new Trace(before.trace);
-  answer.reasoningTrace = new Trace(before.reasoningTrace);
 }

@@ -3,7 +3,10 @@
 import { events, request } from "./api.js";
 import { Trace } from "./trace.js";
 
-/** An answer while it is written. times: [seconds since the request, characters so far] of each arrival. */
+/**
+ * An answer while it is written. times: of each arrival, the seconds since the request and the characters so far,
+ * those of the reasoning included.
+ */
 export class Answer {
   content = "";
   reasoning = "";
@@ -59,7 +62,7 @@ export class Answer {
       this.content += part;
       this.reasoning += thought;
       this.n = event.speculation?.round?.n_predict || this.n + 1;
-      this.times.push([(now - this.began) / 1000, this.content.length]);
+      this.times.push([(now - this.began) / 1000, this.reasoning.length + this.content.length]);
     }
     if (choice?.finish_reason) this.finish = choice.finish_reason;
     if (choice?.seed !== undefined) this.seed = choice.seed;

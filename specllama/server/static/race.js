@@ -129,12 +129,16 @@ function lane(name, answer) {
   const text = element("div", { class: "lane-text", tabindex: 0, role: "region", "aria-label": `${name} text` });
   const clock = element("span", { class: "clock" });
   const total = (answer.lastAt - answer.began) / 1000;
-  const whole = answer.content;
+  const { reasoning, content } = answer;
+  const whole = reasoning.length + content.length;
   let shown = 0;
   let i = 0;
   const upTo = (end) => {
-    if (end > shown) text.append(...answer.trace.spans(whole.slice(shown, end), shown));
-    shown = end;
+    const split = reasoning.length;
+    if (shown < split) text.append(...answer.reasoningTrace.spans(reasoning.slice(shown, end), shown));
+    const from = Math.max(0, shown - split);
+    if (end > split) text.append(...answer.trace.spans(content.slice(from, end - split), from));
+    shown = Math.max(shown, end);
   };
   return {
     element: element("section", { class: "lane" }, element("h3", {}, name, clock), text),
@@ -150,7 +154,7 @@ function lane(name, answer) {
       text.scrollTop = text.scrollHeight;
     },
     finish() {
-      upTo(whole.length);
+      upTo(whole);
       clock.textContent = `finished after ${duration(total)}`;
     },
   };

@@ -1,0 +1,43 @@
+// What is stored of an answer, and how an answer goes on from there.
+
+import { Trace } from "./trace.js";
+
+/**
+ * A complete answer, or what there is of one, as a message. failure: what ended it before its end, null for nothing.
+ * settings: of its request.
+ */
+export function messageOf(answer, failure, settings) {
+  const { content, reasoning, trace, reasoningTrace, figures, usage, timings, seed } = answer;
+  const cut = answer.finish === "length";
+  const full = cut && !(settings.max_tokens && answer.n >= settings.max_tokens);
+  let outcome = "";
+  if (failure) outcome = failure.name === "AbortError" ? "Stopped." : `${failure.message} ${failure.todo ?? ""}`.trim();
+  else if (full) outcome = "The context is full, which ended the answer.";
+  else if (cut) outcome = `The longest answer is set to ${settings.max_tokens} tokens.`;
+  return {
+    role: "assistant", content, reasoning,
+    trace: { runs: trace.runs, rounds: trace.rounds },
+    reasoningTrace: { runs: reasoningTrace.runs, rounds: reasoningTrace.rounds },
+    figures: {
+      n: answer.n,
+      rate: timings?.predicted_per_second ?? answer.rate,
+      speedup: figures?.speedup ?? null,
+      drafted: figures?.n_drafted ?? answer.drafted,
+      accepted: figures?.n_accept ?? answer.accepted,
+      reason: figures?.reason ?? "",
+    },
+    report: { figures, timings },
+    tokens: usage?.total_tokens ?? null,
+    seed, outcome, full,
+    partial: Boolean(failure) || cut,
+    failed: Boolean(failure) && failure.name !== "AbortError",
+  };
+}
+
+/** Begin an answer with the part of it that is there. */
+export function continued(answer, before) {
+  answer.content = before.content;
+  answer.reasoning = before.reasoning ?? "";
+  answer.trace = new Trace(before.trace);
+  answer.reasoningTrace = new Trace(before.reasoningTrace);
+}
