@@ -17,9 +17,10 @@ draft model, whose tokens and confidences are random.
   --parts   print the gain of each part of the policy, by leaving it out
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
 
-A prompts file is a JSON object, workload to list of prompts; a traces file is an object, workload to list of
-{prompt, text, draft, conf}, where conf are probabilities and the others ids. With several temperatures, the
-name of a recorded workload includes its temperature.
+DRAFT may be a head, or TARGET again for the head inside it. A prompts file is a JSON object, workload to list
+of prompts; a traces file is an object, workload to list of {prompt, text, draft, conf}, where conf are
+probabilities and the others ids. With several temperatures, the name of a recorded workload includes its
+temperature.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import json
 import math
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,12 +43,13 @@ from scripts import cli
 from scripts.figures import mean
 from scripts.replay import hindsight
 from specllama.bench import workloads
+from specllama.client.protocol import Notice
 from specllama.core.interfaces import CachingDrafter, Drafter, RememberingDrafter, SpanDrafter
 from specllama.core.policy.base import Draft, Round
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.recording import record, write_text
+from specllama.core.replay.recording import record, record_head, write_text
 from specllama.core.replay.simulator import Replay, Seconds, Trace, curve
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -251,21 +254,28 @@ def temperatures(given: str) -> list[float]:
 
 
 def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, Sequence[str]]) -> None:
-    """Write a text with the target after each prompt at each temperature, and record the draft model's
-    prediction at every position.
+    """Write a text with the target after each prompt at each temperature, and record the prediction of the
+    draft, a model or a head, at every position. Raises SpecllamaError.
     """
-    from specllama.config.load import ModelSettings
-    from specllama.llama.context import LlamaContext
-    from specllama.llama.model import LlamaModel
+    from specllama.config.load import LoadSettings, ModelSettings
+    from specllama.config.store import Store
+    from specllama.worker.head import LoadedHead
+    from specllama.worker.loader import load as load_pair
 
-    n_threads, n_ctx = 1, arguments.ctx
-    target = LlamaModel(ModelSettings(path=arguments.model, n_threads=n_threads))
-    draft = LlamaModel(ModelSettings(path=arguments.draft, n_threads=n_threads))
-    writing, drafting = LlamaContext(target, n_ctx), LlamaContext(draft, n_ctx)
+    n_ctx = arguments.ctx
+    target, draft = (
+        ModelSettings(path=path, n_threads=1, n_ctx=n_ctx) for path in (arguments.model, arguments.draft)
+    )
+    settings = LoadSettings(target=target, draft=draft, drafters=("model",), calibrate=False)
+    with tempfile.TemporaryDirectory() as folder:
+        notices: list[str] = []
+        pair = load_pair(settings, partial(_add_notice, notices), Store(Path(folder)))
+    if pair.draft is None:
+        raise UsageError("; ".join(notices) or pair.off_reason)
     found: dict[str, list[dict[str, Any]]] = {}
     for workload, prompts in workload_prompts.items():
         for prompt in prompts:
-            ids = target.tokenize(prompt, target.adds_bos, True)
+            ids = pair.model.tokenize(prompt, pair.model.adds_bos, True)
             room = n_ctx - len(ids)
             if room < 2:
                 print(f"left out, longer than the context of {n_ctx} tokens: {prompt[:60]!r}")
@@ -273,12 +283,21 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
             for temperature in arguments.temp:
                 params = SamplingParams(temperature=temperature)
                 n_max = min(arguments.n, room - 1)
-                text = write_text(writing, ids, n_max, target.end_ids, params, arguments.seed)
-                trace = record(ids, text, drafting, params, arguments.seed)
+                text = write_text(pair.context, ids, n_max, pair.model.end_ids, params, arguments.seed)
+                if isinstance(pair.draft, LoadedHead):
+                    (head,) = pair.drafters
+                    trace = record_head(ids, text, pair.context, head, params, arguments.seed)
+                else:
+                    trace = record(ids, text, pair.draft.context, params, arguments.seed)
                 name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
                 found.setdefault(name, []).append(trace.to_dict())
     Path(arguments.record).write_text(json.dumps(found, separators=(",", ":")))
     print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
+
+
+def _add_notice(notices: list[str], message: object) -> None:
+    if isinstance(message, Notice):
+        notices.append(message.text)
 
 
 def main() -> None:
@@ -300,10 +319,9 @@ def main() -> None:
         if not arguments.prompts:
             parser.error("--record needs --prompts")
         try:
-            found = workloads.load_prompts(arguments.prompts)
+            record_traces(arguments, workloads.load_prompts(arguments.prompts))
         except SpecllamaError as error:
             parser.error(str(error))
-        record_traces(arguments, found)
     elif not arguments.traces:
         parser.error("no traces are given")
     for path in arguments.traces:

@@ -1,7 +1,7 @@
-"""Recording a trace: the target's text, and the draft model's choice at each of its positions.
+"""Recording a trace: the target's text, and the choice of a draft model or a head at each of its positions.
 
-Knows contexts by their interface only. Target and draft model sample by the same rule with the same seed
-(sampling/sampler.py). The draft model is teacher-forced: it reads the target's text, not its own choices.
+Knows contexts by their interface only. Target and draft sample by the same rule with the same seed
+(sampling/sampler.py). The draft is teacher-forced: it reads the target's text, not its own choices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from specllama.core.interfaces import BatchRow, Context
+from specllama.core.interfaces import BatchRow, Context, Drafter
 from specllama.core.replay.simulator import GREEDY, WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.probabilities import probability
@@ -65,6 +65,40 @@ def record(
             confidences.append(round(probability(row, choices[-1]), 4))
     n_unread = len(text) - len(choices)
     return Trace(list(prompt), list(text), choices + [WRONG] * n_unread, confidences + [0.0] * n_unread)
+
+
+def record_head(
+    prompt: Sequence[int],
+    text: Sequence[int],
+    target: Context,
+    head: Drafter,
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+    n_ahead: int = 1,
+) -> Trace:
+    """The trace of `text` as in `record`, for a drafter that reads the target's features. The target is
+    evaluated again for these, `n_ahead` tokens of the text at a time: 1 for a head that reads its cache.
+
+    Every choice is that of a draft's first token, made from the target's own hidden states; further tokens of
+    a draft are right less often than the trace says. Raises DecodeError, NoRoomError.
+    """
+    target.truncate(0, 0)
+    ids, choices, confidences = [*prompt, *text], [], []
+    at = len(prompt) - 1  # tokens in the target's cache
+    if at:
+        _evaluate(target, ids[:at], 0)
+    head.start(0, prompt, KeyedSampler(params, seed, target.n_vocab))
+    for i, token in enumerate(text):
+        if at < len(prompt) + i - 1:
+            chunk = ids[at : min(at + n_ahead, len(ids) - 2)]
+            _evaluate(target, chunk, at)
+            at += len(chunk)
+        proposal = head.step({0: []}).get(0)
+        choices.append(proposal.token if proposal else WRONG)
+        confidences.append(round(proposal.confidence, 4) if proposal else 0.0)
+        head.committed(0, [token])
+    head.forget(0)
+    return Trace(list(prompt), list(text), choices, confidences)
 
 
 def _evaluate(context: Context, ids: Sequence[int], n_past: int, last: bool = True) -> np.ndarray:

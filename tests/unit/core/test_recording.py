@@ -1,14 +1,15 @@
-"""Recording the choices of a draft model along a text, over table models."""
+"""Recording the choices of a draft model or a head along a text, over table models."""
 
 from __future__ import annotations
 
 import pytest
 
-from specllama.core.replay.recording import record, write_text
+from specllama.core.replay.recording import record, record_head, write_text
 from specllama.core.replay.simulator import WRONG
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.testing import TableContext
+from specllama.drafters.head import HeadDrafter
+from specllama.testing import TableContext, TableHead
 
 PROMPT = [5, 6, 7, 8, 9] * 4
 
@@ -53,3 +54,41 @@ def test_sampled_texts_are_written_and_recorded_with_the_same_noise():
         assert record(PROMPT, text, TableContext(32, 128, n_batch=8), params, seed).draft == text
         assert record(PROMPT, text, TableContext(32, 128), params, seed + 5).draft != text
         assert record(PROMPT, text, TableContext(32, 128)).draft != text
+
+
+@pytest.mark.parametrize(("lag", "reads_target"), [(0, False), (1, False), (0, True)])
+@pytest.mark.parametrize("n_ahead", [1, 7])
+def test_a_head_that_knows_the_target_chooses_the_text(lag, reads_target, n_ahead):
+    target, head = TableContext(32, 128, n_batch=8), TableHead(32, 128, lag=lag, reads_target=reads_target)
+    drafter = target.reader = HeadDrafter(head, 32)
+    for prompt in (PROMPT, [*PROMPT[:12], 3, 4, 2], [1, 2]):  # one after the other, with a common beginning
+        text = write_text(TableContext(32, 128), prompt, 40, ())
+        trace = record_head(prompt, text, target, drafter, n_ahead=n_ahead)
+        assert (trace.prompt, trace.text) == (prompt, text)
+        known = 0 if len(prompt) > 2 or lag == 0 else 1
+        assert trace.draft[known:] == text[known:]
+        assert all(0 < conf <= 1 for conf in trace.conf[known:])
+        assert drafter.states == {}
+    assert target.n_past(0) == 2 + 40 - 2, "the last draft needs no more"
+
+
+def test_a_head_is_asked_with_the_noise_of_the_text():
+    params = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0)
+    text = write_text(TableContext(32, 128), PROMPT, 30, (), params, 3)
+    target = TableContext(32, 128)
+    drafter = target.reader = HeadDrafter(TableHead(32, 128), 32)
+    assert record_head(PROMPT, text, target, drafter, params, 3).draft == text
+    assert record_head(PROMPT, text, target, drafter, params, 4).draft != text
+
+
+def test_without_features_or_room_a_head_is_wrong():
+    text = write_text(TableContext(32, 128), PROMPT, 12, ())
+    blind = HeadDrafter(TableHead(32, 128), 32)
+    trace = record_head(PROMPT, text, TableContext(32, 128), blind)
+    assert (trace.draft, trace.conf) == ([WRONG] * 12, [0.0] * 12)
+    target = TableContext(32, 128)
+    small = target.reader = HeadDrafter(TableHead(32, 24), 32)
+    trace = record_head(PROMPT, text, target, small)
+    assert trace.draft == text[:5] + [WRONG] * 7
+    assert record_head([3], [4, 5], target, small).draft[0] == WRONG
+    assert record_head(PROMPT, [], target, small).draft == []
