@@ -65,7 +65,7 @@ class DraftHead(Protocol):
         ...
 
     def truncate(self, seq_id: int, pos: int) -> None:
-        """Remove the cells at and after a position."""
+        """Remove the cells at and after a position; does nothing where the cache is the target's."""
         ...
 
 

@@ -16,103 +16,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.heads import BlockHead, DraftHead, HeadRow, Hidden
-from specllama.core.interfaces import (
-    BatchRow,
-    DecodeError,
-    DraftCacheState,
-    Mask,
-    NoRoomError,
-    Proposal,
-    Sampler,
-)
-from specllama.core.sampling.probabilities import probability
-from specllama.core.sampling.sampler import NOTHING_LEGAL
+from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
 from specllama.core.sequence import common_prefix
-from specllama.drafters import HEAD, DrafterInputs, RegisteredDrafter
+from specllama.drafters import DrafterInputs
 from specllama.drafters.block import BlockDrafter
-from specllama.drafters.features import FeatureRows
+from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
 
 
 @dataclass(slots=True)
-class _Cache:
-    """The rows of a sequence in the head's cache. first: index in the text of the first one's token. ids:
-    tokens of the rows with the target's hidden states; `end` is the index after the last of them. Rows of a
-    draft come after these. scope: whose ids they are.
+class _State(HeadState):
+    """usable: whether the head has all ids. fed: draft tokens that it has evaluated. hidden: its hidden state
+    after the last row of the text, then after each of them.
     """
 
-    first: int = 0
-    ids: list[int] = field(default_factory=list)
-    scope: str = ""
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.ids)
-
-
-@dataclass(slots=True)
-class _SequenceState:
-    """A sequence being drafted for. least: no row of an earlier token is evaluated. fed: draft tokens that
-    the head has evaluated. hidden: its hidden state after the last row, then after each of them.
-    """
-
-    history: list[int]
-    sampler: Sampler
-    mask: Mask | None
-    usable: bool
-    least: int = 0
+    usable: bool = True
     fed: list[int] = field(default_factory=list)
     hidden: list[Hidden] = field(default_factory=list)
 
 
-class HeadDrafter(RegisteredDrafter):
-    """Drafts with a trained head, from the features that it receives as a `FeatureReader`.
-
-    n_vocab: of the target; ids at or above it are never drafted. confident: report the probability of each
-    token, else a confidence of 1. end_ids: no token is drafted after one of these. A sequence that outgrows
-    the head's cache gets no more proposals until it is forgotten. `step` raises DecodeError where the head
-    fails, which leaves the target unaffected.
+class HeadDrafter(FeatureDrafter[_State]):
+    """Drafts token by token. A sequence that outgrows the head's cache gets no more proposals until it is
+    forgotten. `step` raises DecodeError where the head fails, which leaves the target unaffected.
     """
-
-    entry = HEAD
 
     def __init__(
         self, head: DraftHead, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
     ) -> None:
-        self.head, self.confident, self.end_ids = head, confident, frozenset(end_ids)
-        self.n_vocab = min(n_vocab, head.n_vocab)
-        self._has_all_ids = n_vocab <= head.n_vocab
-        self._features = FeatureRows(head.n_seq_max, head.n_features)
-        self.states: dict[int, _SequenceState] = {}
-        self.caches = {seq: _Cache() for seq in range(head.n_seq_max)}
-
-    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
-        self._features.record(batch, features)
-
-    def set_cache_scope(self, seq_id: int, scope: str) -> None:
-        if scope != self.caches[seq_id].scope:
-            self._restart(seq_id, 0)
-            self.caches[seq_id].scope = scope
+        super().__init__(head, n_vocab, confident, end_ids)
+        self.head, self._has_all_ids = head, n_vocab <= head.n_vocab
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
-        cache = self.caches[seq_id]
-        self.states[seq_id] = _SequenceState(
-            list(prompt), sampler.limited(self.n_vocab), mask, self._has_ids(prompt)
-        )
-        del cache.ids[common_prefix(cache.ids, prompt[cache.first :]) :]
+        usable = self._has_ids(prompt)
+        self._begin(seq_id, _State(list(prompt), sampler.limited(self.n_vocab), mask, usable=usable))
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         drafting = {seq: draft for seq, draft in drafts.items() if self._fits(seq, draft)}
         try:
-            logits = self._evaluate(drafting)
+            return self._proposals(self._evaluate(drafting), drafting)
         except NoRoomError:
             return {}
-        proposals = {}
-        for seq, row in logits.items():
-            state, draft = self.states[seq], drafting[seq]
-            token = state.sampler.choose(row, state.history, mask=state.mask, ahead=draft).token
-            if token != NOTHING_LEGAL:
-                proposals[seq] = Proposal(token, probability(row, token) if self.confident else 1.0)
-        return proposals
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         state = self.states[seq_id]
@@ -121,30 +63,12 @@ class HeadDrafter(RegisteredDrafter):
         state.fed.clear()
         state.hidden.clear()
 
-    def forget(self, seq_id: int) -> None:
-        """The sequence ended; its cache is kept for the next one with a common prefix."""
-        self.states.pop(seq_id, None)
-
     def cache_state(self, seq_id: int) -> DraftCacheState:
         """As in `CachingDrafter`. Tokens whose features were not kept count as if they were not there: the
         head cannot evaluate them.
         """
         first, begin, end = self._missing(seq_id)
         return DraftCacheState(0, begin - first, end - begin)
-
-    def restart_from_tail(self, seq_id: int, n_last: int) -> None:
-        """As in `CachingDrafter`; the rows keep their positions."""
-        self._restart(seq_id, 0)
-        state = self.states[seq_id]
-        state.least = max(0, len(state.history) - max(1, n_last))
-
-    def _restart(self, seq_id: int, first: int) -> None:
-        """Empty the sequence's cache; the next row in it is that of token `first`."""
-        if not self.head.reads_target:
-            self.head.truncate(seq_id, 0)
-        cache = self.caches[seq_id]
-        cache.first = first
-        cache.ids.clear()
 
     def _missing(self, seq_id: int) -> tuple[int, int, int]:
         """(first, begin, end): rows of tokens first to begin - 1 can stay in the cache, those of tokens begin
@@ -231,8 +155,7 @@ class HeadDrafter(RegisteredDrafter):
             n = max(0, n - 1)
         if n < len(state.fed):
             del state.fed[n:], state.hidden[n + 1 :]
-            if not self.head.reads_target:
-                self.head.truncate(seq, len(state.history) + n - self.head.lag)
+            self.head.truncate(seq, len(state.history) + n - self.head.lag)
         return draft[n:]
 
     def _draft_row(self, seq: int, token: int) -> HeadRow:
@@ -250,8 +173,7 @@ class HeadDrafter(RegisteredDrafter):
         try:
             logits, hidden = self.head.decode(rows)
         except DecodeError:
-            for seq in self.caches:
-                self._restart(seq, 0)
+            self._restart_all()
             raise
         found, n = {}, 0
         for row in rows:

@@ -206,7 +206,8 @@ class HeadContext:
         return (logits[outputs], after[outputs]) if every else (logits, after.copy())
 
     def truncate(self, seq_id: int, pos: int) -> None:
-        llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
+        if not self.reads_target:
+            llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
 
     def close(self) -> None:
         """Free the cache."""

@@ -1,0 +1,124 @@
+"""The common part of the drafters that read the target's hidden states: which of these are kept, what the
+head's cache holds of each sequence, and how a proposal is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specllama.core.heads import Hidden
+from specllama.core.interfaces import BatchRow, Mask, Proposal, Sampler
+from specllama.core.sampling.probabilities import probability
+from specllama.core.sampling.sampler import NOTHING_LEGAL
+from specllama.core.sequence import common_prefix
+from specllama.drafters import HEAD, RegisteredDrafter
+from specllama.drafters.features import FeatureRows
+
+
+@dataclass(slots=True)
+class HeadCache:
+    """The cells of a sequence that hold the target's hidden states. first: index in the text of the first
+    one's token. ids: their tokens; `end` is the index after the last of them. scope: whose ids they are.
+    """
+
+    first: int = 0
+    ids: list[int] = field(default_factory=list)
+    scope: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.ids)
+
+
+@dataclass(slots=True)
+class HeadState:
+    """A sequence being drafted for. least: no cell of an earlier token is filled."""
+
+    history: list[int]
+    sampler: Sampler
+    mask: Mask | None
+    least: int = 0
+
+
+class _CutsCells(Protocol):
+    """What the heads of all such drafters have in common."""
+
+    n_vocab: int
+    n_seq_max: int
+    n_features: int
+
+    def truncate(self, seq_id: int, pos: int) -> None: ...
+
+
+State = TypeVar("State", bound=HeadState)
+
+
+class FeatureDrafter(RegisteredDrafter, Generic[State]):
+    """Drafts with a head, from the features that it receives as a `FeatureReader`.
+
+    n_vocab: of the target; ids at or above it are never drafted. confident: report the probability of each
+    token, else a confidence of 1. end_ids: no token is drafted after one of these. Derived classes make the
+    state of a sequence, and evaluate.
+    """
+
+    entry = HEAD
+
+    def __init__(self, head: _CutsCells, n_vocab: int, confident: bool, end_ids: Collection[int]) -> None:
+        self._cells, self.confident, self.end_ids = head, confident, frozenset(end_ids)
+        self.n_vocab = min(n_vocab, head.n_vocab)
+        self._features = FeatureRows(head.n_seq_max, head.n_features)
+        self.states: dict[int, State] = {}
+        self.caches = {seq: HeadCache() for seq in range(head.n_seq_max)}
+
+    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
+        self._features.record(batch, features)
+
+    def set_cache_scope(self, seq_id: int, scope: str) -> None:
+        if scope != self.caches[seq_id].scope:
+            self._restart(seq_id, 0)
+            self.caches[seq_id].scope = scope
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence ended; its cache is kept for the next one with a common prefix."""
+        self.states.pop(seq_id, None)
+
+    def restart_from_tail(self, seq_id: int, n_last: int) -> None:
+        """As in `CachingDrafter`; the cells keep their positions."""
+        self._restart(seq_id, 0)
+        state = self.states[seq_id]
+        state.least = max(0, len(state.history) - max(1, n_last))
+
+    def _begin(self, seq_id: int, state: State) -> None:
+        """A sequence starts; the cells of the prefix that it shares with the last one in its place stay."""
+        cache = self.caches[seq_id]
+        self.states[seq_id] = state
+        del cache.ids[common_prefix(cache.ids, state.history[cache.first :]) :]
+
+    def _restart(self, seq_id: int, first: int) -> None:
+        """Empty the sequence's cache; the next cell in it is that of token `first`."""
+        self._cells.truncate(seq_id, 0)
+        cache = self.caches[seq_id]
+        cache.first = first
+        cache.ids.clear()
+
+    def _restart_all(self) -> None:
+        """Empty all caches, whose contents a failed decode has left undefined."""
+        for seq in self.caches:
+            self._restart(seq, 0)
+
+    def _proposals(
+        self, rows: Mapping[int, NDArray[np.float32]], drafts: Mapping[int, Sequence[int]]
+    ) -> dict[int, Proposal]:
+        """The tokens chosen from rows of logits after these drafts, by sequence."""
+        proposals = {}
+        for seq, row in rows.items():
+            state, draft = self.states[seq], drafts[seq]
+            token = state.sampler.choose(row, state.history, mask=state.mask, ahead=draft).token
+            if token != NOTHING_LEGAL:
+                proposals[seq] = Proposal(token, probability(row, token) if self.confident else 1.0)
+        return proposals
