@@ -37,14 +37,15 @@ class DrafterInputs:
 class DrafterEntry:
     """A drafter as the rest of the program sees it. name: the key of statistics and stored tables. make:
     returns the drafter, or None where its inputs are missing. label: how the output names the source of its
-    tokens. option: the value of the option `drafters` that enables it; "": its name. needs_draft_model: a
-    draft model or a head has to be loaded for it. priced, continues, forces, prior, n_places: see
-    `core.interfaces.Drafter`.
+    tokens; noun: how sentences name the drafter. option: the value of the option `drafters` that enables it;
+    "": its name. needs_draft_model: a draft model or a head has to be loaded for it. priced, continues,
+    forces, prior, n_places: see `core.interfaces.Drafter`.
     """
 
     name: str
     make: Callable[[DrafterInputs], Drafter | None]
     label: str
+    noun: str = "draft model"
     option: str = ""
     needs_draft_model: bool = False
     priced: bool = False
@@ -107,8 +108,9 @@ COPY = DrafterEntry("copy", _factory("copy"), "copy")
 MEMORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
 MODEL = DrafterEntry("model", _factory("model"), "model", needs_draft_model=True, priced=True, continues=True)
 HEAD = DrafterEntry(
-    "head", _factory("head"), "head", option="model", needs_draft_model=True, priced=True, continues=True,
-    n_places=3,  # a head reads the target's hidden states for its first token, its own for later ones
+    "head", _factory("head"), "head", noun="head", option="model", needs_draft_model=True, priced=True,
+    continues=True, n_places=3,  # a head reads the target's hidden states for its first token, its own for
+    later ones
 )  # fmt: skip
 
 # In the order in which they are tried.

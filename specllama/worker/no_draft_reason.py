@@ -10,6 +10,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.planner import Planner
 from specllama.core.sequence import Generation
 from specllama.core.stats import OfferStats
+from specllama.drafters import REGISTRY
 
 _MIN_ROUNDS = 64  # of an answer, to judge it
 _FEW = 0.03  # share of drafted tokens in an answer, or of rounds with a candidate draft
@@ -46,7 +47,7 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
 
 def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     """Why a policy that has drafters drafted almost nothing for a long answer."""
-    model = any(d.priced for d in policy.drafters)
+    model = next((REGISTRY[d.name].noun for d in policy.drafters if d.priced), "")
     stats = policy.offer_stats(g.seq_id) if isinstance(policy, Planner) else OfferStats()
     copies = stats.free_drafted > _FEW * stats.rounds
     if not model and not copies:
@@ -54,24 +55,24 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     if not isinstance(policy, Planner):
         return DraftingVerdict("the drafters had nothing to propose")
     if model and stats.model_used and not stats.model_drafted:
-        return DraftingVerdict("the draft model had nothing to propose")
+        return DraftingVerdict(f"the {model} had nothing to propose")
     return DraftingVerdict(_costs(policy, stats, model), by_costs=True)
 
 
-def _costs(planner: Planner, stats: OfferStats, model: bool) -> str:
-    """What drafts cost, the acceptance at which they pay, and the acceptance seen. model: of the draft model,
-    otherwise of copied drafts.
+def _costs(planner: Planner, stats: OfferStats, model: str) -> str:
+    """What drafts cost, the acceptance at which they pay, and the acceptance seen. model: the noun of the
+    drafter whose drafts are meant, "" for copied ones.
     """
     steps, learnt = planner.learnt.steps.curve, planner.learnt.tables
     if model and steps.count(1) < DEFAULT.min_samples:
-        return "the draft model was not expected to make up for the time of its prefill"
+        return f"the {model} was not expected to make up for the time of its prefill"
     found = break_evens(planner.costs, steps.predict(1) if model else 0.0)
     need = easiest(found)
     if need is None:
         return "drafts were not expected to pay; decodes of several rows were not timed yet"
     text = f"a decode of {need.k + 1} rows takes {need.decode:.2f} x one row's here"
     if model:
-        text += f" and a token of the draft model {need.step:.2f} x"
+        text += f" and a token of the {model} {need.step:.2f} x"
     if need.acceptance >= 1:
         return f"{text}, so that {'its drafts' if model else 'drafts'} cannot pay"
     who = "its drafts pay" if model else "a draft pays"
@@ -79,7 +80,7 @@ def _costs(planner: Planner, stats: OfferStats, model: bool) -> str:
     n, right = (stats.model_drafted, stats.model_right) if model else (stats.free_drafted, stats.free_right)
     seen = right / n if n >= _MIN_TOKENS else None
     if seen is None:
-        names = [d.name for d in planner.drafters if d.priced == model and not d.forces]
+        names = [d.name for d in planner.drafters if d.priced == bool(model) and not d.forces]
         tables = [learnt[name] for name in names if learnt[name].n_seen >= _MIN_TOKENS]
         seen = tables[0].rate if tables else None
     if seen is None:
