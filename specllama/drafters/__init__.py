@@ -108,9 +108,9 @@ COPY = DrafterEntry("copy", _factory("copy"), "copy")
 MEMORY = DrafterEntry("memory", _factory("request_history"), "memory", option="copy")
 MODEL = DrafterEntry("model", _factory("model"), "model", needs_draft_model=True, priced=True, continues=True)
 HEAD = DrafterEntry(
-    "head", _factory("head"), "head", noun="head", option="model", needs_draft_model=True, priced=True,
-    continues=True, n_places=3,  # a head reads the target's hidden states for its first token, its own for
-    later ones
+    "head", _factory("head"), "head", noun="head", option="model",
+    needs_draft_model=True, priced=True, continues=True,
+    n_places=3,  # a head reads the target's hidden states for its first token, its own for later ones
 )  # fmt: skip
 
 # In the order in which they are tried.
