@@ -13,7 +13,7 @@ from specllama.errors import IntegrityError, NotFoundError, SpecllamaError
 from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import RepoName
-from specllama.models.quants import ModelFiles, choose, find_models
+from specllama.models.quants import ModelFiles, choose, find_heads, find_models, is_head_name
 from specllama.models.resolve import Library
 
 _READ = 1 << 20
@@ -33,7 +33,7 @@ class InstalledModel:
     @property
     def name(self) -> str:
         """A name that resolves to it."""
-        if self.quant:
+        if self.quant and not is_head_name(self.files[0].path):
             return f"{self.repo}:{self.quant}"
         return f"{self.repo}:{self.files[0].path}"
 
@@ -59,7 +59,7 @@ def installed_models(library: Library, repo: str | None = None) -> Iterator[Inst
         cache, seen = RepoCache(library.root, one), set[tuple[tuple[str, Path], ...]]()
         for commit in cache.commits():
             there = {s.path: s for s in cache.files(commit)}
-            for model in find_models(there):
+            for model in (*find_models(there), *find_heads(there)):
                 files = tuple(there[path] for _, path in sorted(model.there.items()))
                 same = tuple((f.path, f.blob) for f in files)
                 if files and same not in seen:

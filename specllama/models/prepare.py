@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specllama.config.load import LoadSettings
 from specllama.data import EMBEDDED_DRAFT
-from specllama.errors import IncompatiblePairError, IntegrityError, ResourceError, option
+from specllama.errors import GGUFError, IncompatiblePairError, IntegrityError, ResourceError, option
 from specllama.models.demo import DemoStore
 from specllama.models.names import DEMO, PYDOC
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
@@ -195,18 +195,29 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
 
 
 def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
-    """The target itself where it carries a head; else the draft that models.toml names for it, if that is on
-    disk and compatible. The draft of the embedded target is the embedded one.
+    """The target itself where it carries a head; else a head next to it; else the draft that models.toml
+    names for it, if that is on disk and compatible. The draft of the embedded target is the embedded one.
     """
     if target.parsed.built_in == PYDOC:
         return _embedded_draft()
     from specllama.gguf.heads import read_head, unusable_head
+    from specllama.models.heads import head_beside
 
-    header = library.header(target)
+    try:
+        header = library.header(target)
+    except GGUFError:
+        return None  # whoever loads the target says what is wrong
     if read_head(header) is not None:
         return target
     if reason := unusable_head(header):
         library.listener.note(f"the head of the model is not used: {reason}")
+    if target.path:
+        path, reason = head_beside(target.path, header)
+        if path:
+            library.listener.note(f"the head {path} is used, as it is next to the model")
+            return ResolvedModel(ParsedName(path), path)
+        if reason:
+            library.listener.note(f"a head next to the model does not fit: {reason}")
     found, known = library.draft_for(target)
     if found is None:
         if known:
@@ -217,7 +228,7 @@ def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | Non
         return None
     from specllama.pair.heads import check_any
 
-    verdict = check_any(library.header(target), library.header(found))
+    verdict = check_any(header, library.header(found))
     if not verdict.ok:
         library.listener.note(f"{found.name} is known as a draft and does not fit: {verdict.reason}")
         return None

@@ -1,4 +1,4 @@
-"""Which files of a repository make up a model, and which model a tag selects.
+"""Which files of a repository make up a model or a head, and which of them a tag selects.
 
 Works on paths alone, so that one rule serves listings of the hub and files on disk.
 """
@@ -15,7 +15,8 @@ from specllama.models.names import shown
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 _SIDECAR_WORDS = ("mmproj", "imatrix")
-_SIDECAR_STARTS = ("mtp-", "eagle3-", "dflash-", "dspark-")
+_HEAD_STARTS = ("mtp-", "eagle3-", "dflash-", "dspark-")  # llama.cpp's names of heads beside their model
+_HEAD_WORDS = re.compile(r"(?<![a-z0-9])(?:eagle-?3|dflash|dspark|gemma-?4\S*-assistant)(?![a-z0-9])")
 _SPLIT = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
     r"(?:UD-)?(?:I?Q[1-9](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])",
@@ -71,18 +72,46 @@ class ModelFiles:
 
 def is_sidecar(path: str) -> bool:
     """Whether a file accompanies a model: a projector, an importance matrix, a draft head."""
+    return _is_other(path) or is_head_name(path)
+
+
+def is_head_name(path: str) -> bool:
+    """Whether a file is that of a head by its name or folder; its header decides (gguf/heads.py)."""
+    folder, _, name = path.lower().rpartition("/")
+    return (
+        name.startswith(_HEAD_STARTS) or _HEAD_WORDS.search(name) is not None or f"/{folder}".endswith("/mtp")
+    )
+
+
+def _is_other(path: str) -> bool:
     name = path.rpartition("/")[2].lower()
-    return any(word in name for word in _SIDECAR_WORDS) or name.startswith(_SIDECAR_STARTS)
+    return any(word in name for word in _SIDECAR_WORDS)
 
 
 def find_models(paths: Iterable[str]) -> list[ModelFiles]:
     """The models among the paths, sorted by name, unsplit ones first. A name that claims more than MAX_PARTS
     parts is taken for that of an unsplit model.
     """
+    return _grouped(path for path in paths if not is_sidecar(path))
+
+
+def find_heads(paths: Iterable[str]) -> list[ModelFiles]:
+    """The heads among the paths by their names, sorted as in `find_models`."""
+    return _grouped(path for path in paths if is_head_name(path) and not _is_other(path))
+
+
+def candidates(paths: Iterable[str], tag: str) -> list[ModelFiles]:
+    """What a tag can select: models; heads too where it names a file, or where there is nothing else."""
+    there = list(paths)
+    models = find_models(there)
+    return models if models and not tag.lower().endswith(".gguf") else models + find_heads(there)
+
+
+def _grouped(paths: Iterable[str]) -> list[ModelFiles]:
     found: dict[tuple[str, int], dict[int, str]] = {}
     whole = []
     for path in paths:
-        if not path.lower().endswith(".gguf") or is_sidecar(path):
+        if not path.lower().endswith(".gguf"):
             continue
         match = _SPLIT.fullmatch(path)
         if match is None or int(match[3]) > MAX_PARTS:
@@ -104,16 +133,20 @@ def choose(found: Sequence[ModelFiles], tag: str, where: str, preferred: str = "
     if not found:
         raise NotFoundError(f"{where} has no GGUF model", "look for a repository whose name ends with -GGUF")
     if tag:
-        model = _by_file(found, tag) if tag.lower().endswith(".gguf") else _by_quant(found, tag)
+        model = _by_tag(found, tag)
         if model is None:
             kind = "file" if tag.lower().endswith(".gguf") else "quantisation"
             raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {_listed(found)}")
     else:
         wanted = [q for q in (preferred, *PREFERRED) if q]
-        model = next((m for q in wanted if (m := _by_quant(found, q)) is not None), found[0])
+        model = next((m for q in wanted if (m := _by_tag(found, q)) is not None), found[0])
     if len(model.there) < model.n_parts:
         raise IntegrityError(f"{where}: part {model.missing[0]} is missing", DOWNLOAD_AGAIN)
     return model
+
+
+def _by_tag(found: Sequence[ModelFiles], tag: str) -> ModelFiles | None:
+    return _by_file(found, tag) if tag.lower().endswith(".gguf") else _by_quant(found, tag)
 
 
 def _by_quant(found: Sequence[ModelFiles], quant: str) -> ModelFiles | None:

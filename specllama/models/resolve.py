@@ -23,7 +23,7 @@ from specllama.models.manifest import Manifest
 from specllama.models.manifest_file import ManifestEntry
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
 from specllama.models.progress import Listener, Silent
-from specllama.models.quants import ModelFiles, choose, find_models
+from specllama.models.quants import ModelFiles, candidates, choose, is_head_name
 
 if TYPE_CHECKING:  # not needed for models on disk
     from specllama.gguf.header import Header
@@ -148,10 +148,11 @@ class Library:
         cache = RepoCache(self.root, parsed.where.repo)
         there = {c: {s.path: s for s in cache.files(c)} for c in cache.candidates(parsed.where)}
         wanted = parsed.where.tag or parsed.default
-        for tag in dict.fromkeys((wanted, parsed.where.tag)):
+        others = () if is_head_name(wanted) else (parsed.where.tag,)  # nothing stands in for a head
+        for tag in dict.fromkeys((wanted, *others)):
             for paths in there.values():
                 try:
-                    files = choose(find_models(paths), tag, str(parsed.where))
+                    files = choose(candidates(paths, tag), tag, str(parsed.where))
                 except (NotFoundError, IntegrityError):
                     continue
                 if tag != wanted:
@@ -163,7 +164,8 @@ class Library:
         """The model on the hub, even if it is on disk. Raises what `listing` and `choose` raise."""
         assert parsed.where is not None
         listing = self.listing(parsed.where)
-        files = choose(find_models(listing.files), parsed.where.tag, str(parsed.where), parsed.default)
+        found = candidates(listing.files, parsed.where.tag or parsed.default)
+        files = choose(found, parsed.where.tag, str(parsed.where), parsed.default)
         return ResolvedModel(parsed, listing=listing, files=files)
 
     def listing(self, where: RepoName) -> Listing:
