@@ -156,10 +156,10 @@ def _about(header: Header, vocab: Vocab) -> dict[str, Any]:
 def _lines(
     target: Header, draft: Header, verdict: PairVerdict | HeadVerdict, width: int | None
 ) -> Iterator[str]:
-    v, second = _vocabularies(verdict, target), "draft"
+    v, second, other = _vocabularies(verdict, target), "draft", "a draft of the target's own family"
     ours, theirs = _rows(target, v.target, target.n_params), _rows(draft, v.draft, draft.n_params)
     if isinstance(verdict, HeadVerdict):
-        second = "head"
+        second, other = "head", "a head that was made for the target"
         n_params = sum(t.n_elements for t in verdict.head.tensors)
         theirs = _rows(draft, v.draft, n_params)
         more = _head_rows(target, verdict.head)
@@ -174,12 +174,7 @@ def _lines(
     if v.n_differing > most:
         yield f"  and {v.n_differing - most} more"
     if not verdict.ok:
-        what = (
-            "a head that was made for the target"
-            if second == "head"
-            else "a draft of the target's own family"
-        )
-        yield from wrapped(f"Choose {what}, or run without one: -md none.", width)
+        yield from wrapped(f"Choose {other}, or run without one: -md none.", width)
     for note in verdict.notes:
         yield from wrapped(str(note) if note.severity == "warning" else f"note: {note}", width)
 
