@@ -202,7 +202,7 @@ def _entry(
         "aliases": list(entry.aliases),
         "repo": entry.where.repo,
         "default": entry.default,
-        "licence": entry.licence,
+        "licence": entry.licence or "not stated",
         "source": entry.source,
         "drafts": [d.name for d in known.manifest.drafts_for(entry)],
         "notes": list(pair.notes) if pair else [],
