@@ -1,4 +1,4 @@
-"""The page at /: its files, and what browsers are told about them. Knows no models.
+"""The page at /: its files, and the headers that browsers get with them. Knows no models.
 
 The page is HTML, CSS and JavaScript modules in static/, served as they are. The policy lets it load and
 connect to nothing but this server, and run no code that is not in one of its files, so that what a model

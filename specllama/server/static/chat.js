@@ -22,6 +22,7 @@ export class Chat {
   #answers = new Map(); // message elements to the stored messages
   #live = null;
   #waiting = null; // AbortController while the engine is awaited
+  #left = false; // whether the page is being closed
 
   constructor(models, panel) {
     this.#models = models;
@@ -32,21 +33,21 @@ export class Chat {
     });
     store.onChange((id) => this.#changedElsewhere(id));
     addEventListener("pagehide", () => this.#keepUnfinished());
+    addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
   }
 
   /** Store what there is of an answer when the page is closed. */
   #keepUnfinished() {
     const answer = this.#live?.answer;
+    this.#left = true; // the loss of the connection, which follows, is not the answer's end
     if (!answer || !(answer.content || answer.reasoning)) return;
     const closed = Object.assign(new Error("The page was closed."), { name: "AbortError" });
     const message = { ...messageOf(answer, closed, {}), outcome: "The page was closed before the end." };
-    const data = { ...this.#data, messages: [...this.#data.messages, message] };
     try {
-      store.save(data);
+      store.save({ ...this.#data, messages: [...this.#data.messages, message] });
     } catch {
-      return; // there is nobody left to tell
+      // nobody is there to see it
     }
-    this.#data.revision = data.revision;
   }
 
   set list(list) {
@@ -193,6 +194,7 @@ export class Chat {
     } catch (error) {
       failure = error;
     }
+    if (this.#left) return;
     if (this.#live?.answer === answer) this.#live = null;
     if (this.#stop === stop) this.#stop = null;
     this.#end(data, view, answer, failure, settings);
