@@ -71,11 +71,15 @@ def _receive(
 
 
 def load(
-    client: EngineClient, settings: LoadSettings, verbose: bool = False, measure_when_idle: bool = False
+    client: EngineClient,
+    settings: LoadSettings,
+    verbose: bool = False,
+    measure_when_idle: bool = False,
+    open_draft: bool = True,
 ) -> LoadInfo:
     """Load models, showing progress; returns the engine's report. Raises what client.load raises."""
     with Progress(delay=1.0) as progress:
-        return client.load(settings, progress.loading, verbose, measure_when_idle)
+        return client.load(settings, progress.loading, verbose, measure_when_idle, open_draft)
 
 
 @contextlib.contextmanager

@@ -107,15 +107,16 @@ class EngineClient:
         progress: Callable[[str, float], None] | None = None,
         verbose: bool = False,
         measure_when_idle: bool = False,
+        open_draft: bool = True,
     ) -> LoadInfo:
-        """Load the models. progress: called with (model, share loaded).
+        """Load the models. progress: called with (model, share loaded). open_draft: see protocol.Load.
 
         Raises what the load raises: IntegrityError, IncompatiblePairError, ResourceError, UsageError …
         """
         if settings.rpc:
             self._child.hang_hint = f"it may be waiting for an RPC worker: {', '.join(settings.rpc)}"
         return self._control(
-            protocol.Load(settings, verbose, measure_when_idle), protocol.Ready, progress
+            protocol.Load(settings, verbose, measure_when_idle, open_draft), protocol.Ready, progress
         ).info.spelled(self._spelling)
 
     def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:

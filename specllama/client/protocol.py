@@ -22,11 +22,13 @@ from specllama.core.stats import RunStats
 class Load:
     """To the engine: load these models. verbose: llama.cpp's log goes to stderr. measure_when_idle:
     after answers, while nobody asks, what is not known yet is measured (unless settings.calibrate is off).
+    open_draft: False for Tune: the draft is checked and has its memory, but is not opened.
     """
 
     settings: LoadSettings
     verbose: bool = False
     measure_when_idle: bool = False
+    open_draft: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from specllama.core.policy.break_even import BreakEven
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """To the engine, when it is idle and has no draft: measure everything now; see tuner.py. Cancel ends it.
+    """To the engine, when it is idle and has opened no draft: measure everything now; see tuner.py. Cancel
+    ends it.
 
-    prompts: (workload, text) each, through the chat template unless raw. drafts: those to compare.
-    n_tokens: most of a text, None for as many as there is time for.
+    prompts: (workload, text) each, through the chat template unless raw. drafts: those to compare; the
+    target's own file stands for the head inside it. n_tokens: most of a text, None for as many as there is
+    time for.
     """
 
     id: int
@@ -156,13 +158,15 @@ class DraftPrediction:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDraft:
-    """A draft of Tune's, by its index; -1 for copying alone. problem: why it cannot be used. step: seconds
-    for a token of the draft model, points: what its steps take. What is not measured is None or empty.
+    """A draft of Tune's, by its index; -1 for copying alone. problem: why it cannot be used. head: kind and
+    size of a head, "" for a draft model. step: seconds for a token of the draft, points: what its steps take.
+    What is not measured is None or empty.
     """
 
     index: int
     problem: str = ""
     model: ModelInfo | None = None
+    head: str = ""
     step: float | None = None
     points: list[TimedWidth] = field(default_factory=list)
     break_even: list[BreakEven] = field(default_factory=list)

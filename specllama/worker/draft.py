@@ -64,7 +64,7 @@ def load_draft(settings: ModelSettings, n_outputs: int) -> LoadedDraft:
     return LoadedDraft(fitted, header, model, context)
 
 
-def open_draft(
+def open_model(
     settings: LoadSettings, header: Header, plan: MemoryPlan, send: Callable[[protocol.Message], None]
 ) -> tuple[LoadedDraft | None, str]:
     """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used."""

@@ -71,7 +71,7 @@ class EngineCore:
         try:
             if isinstance(message, protocol.Load):
                 show_log(message.verbose)
-                self._load(message.settings, message.measure_when_idle)
+                self._load(message.settings, message.measure_when_idle, message.open_draft)
             elif isinstance(message, protocol.Generate):
                 self._generate(message, size)
             elif isinstance(message, protocol.Cancel):
@@ -162,10 +162,10 @@ class EngineCore:
         self.engine.notices.clear()
         self._report()
 
-    def _load(self, settings: LoadSettings, measure_when_idle: bool) -> None:
+    def _load(self, settings: LoadSettings, measure_when_idle: bool, open_draft: bool) -> None:
         if self.loaded is not None:
             raise EngineError("this engine process has loaded its models already")
-        self.loaded = loaded = load(settings, self.send, self.store)
+        self.loaded = loaded = load(settings, self.send, self.store, open_draft)
         self.engine = Engine(
             loaded.context,
             self._policy(loaded),

@@ -33,7 +33,7 @@ from specllama.models.memory.plan import MemoryPlan
 from specllama.pair.check import PairVerdict, check_pair
 from specllama.pair.heads import HeadVerdict, check_head
 from specllama.text.grammar import Grammars
-from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_draft, reporter, warm_up
+from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter, warm_up
 from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
@@ -89,11 +89,16 @@ class Loaded:
         self.draft = None
 
 
-def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store: Store) -> Loaded:
+def load(
+    settings: LoadSettings,
+    send: Callable[[protocol.Message], None],
+    store: Store,
+    open_draft: bool = True,
+) -> Loaded:
     """Load target and draft. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
     NotFoundError, NetworkError.
 
-    send: receives Loading and Notice messages.
+    send: receives Loading and Notice messages. open_draft: see protocol.Load.
     """
     started = time.perf_counter()
     header = checked_header(settings.target)
@@ -106,10 +111,10 @@ def load(settings: LoadSettings, send: Callable[[protocol.Message], None], store
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, rows_of_logits(settings), n_rs_seq)
     draft: LoadedDraft | LoadedHead | None = None
     problem = ""
-    if isinstance(checked, HeadInfo):
+    if isinstance(checked, HeadInfo) and open_draft:
         draft, problem = open_head(settings, checked, context, plan, send)
-    elif checked is not None:
-        draft, problem = open_draft(settings, checked, plan, send)
+    elif isinstance(checked, Header) and open_draft:
+        draft, problem = open_model(settings, checked, plan, send)
     memory = RequestHistory() if settings.memory else None
     drafters = _drafters(settings, model, draft, memory)
     if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):

@@ -16,11 +16,13 @@ from specllama.worker.engine_core import EngineCore
 class Front:
     """Sends messages to an EngineCore of this process, as a client does through pipes."""
 
-    def __init__(self, settings: LoadSettings, store: Store, measure_when_idle: bool = False) -> None:
+    def __init__(
+        self, settings: LoadSettings, store: Store, measure_when_idle: bool = False, open_draft: bool = True
+    ) -> None:
         self.messages: list[m.Message] = []
         self.settings = settings
         self.core = EngineCore(self.messages.append, store)
-        self.core.handle(m.Load(settings, measure_when_idle=measure_when_idle))
+        self.core.handle(m.Load(settings, measure_when_idle=measure_when_idle, open_draft=open_draft))
 
     @classmethod
     def of_pair(cls, store: Path, draft_max: int | None = None) -> Front:
@@ -68,6 +70,6 @@ class Front:
     def close(self) -> None:
         loaded = self.core.loaded
         if loaded is not None:
-            for one in (loaded.context, loaded.draft, loaded.model):
+            for one in (loaded.draft, loaded.context, loaded.model):
                 if one is not None:
                     one.close()

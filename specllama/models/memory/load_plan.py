@@ -89,6 +89,26 @@ def plan_load(
     )
 
 
+def plan_head(
+    settings: LoadSettings,
+    target: Header,
+    head: HeadInfo,
+    loaded: MemoryPlan,
+    available: int,
+    devices: Sequence[DeviceMemory],
+) -> MemoryPlan:
+    """The plan of a load for a head in a file of its own, where the target is loaded already, by the plan
+    `loaded`. settings: of the target and of the head, as its draft. available, devices: what is free now.
+    Raises what `plan_memory` raises.
+    """
+    used, t = loaded.target, settings.target
+    available += max(0, used.host - used.weights) if t.use_mmap else used.host
+    free = sum(d.free for d in devices)
+    before = [replace(d, free=d.free + used.device * d.free // max(1, free)) for d in devices]
+    fixed = replace(t, n_ctx=used.n_ctx, n_gpu_layers=used.n_gpu_layers)
+    return plan_load(replace(settings, target=fixed), target, head, available, before)
+
+
 def _layers(s: ModelSettings) -> int | None:
     if s.devices == ("none",):
         return 0

@@ -1,5 +1,5 @@
-"""Tries one draft model: loads it, times its steps, records what it would draft on each text, replays that,
-and unloads it.
+"""Tries one draft, a model or a head: loads it, times its steps, records what it would draft on each text,
+replays that, and unloads it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ from dataclasses import replace
 
 from specllama.client.tune_messages import DraftPrediction, MeasuredDraft, WorkloadPrediction
 from specllama.config.load import ModelSettings
-from specllama.core.interfaces import Drafter
+from specllama.core.interfaces import BatchRow, CachingDrafter, Drafter
 from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
-from specllama.core.replay.recording import record
+from specllama.core.replay.recording import record, record_head
 from specllama.core.replay.simulator import WRONG, Trace
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.features import KEPT_ROWS
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError
 from specllama.worker.draft import LoadedDraft, load_draft
+from specllama.worker.head import LoadedHead
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
 from specllama.worker.profile_keys import pair_key
+from specllama.worker.tuning.heads import head_of, n_ahead, try_head
 from specllama.worker.tuning.prompts import TuningText
-from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_steps
+from specllama.worker.tuning.timing import Clock, Times, curve_of, points, repeated, time_step, time_steps
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # draft lengths whose break-even acceptance is reported
 STEP_SECONDS = 1.5
@@ -43,7 +46,7 @@ def copy_drafter_factory(loaded: Loaded) -> Callable[[], Drafter] | None:
 
 
 class DraftTrial:
-    """The trial of one draft model, or of copying alone.
+    """The trial of one draft, or of copying alone.
 
     costs: of the target's decodes. found: the results so far. traces: the recordings, each with its workload.
     predicted: seconds that the current step should take at most.
@@ -64,48 +67,71 @@ class DraftTrial:
         yield from self._replay(None)
 
     def drafting(self, settings: ModelSettings) -> Iterator[float]:
-        """Try this draft model. Yields the share that is done; raises what loading and decoding raise."""
+        """Try this draft. Yields the share that is done; raises what loading and decoding raise."""
         loading, stepping, recording = _SHARES
         self.predicted = os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
-        draft = load_draft(settings, DEFAULT.max_rows)
+        head = head_of(settings, self.loaded.settings.target)
+        draft: LoadedDraft | LoadedHead
+        drafter: CachingDrafter
+        if head is not None:
+            draft, drafter = try_head(self.loaded, settings, head)
+        else:
+            draft = load_draft(settings, DEFAULT.max_rows)
+            drafter = self._model_drafter(draft)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
-            self.found = replace(self.found, model=model)
+            self.found = replace(self.found, model=model, head=head.label if head else "")
             yield loading
             times: Times = {}
-            for share in self._steps(draft, times):
+            for share in self._steps(draft, drafter, times):
                 yield loading + share * (stepping - loading)
             steps = StepCosts()
             steps.curve = curve_of(times)
             if not steps.curve.measured:
                 raise EngineError("its steps could not be timed: no text has an id in its vocabulary")
-            self._store(draft, times, steps)
+            self._store(draft, drafter, times, steps)
             for i, text in enumerate(self.texts):
-                self.predicted = (len(text.prompt) + len(text.text)) * steps.predict(1, self.costs.predict(1))
-                trace = record(text.prompt, text.text, draft.context)
-                self.traces.append((text.workload, trace))
+                step = steps.predict(1, self.costs.predict(1)) + (self.costs.predict(1) if head else 0.0)
+                self.predicted = (len(text.prompt) + len(text.text)) * step
+                self.traces.append((text.workload, self._record(text, draft, drafter)))
                 yield stepping + (i + 1) / len(self.texts) * (recording - stepping)
         finally:
             draft.close()
         for share in self._replay(steps):
             yield recording + share * (1 - recording)
 
-    def _steps(self, draft: LoadedDraft, times: Times) -> Iterator[float]:
+    def _model_drafter(self, draft: LoadedDraft) -> ModelDrafter:
         model = self.loaded.model
-        n_vocab = min(model.n_vocab, draft.model.n_vocab)
-        ids = [t for text in self.texts for t in (*text.prompt, *text.text) if t < n_vocab]
-        drafter = ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
-        sampler = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
-        return time_steps(
-            drafter, repeated(ids, _STEP_IDS), DEFAULT.min_samples, STEP_SECONDS, sampler, self.clock, times
-        )
+        return ModelDrafter(draft.context, model.n_vocab, end_ids=model.end_ids)
 
-    def _store(self, draft: LoadedDraft, times: Times, steps: StepCosts) -> None:
+    def _steps(
+        self, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter, times: Times
+    ) -> Iterator[float]:
+        model, target = self.loaded.model, self.loaded.context
+        n_vocab, n_ids = min(model.n_vocab, draft.context.n_vocab), min(_STEP_IDS, draft.context.n_ctx)
+        if isinstance(draft, LoadedHead):
+            n_ids = min(n_ids, KEPT_ROWS, target.n_ctx, target.n_batch)
+        known = [t for text in self.texts for t in (*text.prompt, *text.text) if t < n_vocab]
+        ids = repeated(known, n_ids)
+        if isinstance(draft, LoadedHead) and ids:  # it reads the target's features of the text
+            target.truncate(0, 0)
+            target.decode([BatchRow(t, i, 0, i == len(ids) - 2) for i, t in enumerate(ids[:-1])])
+        sampler = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
+        timed = time_step if isinstance(draft, LoadedHead) and draft.head.shares_cache else time_steps
+        return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, self.clock, times)
+
+    def _record(self, text: TuningText, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter) -> Trace:
+        if isinstance(draft, LoadedDraft):
+            return record(text.prompt, text.text, draft.context)
+        target, ahead = self.loaded.context, n_ahead(draft.head)
+        return record_head(text.prompt, text.text, target, drafter, n_ahead=ahead)
+
+    def _store(
+        self, draft: LoadedDraft | LoadedHead, drafter: Drafter, times: Times, steps: StepCosts
+    ) -> None:
         """Store the times of steps under the key that a run with this pair reads."""
-        drafters = [*self.loaded.drafters, ModelDrafter(draft.context, self.loaded.model.n_vocab)]
-        pair = pair_key(draft.key, drafters)
-        self.loaded.profile.store_steps(pair, steps.curve)
+        self.loaded.profile.store_steps(pair_key(draft.key, [*self.loaded.drafters, drafter]), steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)
 

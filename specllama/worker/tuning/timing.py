@@ -1,4 +1,4 @@
-"""Times decodes on a context that nothing else uses, by rows and by threads, and steps of a draft model.
+"""Times decodes on a context that nothing else uses, by rows and by threads, and steps of drafts.
 
 Decodes start at a fixed position in a text, to which the cache returns, so that every kind of memory can be
 timed. Long-running functions are iterators that yield the share that is done after each decode.
@@ -11,10 +11,9 @@ from itertools import cycle, islice
 from statistics import median
 
 from specllama.client.tune_messages import TimedWidth
-from specllama.core.interfaces import BatchRow, Context, Sampler
+from specllama.core.interfaces import BatchRow, CachingDrafter, Context, Sampler
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.drafters.model import ModelDrafter
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 
 Clock = Callable[[], float]
@@ -123,7 +122,7 @@ def _rounds(items: list[int], min_rounds: int, seconds: float, clock: Clock) -> 
 
 
 def time_steps(
-    drafter: ModelDrafter,
+    drafter: CachingDrafter,
     ids: Sequence[int],
     min_rounds: int,
     seconds: float,
@@ -131,21 +130,46 @@ def time_steps(
     clock: Clock,
     into: Times,
 ) -> Iterator[float]:
-    """Time steps of the draft model that evaluate 1, 2, 3 … ids, moving along a text as generation does."""
-    at, widths = len(ids), [w for w in STEP_WIDTHS if 2 * w < min(len(ids), drafter.context.n_ctx)]
+    """Time steps of a draft model or a head that evaluate 1, 2, 3 … ids, moving along a text as generation
+    does. ids: the text, which fits into its cache.
+    """
+    at, widths = len(ids), [w for w in STEP_WIDTHS if 2 * w < len(ids)]
     for share, width in _rounds(widths, min_rounds, seconds, clock):
         for n in (1, width):
-            if at + n > min(len(ids), drafter.context.n_ctx):
+            if at + n > len(ids):
                 at = 2
                 drafter.start(0, ids[:at], sampler)
                 drafter.step({0: []})
             at += n
             drafter.start(0, ids[:at], sampler)
+            if drafter.cache_state(0).n_pending == n + 1:  # a block drafter evaluates the last id every time
+                at -= 1
+                drafter.start(0, ids[:at], sampler)
             fits = drafter.cache_state(0).n_pending == n
             began = clock()
             found = drafter.step({0: []})
             if found and fits:
                 into.setdefault(n, []).append(clock() - began)
+        yield share
+
+
+def time_step(
+    drafter: CachingDrafter,
+    ids: Sequence[int],
+    min_rounds: int,
+    seconds: float,
+    sampler: Sampler,
+    clock: Clock,
+    into: Times,
+) -> Iterator[float]:
+    """Time steps of a head that reads the target's cache, which holds `ids` but for the last: each evaluates
+    one id, whatever it did before.
+    """
+    for share, n in _rounds([1], min_rounds, seconds, clock):
+        drafter.start(0, ids, sampler)
+        began = clock()
+        if drafter.step({0: []}):
+            into.setdefault(n, []).append(clock() - began)
         yield share
 
 

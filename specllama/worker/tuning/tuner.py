@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -24,6 +25,7 @@ from specllama.errors import ContextLengthError, EngineError, SpecllamaError, op
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
 from specllama.worker.tuning.drafts import STEP_SECONDS, DraftTrial, copy_drafter_factory
+from specllama.worker.tuning.heads import head_of, n_ahead
 from specllama.worker.tuning.prompts import (
     PromptSelection,
     TextWriter,
@@ -187,13 +189,26 @@ class Tuner:
         yield Stage("writing texts", seconds, partial(self._write, writer))
         if copy_drafter_factory(self._loaded) is not None:
             yield Stage("copying", 0.5, partial(self._try_draft, -1, None, selection.texts))
-        n_ids = sum(len(t.prompt) + selection.n_tokens for t in selection.texts)
         for i, draft in enumerate(self.order.drafts):
-            size = os.path.getsize(draft.path)
-            step = t1 * size / max(1, self._loaded.header.file_bytes)
-            seconds = size / _DISK + STEP_SECONDS + n_ids * step * _PREFILL_COST + 0.5
-            label = f"draft {os.path.basename(draft.path)}"
+            inside = draft.path == self._loaded.settings.target.path
+            label = "head of the model" if inside else f"draft {os.path.basename(draft.path)}"
+            seconds = self._trial_seconds(draft, selection)
             yield Stage(label, seconds, partial(self._try_draft, i, draft, selection.texts))
+
+    def _trial_seconds(self, draft: ModelSettings, selection: PromptSelection) -> float:
+        """Predicted seconds of trying a draft."""
+        n_prompt = sum(len(t.prompt) for t in selection.texts)
+        n_text = len(selection.texts) * selection.n_tokens
+        head = None
+        with suppress(SpecllamaError):  # which its trial reports
+            head = head_of(draft, self._loaded.settings.target)
+        size = head.weight_bytes if head else os.path.getsize(draft.path)
+        step = self._t1 * size / max(1, self._loaded.header.file_bytes)
+        seconds = size / _DISK + STEP_SECONDS + 0.5
+        if head is None:
+            return seconds + (n_prompt + n_text) * step * _PREFILL_COST
+        again = self._t1 if n_ahead(head) == 1 else self._row_seconds  # the target reads the texts again
+        return seconds + n_prompt * self._row_seconds + n_text * (again + step)
 
     def _run_stages(self, agenda: Sequence[Stage]) -> Iterator[None]:
         total, done = sum(stage.seconds for stage in agenda), 0.0

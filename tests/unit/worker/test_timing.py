@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from specllama.client.tune_messages import TimedWidth
+from specllama.core.interfaces import BatchRow
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
+from specllama.drafters.block import BlockDrafter
+from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import TableContext
+from specllama.testing import N_FEATURES, TableContext, TableHead
 from specllama.worker.tuning.threads import WIDE, ThreadTimes
 from specllama.worker.tuning.timing import (
     MAX_ROUNDS,
@@ -22,6 +26,7 @@ from specllama.worker.tuning.timing import (
     points,
     repeated,
     time_rows,
+    time_step,
     time_steps,
     time_threads,
 )
@@ -157,17 +162,79 @@ def test_steps_are_timed_by_the_number_of_ids_evaluated(memory):
         assert t == pytest.approx([context.seconds(n)] * len(t))
 
 
-def test_wide_steps_are_left_out_in_a_short_text_or_a_small_context():
-    for n_ids, n_ctx in ((20, 256), (200, 20)):
-        context, times = TimedContext(n_ctx=n_ctx), Times()
-        sampler = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
-        ids = repeated(IDS, n_ids)
-        list(
-            time_steps(
-                ModelDrafter(context, N_VOCAB), ids, DEFAULT.min_samples, 0.0, sampler, context.clock, times
-            )
-        )
-        assert set(times) == {1, 2, 3, 4, 6, 8}
+def test_wide_steps_are_left_out_in_a_short_text():
+    context, times = TimedContext(), Times()
+    sampler = KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+    drafter = ModelDrafter(context, N_VOCAB)
+    list(time_steps(drafter, repeated(IDS, 20), DEFAULT.min_samples, 0.0, sampler, context.clock, times))
+    assert set(times) == {1, 2, 3, 4, 6, 8}
+
+
+class TimedHead(TableHead):
+    """A decode of n rows takes 1 + n/10 seconds."""
+
+    now = 0.0
+
+    def decode(self, rows):
+        self.now += 1 + len(rows) / 10
+        return super().decode(rows)
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_steps_of_a_head_by_their_rows(lag):
+    ids, target, head = repeated(IDS, 30), TableContext(N_VOCAB), TimedHead(N_VOCAB, lag=lag)
+    drafter = target.reader = HeadDrafter(head, N_VOCAB)
+    target.decode([BatchRow(t, i, 0, i == 29) for i, t in enumerate(ids)])
+    times, sampler = Times(), KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+    list(time_steps(drafter, ids, DEFAULT.min_samples, 0.0, sampler, head.clock, times))
+    assert set(times) == {1, 2, 3, 4, 6, 8}
+    for n, t in times.items():
+        assert len(t) >= DEFAULT.min_samples
+        assert t == pytest.approx([1 + n / 10] * len(t))
+
+
+def test_a_head_that_reads_the_cache_is_timed_at_one_position():
+    ids, target, head = repeated(IDS, 30), TableContext(N_VOCAB), TimedHead(N_VOCAB, reads_target=True)
+    drafter = target.reader = HeadDrafter(head, N_VOCAB)
+    target.decode([BatchRow(t, i, 0, i == 28) for i, t in enumerate(ids[:-1])])
+    times, sampler = Times(), KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+    list(time_step(drafter, ids, DEFAULT.min_samples, 0.0, sampler, head.clock, times))
+    assert times == {1: pytest.approx([1.1] * DEFAULT.min_samples)}
+    assert set(head.positions[0]) == {29}
+
+
+class TimedBlocks:
+    """A head of blocks of three tokens; putting in n rows takes n/10 seconds, a block 1."""
+
+    n_ctx, n_vocab, n_seq_max, n_features, n_draft = 256, N_VOCAB, 1, N_FEATURES, 3
+    now = 0.0
+
+    def inject(self, seq_id, first, features):  # noqa: ARG002
+        self.now += len(features) / 10
+
+    def draft(self, last):
+        self.now += 1
+        return {seq: np.zeros((3, N_VOCAB), np.float32) for seq in last}
+
+    def truncate(self, seq_id, pos):
+        """Nothing is kept."""
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_steps_of_a_block_drafter_count_the_last_token():
+    ids, target, head = repeated(IDS, 30), TableContext(N_VOCAB), TimedBlocks()
+    drafter = target.reader = BlockDrafter(head, N_VOCAB)
+    target.decode([BatchRow(t, i, 0, i == 29) for i, t in enumerate(ids)])
+    times, sampler = Times(), KeyedSampler(SamplingParams(temperature=0), 0, N_VOCAB)
+    list(time_steps(drafter, ids, DEFAULT.min_samples, 0.0, sampler, head.clock, times))
+    assert set(times) == {1, 2, 3, 4, 6, 8}
+    for n, t in times.items():
+        assert t == pytest.approx([1 + (n - 1) / 10] * len(t))
 
 
 # Figures
