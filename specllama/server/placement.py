@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from specllama.config.load import LoadSettings
 from specllama.errors import NotFoundError, ResourceError
 from specllama.gguf.check import check_draft, check_model
+from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_model
+from specllama.gguf.heads import read_head, unusable_head
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.models.prepare import prepare_if_on_disk
@@ -18,16 +20,23 @@ from specllama.server.memory import FreeMemory, Resident
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A model that shall be loaded: its settings, with paths, and the headers of its files."""
+    """A model that shall be loaded: its settings, with paths, and the headers of its files. draft: a model,
+    the file of a head, or the head inside the target.
+    """
 
     settings: LoadSettings
     target: Header
-    draft: Header | None
+    draft: Header | HeadInfo | None
 
     def plan(self, free: FreeMemory) -> MemoryPlan:
-        """Raises ResourceError."""
+        """The plan; without the target's own head if there is no memory for it. Raises ResourceError."""
         gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
-        return plan_load(self.settings, self.target, self.draft, free.host, gpus)
+        try:
+            return plan_load(self.settings, self.target, self.draft, free.host, gpus)
+        except ResourceError:
+            if not isinstance(self.draft, HeadInfo):
+                raise
+            return plan_load(self.settings, self.target, None, free.host, gpus)
 
 
 def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
@@ -39,11 +48,14 @@ def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
     found = settings if library is None else prepare_if_on_disk(library, settings)
     if found is None:
         raise NotFoundError(f"{settings.target.path} is not complete on this disk any more")
-    target, draft = read_model(found.target.path), None
+    target = read_model(found.target.path)
     check_model(target)
-    if found.draft is not None:
-        draft = read_model(found.draft.path)
-        check_draft(draft)
+    if found.draft is None:
+        return Newcomer(found, target, None)
+    if found.draft.path == found.target.path and (read_head(target) or unusable_head(target)):
+        return Newcomer(found, target, read_head(target))
+    draft = read_model(found.draft.path)
+    check_draft(draft)
     return Newcomer(found, target, draft)
 
 

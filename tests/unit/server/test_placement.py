@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError
+from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
 from specllama.server.memory import FreeGpu, FreeMemory, Resident
 from specllama.server.placement import Newcomer, must_leave
+from specllama.server.placement import newcomer as newcomer_of
+from tests.support import tinymtp
 
 GB = 10**9
 
@@ -106,3 +110,17 @@ def test_what_becomes_free_is_spread_over_the_gpus() -> None:
     assert (found.host, [gpu.free for gpu in found.gpus]) == (11, [600, 200])
     empty = FreeMemory(1, (FreeGpu("a", 0), FreeGpu("b", 0)))
     assert [gpu.free for gpu in empty.without([Resident("x", False, 0.0, 0, 400)]).gpus] == [200, 200]
+
+
+def test_a_model_with_a_head_of_its_own_needs_memory_for_both_or_goes_without(tmp_path: Path) -> None:
+    path = str(tinymtp.qwen35(tmp_path / "m.gguf"))
+    settings = LoadSettings(target=ModelSettings(path=path, n_ctx=4096), draft=ModelSettings(path=path))
+    found = newcomer_of(settings, None)
+    assert isinstance(found.draft, HeadInfo)
+    both = found.plan(FreeMemory(GB))
+    assert both.draft is not None
+    assert both.target.weights + both.draft.weights == found.target.weight_bytes
+    alone = found.plan(FreeMemory(both.host - 1000))
+    assert alone.draft is None
+    with pytest.raises(ResourceError):
+        found.plan(FreeMemory(alone.host - 1000))
