@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests.support import tinygguf
+from tests.support import tinygguf, tinymtp
 from tests.support.command import Command, Result
 from tests.support.scrambled import scramble
 
@@ -48,8 +48,8 @@ FORECAST = {
 }
 POINT = {"rows": COUNT, "seconds": NUMBER, "count": COUNT}
 ENTRANT = {
-    "name": TEXT, "path": or_null(TEXT), "problem": TEXT, "model": or_null(MODEL), "step_seconds": MAYBE,
-    "step_points": a_list(an_object(**POINT)),
+    "name": TEXT, "path": or_null(TEXT), "problem": TEXT, "model": or_null(MODEL), "head": TEXT,
+    "step_seconds": MAYBE, "step_points": a_list(an_object(**POINT)),
     "break_even": a_list(an_object(k=COUNT, acceptance=SHARE, decode=NUMBER, step=NUMBER)),
 }  # fmt: skip
 RANKED = an_object(
@@ -184,7 +184,7 @@ def test_it_runs_without_a_draft_and_without_any_drafter(command: Command) -> No
         (("-md", "absent.gguf"), 3, "absent.gguf"),
         (("-md", ""), 2, "-md"),
         (("-md", "auto", "-md", "./draft.gguf", "-md", "draft.gguf"), 2, "draft.gguf is given twice"),
-        (("-m", "main.gguf", "-md", "./main.gguf"), 2, "./main.gguf is the target itself"),
+        (("-m", "main.gguf", "-md", "./main.gguf"), 2, "./main.gguf is the target itself, which has no head"),
         (("-md", "link.gguf", "-m", "main.gguf"), 2, "link.gguf is the target itself"),
         (("-md", "draft.gguf", "--drafters", "copy"), 2, "--drafters leaves the draft model out"),
         (("-md", "broken.gguf"), 6, "broken.gguf"),
@@ -220,6 +220,29 @@ def test_all_unusable_drafts_are_named(shared: Command, foreign: Path) -> None:
     assert "error: no draft fits the target: foreign.gguf: " in result.err
     assert "other.gguf: " in result.err
     assert "pair-check" in result.err
+
+
+@pytest.mark.parametrize("args", [(), ("-md", "auto", "-md", "./mtp.gguf"), ("-md", "main-head.gguf")])
+def test_the_head_inside_the_model_is_a_draft(command: Command, args: tuple[str, ...]) -> None:
+    model = tinymtp.mimo2(command.home / "main-head.gguf", adds=(0.0, 1.0), copied=True)
+    tinymtp.mimo2(command.home / "mtp.gguf", seed=3, part="head")
+    (command.home / "one.json").write_text(json.dumps({"mine": ["What is zip?"]}))
+    given = ("tune", "-m", model.name, "--prompts", "one.json", "-n", "16", "-c", "512", "--json", *args)
+    result = command(*given, timeout=120)
+    assert result.code == 0, result.err
+    ranked = {e["name"]: e for e in result.json["ranking"]}
+    inside = ranked.pop("head of the model")
+    assert (inside["path"], inside["head"], inside["problem"]) == (model.name, "MTP, 1 layer", "")
+    assert inside["acceptance"] > 0.9
+    assert inside["step_points"][0]["rows"] == 1
+    assert set(ranked) == {"copy alone", *(["mtp"] if "./mtp.gguf" in args else [])}
+
+
+def test_a_head_that_is_only_promised_is_no_draft(command: Command) -> None:
+    model = tinymtp.mimo2(command.home / "promise.gguf", part="promise")
+    result = command("tune", "-m", model.name, "-md", model.name)
+    assert (result.code, result.raw) == (7, b"")
+    assert "the header promises 1 MTP layer, which the file does not have" in result.err
 
 
 def measuring(command: Command, *args: str) -> psutil.Popen:

@@ -44,7 +44,8 @@ def tune(given: Mapping[str, Any]) -> int:
     values = resolved(given)
     plan = make_plan(given, values)
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
-    results = TuneResults(plan.drafts, plan.unusable, plan.settings.copies)
+    settings = plan.settings
+    results = TuneResults(plan.drafts, plan.unusable, settings.copies, settings.target.path)
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
         client = EngineClient(engine_log(log, verbose))
@@ -58,7 +59,7 @@ def tune(given: Mapping[str, Any]) -> int:
 def _measure(
     client: EngineClient, plan: TunePlan, variables: dict[str, Any], verbose: bool, into: TuneResults
 ) -> None:
-    into.info = info = load(client, plan.settings, verbose)
+    into.info = info = load(client, plan.settings, verbose, open_draft=False)
     for note in info.notes:
         console.show(note)
     raw = not info.template_works

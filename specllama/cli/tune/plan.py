@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.cli.bench.plan import make_plan as bench_plan
@@ -14,8 +14,9 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.sources import Values
 from specllama.errors import IncompatiblePairError, UsageError
 from specllama.gguf.check import check_draft, check_model
-from specllama.gguf.header import read_model
-from specllama.pair.heads import check_any
+from specllama.gguf.header import Header, read_model
+from specllama.gguf.heads import read_head, unusable_head
+from specllama.pair.heads import check_any, check_head
 
 # tune sets these itself: it measures with all drafters, at all lengths.
 _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
@@ -23,8 +24,9 @@ _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact",
 
 @dataclass(frozen=True, slots=True)
 class TunePlan:
-    """What to measure. settings: of the target, without a draft. unusable: drafts that do not fit it, path to
-    reason. prompts: pairs (workload, text). n_tokens: None for as many as there is time for.
+    """What to measure. settings: of the target, its draft the head inside it if that is one of the drafts.
+    unusable: drafts that do not fit it, path to reason; the target's path stands for its head. prompts: pairs
+    (workload, text). n_tokens: None for as many as there is time for.
     """
 
     settings: LoadSettings
@@ -47,13 +49,15 @@ def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
     settings = _prepared(values, "none")
     drafts = _drafts(names, values, settings.target.path)
     unusable = _unusable(settings.target.path, [d.path for d in drafts])
-    if drafts and len(unusable) == len(drafts):
+    named = any(name not in ("auto", "none") for name in names)
+    if named and drafts and len(unusable) == len(drafts):
         reasons = "; ".join(f"{path}: {reason}" for path, reason in unusable.items())
         hint = "choose another draft, or -md none; specllama pair-check tells more"
         raise IncompatiblePairError(f"no draft fits the target: {reasons}", hint)
+    usable = [d for d in drafts if d.path not in unusable]
     return TunePlan(
-        settings,
-        [d for d in drafts if d.path not in unusable],
+        replace(settings, draft=next((d for d in usable if d.path == settings.target.path), None)),
+        usable,
         unusable,
         [(case.workload, case.prompt) for case in texts.cases],
         texts.n_tokens if "n_tokens" in given else None,
@@ -76,7 +80,12 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
         if draft is None:
             continue
         if os.path.samefile(draft.path, target):
-            raise UsageError(f"-md {name} is the target itself", "a draft is a smaller model")
+            header = read_model(target)
+            if read_head(header) is None and not unusable_head(header):
+                raise UsageError(
+                    f"-md {name} is the target itself, which has no head", "a draft is a smaller model"
+                )
+            draft = replace(draft, path=target)
         if any(os.path.samefile(draft.path, other.path) for other in found):
             raise UsageError(f"-md {name} is given twice")
         found.append(draft)
@@ -91,9 +100,22 @@ def _unusable(target: str, drafts: Sequence[str]) -> dict[str, str]:
     check_model(header)
     found = {}
     for path in drafts:
-        draft = read_model(path)
-        check_draft(draft)
-        verdict = check_any(header, draft)
-        if not verdict.ok:
-            found[path] = verdict.reason
+        if path == target:
+            reason = _head_problem(header)
+        else:
+            draft = read_model(path)
+            check_draft(draft)
+            verdict = check_any(header, draft)
+            reason = "" if verdict.ok else verdict.reason
+        if reason:
+            found[path] = reason
     return found
+
+
+def _head_problem(target: Header) -> str:
+    """Why the head inside the target cannot be used, "" if it can."""
+    head = read_head(target)
+    if head is None:
+        return unusable_head(target)
+    verdict = check_head(target, head)
+    return "" if verdict.ok else verdict.reason

@@ -25,20 +25,24 @@ from specllama.config.load import ModelSettings
 from specllama.core.policy.break_even import BreakEven
 
 COPY = "copy alone"
+OWN_HEAD = "head of the model"
 
 
 @dataclass(slots=True)
 class DraftResult:
     """A draft, or copying alone (path None).
 
-    problem: why it cannot be used, "" if it can. step: seconds for a token of the draft model. forecast: None
-    before everything is measured.
+    inside: whether it is the head inside the target. problem: why it cannot be used, "" if it can. head: kind
+    and size of a head, "" for a draft model. step: seconds for a token of the draft. forecast: None before
+    everything is measured.
     """
 
     name: str
     path: str | None
+    inside: bool = False
     problem: str = ""
     model: ModelInfo | None = None
+    head: str = ""
     step: float | None = None
     points: Sequence[TimedWidth] = ()
     break_even: Sequence[BreakEven] = ()
@@ -56,6 +60,7 @@ class DraftResult:
             "path": self.path,
             "problem": self.problem,
             "model": asdict(self.model) if self.model else None,
+            "head": self.head,
             "step_seconds": self.step,
             "step_points": [asdict(point) for point in self.points],
             "break_even": [asdict(b) for b in self.break_even],
@@ -67,18 +72,23 @@ class TuneResults(PartialResults):
     """What a `tune` has measured so far.
 
     drafts: those to compare, in the order of their indexes. copies: whether copying alone is compared too.
+    target: its path, which as a draft stands for the head inside it.
     """
 
     def __init__(
-        self, drafts: Sequence[ModelSettings], unusable: Mapping[str, str], copies: bool = True
+        self,
+        drafts: Sequence[ModelSettings],
+        unusable: Mapping[str, str],
+        copies: bool = True,
+        target: str = "",
     ) -> None:
         super().__init__()
         paths = [d.path for d in drafts]
-        names = _names([*paths, *unusable])
-        self.drafts = {i: DraftResult(names[path], path) for i, path in enumerate(paths)}
+        names = {**_names([*paths, *unusable]), target: OWN_HEAD}
+        self.drafts = {i: DraftResult(names[path], path, path == target) for i, path in enumerate(paths)}
         if copies:
             self.drafts[-1] = DraftResult(COPY, None)
-        self.unusable = [DraftResult(names[path], path, reason) for path, reason in unusable.items()]
+        self.unusable = [DraftResult(names[p], p, p == target, reason) for p, reason in unusable.items()]
         self._info: LoadInfo | None = None
         self.agenda: TuneAgenda | None = None
         self.curves: list[TimedCurve] = []
@@ -117,7 +127,7 @@ class TuneResults(PartialResults):
         draft = self.drafts[found.index]
         draft.problem, draft.model, draft.step = found.problem, found.model, found.step
         draft.points, draft.break_even = found.points, found.break_even
-        draft.forecast = found.forecast
+        draft.head, draft.forecast = found.head, found.forecast
 
     @property
     def t1(self) -> float | None:

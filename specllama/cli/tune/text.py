@@ -99,7 +99,7 @@ def _break_even(results: TuneResults, width: int | None) -> Iterator[str]:
         needed = ("-" if b.acceptance >= 1 else f"{100 * b.acceptance:.0f}" for b in draft.break_even)
         rows.append(["copied" if draft.path is None else _shortened(draft.name), step, *needed])
     yield ""
-    head = "A draft of k tokens pays from an acceptance of, % (- never); token: of the draft model, in t(1):"
+    head = "A draft of k tokens pays from an acceptance of, % (- never); token: of the draft, in t(1):"
     yield from wrapped(head, width)
     yield from table(["k", "token", *map(str, lengths)], rows, width, 1)
 
@@ -114,7 +114,7 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
         yield from wrapped(
             f"Predicted speed over plain decoding, on {n_texts} texts ({n_tokens} tokens) that the target "
             "wrote greedily, each draft together with copying; accepted: the share of these tokens that the "
-            "draft model predicted:",
+            "draft predicted:",
             width,
         )
         rows = [_predicted(e, names) for e in ranking]

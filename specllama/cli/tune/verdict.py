@@ -28,6 +28,8 @@ def verdict(results: TuneResults) -> str:
 
 
 def _flag(draft: DraftResult) -> str:
+    if draft.inside:
+        return "the head of the model (-md auto)"
     return f"-md {printable(draft.path)}" if draft.path is not None else "copying alone (-md none)"
 
 
@@ -40,7 +42,7 @@ def _why(best: DraftResult) -> str:
         return f"{text}."
     costs = f"a decode of {need.k + 1} rows takes {need.decode:.2f} x one row's time"
     if best.path is not None:
-        costs += f" and a token of the draft model {need.step:.2f} x"
+        costs += f" and a token of the draft {need.step:.2f} x"
     if need.acceptance >= 1:
         return f"{text}: {costs}, so that no draft can pay."
     text += f": {costs}, so that a draft pays from an acceptance of {_percent(need.acceptance)} at best"

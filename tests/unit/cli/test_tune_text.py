@@ -126,7 +126,7 @@ def test_the_verdict_is_plain_decoding_and_says_why_if_nothing_pays():
     assert shown.startswith("Best: plain decoding. The best draft, copying alone (-md none), is predicted")
     assert "a decode of 2 rows takes 2.10 x one row's time, so that no draft can pay." in shown
     shown = verdict(found(good=1.005, bad=0.9, copied=0.98))
-    assert "a decode of 2 rows takes 1.40 x one row's time and a token of the draft model 0.10 x" in shown
+    assert "a decode of 2 rows takes 1.40 x one row's time and a token of the draft 0.10 x" in shown
     assert "so that a draft pays from an acceptance of 50 % at best; 72 % of the tokens were right." in shown
     one = found(good=0.9, bad=0.9, copied=1.0)
     assert "60 % of the copied tokens were right." in verdict(one)
@@ -242,3 +242,19 @@ def test_the_results_are_plain_data_for_programs():
     assert [e["path"] for e in data["not_ranked"]] == [FOREIGN]
     assert data["ranking"][0]["break_even"][0]["k"] == 1
     assert data["t_n"][0]["points"][1]["relative"] == pytest.approx(1.4)
+
+
+def test_the_head_inside_the_model_is_named_as_what_it_is():
+    target = TARGET.path
+    results = TuneResults([ModelSettings(path=target), ModelSettings(path=GOOD)], {}, target=target)
+    results.info = load_info()
+    results.add(draft(0, 0.1, COSTS, forecast(1.7, 0.8)))
+    results.add(draft(1, 0.1, COSTS, forecast(1.5, 0.7)))
+    results.add(replace(draft(0, 0.1, COSTS, forecast(1.7, 0.8)), head="MTP, 1 layer"))
+    assert [e.name for e in results.ranking] == ["head of the model", "good-draft"]
+    assert verdict(results).startswith("Best: the head of the model (-md auto), predicted 1.70 x")
+    first, second = results.to_dict()["ranking"]
+    assert (first["path"], first["head"], second["head"]) == (target, "MTP, 1 layer", "")
+    left_out = TuneResults([], {target: "it lacks a tensor"}, target=target)
+    left_out.info = load_info()
+    assert "head of the model cannot be used: it lacks a tensor." in text(left_out)
