@@ -72,6 +72,8 @@ def open_head(
     is_block = head.kind in (HeadKind.DFLASH, HeadKind.DSPARK)
     if not problem and is_block and head.mask_id is None:
         problem = "its file does not name the mask token"
+    if not problem and any("selector" in tensor.name for tensor in head.tensors):
+        problem = "it chooses tokens with a selector (DFlash 2), which specllama does not drive"
     if problem:
         return None, _left_out(problem, send)
     fitted, model = fitted_to(settings.draft, plan.draft.n_gpu_layers), None
