@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import { askForKey, setUpDialogs } from "./dialog.js";
 import { byId } from "./dom.js";
 import { ConversationList } from "./list.js";
+import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
 import { Panel } from "./panel.js";
 import { openRace } from "./race.js";
@@ -94,6 +95,8 @@ WIDE.addEventListener("change", arrange);
 MIDDLE.addEventListener("change", arrange);
 arrange();
 chat.open();
+// The first answer is shown sooner when its code has run before.
+(globalThis.requestIdleCallback ?? setTimeout)(() => render(blocks("# a\n\n- `b`\n\n```\nc\n```\n\n|d|\n|-|\n|e|")));
 
 /** Read what the server has; where it does not answer yet, again and again. */
 async function begin() {

@@ -18,6 +18,7 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
+const NODES = 60; // of a block of lines
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);
 
@@ -48,6 +49,35 @@ export function render(tokens) {
   return purify.sanitize(marked.parser(tokens), ALLOWED);
 }
 
+/**
+ * Add nodes to code, in blocks of whole lines: the browser lays out a block again only when it changes, so that
+ * the work for one more line does not depend on how many there are. nodes: texts and spans of text.
+ */
+export function addLines(code, nodes) {
+  for (const node of nodes) {
+    let block = code.lastElementChild;
+    if (!block?.matches(".lines")) {
+      block = element("span", { class: "lines" });
+      code.append(block);
+    }
+    const text = node.textContent;
+    const end = block.childNodes.length >= NODES ? text.lastIndexOf("\n") + 1 : 0;
+    if (!end) {
+      block.append(node);
+      continue;
+    }
+    const next = element("span", { class: "lines" });
+    code.append(next);
+    if (end < text.length) {
+      const rest = node.cloneNode(true);
+      node.textContent = text.slice(0, end);
+      rest.textContent = text.slice(end);
+      next.append(rest);
+    }
+    block.append(node);
+  }
+}
+
 /** Add what people use: a head with a button to copy on code, tables that scroll, links to other pages. */
 export function furnish(root) {
   for (const pre of root.querySelectorAll("pre")) {
@@ -58,6 +88,7 @@ export function furnish(root) {
     });
     copy.setAttribute("aria-label", `Copy ${language}`);
     const box = element("div", { class: "code" }, element("div", { class: "code-head" }, language, copy));
+    addLines(pre.querySelector("code"), [...pre.querySelector("code").childNodes]);
     pre.replaceWith(box);
     pre.tabIndex = 0; // it scrolls
     pre.setAttribute("role", "region");

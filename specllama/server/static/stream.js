@@ -3,7 +3,7 @@
 // end, and is rendered again when it has grown by a quarter, so that the work per token does not depend on how much
 // there is.
 
-import { blocks, furnish, render } from "./markdown.js";
+import { addLines, blocks, furnish, render } from "./markdown.js";
 import { element } from "./dom.js";
 
 const SHORT = 1500; // characters of a last block that is rendered again with each change
@@ -69,7 +69,9 @@ export class MarkdownStream {
   #append() {
     let last = this.#tail;
     while (last.lastElementChild?.matches(INNER)) last = last.lastElementChild;
-    last.append(this.#newline, ...this.trace.spans(this.#text.slice(this.#shown), this.#shown));
+    const added = this.trace.spans(this.#text.slice(this.#shown), this.#shown);
+    if (this.#open === "code") addLines(last, [document.createTextNode(this.#newline), ...added]);
+    else last.append(...added);
     this.#newline = "";
   }
 
