@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.serving import Server
-
-pytest.importorskip("selenium", reason="selenium is a package of the tests: scripts/test installs it")
-
 from tests.support.browser import Page, browser
+from tests.support.serving import Server
 
 
 @pytest.fixture(scope="session")
