@@ -53,6 +53,18 @@ def record(
     }
 
 
+def draft_name(about: Mapping[str, Any]) -> str:
+    """The draft for people: "draft NAME QUANT", or the head; "" without one. about: as in `record`."""
+    draft, head = about["draft"], about.get("head", "")
+    if draft is None:
+        return ""
+    name = f"{draft['name']} {draft['quant']}"
+    if not head:
+        return f"draft {name}"
+    inside = draft["path"] == about["target"]["path"]
+    return f"head of the model ({head})" if inside else f"head {name} ({head})"
+
+
 def _row(row: SummaryRow) -> dict[str, Any]:
     return {
         "workload": row.workload,
@@ -78,6 +90,7 @@ def _cell(name: str, cell: SummaryCell) -> dict[str, Any]:
         "drafted_by": dict(total.drafted_by),
         "acceptance": total.acceptance_rate,
         "accept_by_position": total.accept_by_position,
+        "accept_by_source": total.accept_by_source,
         "rounds": total.rounds,
         "decode_seconds": total.decode_seconds,
         "time": total.time_shares,

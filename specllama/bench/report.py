@@ -8,6 +8,7 @@ from typing import Any
 
 from specllama.bench.page import bars, entry, lines, page, table, whiskers
 from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
+from specllama.bench.record import draft_name
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, label, notes, times
 
@@ -16,10 +17,8 @@ _MAX_LINES = 8  # of a chart
 
 def report(s: BenchSummary, about: Mapping[str, Any], verdict: str) -> str:
     """The page as HTML. about: as in `record`; its texts may hold anything and are escaped."""
-    target, draft = about["target"], about["draft"]
-    names = f"{target['name']} {target['quant']}" + (
-        f" with {draft['name']} {draft['quant']}" if draft else ""
-    )
+    target, draft = about["target"], draft_name(about)
+    names = f"{target['name']} {target['quant']}" + (f" with {draft}" if draft else "")
     sections = [
         f"<h1>{escape(names)}</h1>",
         f'<p class="dim">{escape(_settings(s, about))}</p>',

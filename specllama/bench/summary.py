@@ -183,11 +183,19 @@ def with_sums(stats: Iterable[RunStats]) -> RunStats:
             if isinstance(value, (int, float)):
                 setattr(total, name, getattr(total, name) + value)
         total.drafted_by.update(one.drafted_by)
-        for sums, counts in ((total.reached, one.reached), (total.accepted_at, one.accepted_at)):
-            sums += [0] * (len(counts) - len(sums))
-            for j, n in enumerate(counts):
-                sums[j] += n
+        _add(total.reached, one.reached)
+        _add(total.accepted_at, one.accepted_at)
+        for source, counts in one.reached_by.items():
+            _add(total.reached_by.setdefault(source, []), counts)
+            _add(total.accepted_by.setdefault(source, []), one.accepted_by[source])
     return total
+
+
+def _add(sums: list[int], counts: Sequence[int]) -> None:
+    """Add counts by position."""
+    sums += [0] * (len(counts) - len(sums))
+    for j, n in enumerate(counts):
+        sums[j] += n
 
 
 def _differences(by_config: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[list[TextDifference], int]:

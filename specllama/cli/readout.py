@@ -108,6 +108,10 @@ def as_json(
         "n_discarded": stats.n_discarded,
         **({"n_forced": stats.n_forced, "n_forced_accept": stats.n_forced_accept} if stats.n_forced else {}),
         "accept_by_position": [round(share, 4) for share in stats.accept_by_position],
+        "accept_by_source": {
+            name: [None if share is None else round(share, 4) for share in shares]
+            for name, shares in stats.accept_by_source.items()
+        },
         "drafted_by": dict(stats.drafted_by),
         "load_ms": _ms(info.load_seconds),
         "ttft_ms": _ms(stats.ttft_seconds),
@@ -122,6 +126,7 @@ def as_json(
         "near_ties": stats.near_ties if ties_known else None,
         "redecided": stats.redecided,
         **models,
+        "head": info.head,
         "speculation": "off" if off_reason else "on",
         "reason": off_reason,
     }

@@ -28,8 +28,9 @@ class RunStats:
     n_accept were emitted. n_discarded: tokens drafted but not verified. n_forced, n_forced_accept: as
     n_drafted and n_accept, for tokens that a grammar forces; the other counters leave them out, except
     drafted_by and forced_by. n_modelled: verified tokens of a draft model. reached[j]: rounds whose draft had
-    more than j guessed tokens; accepted_at[j]: those of them in which token j was emitted. decode_seconds:
-    from the first token to the end, n_predict - 1 tokens. plain_seconds: of the plain rounds, without
+    more than j guessed tokens; accepted_at[j]: those of them in which token j was emitted. reached_by,
+    accepted_by: the same by drafter of token j. decode_seconds: from the first token to the end, n_predict -
+    1 tokens. plain_seconds: of the plain rounds, without
     drafting. near_ties: tokens chosen with a margin below the rounding error of a batched row; redecided:
     those chosen again from a row decoded by itself. round_seconds: by number of rows, the number of such
     decodes and their seconds.
@@ -49,6 +50,8 @@ class RunStats:
     forced_by: Counter[str] = field(default_factory=Counter)
     reached: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    reached_by: dict[str, list[int]] = field(default_factory=dict)
+    accepted_by: dict[str, list[int]] = field(default_factory=dict)
     rounds: int = 0
     plain_rounds: int = 0
     plain_seconds: float = 0.0
@@ -73,7 +76,8 @@ class RunStats:
         """Count one verified draft. sources: the drafter of each token. n_accept: how many were emitted.
         forced: names of the drafters whose tokens are forced, not guessed. priced: names of draft models.
         """
-        guessed = [j < n_accept for j, source in enumerate(sources) if source not in forced]
+        guesses = [(source, j < n_accept) for j, source in enumerate(sources) if source not in forced]
+        guessed = [accepted for _, accepted in guesses]
         self.n_drafted += len(guessed)
         self.n_accept += sum(guessed)
         self.n_forced += len(sources) - len(guessed)
@@ -84,12 +88,15 @@ class RunStats:
             self.n_modelled += source in priced
             if source in forced:
                 self.forced_by[source] += 1
-        while len(self.reached) < len(guessed):
-            self.reached.append(0)
-            self.accepted_at.append(0)
-        for j, accepted in enumerate(guessed):
-            self.reached[j] += 1
-            self.accepted_at[j] += accepted
+        for j, (source, accepted) in enumerate(guesses):
+            for counts, n in (
+                (self.reached, 1),
+                (self.accepted_at, int(accepted)),
+                (self.reached_by.setdefault(source, []), 1),
+                (self.accepted_by.setdefault(source, []), int(accepted)),
+            ):
+                counts.extend([0] * (j + 1 - len(counts)))
+                counts[j] += n
 
     def add_round(
         self,
@@ -128,6 +135,14 @@ class RunStats:
         return [a / n for a, n in zip(self.accepted_at, self.reached, strict=True)]
 
     @property
+    def accept_by_source(self) -> dict[str, list[float | None]]:
+        """The same by drafter; None for positions at which it had no token."""
+        return {
+            name: [a / n if n else None for a, n in zip(self.accepted_by[name], reached, strict=True)]
+            for name, reached in self.reached_by.items()
+        }
+
+    @property
     def encode_tps(self) -> float | None:
         """Prompt tokens evaluated per second."""
         return self.n_evaluated / self.encode_seconds if self.encode_seconds > 0 else None
@@ -158,6 +173,8 @@ class RunStats:
         """Plain data; `from_dict` is the inverse."""
         data = {name: getattr(self, name) for name in self.__slots__}
         data["drafted_by"], data["forced_by"] = dict(self.drafted_by), dict(self.forced_by)
+        for name in ("reached_by", "accepted_by"):
+            data[name] = {source: list(counts) for source, counts in data[name].items()}
         return data
 
     @classmethod

@@ -61,6 +61,11 @@ class Metrics:
             "draft_tokens_accepted_by_position", "the same by position in the draft", ("position",)
         )
         self.drafted_by = counter("draft_tokens_by_drafter", "draft tokens verified", ("drafter",))
+        places = ("drafter", "position")
+        self.at_place = counter("draft_tokens_by_source", "guessed tokens by drafter and position", places)
+        self.accepted_at_place = counter(
+            "draft_tokens_accepted_by_source", "those of them that were emitted", places
+        )
         self.forced = counter("forced_tokens", "tokens that a grammar forced, which are no draft tokens")
         self.rate = histogram("acceptance_rate", "share of its draft tokens that a text accepted", _RATES)
         self.queued = histogram("queue_seconds", "from the request to its slot", _SECONDS)
@@ -91,6 +96,10 @@ class Metrics:
             self.at_position.labels(str(j)).inc(n)
         for name, n in stats.drafted_by.items():
             self.drafted_by.labels(name).inc(n)
+        for name, counts in stats.reached_by.items():
+            for j, (n, accepted) in enumerate(zip(counts, stats.accepted_by[name], strict=True)):
+                self.at_place.labels(name, str(j)).inc(n)
+                self.accepted_at_place.labels(name, str(j)).inc(accepted)
         self.forced.inc(stats.n_forced_accept)
         if stats.acceptance_rate is not None:
             self.rate.observe(stats.acceptance_rate)

@@ -40,7 +40,7 @@ ESTIMATE = or_null(an_object(value=NUMBER, low=MAYBE, high=MAYBE, n=COUNT))
 CELL = an_object(
     answers=COUNT, decode_tps=ESTIMATE, speedup=ESTIMATE, ttft_ms=ESTIMATE, n_predict=COUNT, n_drafted=COUNT,
     n_accept=COUNT, n_discarded=COUNT, drafted_by={"type": "object"}, acceptance=MAYBE,
-    accept_by_position=SHARES, rounds=COUNT, decode_seconds=NUMBER,
+    accept_by_position=SHARES, accept_by_source={"type": "object"}, rounds=COUNT, decode_seconds=NUMBER,
     time=an_object(verify=NUMBER, draft=NUMBER, sampling=NUMBER, other=NUMBER),
 )  # fmt: skip
 ROW = an_object(
@@ -52,7 +52,7 @@ MODEL = an_object(name=TEXT, path=TEXT, params=COUNT, quant=TEXT, n_gpu_layers={
 OBJECT = an_object(
     schema={"const": "specllama.bench/1"}, version=TEXT, date=TEXT,
     machine=an_object(system=TEXT, machine=TEXT, cores=COUNT, n_threads=COUNT),
-    target=MODEL, draft=or_null(MODEL), drafters={"type": "array", "items": TEXT}, n_ctx=COUNT,
+    target=MODEL, draft=or_null(MODEL), head=TEXT, drafters={"type": "array", "items": TEXT}, n_ctx=COUNT,
     load_ms=NUMBER,
     settings=an_object(
         text={"type": ["string", "null"]}, n_tokens={"type": ["integer", "null"]}, runs=COUNT,

@@ -45,11 +45,13 @@ NUMBER = (int, float)
 OBJECT = {
     "schema": str, "text": str, "tokens": list, "finish_reason": str, "seed": int,
     "n_prompt": int, "n_evaluated": int, "n_predict": int,
-    "n_drafted": int, "n_accept": int, "n_discarded": int, "accept_by_position": list, "drafted_by": dict,
+    "n_drafted": int, "n_accept": int, "n_discarded": int, "accept_by_position": list,
+    "accept_by_source": dict, "drafted_by": dict,
     "load_ms": NUMBER, "ttft_ms": NUMBER, "encode_tps": NUMBER, "decode_tps": NUMBER,
     "plain_tps": (int, float, type(None)), "plain_source": str, "plain_rounds": int,
     "speedup": (int, float, type(None)), "time": dict, "rounds": int, "near_ties": (int, type(None)),
-    "redecided": int, "target": dict, "draft": (dict, type(None)), "speculation": str, "reason": str,
+    "redecided": int, "target": dict, "draft": (dict, type(None)), "head": str,
+    "speculation": str, "reason": str,
 }  # fmt: skip
 
 
@@ -110,6 +112,8 @@ def test_the_figures_agree_with_each_other(answer_json: Result) -> None:
     assert found["n_predict"] == 1 + found["rounds"] + found["n_accept"]
     assert len(found["accept_by_position"]) == 4
     assert all(0 <= share <= 1 for share in found["accept_by_position"])
+    assert set(found["accept_by_source"]) == set(found["drafted_by"])
+    assert all(len(shares) <= 4 for shares in found["accept_by_source"].values())
     seconds = sum(found["time"].values())
     assert seconds == pytest.approx(59 / found["decode_tps"], rel=0.01)
     if found["speedup"] is not None:

@@ -176,6 +176,7 @@ def _about(plan: BenchPlan, results: BenchResults, exact: bool) -> dict[str, Any
         **provenance(info.n_threads),
         "target": asdict(info.target),
         "draft": asdict(info.draft) if info.draft else None,
+        "head": info.head,
         "drafters": _drafters(info),
         "n_ctx": info.n_ctx,
         "load_ms": 1000 * info.load_seconds,

@@ -7,6 +7,7 @@ from typing import Any
 
 from specllama.bench.intervals import Estimate
 from specllama.bench.plan import AUTO, LLAMA_CPP, PLAIN
+from specllama.bench.record import draft_name
 from specllama.bench.summary import BenchSummary, SummaryRow
 from specllama.bench.verdict import extent, notes
 from specllama.cli.formatting import counted, rough_duration, table, wrapped
@@ -37,10 +38,10 @@ def lines(s: BenchSummary, about: Mapping[str, Any], verdict: str, width: int | 
 
 
 def _head(about: Mapping[str, Any]) -> str:
-    target, draft = about["target"], about["draft"]
+    target, draft = about["target"], draft_name(about)
     parts = [f"target {printable(target['name'])} {target['quant']}"]
     if draft:
-        parts.append(f"draft {printable(draft['name'])} {draft['quant']}")
+        parts.append(printable(draft))
     others = [name for name in about["drafters"] if not is_draft_model(name)]
     return ", ".join([*parts, *others, counted(about["machine"]["n_threads"], "thread")])
 
@@ -112,9 +113,12 @@ def _positions(s: BenchSummary, width: int | None) -> Iterator[str]:
     if not found:
         return
     most = max(map(len, found.values()))
+    shown_rows: dict[str, list[float | None]] = {name: [*shares] for name, shares in found.items()}
+    if AUTO in found and len(by := s.total.cells[AUTO].total.accept_by_source) > 1:
+        shown_rows |= {f"  {source}": shares[:most] for source, shares in by.items()}
     rows = [
-        [name, *(f"{100 * p:.0f}" for p in shares), *["-"] * (most - len(shares))]
-        for name, shares in found.items()
+        [name, *("-" if p is None else f"{100 * p:.0f}" for p in shares), *["-"] * (most - len(shares))]
+        for name, shares in shown_rows.items()
     ]
     yield ""
     yield "Accepted by position, %:"
@@ -137,7 +141,7 @@ def _curve(s: BenchSummary, width: int | None) -> Iterator[str]:
     if costs.draft_token is not None:
         each = f" = {costs.draft_token / costs.t1:.2f} x t(1)" if costs.t1 else ""
         cost = f"{1000 * costs.draft_token:.3g} ms{each}"
-        yield from wrapped(f"A token of the draft model, reading the prompt included: {cost}", width)
+        yield from wrapped(f"A token of the draft, reading the prompt included: {cost}", width)
 
 
 def _labels(row: SummaryRow) -> list[str]:

@@ -79,12 +79,20 @@ export class Panel {
   }
 }
 
+/** The draft model, or the head, by name; "" without one. */
+export function draftName({ speculation: { draft, head }, model_path: target, draft_model_path: file }) {
+  if (!draft) return "";
+  if (head && file === target) return `head of the model (${head})`;
+  const name = `${draft.name}${draft.quant ? ` ${draft.quant}` : ""}`;
+  return head ? `head ${name} (${head})` : `draft ${name}`;
+}
+
 /** Why speculation is on or off, as a sentence. */
 export function inWords(props, speculate) {
-  const { reason, draft, drafters, draft_max: max } = props.speculation;
+  const { reason, drafters, draft_max: max } = props.speculation;
   if (!speculate) return "Off, because you switched it off. The text is the same, token for token.";
   if (reason) return `Off: ${reason}.`.replace("..", ".");
-  const named = draft ? `draft ${draft.name}${draft.quant ? ` ${draft.quant}` : ""}` : "";
+  const named = draftName(props);
   const parts = drafters.map((word) => (word === "model" && named ? named : word));
   const length = max ? `at most ${max} tokens a round` : "as many tokens a round as pay on this machine";
   return `On: ${parts.join(" + ")}, ${length}.`;

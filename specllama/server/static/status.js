@@ -3,7 +3,7 @@
 import { json, request } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { bytes, element, numeral, percent } from "./dom.js";
-import { inWords } from "./panel.js";
+import { draftName, inWords } from "./panel.js";
 
 const EVERY = 2000; // milliseconds between two looks
 
@@ -50,7 +50,7 @@ function parsed(text) {
 }
 
 function shown({ props, slots, metrics }, session) {
-  const { target, machine, speculation } = props;
+  const { target, machine } = props;
   const busy = slots.filter((slot) => slot.is_processing).length;
   const waiting = metrics.get("specllama_texts_waiting") ?? 0;
   const kv = metrics.get("specllama_kv_used_ratio");
@@ -60,7 +60,7 @@ function shown({ props, slots, metrics }, session) {
   const rows = [
     ["Version", props.build_info],
     ["Model", `${target.name} ${target.quant}, ${numeral(target.n_params / 1e6)} million weights`],
-    ["Draft", draft(speculation)],
+    ["Draft", drafters(props)],
     ["Speculation", inWords(props, true)],
     ["Slots", `${busy} of ${slots.length} busy, ${waiting} waiting`],
     ["Context", `${props.default_generation_settings.n_ctx.toLocaleString("en")} tokens for all slots${kv === undefined ? "" : `, ${percent(kv)} in use`}`],
@@ -78,9 +78,10 @@ function shown({ props, slots, metrics }, session) {
 
 const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
-function draft({ draft: found, drafters, vocabulary, memory: remembers }) {
-  const names = drafters.filter((word) => word !== "model");
-  const parts = found ? [`${found.name} ${found.quant}${vocabulary ? ` (vocabulary ${vocabulary})` : ""}`] : [];
+function drafters(props) {
+  const { draft, head, drafters: words, vocabulary, memory: remembers } = props.speculation;
+  const names = words.filter((word) => word !== "model");
+  const parts = draft ? [`${draftName(props)}${vocabulary && !head ? ` (vocabulary ${vocabulary})` : ""}`] : [];
   parts.push(...names);
   if (remembers) parts.push("memory of earlier answers");
   return parts.join(", ") || "none";

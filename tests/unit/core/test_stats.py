@@ -63,6 +63,20 @@ def test_acceptance_by_position_counts_rounds_with_such_a_position():
     assert stats.acceptance_rate == 0.5
 
 
+def test_acceptance_by_source_counts_each_position_for_its_drafter():
+    stats = RunStats()
+    stats.drafted(["head", "copy"], 2, 0)
+    stats.drafted(["head", "head", "copy"], 1, 0)
+    stats.drafted(["grammar", "copy"], 1, 0, forced={"grammar"})
+    assert stats.reached_by == {"head": [2, 1], "copy": [1, 1, 1]}
+    assert stats.accept_by_source == {"head": [1, 0], "copy": [0, 1, 0]}
+    stats.drafted(["copy", "copy", "head"], 3, 0)
+    assert stats.accept_by_source["head"] == [1, 0, 1]
+    lone = RunStats()
+    lone.drafted(["copy", "head"], 2, 0)
+    assert lone.accept_by_source == {"copy": [1], "head": [None, 1]}
+
+
 drafts = st.lists(
     st.tuples(st.lists(st.sampled_from(["model", "copy"]), max_size=6), st.integers(0, 6), st.integers(0, 3))
 )
@@ -76,6 +90,8 @@ def test_counters_are_consistent(rounds):
     assert sum(stats.reached) == stats.n_drafted == sum(stats.drafted_by.values())
     assert sum(stats.accepted_at) == stats.n_accept <= stats.n_drafted
     assert stats.reached == sorted(stats.reached, reverse=True)
+    for by, counts in ((stats.reached_by, stats.reached), (stats.accepted_by, stats.accepted_at)):
+        assert [sum(n[j] for n in by.values() if j < len(n)) for j in range(len(counts))] == counts
     assert RunStats.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats
 
 

@@ -51,6 +51,7 @@ def props(
             "draft_max": info.draft_max,
             "longest_draft": info.longest_draft,
             "draft": _model(info.draft) if info.draft else None,
+            "head": info.head,
             "vocabulary": info.verdict,
             "memory": info.memory,
             "decode_seconds": [list(time) for time in decode_seconds],

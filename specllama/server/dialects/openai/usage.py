@@ -130,6 +130,7 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "n_discarded": sum(e.stats.n_discarded for e in all_),
         "acceptance_rate": accepted / drafted if drafted else None,
         "accept_by_position": all_[0].stats.accept_by_position if len(all_) == 1 else None,
+        "accept_by_source": all_[0].stats.accept_by_source if len(all_) == 1 else None,
         "drafted_by": dict(by),
         "forced_tokens": sum(e.stats.n_forced_accept for e in all_),
         "speedup": speedup(all_[0].stats, all_[0].plain) if all_ else None,

@@ -1,0 +1,56 @@
+"""How the commands name a trained head, and count what it drafted."""
+
+from __future__ import annotations
+
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.command import Command
+
+LAST = (0.0, 1.0)  # only the last block adds something: a head that is a copy of it is perfect
+ARGS = ("-c", "1024", "-t", "1")
+PLAIN = ("--temp", "0", "--ignore-eos", "--raw")
+
+
+@pytest.fixture(params=["inside", "file"])
+def pair(request: pytest.FixtureRequest, command: Command) -> tuple[tuple[str, ...], str, str]:
+    """The arguments that load a model with a head; kind and size of the head; its name for people."""
+    model: Path = command.home / "big.gguf"
+    if request.param == "inside":
+        tinymtp.mimo2(model, adds=LAST, copied=True)
+        return ("-m", model.name, *ARGS), "MTP, 1 layer", "head of the model (MTP, 1 layer)"
+    tinygguf.llama(model, adds=LAST)
+    tinyheads.eagle3(command.home / "small.gguf", copy_of=model)
+    return ("-m", model.name, "-md", "small.gguf", *ARGS), "EAGLE-3", "head tiny-eagle3 F32 (EAGLE-3)"
+
+
+def test_an_answer(command: Command, pair: tuple[tuple[str, ...], str, str]) -> None:
+    args, head, name = pair
+    given = ("run", *args, "-p", "once upon a time", "-n", "60", "--draft-max", "3", *PLAIN)
+    shown, as_json = command.many(given, (*given, "--json"), timeout=120)
+    assert shown.code == as_json.code == 0, shown.err + as_json.err
+    assert f"speculation on: {name} + copy, length up to 3" in shown.err
+    assert "head " in next(line for line in shown.lines if line.startswith("n_drafted"))
+    found = as_json.json
+    assert found["head"] == head
+    assert found["drafted_by"]["head"] > 20
+    first, *later = found["accept_by_source"]["head"]
+    assert first > 0.8
+    assert len(later) == 2
+
+
+def test_a_bench(command: Command, pair: tuple[tuple[str, ...], str, str]) -> None:
+    args, head, name = pair
+    few = ("--workloads", "json", "-n", "16", "--runs", "1", "--k", "2", "--temp", "0")
+    shown = command("bench", *args, *few, "--report", "report.html", timeout=120)
+    as_json = command("bench", *args, *few, "--json", timeout=120)
+    assert shown.code == as_json.code == 0, shown.err + as_json.err
+    assert name in " ".join(shown.out.split())
+    assert name in unescape((command.home / "report.html").read_text())
+    assert as_json.json["head"] == head
+    cell = as_json.json["total"]["configurations"]["2"]
+    assert cell["drafted_by"]["head"] > 10
+    assert len(cell["accept_by_source"]["head"]) == 2
