@@ -19,7 +19,7 @@ export class ConversationList {
   /** Show the list. open: id of the conversation that is shown. */
   show(open) {
     this.#open = open;
-    const found = store.conversations().map((one) => {
+    const found = store.titles().map((one) => {
       const current = one.id === open;
       const name = one.title || "Untitled";
       const choose = button(name, () => this.#actions.open(one.id), { class: "choose", title: name });

@@ -2,6 +2,7 @@
 // overwrite each other's; one that another tab has changed meanwhile is kept under a new name.
 
 const PREFIX = "specllama.conversation.";
+const TITLE = "specllama.title."; // of each conversation, with when it was changed: the list reads no more
 const SETTINGS = "specllama.settings";
 const VERSION = 1;
 
@@ -58,6 +59,22 @@ export function conversations() {
   return found.sort((a, b) => b.changed - a.changed);
 }
 
+/** {id, title, changed} of all conversations, the one changed last first. */
+export function titles() {
+  const found = [];
+  for (const key of Object.keys(localStorage)) {
+    if (!key.startsWith(TITLE)) continue;
+    const [title, changed] = JSON.parse(localStorage.getItem(key));
+    found.push({ id: key.slice(TITLE.length), title, changed });
+  }
+  return found.sort((a, b) => b.changed - a.changed);
+}
+
+function put(data, text = JSON.stringify(data)) {
+  localStorage.setItem(PREFIX + data.id, text);
+  localStorage.setItem(TITLE + data.id, JSON.stringify([data.title, data.changed]));
+}
+
 export const conversation = (id) => stored(PREFIX + id);
 
 /**
@@ -72,13 +89,13 @@ export function save(data) {
   data.changed = Date.now();
   const text = JSON.stringify(data);
   try {
-    localStorage.setItem(PREFIX + data.id, text);
+    put(data, text);
   } catch {
     for (const other of conversations().reverse()) {
       if (other.id === data.id) continue;
       dropTraces(other);
       try {
-        localStorage.setItem(PREFIX + data.id, text);
+        put(data, text);
         return conflict;
       } catch {
         // the next one
@@ -97,13 +114,16 @@ function dropTraces(data) {
   localStorage.setItem(PREFIX + data.id, JSON.stringify(data));
 }
 
-export const remove = (id) => localStorage.removeItem(PREFIX + id);
+export function remove(id) {
+  localStorage.removeItem(TITLE + id);
+  localStorage.removeItem(PREFIX + id);
+}
 
 /** Call `changed(id)` when another tab has changed or removed a conversation. */
 export function onChange(changed) {
   addEventListener("storage", ({ key }) => {
     if (key === null) changed(null);
-    else if (key.startsWith(PREFIX)) changed(key.slice(PREFIX.length));
+    else if (key.startsWith(TITLE)) changed(key.slice(TITLE.length)); // it is written last
   });
 }
 
