@@ -15,7 +15,7 @@ from typing import Any
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.simulator import Replay, Trace
+from specllama.core.replay.simulator import MakeDraft, Replay, Trace, TraceDrafter
 
 
 @dataclass(slots=True)
@@ -47,11 +47,17 @@ class WorkloadForecast:
 class Forecast:
     """The forecast for one draft, built text by text; the planner keeps what it learns, as in one process.
 
-    costs: of the target's decodes. steps: of the draft model's, None without one. free: makes the copy
-    drafter; None: no copies. The draft model's prefill of each prompt is part of the cost.
+    costs: of the target's decodes. steps: of the draft's, None without one. free: makes the copy drafter;
+    None: no copies. draft: see `Replay`. The draft's prefill of each prompt is part of the cost.
     """
 
-    def __init__(self, costs: CostCurve, steps: StepCosts | None, free: Callable[[], Drafter] | None) -> None:
+    def __init__(
+        self,
+        costs: CostCurve,
+        steps: StepCosts | None,
+        free: Callable[[], Drafter] | None,
+        draft: MakeDraft = TraceDrafter,
+    ) -> None:
         measured = costs.to_dict()
         simulated = CostCurve.from_dict(measured)
         self._model, self._t1 = steps is not None, simulated.predict(1)
@@ -62,6 +68,7 @@ class Forecast:
             (lambda n: steps.predict(n, self._t1)) if steps is not None else None,
             free,
             prefilled=False,
+            draft=draft,
         )
         self.parts: dict[str, WorkloadForecast] = {}
 

@@ -126,20 +126,29 @@ class TraceDrafter:
         return min(common_prefix(self._held[seq_id], ids), len(ids) - 1)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        n_ids, found = 0, {}
+        self._evaluate(drafts)
+        found = {seq_id: self._proposal(seq_id, draft) for seq_id, draft in drafts.items()}
+        return {seq_id: proposal for seq_id, proposal in found.items() if proposal is not None}
+
+    def _evaluate(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Spend the time of evaluating what is not in the cache."""
+        n_ids = 0
         for seq_id, draft in drafts.items():
-            trace, at = self.traces[seq_id], self._at[seq_id]
-            here = at + len(draft)
-            n_ids += len(trace.prompt) + here - self._kept(seq_id, draft)
-            self._held[seq_id] = [*self._history(seq_id), *draft]
-            if here < len(trace.text):
-                token = trace.draft[here]
-                if list(draft) != trace.text[at:here] and token == trace.text[here]:
-                    token = WRONG
-                found[seq_id] = Proposal(token, trace.conf[here])
+            ids = [*self._history(seq_id), *draft]
+            n_ids += len(ids) - self._kept(seq_id, draft)
+            self._held[seq_id] = ids
         if n_ids:
             self.machine.spend(self.step_seconds(n_ids))
-        return found
+
+    def _proposal(self, seq_id: int, draft: Sequence[int]) -> Proposal | None:
+        trace, at = self.traces[seq_id], self._at[seq_id]
+        here = at + len(draft)
+        if here >= len(trace.text):
+            return None
+        token = trace.draft[here]
+        if list(draft) != trace.text[at:here] and token == trace.text[here]:
+            token = WRONG
+        return Proposal(token, trace.conf[here])
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         self._at[seq_id] += len(tokens)
@@ -160,6 +169,7 @@ class Replayed:
     n_accept: int = 0
 
 
+MakeDraft = Callable[[SimulatedClock, Seconds], TraceDrafter]
 MakePolicy = Callable[[list[Drafter], Callable[[], float]], Policy]
 GREEDY = SamplingParams(temperature=0)
 
@@ -170,7 +180,8 @@ class Replay:
     seconds: of a target decode of n rows. step: seconds of a draft model step of n ids, or a number for one
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
-    drafters. ended: called with each trace when it is complete.
+    drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
+    choices; `replay.heads` has those for heads.
     """
 
     def __init__(
@@ -183,13 +194,14 @@ class Replay:
         prefilled: bool = True,
         others: Sequence[Drafter] = (),
         ended: Callable[[Trace], None] = lambda trace: None,  # noqa: ARG005
+        draft: MakeDraft = TraceDrafter,
     ) -> None:
         self._ended = ended
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
         self.model = None
         if step is not None:
-            self.model = TraceDrafter(self.machine, step if callable(step) else steps_at(step))
+            self.model = draft(self.machine, step if callable(step) else steps_at(step))
             drafters.append(self.model)
         self.policy = make_policy(drafters, self.machine.clock)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from specllama.client.tune_messages import DraftPrediction, MeasuredDraft, WorkloadPrediction
 from specllama.config.load import ModelSettings
@@ -15,8 +16,9 @@ from specllama.core.policy.break_even import break_evens
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
+from specllama.core.replay.heads import TraceBlocks, TraceHead
 from specllama.core.replay.recording import record, record_head
-from specllama.core.replay.simulator import WRONG, Trace
+from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceDrafter
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.copy import CopyDrafter
@@ -57,6 +59,7 @@ class DraftTrial:
         self.found = MeasuredDraft(-1)
         self.traces: list[tuple[str, Trace]] = []
         self.predicted = 0.0
+        self._simulated: MakeDraft = TraceDrafter
 
     def copying(self) -> Iterator[float]:
         """Replay the texts without a draft model. Yields the share that is done."""
@@ -75,6 +78,10 @@ class DraftTrial:
         draft: LoadedDraft | LoadedHead
         drafter: CachingDrafter
         if head is not None:
+            blocks = head.block_size > 0 and head.n_draft_max
+            self._simulated = partial(TraceHead, n_kept=KEPT_ROWS)
+            if blocks:
+                self._simulated = partial(TraceBlocks, n_kept=KEPT_ROWS, n_draft=blocks)
             draft, drafter = try_head(self.loaded, settings, head)
         else:
             draft = load_draft(settings, DEFAULT.max_rows)
@@ -137,7 +144,7 @@ class DraftTrial:
 
     def _replay(self, steps: StepCosts | None) -> Iterator[float]:
         """Predict the speed-up by replaying text by text. steps: None without a draft model."""
-        forecast = Forecast(self.costs, steps, copy_drafter_factory(self.loaded))
+        forecast = Forecast(self.costs, steps, copy_drafter_factory(self.loaded), self._simulated)
         step = 0.0 if steps is None else steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, break_even=break_evens(self.costs, step, LENGTHS))
         for i, (workload, trace) in enumerate(self.traces):

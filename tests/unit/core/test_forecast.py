@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from scripts.replay.hindsight import MACHINES
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 from specllama.core.replay.forecast import Forecast
-from specllama.core.replay.simulator import WRONG, Trace
+from specllama.core.replay.heads import TraceBlocks, TraceHead
+from specllama.core.replay.simulator import WRONG, SimulatedClock, Trace
 from specllama.drafters.copy import CopyDrafter
 
 T1 = 0.05
@@ -115,3 +117,51 @@ def test_empty_texts_give_no_figures():
     assert (found.speedup, found.acceptance, found.parts) == (None, None, {})
     assert found.to_dict()["workloads"] == {}
     assert forecast_of({"x": [Trace([1, 2], [3], [3], [0.9])]}).speedup == pytest.approx(1.0)
+
+
+def stepped(drafter: TraceHead, draft: list[int]) -> tuple[int | None, float]:
+    """The next token after a draft, and the seconds of the step."""
+    began = drafter.machine.now
+    found = drafter.step({0: draft})
+    return (found[0].token if found else None), drafter.machine.now - began
+
+
+def test_a_simulated_head_evaluates_accepted_tokens_again():
+    trace = Trace([1, 2, 3], [4, 5, 6, 7, 8], [4, 5, 6, 7, 9], [0.9] * 5)
+    head = TraceHead(SimulatedClock(), float, n_kept=256)
+    head.begin(0, trace, prefilled=True)
+    assert [stepped(head, draft) for draft in ([], [4], [4, 5])] == [(4, 1), (5, 1), (6, 1)]
+    head.committed(0, [4, 5, 6])
+    assert head.cache_state(0).n_pending == 3
+    assert stepped(head, []) == (7, 3)
+
+
+def test_a_simulated_head_does_not_read_a_long_prompt():
+    trace = Trace([5] * 1000, [4, 6], [4, 6], [0.9] * 2)
+    head = TraceHead(SimulatedClock(), float, n_kept=256)
+    head.begin(0, trace, prefilled=False)
+    assert head.cache_state(0) == (744, 0, 256)
+    assert stepped(head, []) == (4, 256)
+    head.committed(0, [4])
+    assert stepped(head, []) == (6, 1)
+
+
+def test_a_simulated_block_costs_its_first_step():
+    trace = Trace([1, 2, 3], [4, 5, 6, 7, 8], [4, 5, 6, 7, 9], [0.9] * 5)
+    blocks = TraceBlocks(SimulatedClock(), float, 256, n_draft=2)
+    blocks.begin(0, trace, prefilled=True)
+    assert [stepped(blocks, draft) for draft in ([], [4], [4, 5])] == [(4, 2), (5, 0), (None, 0)]
+    blocks.committed(0, [4, 5, 6])
+    assert blocks.cache_state(0).n_pending == 4
+    assert stepped(blocks, []) == (7, 4)
+
+
+def test_a_block_is_predicted_to_be_better_than_a_head_of_the_same_step():
+    found = []
+    for draft in (partial(TraceHead, n_kept=256), partial(TraceBlocks, n_kept=256, n_draft=8)):
+        forecast = Forecast(known("A f16"), steps(0.2), None, draft)
+        for name, traces in OWN.items():
+            for trace in traces:
+                forecast.add(name, trace)
+        found.append(forecast.speedup)
+    assert found[1] > 1.05 * found[0]
