@@ -1,0 +1,18 @@
+"""What `/props` says of a draft model and of a head."""
+
+from __future__ import annotations
+
+from specllama.client.model_info import ModelInfo
+from specllama.server.dialects.llama_server.shapes import props
+from tests.support.loads import TARGET, load_info
+
+DRAFT = ModelInfo("models/small.gguf", "small", 10**8, "Q8_0", 0)
+
+
+def test_a_head_is_named_by_its_kind() -> None:
+    inside = props(load_info(draft=TARGET, head="MTP, 1 layer"), ["big"], {}, [])
+    assert inside["speculation"]["head"] == "MTP, 1 layer"
+    assert inside["draft_model_path"] == inside["model_path"]
+    model = props(load_info(draft=DRAFT), ["big"], {}, [])
+    assert model["speculation"]["head"] == ""
+    assert model["speculation"]["draft"] == {"name": "small", "quant": "Q8_0", "n_params": 10**8}
