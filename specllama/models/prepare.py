@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specllama.config.load import LoadSettings
-from specllama.data import EMBEDDED_DRAFT
+from specllama.data import DEMO_HEAD, EMBEDDED_DRAFT
 from specllama.errors import GGUFError, IncompatiblePairError, IntegrityError, ResourceError, option
 from specllama.models.demo import DemoStore
 from specllama.models.names import DEMO, PYDOC
@@ -196,12 +196,15 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
 
 def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | None:
     """The target itself where it carries a head; else a head next to it; else the draft that models.toml
-    names for it, if that is on disk and compatible. The draft of the embedded target is the embedded one.
+    names for it, if that is on disk and compatible. The draft of the embedded target is the embedded one, the
+    head of the demo model comes with specllama.
     """
     if target.parsed.built_in == PYDOC:
         return _embedded_draft()
+    from specllama.gguf.header import read_model
     from specllama.gguf.heads import read_head, unusable_head
     from specllama.models.heads import head_beside
+    from specllama.pair.heads import check_any
 
     try:
         header = library.header(target)
@@ -209,6 +212,8 @@ def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | Non
         return None  # whoever loads the target says what is wrong
     if read_head(header) is not None:
         return target
+    if target.parsed.built_in == DEMO and check_any(header, read_model(str(DEMO_HEAD))).ok:
+        return ResolvedModel(ParsedName(str(DEMO_HEAD)), str(DEMO_HEAD))
     if reason := unusable_head(header):
         library.listener.note(f"the head of the model is not used: {reason}")
     if target.path:
@@ -226,8 +231,6 @@ def _known_draft(library: Library, target: ResolvedModel) -> ResolvedModel | Non
                 f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
             )
         return None
-    from specllama.pair.heads import check_any
-
     verdict = check_any(header, library.header(found))
     if not verdict.ok:
         library.listener.note(f"{found.name} is known as a draft and does not fit: {verdict.reason}")
