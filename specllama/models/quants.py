@@ -15,7 +15,7 @@ from specllama.models.names import shown
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 _SIDECAR_WORDS = ("mmproj", "imatrix")
-_HEAD_STARTS = ("mtp-", "eagle3-", "dflash-", "dspark-")  # llama.cpp's names of heads beside their model
+_HEAD_STARTS = ("mtp-", "eagle3-", "dflash-", "dspark-")  # llama.cpp's names of heads next to their model
 _HEAD_WORDS = re.compile(r"(?<![a-z0-9])(?:eagle-?3|dflash|dspark|gemma-?4\S*-assistant)(?![a-z0-9])")
 _SPLIT = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(

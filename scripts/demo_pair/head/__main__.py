@@ -40,7 +40,7 @@ def main() -> None:
         type=cli.whole(0),
         default=512,
         metavar="N",
-        help="random tokens in the loss beside the batch's candidates; 0 for all tokens",
+        help="random tokens in the loss in addition to the batch's candidates; 0 for all tokens",
     )
     p.add_argument("--layers", type=cli.whole_list(0), default=[2, 22, 29], metavar="L", help="of features")
     p.add_argument("--draft-tokens", type=cli.whole(8), default=8192, metavar="N", help="it can draft")

@@ -28,7 +28,7 @@ N_STEP = 4
 
 
 class DraftHead:
-    """A head beside its target: drafts after tokens whose features are given. Sequence 0 only."""
+    """A head over its target: drafts after tokens whose features are given. Sequence 0 only."""
 
     def __init__(self, path: Path, target: Llm, n_threads: int, n_ctx: int = 1024) -> None:
         self.model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())

@@ -1,6 +1,6 @@
 """Texts of the target on disk, with layer inputs and the most probable next tokens of every row.
 
-A shard is four files beside each other: NAME.jsonl with one line a text, and the rows of all texts one after
+A shard is four files next to each other: NAME.jsonl with one line a text, and the rows of all texts one after
 the other in NAME.tokens, NAME.features and NAME.top. A line is written last, so that rows without one, which
 an interruption leaves, are overwritten. Knows no model.
 """
