@@ -67,7 +67,7 @@ class TestCommandLines:
             key = {"Authorization": "Bearer secret"}
             props = one.get("/props", headers=key).json
             assert props["speculation"]["draft_max"] == (8 if "-md" in line else 5)
-            assert props["draft_model_path"] == "draft.gguf"
+            assert props["draft_model_path"] == str(tmp_path / "draft.gguf")
             names = [model["id"] for model in one.get("/v1/models", headers=key).json["data"]]
             assert names == (["main"] if "-md" in line else ["one", "two"])
             asked = {"messages": QUESTION, "max_tokens": 40, "temperature": 0, "model": names[-1]}
