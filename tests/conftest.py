@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
@@ -19,10 +18,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-settings.register_profile(
-    "any machine", deadline=None
-)  # how long an example takes says nothing on a busy one
-settings.load_profile("any machine")
 DEMO = DemoStore()  # the user's
 os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent

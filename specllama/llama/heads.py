@@ -166,7 +166,6 @@ class HeadContext:
         self.n_vocab, self.n_features = model.n_vocab, n_features
         self._n_embd = int(llama.llama_model_n_embd(model.handle))
         self._n_hidden = int(llama.llama_model_n_embd_out(model.handle)) if mtp else self._n_embd
-        self.decode_seconds = 0.0
         _ext.set_nextn(self.handle, True, True)
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -131,11 +132,11 @@ def test_every_kind_of_failure_is_reported_and_the_campaign_goes_on() -> None:
     assert n == 16
     assert list(outcomes) == ["fine"]
     assert failures["KeyError"] == "raise"  # made shorter
-    reasons = ("KeyError", "crashes: SIGABRT", "hangs: no result", "exits with code 3", "takes ")
+    reasons = ("KeyError", "crashes: SIGABRT", "hangs: no result", "exits with code 3", "takes 128 MB")
     for reason in reasons:
         assert any(found.startswith(reason) for found in failures), (reason, failures)
-    # On a busy machine any input may also take longer than the limit of 0.1 s.
-    assert all(found.startswith(reasons) for found in failures), failures
+    slow = [found for found in failures if re.match(r"takes [0-9.]+ s", found)]  # possible on a busy machine
+    assert len(failures) - len(slow) == len(reasons), failures
 
 
 def test_wrong_arguments_are_one_line() -> None:
