@@ -28,6 +28,7 @@ from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, EngineError, option
 
 CHUNK = 64  # rows; kernels round groups of this size the same way in a decode of any width
+CHUNK_GROWTH = 2  # at most: a chunk much larger than the one that was timed may take longer than predicted
 UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk for which no other sequence has to wait
 UNUSED_SECONDS = 0.5  # after which an idle cache is moved out of the context
 MAX_PENDING = 16  # rows lost by a truncation that a round evaluates again; more are prefilled in chunks
@@ -71,6 +72,7 @@ class Scheduler:
         self.notices: list[str] = []
         self.draft_failed = False
         self._row_seconds: float | None = None  # of one row of prefill, as last measured
+        self._timed_rows = CHUNK  # of the decode of which that was measured
 
     @property
     def busy(self) -> bool:
@@ -213,6 +215,8 @@ class Scheduler:
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
         most = min(g.time_left(started) for g in (generation, *decoding))
         n = self._chunk(len(history) - generation.n_past, seconds, most)
+        if decoding and n > CHUNK_GROWTH * self._timed_rows:
+            n = CHUNK_GROWTH * self._timed_rows // CHUNK * CHUNK
         last = generation.n_past + n == len(history)
         batch = [
             BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
@@ -229,7 +233,7 @@ class Scheduler:
             self._begin(generation, rows[0])
         took = self.clock() - started
         if n >= CHUNK or self._row_seconds is None:  # in a small chunk a row costs more
-            self._row_seconds = took / n
+            self._row_seconds, self._timed_rows = took / n, max(n, CHUNK)
         stats.encode_seconds += took
         if last:
             self._share_prefix(generation, rows[0])

@@ -7,6 +7,7 @@ MaskError if it turns out too complex during generation.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,12 +41,16 @@ _JSON_STYLE: Any = {
 
 
 class Grammars:
-    """Compiles grammars for a model. The first mask builds llguidance's tokenizer: 0.5 s for 128k tokens."""
+    """Compiles grammars for a model, in any thread, without holding up another one that does.
+
+    The first mask builds llguidance's tokenizer: 0.5 s for 128k tokens.
+    """
 
     def __init__(self, model: GrammarVocabulary) -> None:
         self._model = model
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by scope and source
+        self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
 
     def mask(
         self,
@@ -85,22 +90,26 @@ class Grammars:
         else:
             return None
         key = scope, source
-        matcher = self._compiled.get(key)
+        with self._lock:
+            matcher = self._compiled.get(key)
         if matcher is None:
             matcher = self._compile(source, what)
+        with self._lock:
             self._compiled[key] = matcher
+            self._compiled.move_to_end(key)
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
-        return GrammarMask(matcher.deep_copy(), self._model.n_vocab, self._model.end_ids)
+            copy = matcher.deep_copy()
+        return GrammarMask(copy, self._model.n_vocab, self._model.end_ids)
 
     def _compile(self, source: str, what: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
         n_symbols = _MAX_TOOL_SYMBOLS if what == _TOOLS else _MAX_SYMBOLS
         limits = LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES, max_grammar_size=n_symbols)
-        if self._tokenizer is None:
-            self._tokenizer = grammar_tokenizer(self._model)
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = grammar_tokenizer(self._model)
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(what, matcher.get_error())

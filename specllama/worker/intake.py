@@ -15,6 +15,7 @@ from functools import partial
 
 from specllama.client import protocol
 from specllama.core.engine import Engine
+from specllama.core.interfaces import Mask
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -49,6 +50,18 @@ class _Accepted:
         message, seed = self.message, self.params.seed
         assert seed is not None
         return [protocol.Choice(message.id, message.turn, seed), *message.choices]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is made of a request's texts. tag: that closes the reasoning which the prompt opens, "" for none;
+    grammar: Lark of its tool calls, None without; note: what that does not enforce, "" for nothing.
+    """
+
+    prompt: Prompt
+    tag: str
+    grammar: str | None
+    note: str
 
 
 class RequestIntake:
@@ -102,14 +115,14 @@ class RequestIntake:
         biases = self._biases(params, message.text_biases)
         accepted = _Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
         if self._post is None or size <= LARGE:
-            self._queue(accepted, self.prompts.prompt(message), accepted.choices)
+            self._queue(accepted, self._prepare(accepted), accepted.choices)
             return
         self.prompts.check(message)
         post = self._post
         self._preparer.submit(
             {choice.id for choice in accepted.choices},
             size,
-            lambda: self.prompts.prompt(message),
+            lambda: self._prepare(accepted),
             lambda job, made: post(partial(self._prepared, accepted, job, made)),
         )
 
@@ -124,7 +137,33 @@ class RequestIntake:
         found = {i: bias for text, bias in of_texts.items() for i in model.tokenize(text, False, False)}
         return found | dict(params.logit_bias)
 
-    def _prepared(self, accepted: _Accepted, job: Job, made: Prompt | SpecllamaError) -> None:
+    def _prepare(self, accepted: _Accepted) -> _Prepared:
+        """The prompt and the grammar of a request, in any thread; that of a thousand tools takes 0.2 s to
+        compile. Raises UsageError, TemplateError, ContextLengthError.
+        """
+        message, model = accepted.message, self._loaded.model
+        prompt = self.prompts.prompt(message)
+        tag = open_reasoning_tag(model, prompt.ids)
+        tools, calls = message.tools, self.prompts.calls
+        begun = not tag and (bool(message.prefix) or calls.reasoning_is_over(spelt_end(model, prompt.ids)))
+        grammar = None
+        if message.messages is not None:
+            grammar = calls.grammar(tools, accepted.params, tag, begun)
+        note = calls.note(tools) if tools is not None else ""
+        made = _Prepared(prompt, tag, grammar, note)
+        self._mask(accepted, made)
+        return made
+
+    def _mask(self, accepted: _Accepted, made: _Prepared) -> Mask | None:
+        """A mask at the beginning of an answer; its grammar is compiled the first time."""
+        params = accepted.params
+        schema = params.json_schema if isinstance(params.json_schema, str) else None
+        scope = cache_scope(accepted.message)
+        return self._loaded.grammars.mask(
+            json_schema=schema, grammar=params.grammar, tools=made.grammar, scope=scope
+        )
+
+    def _prepared(self, accepted: _Accepted, job: Job, made: _Prepared | SpecllamaError) -> None:
         """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
         self._preparer.release(job)
         try:
@@ -134,22 +173,14 @@ class RequestIntake:
         except SpecllamaError as error:
             refuse(self._send, error, *job.open)
 
-    def _queue(self, accepted: _Accepted, prompt: Prompt, choices: Sequence[protocol.Choice]) -> None:
+    def _queue(self, accepted: _Accepted, made: _Prepared, choices: Sequence[protocol.Choice]) -> None:
         """Submit the choices of a request to the engine."""
-        message, model = accepted.message, self._loaded.model
-        tag = open_reasoning_tag(model, prompt.ids)
-        tools, calls = message.tools, self.prompts.calls
-        begun = not tag and (bool(message.prefix) or calls.reasoning_is_over(spelt_end(model, prompt.ids)))
-        grammar = None
-        if message.messages is not None:
-            grammar = calls.grammar(tools, accepted.params, tag, begun)
-        if tools is not None and (note := calls.note(tools)):
-            self._send(protocol.Notice(printable(note)))
-        shown = calls.shown(tools) if message.messages is not None else {}
-        cache_scope = "" if message.share_cache else message.owner
+        message, model, prompt = accepted.message, self._loaded.model, made.prompt
+        if made.note:
+            self._send(protocol.Notice(printable(made.note)))
+        shown = self.prompts.calls.shown(message.tools) if message.messages is not None else {}
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
-            schema = params.json_schema if isinstance(params.json_schema, str) else None
             stops = params.stop if prompt.forced is None else ()
             writer = TokenWriter(model.piece, stops, shown, message.n_indent)
             request = Request(
@@ -157,13 +188,11 @@ class RequestIntake:
                 params,
                 choice.seed,
                 writer,
-                mask=self._loaded.grammars.mask(
-                    json_schema=schema, grammar=params.grammar, tools=grammar, scope=cache_scope
-                ),
+                mask=self._mask(accepted, made),
                 forced=prompt.forced,
                 owner=message.owner,
                 memory_scope=message.owner if message.memory else None,
-                cache_scope=cache_scope,
+                cache_scope=cache_scope(message),
                 speculate=message.speculate,
                 draft_max=message.draft_max,
                 turn=choice.turn,
@@ -179,7 +208,7 @@ class RequestIntake:
             output = SequenceOutput(choice.id, generation, writer, message.messages)
             output.progress, output.show_prompt = message.progress, message.show_prompt
             self._running.append(output)
-            self._send(protocol.Started(choice.id, len(prompt.ids), params, tag))
+            self._send(protocol.Started(choice.id, len(prompt.ids), params, made.tag))
 
     def answer(self, question: protocol.Question, size: int) -> None:
         """Answer a query about texts. Raises as `generate`, BusyError for a large one while too many wait."""
@@ -199,6 +228,11 @@ class RequestIntake:
             raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:
             self._preparer.submit({question.id}, size, answer, done)
+
+
+def cache_scope(message: protocol.Generate) -> str:
+    """Those whose caches a request may reuse."""
+    return "" if message.share_cache else message.owner
 
 
 def _limit(seconds: float | None, message: protocol.Generate) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ class ToolCalls:
         self.format: CallFormat = choose(source) if tool_format == "auto" else named(tool_format)
         self._reasoning = next(((a, b) for a, b in TAGS.items() if a in source), None)
         self._noted: OrderedDict[int, None] = OrderedDict()  # hashes of schemas
+        self._lock = threading.Lock()
 
     @property
     def reasons(self) -> bool:
@@ -105,12 +107,14 @@ class ToolCalls:
         where it was said before. Raises UsageError as `grammar` does.
         """
         key = hash(json.dumps([(tool.name, tool.parameters) for tool in tools.allowed]))
-        if key in self._noted:
+        with self._lock:
+            known = key in self._noted
+            self._noted[key] = None
             self._noted.move_to_end(key)
+            if len(self._noted) > _KEPT:
+                self._noted.popitem(last=False)
+        if known:
             return ""
-        self._noted[key] = None
-        if len(self._noted) > _KEPT:
-            self._noted.popitem(last=False)
         found = notes(tools)
         more = f"; nor are those of {len(found) - 1} more" if len(found) > 1 else ""
         return f"{found[0].message}{more}" if found else ""

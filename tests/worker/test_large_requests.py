@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from specllama.calls.tools import Tool, Tools
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.config.store import Store
@@ -173,6 +175,22 @@ class TestPrepared:
             steps.append(1)
         assert not any(isinstance(f, m.Started) and f.id == 2 for f in one.messages)
         assert sorted(f.id for f in one.rest() if isinstance(f, m.Done)) == [1, 2]
+
+    def test_a_grammar_is_compiled_there_too(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert one.core.loaded is not None
+        grammars, threads = one.core.loaded.grammars, list[threading.Thread]()
+        compiled = grammars._compile
+
+        def noted(source: str, what: str) -> Any:
+            threads.append(threading.current_thread())
+            return compiled(source, what)
+
+        monkeypatch.setattr(grammars, "_compile", noted)
+        for size, name in ((0, "small"), (LARGE + 1, "large")):
+            tools = Tools([Tool(name)], "required")
+            request = m.Generate(1, messages=[{"role": "user", "content": "x"}], params=OF_ONE, tools=tools)
+            assert isinstance(one.send(request, size)[0], m.Started)
+        assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
     def test_a_request_can_be_cancelled(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.core.loaded is not None
