@@ -1,6 +1,7 @@
 """Replays recorded texts with the planner, in simulated time, on nine cost curves and three draft costs.
 
-usage: python -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--fixed] [--detail] [--parts]
+usage: python -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--heads] [--fixed] [--detail]
+                                [--parts]
        python -m scripts.replay TRACES.json ... --time
        python -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
                                 [--temp 0,0.8] [--seed S]
@@ -12,7 +13,8 @@ draft model, whose tokens and confidences are random.
   --cold    start without measured costs
   --mixed   replay the texts of all workloads in random order
   --unread  count the time in which the draft model reads prompts (for the planner only)
-  --fixed   compare with the best of our own fixed lengths too (slow)
+  --heads   the traces are those of heads, which read little of a prompt; their time for it counts
+  --fixed   compare with the best of our own fixed lengths too (slow; with draft models)
   --detail  print every cell
   --parts   print the gain of each part of the policy, by leaving it out
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
@@ -49,11 +51,13 @@ from specllama.core.policy.base import Draft, Round
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
+from specllama.core.replay.heads import TraceHead
 from specllama.core.replay.recording import record, record_head, write_text
-from specllama.core.replay.simulator import Replay, Seconds, Trace, curve
+from specllama.core.replay.simulator import Replay, Seconds, Trace, TraceDrafter, curve
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.features import KEPT_ROWS
 from specllama.errors import SpecllamaError, UsageError
 
 Workloads = dict[str, list[Trace]]
@@ -89,6 +93,7 @@ class ReplaySettings(NamedTuple):
     mixed: bool = False
     unread: bool = False
     fixed: bool = False
+    heads: bool = False
     copies: bool = True
     config: PolicyConfig = DEFAULT
 
@@ -107,6 +112,8 @@ def seconds_by_workload(session: Replay, traces: Workloads, mixed: bool) -> dict
 def cells(traces: Workloads, how: ReplaySettings) -> Iterator[Cell]:
     """Replay all workloads on every cost curve at every draft cost, each time with one planner."""
     free: Callable[[], Drafter] | None = CopyDrafter if how.copies else None
+    draft = partial(TraceHead, n_kept=KEPT_ROWS) if how.heads else TraceDrafter
+    prefilled = not (how.unread or how.heads)
     for machine, points in hindsight.MACHINES.items():
         seconds = curve(points)
         for step in hindsight.STEPS:
@@ -117,7 +124,7 @@ def cells(traces: Workloads, how: ReplaySettings) -> Iterator[Cell]:
                 costs = None if how.cold else hindsight.measured_curve(t, how.config)
                 return Planner(drafters, clock, costs, config=how.config)
 
-            session = Replay(make, seconds, step, free, prefilled=not how.unread)
+            session = Replay(make, seconds, step, free, prefilled=prefilled, draft=draft)
             ours = seconds_by_workload(session, traces, how.mixed)
             for workload, texts in traces.items():
                 took = ours[workload]
@@ -303,7 +310,7 @@ def _add_notice(notices: list[str], message: object) -> None:
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("traces", nargs="*")
-    for flag in ("cold", "mixed", "unread", "fixed", "detail", "parts", "time"):
+    for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "time"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--record", metavar="OUT")
     parser.add_argument("--prompts")
@@ -314,7 +321,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ctx", type=int, default=2048)
     arguments = parser.parse_args()
-    how = ReplaySettings(arguments.cold, arguments.mixed, arguments.unread, arguments.fixed)
+    flags = ("cold", "mixed", "unread", "fixed", "heads")
+    how = ReplaySettings(*(getattr(arguments, flag) for flag in flags))
     if arguments.record:
         if not arguments.prompts:
             parser.error("--record needs --prompts")

@@ -29,8 +29,9 @@ class HeadRow(NamedTuple):
     output: bool
 
 
+@runtime_checkable
 class FeatureReader(Protocol):
-    """Receives what the target computed."""
+    """Receives what the target computed. Drafters that do are heads."""
 
     def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
         """The target decoded these rows; `features`, shape (len(batch), n_features), is valid until the call

@@ -83,6 +83,13 @@ class PolicyConfig:
     risk_share: float = 0.6  # share of their risk that counts, since it can still stop at each of them
     min_tail: int = 16  # ids; the model is not used with less of the sequence in its cache
 
+    # Heads: they read the target's hidden states, and draft well with little of the text in their caches
+    head_request_rate: float = (
+        0.05  # as request_rate: their gains are smaller, and no larger than their noise
+    )
+    head_min_tail: int = 4  # as min_tail
+    head_catch_up: float = 0.25  # in t(1): most that the first draft of a text may cost beyond one step
+
     # Model-free drafts
     free_chunk: int = 16  # tokens drafted at once
     chunk_margin: int = 8  # a draft that ends this close to the end of its chunk is extended

@@ -44,13 +44,18 @@ def prior_gains(
 
 class DraftGate:
     """Decides in which rounds of one request the draft model is used. prior: gains assumed while the pair has
-    none.
+    none. head: the draft model is a trained head.
     """
 
     def __init__(
-        self, pair: PairGain, prior: tuple[float, float, float], config: PolicyConfig = DEFAULT
+        self,
+        pair: PairGain,
+        prior: tuple[float, float, float],
+        config: PolicyConfig = DEFAULT,
+        head: bool = False,
     ) -> None:
         self.pair, self.config = pair, config
+        self._rate = config.head_request_rate if head else config.request_rate
         for kind, gain in enumerate(prior):
             if pair.gains[kind] is None:
                 pair.gains[kind] = gain
@@ -77,7 +82,7 @@ class DraftGate:
     def observe(self, kind: int, gain: float) -> None:
         """Record the gain from using the model, in t(1), without the cost of catching up."""
         c = self.config
-        self.gains[kind] += c.request_rate * (gain - self.gains[kind])
+        self.gains[kind] += self._rate * (gain - self.gains[kind])
         average = self.pair.gains[kind] or 0.0
         self.pair.gains[kind] = average + c.pair_rate * (gain - average)
         self._wait[kind] = c.first_wait if gain > 0 else min(c.longest_wait, 2 * self._wait[kind])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
+from specllama.core.heads import FeatureReader
 from specllama.core.interfaces import CachingDrafter, Drafter, Mask, Sampler, SpanDrafter
 from specllama.core.policy.acceptance import ALONE, PairState
 from specllama.core.policy.base import Draft, PolicyBase, Round, VerifyResult
@@ -95,6 +96,7 @@ class Planner(PolicyBase):
         self._free = [d for d in drafters if not d.priced and not d.forces]
         self._spans = {d.name: d.propose for d in self._free if isinstance(d, SpanDrafter)}
         self._caching = self.model if isinstance(self.model, CachingDrafter) else None
+        self._head = isinstance(self.model, FeatureReader)
 
     def use_costs(self, costs: CostCurve) -> None:
         """Use another cost curve from the next round on, that of another context length."""
@@ -233,7 +235,7 @@ class Planner(PolicyBase):
                 continue
             if plan.gate is None:
                 prior = prior_gains(self.costs.predict, step(1, t1), self.config)
-                plan.gate = DraftGate(self.learnt.gain, prior, self.config)
+                plan.gate = DraftGate(self.learnt.gain, prior, self.config, self._head)
             plan.catch_up = catch_up = self._catch_up(seq, t1, active)
             if catch_up.n_pending and plan.gate.should_draft(plan.kind, catch_up.seconds / t1):
                 limits[seq] = min(room, self.config.max_model_draft, budget.max_rows - active)
@@ -269,7 +271,8 @@ class Planner(PolicyBase):
 
     def _catch_up(self, seq: int, t1: float, active: int) -> CatchUp:
         """What the model evaluates first. Of a prompt that is missing from its cache, only as much of the end
-        as half of the credit and this round's budget can pay for; all of it once the gains of drafting do.
+        as half of the credit and this round's budget can pay for; all of it once the gains of drafting do. A
+        head evaluates less, as it needs less.
         """
         if self._caching is None:
             return NO_CATCH_UP
@@ -278,12 +281,16 @@ class Planner(PolicyBase):
         if state.n_skipped and step(n, t1) < credit - c.allowance * t1:
             return CatchUp(n, 0.0, n)
         most = min(credit / 2, self._round.max_seconds - self._round.upper_bound(active + 1))
-        if state.n_held or state.n_pending <= c.min_tail or step(state.n_pending, t1) <= most:
-            return CatchUp(state.n_pending, step(state.n_pending, t1) - one)
-        n = state.n_pending
-        while n >= c.min_tail and step(n, t1) > most:
+        n, least = state.n_pending, c.min_tail
+        if self._head:
+            most, least = one + c.head_catch_up * t1, c.head_min_tail
+        if state.n_held or n <= least or step(n, t1) <= most:
+            return CatchUp(n, step(n, t1) - one)
+        while n >= least and step(n, t1) > most:
             n //= 2
-        return CatchUp(n, step(n, t1) - one, n) if n >= c.min_tail else CatchUp(0)
+        if self._head:
+            n = max(n, least)
+        return CatchUp(n, step(n, t1) - one, n) if n >= least else CatchUp(0)
 
     # Learning
 

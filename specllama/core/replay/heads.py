@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specllama.core.interfaces import DraftCacheState, Proposal
+from specllama.core.heads import Hidden
+from specllama.core.interfaces import BatchRow, DraftCacheState, Proposal
 from specllama.core.replay.simulator import Seconds, SimulatedClock, Trace, TraceDrafter
 
 
@@ -17,11 +18,18 @@ class TraceHead(TraceDrafter):
         super().__init__(machine, step_seconds)
         self.n_kept = n_kept
 
+    def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
+        """Nothing: the choices are recorded."""
+
     def begin(self, seq_id: int, trace: Trace, prefilled: bool) -> None:
         super().begin(seq_id, trace, prefilled)
         self._skipped[seq_id] = max(0, len(trace.prompt) - self.n_kept)
         if not prefilled:
             self._held[seq_id] = trace.prompt[: self._skipped[seq_id]]
+
+    def cache_state(self, seq_id: int) -> DraftCacheState:
+        """As of a real head: tokens before its first row count as if they were not there."""
+        return super().cache_state(seq_id)._replace(n_skipped=0)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         del self._held[seq_id][len(self._history(seq_id)) :]
