@@ -18,6 +18,11 @@ _OTHER_ACCOUNTS = (
     "CLAUDE_CODE_USE_BEDROCK",
     "CLAUDE_CODE_USE_VERTEX",
 )
+_KNOWN_CONTEXT = 2 * AGENT_CONTEXT
+"""From here on it is told the context; it assumes a million tokens otherwise. In a smaller one it would
+shorten the conversation after its first request, since it keeps 13,000 tokens and the longest answer free.
+There it shortens when the server says that the context is full.
+"""
 
 
 def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
@@ -29,6 +34,8 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
     }
     if server.n_ctx:
         variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(max(1024, server.n_ctx // 4))
+    if server.n_ctx >= _KNOWN_CONTEXT:
+        variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(server.n_ctx)
     return ClientSettings(variables, removed=_OTHER_ACCOUNTS)
 
 
