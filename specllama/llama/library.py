@@ -12,6 +12,7 @@ import importlib.util
 import os
 import shlex
 import sys
+import types
 from importlib import metadata
 from typing import Any
 
@@ -51,11 +52,18 @@ if _installed != TESTED:
 # a decode then takes hundreds of times as long. With this limit it takes three times as long.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+# The package imports its own engine with jinja2, diskcache and others, which takes longer than all else
+# here; the functions of llama.cpp are in another module.
+_engine = types.ModuleType("llama_cpp.llama")
+_unused = sys.modules.setdefault(_engine.__name__, _engine) is _engine
 try:
     import llama_cpp as llama
     from llama_cpp.llama_cpp import _lib
 except (ImportError, RuntimeError, FileNotFoundError, OSError) as error:
     raise EngineError(f"llama-cpp-python cannot be loaded: {error}", f"install it again: {INSTALL}") from None
+finally:
+    if _unused:
+        del sys.modules[_engine.__name__]
 
 __all__ = ["ADD_RPC", "INSTALL", "KERNELS", "TESTED", "build_info", "compiled", "ggml", "llama"]
 
