@@ -20,7 +20,7 @@ from specllama.gguf.header import read_model
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from tests.support import ggufbytes as g
 from tests.support import tinygguf
-from tests.support.command import ROOT, Command, CommandLine, Result, assert_error
+from tests.support.command import ROOT, Command, CommandLine, Result, assert_error, readable
 
 GOOD = EMBEDDED_TARGET.read_bytes()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 4212345678\n"
@@ -299,7 +299,7 @@ class TestStreams:
             timeout=60,
             check=False,
         )
-        return Result(done.returncode, done.stdout, done.stderr.decode())
+        return Result(done.returncode, done.stdout, readable(done.stderr))
 
     def test_a_closed_pipe_ends_the_run(self, shared: Command) -> None:
         result = self.shell(shared, "RUN -n 1500 | head -c 1; exit ${PIPESTATUS[0]}")

@@ -1,4 +1,4 @@
-"""The installed command in a subprocess, isolated from the user's files, with timeouts."""
+"""The installed command in a process of its own, isolated from the user's files, with timeouts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.forks import fork_server
 from tests.support.paths import ROOT
 
 MAIN = [sys.executable, "-m", "specllama"]
@@ -60,13 +61,14 @@ class CommandLine:
     cwd: Path | None = None
 
 
-def _readable(err: bytes) -> str:
+def readable(err: bytes) -> str:
     """A command's stderr, without the progress of loading, which appears only on slow machines."""
     return re.sub(r"(?m)^loading the (?:target|draft) +\d+%\n", "", err.decode("utf-8", "replace"))
 
 
 class Command:
-    """Runs specllama with a temporary home, which is also the working directory.
+    """Runs specllama with a temporary home, which is also the working directory; in forks, where they do what
+    new processes do (forks.py).
 
     With one thread, unless a test sets another number: several wait for each other at every operation, which
     makes them hundreds of times slower on a busy machine.
@@ -101,16 +103,25 @@ class Command:
         env: Mapping[str, str | None] | None = None,
         timeout: float = 60,
     ) -> Result:
-        done = subprocess.run(
-            [*MAIN, *args],
-            input=stdin,
-            capture_output=True,
-            env=self.environment(env),
-            cwd=self.home,
-            timeout=timeout,
-            check=False,
-        )
-        return Result(done.returncode, done.stdout, _readable(done.stderr))
+        return self._result(args, stdin, self.environment(env), self.home, timeout)
+
+    def _result(
+        self,
+        args: Sequence[str | bytes],
+        stdin: bytes | None,
+        environ: Mapping[str, str],
+        cwd: Path,
+        timeout: float,
+    ) -> Result:
+        forks = fork_server(self.environment())
+        if forks is not None and stdin is not None and forks.fits(environ):
+            done = forks.run(args, stdin, environ, cwd, timeout)
+        else:
+            line = [*MAIN, *args]
+            done = subprocess.run(
+                line, input=stdin, capture_output=True, env=environ, cwd=cwd, timeout=timeout, check=False
+            )
+        return Result(done.returncode, done.stdout, readable(done.stderr))
 
     def generate(self, *args: str | bytes, **more: Any) -> Result:
         """`specllama run` without calibration; it must succeed."""
@@ -125,19 +136,8 @@ class Command:
             return list(pool.map(lambda line: self(*line, **more), lines))
 
     def batch(self, *lines: CommandLine) -> list[Result]:
-        """The results of short command lines, each run in a fork of one process (batch.py)."""
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.support.batch"],
-            input=json.dumps([[x.args, x.env, str(x.cwd or self.home)] for x in lines]).encode(),
-            capture_output=True,
-            env=self.environment(),
-            cwd=self.home,
-            timeout=280,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        found = json.loads(done.stdout)
-        return [Result(code, bytes.fromhex(out), _readable(bytes.fromhex(err))) for code, out, err in found]
+        """The results of several command lines with environments and directories of their own."""
+        return [self._result(x.args, b"", self.environment(x.env), x.cwd or self.home, 60) for x in lines]
 
     def start(
         self, *args: str, env: Mapping[str, str | None] | None = None, **more: Any
