@@ -48,7 +48,8 @@ class CallFormat(ABC):
     reader looks for them, with `text.detokenizer.SHOWN` before each. reasons: whether models of the family
     reason in a way of their own, in channels, which the reader reads; it is then used for answers without
     tools too. thinks: the tags around that reasoning, None for a family without them. begin: what precedes
-    the text of an answer, where the client has begun it.
+    the text of an answer, where the client has begun it. without_tools: variables that the family's templates
+    need where no tools are shown.
     """
 
     name: ClassVar[str]
@@ -57,6 +58,7 @@ class CallFormat(ABC):
     reasons: ClassVar[bool] = False
     thinks: ClassVar[tuple[str, str] | None] = None
     begin: ClassVar[str] = ""
+    without_tools: ClassVar[Mapping[str, Any]] = {}
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this family."""

@@ -25,7 +25,7 @@ from specllama.errors import UsageError, option
 
 GENERIC: CallFormat = Generic()
 """For templates of no known family, and those that know no tools."""
-_TOOLS = re.compile(r"\b(xml_)?tools\b")
+_TOOLS = re.compile(r"\b(xml_)?tools\b|\+ functions\b")
 FORMATS: Sequence[CallFormat] = (
     qwen_xml.Seed(),
     qwen_xml.QwenXml(),

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
+from specllama.calls.format import TemplateData
 from specllama.calls.frame import ID, Frame
 from specllama.calls.framed import FramedFormat
 from specllama.calls.history import one_call_each
@@ -72,11 +76,17 @@ class MiniMaxM1(FramedFormat):
 
 
 class Firefunction(FramedFormat):
-    """Firefunction v2."""
+    """Firefunction v2, whose template gets the tools as a text."""
 
     name = "firefunction"
     markers = ("functools[",)
     frame = Frame(f"functools[{_HEAD}", _MID, f"}}, {_HEAD}", "}]", trigger="functools[")
+    without_tools: ClassVar[Mapping[str, Any]] = {"functions": "[]"}
+
+    def template_input(self, *given: Any, **more: Any) -> TemplateData:
+        data = super().template_input(*given, **more)
+        shown = [tool["function"] for tool in data.variables.get("tools", ())]
+        return replace(data, variables={"functions": json.dumps(shown, indent=4)} if shown else {})
 
 
 class Functionary31(FramedFormat):

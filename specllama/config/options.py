@@ -100,7 +100,7 @@ TEMPLATE = table(
         "reasoning",
         "--reasoning",
         str,
-        "on, off or auto: let the model think before it answers",
+        "on, off or auto: let the model think before it answers; auto: where its template can",
         "MODE",
         ("on", "off", "auto"),
     ),

@@ -35,6 +35,7 @@ _NONE_FOR_TOOLS, _DEFINED_TOOLS = (
     re.compile(r"\btools is (not )?none\b"),
     re.compile(r"\btools is (not )?defined\b"),
 )
+_THINKING = re.compile(r"\benable_thinking\b")  # true unless a request says otherwise, as in llama-server
 
 
 class _LimitReached(BaseException):
@@ -52,7 +53,9 @@ class ChatTemplate:
         self, source: str, control_texts: Sequence[str] = (), bos: str = "", eos: str = "", own: bool = True
     ) -> None:
         self._error: type[SpecllamaError] = TemplateError if own else UsageError
-        self._names: dict[str, str | None] = {"bos_token": bos, "eos_token": eos}
+        self._names: dict[str, str | bool | None] = {"bos_token": bos, "eos_token": eos}
+        if _THINKING.search(source):
+            self._names["enable_thinking"] = True
         if _NONE_FOR_TOOLS.search(source) and not _DEFINED_TOOLS.search(source):
             self._names["tools"] = None
         if len(source) > MAX_SOURCE:

@@ -55,7 +55,10 @@ class ToolCalls:
             return Abilities(False, False, False)
         return abilities(
             self.format,
-            lambda data: "".join(p.text for p in template.render(data.messages, **data.variables)),
+            lambda data: "".join(
+                p.text
+                for p in template.render(data.messages, **{**self.format.without_tools, **data.variables})
+            ),
         )
 
     @property
@@ -73,6 +76,7 @@ class ToolCalls:
         """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
         if self.format.reasons:
             messages = reasoning_apart(messages)
+        variables = {**self.format.without_tools, **variables}
         if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
             return template.render(messages, **variables)
 

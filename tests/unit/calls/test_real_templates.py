@@ -23,6 +23,7 @@ FORMATS = {  # all others are generic
     "deepseek-r1": "llama-cpp-deepseek-r1",
     "deepseek-v3.2": "deepseek-ai-DeepSeek-V3.2",
     "deepseek-v4": "deepseek-ai-DeepSeek-V4 deepseek-ai-DeepSeek-V4-Flash-0731",
+    "firefunction": "fireworks-ai-llama-3-firefunction-v2",
     "functionary-v3.1": "meetkai-functionary-medium-v3.1",
     "gemma4": "google-gemma-4-31B-it google-gemma-4-31B-it-interleaved",
     "gigachat": "GigaChat3.1-10B-A1.8B",

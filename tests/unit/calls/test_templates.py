@@ -215,3 +215,15 @@ def test_one_call_a_turn_with_its_result() -> None:
         "RESULT 2",
     ]
     assert json.dumps(data.messages)
+
+
+def test_firefunction_gets_the_tools_as_a_text() -> None:
+    source = "{{ 'functools[' + '' }}{{ 'Available: ' + functions }}" + _LOOP + "{% endfor %}"
+    form = choose(source)
+    made = CallTemplate(form, source, form.without_tools)
+    assert form.name == "firefunction"
+    assert made.shows.tools
+    assert '"name": "weather"' in made.conversation([{"role": "user", "content": "Hello"}])
+    assert made.render(form.template_input([{"role": "user", "content": "Hello"}], None, True)) == (
+        "functools[Available: [][user]Hello"
+    )

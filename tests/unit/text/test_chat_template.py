@@ -102,6 +102,13 @@ def test_templates_know_the_date():
     assert re.fullmatch(r"\d{2} [A-Z][a-z]{2} \d{4}", of("{{ date_string if date_string is defined }}"))
 
 
+def test_templates_that_know_thinking_are_told_to_think():
+    source = "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"
+    assert of(source) == "<think>"
+    assert of(source, enable_thinking=False) == ""
+    assert of("{{ thinking_is_enabled is defined }}") == "False"
+
+
 def test_content_in_parts_reaches_the_template():
     source = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
     messages = [

@@ -132,7 +132,7 @@ def reference(name: str, **values: Any) -> str | None:
     """The prompt rendered with plain Jinja, None if the template refuses the messages."""
     today = datetime.datetime.now()
     dates = {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
-    names = {"add_generation_prompt": True, "bos_token": BOS, "eos_token": EOS}
+    names = {"add_generation_prompt": True, "enable_thinking": True, "bos_token": BOS, "eos_token": EOS}
     values = {**names, **dates, **own(name), **values}
     try:
         return plain_template(name).render(values)
