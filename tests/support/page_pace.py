@@ -72,7 +72,8 @@ window.answers = () => {
   return new Response(body, { headers: { "content-type": "text/event-stream" } });
 };
 """
-# From the key to the frame after the one that has the first character.
+# From the key to the end of the frame that has the first character; of one that is drawn within a frame, to the
+# end of the next frame.
 _FIRST = """
 window.first = { key: 0, painted: 0 };
 document.getElementById("question").addEventListener("keydown", (event) => {

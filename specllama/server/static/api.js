@@ -103,7 +103,8 @@ function sentence(text) {
 
 /** The events of a streamed answer, as parsed JSON. Throws Problem for an error in the stream or its loss. */
 export async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
   let held = "";
   try {
     for (;;) {
@@ -118,7 +119,7 @@ export async function* events(response) {
         });
       }
       if (part.done) break;
-      const found = (held + part.value).split("\n\n");
+      const found = (held + decoder.decode(part.value, { stream: true })).split("\n\n");
       held = found.pop();
       for (const one of found) {
         if (!one.startsWith("data: ")) continue;

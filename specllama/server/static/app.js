@@ -7,6 +7,7 @@ import { byId } from "./dom.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
 import { Models } from "./models.js";
+import { say } from "./notice.js";
 import { Panel } from "./panel.js";
 import { openRace } from "./race.js";
 import { currentSettings, openSettings, setSpeculate } from "./settings.js";
@@ -30,12 +31,12 @@ const list = new ConversationList({
     if (!MIDDLE.matches) toggle("list", false);
   },
   removed: (id) => id === chat.data.id && chat.open(),
-  say: (text) => chat.say(text),
+  say,
 });
 chat.list = list;
 
 function failed(error) {
-  if (error.name !== "AbortError") chat.say(`${error.message} ${error.todo ?? ""}`);
+  if (error.name !== "AbortError") say(`${error.message} ${error.todo ?? ""}`);
 }
 
 /** Show or hide the list or the panel. */
@@ -103,12 +104,12 @@ async function begin() {
   for (;;) {
     try {
       await models.refresh();
-      chat.say("");
+      say("");
       return;
     } catch (error) {
       failed(error);
       if (!error.retry) return;
-      await recovered((why) => chat.say(`Waiting for the engine: ${why}.`));
+      await recovered((why) => say(`Waiting for the engine: ${why}.`));
     }
   }
 }

@@ -1,16 +1,17 @@
 // The conversation at hand: asking, following the answer, stopping, editing, going on after a failure.
 
 import { FULL, recovered } from "./api.js";
-import { announce, byId, button } from "./dom.js";
+import { announce, byId } from "./dom.js";
 import { Answer, asked, generate } from "./generate.js";
 import { continued, messageOf } from "./kept.js";
 import { AnswerView, questionView, watchRounds } from "./message.js";
+import { say, showContext } from "./notice.js";
+import { Pace } from "./pace.js";
 import { currentSettings } from "./settings.js";
 import * as store from "./store.js";
 import { Trace } from "./trace.js";
 
 const NEAR = 80; // pixels from the end within which the view follows the text
-const FULL_SHARE = 0.9; // of the context from which on the gauge warns
 
 export class Chat {
   session = { near_ties: 0, answers: 0 };
@@ -75,29 +76,27 @@ export class Chat {
     const { messages } = this.#data;
     byId("log").replaceChildren(...messages.map((message) => this.#view(message)));
     this.#list.show(this.#data.id);
-    this.say("");
-    const last = messages.findLast((message) => message.role === "assistant");
-    if (last?.trace) this.#showPanel(last);
-    else this.#panel.clear(this.#models.props);
-    this.gauge();
+    say("");
+    this.#showLast();
     this.#toEnd(true);
   }
 
-  #showPanel(message) {
-    const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
-    answer.trace = new Trace(message.trace);
-    answer.reasoningTrace = new Trace(message.reasoningTrace);
-    this.#panel.show(answer, this.#models.props, false);
+  /** Show the figures of the last answer. */
+  #showLast() {
+    const message = this.#data.messages.findLast(({ role }) => role === "assistant");
+    if (message?.trace) {
+      const answer = Object.assign(new Answer(), { n: message.figures?.n ?? 0, ...message.report });
+      answer.trace = new Trace(message.trace);
+      answer.reasoningTrace = new Trace(message.reasoningTrace);
+      this.#panel.show(answer, this.#models.props, false);
+    } else this.#panel.clear(this.#models.props);
+    this.gauge();
   }
 
   /** Draw the panel again, when more is known about the model. */
   describe() {
     this.#panel.describe(this.#models.props, currentSettings().speculate);
-    if (this.busy) return;
-    const last = this.#data.messages.findLast((message) => message.role === "assistant");
-    if (last?.trace) this.#showPanel(last);
-    else this.#panel.clear(this.#models.props);
-    this.gauge();
+    if (!this.busy) this.#showLast();
   }
 
   #view(message) {
@@ -118,9 +117,7 @@ export class Chat {
     const message = { role: "user", content: text };
     this.#data.messages.push(message);
     this.#data.title ||= text.trim().split("\n")[0].slice(0, 80);
-    byId("log").append(this.#view(message));
-    this.#save(this.#data);
-    await this.#write();
+    await this.#write({ question: message });
   }
 
   async #edit(message, text) {
@@ -141,7 +138,7 @@ export class Chat {
   /** Go on with an answer that was cut off. */
   async resume() {
     if (this.busy || this.#data.messages.at(-1)?.role !== "assistant") return;
-    await this.#write(this.#data.messages.pop());
+    await this.#write({ before: this.#data.messages.pop() });
   }
 
   /** End the answer that is being written, and waiting for the engine. */
@@ -157,53 +154,58 @@ export class Chat {
     this.describe();
   }
 
-  /** Have an answer written. before: the part of it that is there. */
-  async #write(before = null) {
-    this.say("");
+  /**
+   * Have an answer written. before: the part of it that is there. question: a new one, which is not shown yet.
+   * The request is sent before anything is shown or stored.
+   */
+  async #write({ before = null, question = null } = {}) {
     const data = this.#data;
     const settings = currentSettings();
     const stop = new AbortController();
     this.#stop = stop;
-    this.#buttons();
     const answer = new Answer();
     if (before) continued(answer, before);
     const view = this.#answerView();
-    if (before) byId("log").lastElementChild.remove();
-    byId("log").append(view.element);
-    view.begin(answer);
-    if (before) view.push(before.content);
-    this.#answers.set(view.element, answer);
-    this.#live = { answer, view };
-    this.#toEnd(true);
-    const messages = data.messages.map(({ role, content }) => ({ role, content }));
-    if (before) messages.push({ role: "assistant", content: before.content });
-    const { system } = data;
-    const body = asked({ messages, system, model: this.#models.name, settings });
-    let failure = null;
+    const live = { answer, view, pace: new Pace(() => this.#draw(live)) };
+    const messages = before ? [...data.messages, before] : data.messages;
+    const body = asked({ messages, system: data.system, model: this.#models.name, settings });
     let pushed = answer.content.length;
-    try {
-      await generate(body, {
-        signal: stop.signal,
-        answer,
-        grown: () => {
-          view.push(answer.content.slice(pushed));
-          pushed = answer.content.length;
-          this.#schedule();
-        },
-      });
-    } catch (error) {
-      failure = error;
-    }
+    const grown = () => {
+      view.push(answer.content.slice(pushed));
+      pushed = answer.content.length;
+      if (pushed || answer.reasoning) live.pace.ask();
+    };
+    const written = generate(body, { signal: stop.signal, answer, grown });
+    this.#begin(live, before, question);
+    const failure = await written.then(() => null, (error) => error);
+    live.pace.end();
     if (this.#left) return;
     if (this.#live?.answer === answer) this.#live = null;
     if (this.#stop === stop) this.#stop = null;
     this.#end(data, view, answer, failure, settings);
   }
 
+  /** Show an answer that is being written: its question, and what there is of it. */
+  #begin(live, before, question) {
+    const log = byId("log");
+    const { answer, view } = live;
+    say("");
+    if (question) log.append(this.#view(question));
+    if (before) log.lastElementChild.remove();
+    log.append(view.element);
+    view.begin(answer);
+    if (before) view.push(before.content);
+    this.#answers.set(view.element, answer);
+    this.#live = live;
+    this.#buttons();
+    this.#toEnd(true);
+    if (question) this.#save(this.#data);
+  }
+
   #end(data, view, answer, failure, settings) {
     const message = messageOf(answer, failure, settings);
     const empty = !message.content && !message.reasoning;
-    if (empty && failure) view.element.remove();
+    if (empty && failure) view.remove();
     else {
       view.end(message);
       this.#answers.set(view.element, message);
@@ -221,31 +223,31 @@ export class Chat {
     this.#toEnd(false);
     announce(failure ? message.outcome : `The answer is complete, ${answer.n} tokens.`);
     if (failure?.name === "AbortError") {
-      if (empty) this.say("Stopped before the first token.", { "Ask again": () => this.#write() });
+      if (empty) say("Stopped before the first token.", { "Ask again": () => this.#write() });
     } else if (failure) this.#failed(failure, empty).catch(() => {});
-    else if (message.full) this.say(`The context is full. ${FULL}`);
+    else if (message.full) say(`The context is full. ${FULL}`);
     else this.#models.update().catch(() => {});
   }
 
   /** Say what went wrong; where the engine or the server is gone, wait for it. */
   async #failed(problem, empty) {
-    this.say(`${problem.message} ${problem.todo}`, empty ? { "Try again": () => this.#write() } : {});
+    say(`${problem.message} ${problem.todo}`, empty ? { "Try again": () => this.#write() } : {});
     if (!problem.retry || ![0, 503].includes(problem.status)) return;
     const waiting = new AbortController();
     this.#waiting = waiting;
-    await recovered((why) => this.say(`Waiting for the engine: ${why}. The text so far is kept.`), waiting.signal);
+    await recovered((why) => say(`Waiting for the engine: ${why}. The text so far is kept.`), waiting.signal);
     if (waiting.signal.aborted) return;
     this.#waiting = null;
     await this.#models.refresh().catch(() => {});
     const again = empty ? { "Try again": () => this.#write() } : { "Continue the answer": () => this.resume() };
-    this.say("The engine is back.", again);
+    say("The engine is back.", again);
   }
 
   #save(data) {
     try {
-      if (store.save(data)) this.say("Another tab has changed this conversation, so this one is kept as a copy.");
+      if (store.save(data)) say("Another tab has changed this conversation, so this one is kept as a copy.");
     } catch (error) {
-      this.say(error.message);
+      say(error.message);
     }
     this.#list.show(this.#data.id);
   }
@@ -261,20 +263,13 @@ export class Chat {
     this.#list.show(this.#data.id);
   }
 
-  /** Show what arrived, once for each frame. */
-  #schedule() {
-    const live = this.#live;
-    if (!live || live.scheduled) return;
-    live.scheduled = true;
-    const frame = document.hidden ? (draw) => setTimeout(draw, 200) : requestAnimationFrame;
-    frame(() => {
-      live.scheduled = false;
-      if (this.#live !== live) return;
-      const follows = this.#nearEnd();
-      live.view.show(live.answer);
-      this.#panel.show(live.answer, this.#models.props, true);
-      if (follows) this.#toEnd(true);
-    });
+  /** Show what arrived. */
+  #draw(live) {
+    if (this.#live !== live) return;
+    const follows = this.#nearEnd();
+    live.view.show(live.answer);
+    this.#panel.show(live.answer, this.#models.props, true);
+    if (follows) this.#toEnd(true);
   }
 
   #nearEnd() {
@@ -297,23 +292,7 @@ export class Chat {
 
   /** Show how much of the context the conversation takes. */
   gauge() {
-    const size = this.#models.contextLength;
     const used = this.#data.messages.findLast((message) => message.tokens)?.tokens ?? 0;
-    byId("context").value = size ? Math.min(1, used / size) : 0;
-    byId("context").high = FULL_SHARE;
-    byId("context-text").textContent = size ? `${used.toLocaleString("en")} of ${size.toLocaleString("en")} tokens` : "";
-    byId("context").title = "When the context is full, answers end; nothing is dropped from it silently.";
-    if (size && used > FULL_SHARE * size && !byId("notice").textContent) {
-      this.say(`The context is almost full: an answer ends when it is. ${FULL}`);
-    }
-  }
-
-  /** Show a notice; "" for none. actions: functions by the text of their button. */
-  say(text, actions = {}) {
-    const notice = byId("notice");
-    notice.hidden = !text;
-    notice.querySelector("p").textContent = text;
-    const found = Object.entries(actions).map(([name, action]) => button(name, action));
-    notice.querySelector(".actions").replaceChildren(...found);
+    showContext(used, this.#models.contextLength);
   }
 }

@@ -5,6 +5,8 @@ import { button, copyText, element, flash, numeral, percent } from "./dom.js";
 import { MarkdownStream } from "./stream.js";
 import { Trace, inWords } from "./trace.js";
 
+const BLINK = 500; // milliseconds
+
 /** A question. actions: {edit(text)}. */
 export function questionView(message, actions) {
   const body = element("div", { class: "body plain" }, message.content);
@@ -54,6 +56,7 @@ export class AnswerView {
   #foot = element("footer", {});
   #stream;
   #thought = 0; // characters of the reasoning that are shown
+  #blinking = 0; // the timer of the mark at the end of the text
 
   constructor(actions) {
     this.#actions = actions;
@@ -71,6 +74,10 @@ export class AnswerView {
   begin(answer) {
     this.#stream = new MarkdownStream(this.#body, answer.trace);
     this.#body.classList.add("writing");
+    // An animation of the style sheet would have the whole conversation painted again in each frame.
+    if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
+      this.#blinking = setInterval(() => this.#body.classList.toggle("blink"), BLINK);
+    }
     this.element.setAttribute("aria-busy", "true");
   }
 
@@ -93,6 +100,12 @@ export class AnswerView {
     this.#summary.textContent = answer.content ? "Reasoning" : "Reasoning…";
   }
 
+  /** Take away an answer that has no text. */
+  remove() {
+    clearInterval(this.#blinking);
+    this.element.remove();
+  }
+
   /** Show a complete message, or what there is of one. message: as it is stored. */
   end(message) {
     const answer = { ...message, trace: new Trace(message.trace), reasoningTrace: new Trace(message.reasoningTrace) };
@@ -105,7 +118,8 @@ export class AnswerView {
       this.#summary.textContent = "Reasoning";
     }
     this.#stream.finish();
-    this.#body.classList.remove("writing");
+    clearInterval(this.#blinking);
+    this.#body.classList.remove("writing", "blink");
     this.element.removeAttribute("aria-busy");
     this.#outcome.hidden = !message.outcome;
     this.#outcome.textContent = message.outcome ?? "";
