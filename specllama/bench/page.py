@@ -71,15 +71,20 @@ def whiskers(labels: Sequence[str], values: Sequence[Estimate], title: str, line
     return _chart("whiskers", title, "; ".join(texts), labels=list(labels), values=points, line=line)
 
 
-def lines(series: Mapping[str, Points], title: str, x_name: str, percent: bool = False) -> str:
-    """A line through the points of each series; both axes begin at 0. percent: the values are shares of 1."""
+def lines(
+    series: Mapping[str, Points], title: str, x_name: str, y_name: str = "", percent: bool = False
+) -> str:
+    """A line through the points of each series; both axes begin at 0. y_name: what the values are, or their
+    unit. percent: they are shares of 1.
+    """
     texts = []
     for name, points in series.items():
         shown = (f"{100 * y:.0f} %" if percent else f"{y:.4g}" for _, y in points)
         at = ", ".join(f"{value} at {x:.3g}" for (x, _), value in zip(points, shown, strict=True))
         texts.append(f"{name}: {at}")
     listed = [[name, [list(point) for point in points]] for name, points in series.items()]
-    return _chart("lines", title, "; ".join(texts), series=listed, x_name=x_name, percent=percent)
+    more = {"y_name": y_name} if y_name else {}
+    return _chart("lines", title, "; ".join(texts), series=listed, x_name=x_name, percent=percent, **more)
 
 
 def bars(rows: Mapping[str, Mapping[str, float]], title: str) -> str:

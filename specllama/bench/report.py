@@ -125,7 +125,7 @@ def _curve(s: BenchSummary) -> Iterator[str]:
         return
     yield "<h2>Time of a decode by its rows</h2>"
     series = {"ms": [(p.rows, 1000 * p.seconds) for p in points]}
-    yield lines(series, "milliseconds of a decode by its rows", "rows")
+    yield lines(series, "milliseconds of a decode by its rows", "rows", "ms")
     rows = []
     for p in points:
         x = s.costs.relative(p)

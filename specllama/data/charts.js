@@ -6,6 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 640;
 const RATIO = 300 / 640;
 const EDGE = { left: 56, right: 16, top: 12, bottom: 44 };
+const LINE = 16; // height of a line of text
 const COLOURS = 8;
 const BAR = 24; // height, in units of the drawing
 
@@ -72,19 +73,22 @@ function figure(...parts) {
 
 /**
  * A line through the points of each series; both axes begin at 0.
- * series: [[name, [[x, y], …]], …]. percent: values are shares of 1. marks: x values to mark, each with a text.
+ * series: [[name, [[x, y], …]], …]. y_name: what the values are, or their unit, "" for none. percent: they are shares
+ * of 1. marks: x values to mark, each with a text.
  * width: in units of the drawing, of which a letter has about 12.
  */
-export function lines({ series, title, x_name, percent = false, marks = [], width = WIDTH }) {
+export function lines({ series, title, x_name, y_name = "", percent = false, marks = [], width = WIDTH }) {
   const height = RATIO * width;
+  const top = EDGE.top + (y_name ? LINE : 0);
   const every = series.flatMap(([, points]) => points);
   const x = axis(Math.max(...every.map(([a]) => a)), EDGE.left, width - EDGE.right, true);
-  const y = axis(percent ? 1 : Math.max(...every.map(([, b]) => b)), height - EDGE.bottom, EDGE.top);
+  const y = axis(percent ? 1 : Math.max(...every.map(([, b]) => b)), height - EDGE.bottom, top);
   const parts = grid(width, y, percent);
+  if (y_name) parts.push(label(EDGE.left - 8, EDGE.top, y_name, "end"));
   parts.push(...x.ticks.map((tick) => label(x.place(tick), height - EDGE.bottom + 18, significant(tick))));
   parts.push(label((width + EDGE.left - EDGE.right) / 2, height - 6, x_name));
   for (const [at, text] of marks) {
-    const line = { class: "mark", x1: x.place(at), x2: x.place(at), y1: EDGE.top, y2: height - EDGE.bottom };
+    const line = { class: "mark", x1: x.place(at), x2: x.place(at), y1: top, y2: height - EDGE.bottom };
     parts.push(shape("line", line, shape("title", {}, text)));
   }
   series.forEach(([name, points], i) => {

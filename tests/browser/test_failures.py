@@ -76,11 +76,40 @@ def test_another_model_is_chosen_in_the_menu(tmp_path: Path) -> None:
         )
         page.until(lambda: "me/pair" in page.js("return document.getElementById('announcer').textContent"))
         page.until(lambda: server.get("/v1/models").json["data"][0]["id"] == "me/pair:Q4_0")
-        page.until(lambda: not page.js("return document.getElementById('loading').hidden") or True)
+        page.until(lambda: page.js("return document.getElementById('loading').hidden"))
         assert page.ask("Anything", grammar='root ::= "Yes."') == "Yes."
         assert server.samples()["specllama_texts_total"] == 1
         page.press("Status")
         page.until(lambda: "of 1 busy" in page.text_of("#dialog-body"))
+
+
+_LOADING = """
+const list = window.fetch;
+window.loading = 0;
+window.fetch = async (path, options) => {
+  if (path !== "/v1/models") return list(path, options);
+  const known = await (await list(path, options)).json();
+  if (window.loading < 0) return new Response(JSON.stringify(known));
+  known.data[0].status = { value: "loading", ...(window.loading ? { progress: window.loading } : {}) };
+  return new Response(JSON.stringify(known));
+};
+"""
+
+
+def test_the_progress_of_a_load_is_shown(tmp_path: Path) -> None:
+    """At first without a value, then with those that the server gives, until the model is in memory."""
+    with Server(tmp_path, "-np", "1") as server, browser(server.url) as page:
+        script = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": _LOADING})
+        page.open()
+        bar = "const b = document.getElementById('loading'); "
+        page.until(lambda: page.js(f"{bar} return !b.hidden && b.position === -1"))
+        for progress in (0.25, 0.75):
+            page.js("window.loading = arguments[0]", progress)
+            page.until(lambda due=progress: page.js(f"{bar} return !b.hidden && b.value === {due}"))
+        page.js("window.loading = -1")
+        page.until(lambda: page.js(f"{bar} return b.hidden"))
+        page.until(lambda: "of" in page.text_of("#context-text"))
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
 def test_a_page_that_is_opened_before_the_model_is_loaded(tmp_path: Path) -> None:

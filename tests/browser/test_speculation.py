@@ -92,6 +92,11 @@ def test_the_figures_are_the_server_s(page: Page) -> None:
     assert [title.split(":")[0].split(",")[0] for title in titles] == [
         "Share of draft tokens accepted", "Where the time went", "Milliseconds of a decode by its rows",
     ]  # fmt: skip
+    axes = page.js(
+        "return [...document.querySelectorAll('#panel svg')].map(s => [...s.children].map("
+        "e => e.tagName === 'text' ? e.textContent : ''))"
+    )
+    assert {"rows", "ms"} <= set(axes[2])
     marks = page.js("return document.querySelectorAll('#panel svg .mark').length")
     assert marks == len(figures["decodes"])
     assert "On: " in panel
@@ -196,7 +201,8 @@ const look = (figure) => {
 import("/page/charts.js").then((charts) => {
   for (const scale of [1e-6, 0.3, 1, 7, 64, 1e6]) {
     const series = [["a", [[1, scale], [64, 2 * scale]]], ["b", [[2, 0]]]];
-    const figure = look(charts.lines({ series, title: "t", x_name: "rows", marks: [[1, "one"]] }));
+    const marks = [[1, "one"]];
+    const figure = look(charts.lines({ series, title: "t", x_name: "rows", y_name: "ms", marks }));
     const [a, b] = [...figure.querySelectorAll("circle")].map((dot) => number(dot, "cy"));
     if (a <= b) found.push("the larger value is not higher");
     const n = figure.querySelectorAll(".grid").length;

@@ -69,9 +69,42 @@ def test_pieces_and_whole_are_shown_alike(page: Page, name: str, size: int) -> N
     streamed, whole, n = page.driver.execute_async_script(_BOTH, ALL[name], size)
     assert " ".join(streamed["text"].split()) == " ".join(whole["text"].split())
     assert (streamed["lists"], streamed["cells"]) == (whole["lists"], whole["cells"])
-    if name not in ("list", "table"):  # a long list is several, a long table has several bodies
+    if name != "table":  # whose rows have other line breaks between them: test_whole.py compares those
         assert streamed["html"] == whole["html"]
     assert streamed["order"]
     assert not streamed["bare"]
     assert streamed["rounds"] <= n
     assert streamed["rounds"] > 0.5 * n * min(1, len(whole["text"]) / len(ALL[name]))
+
+
+_IMAGE = "![t h](e)"
+_LINKS = (
+    "See [the *link*](https://example.org/the) hat, [a][1] tab, <https://x.example/t> to "
+    "[t](javascript:t) t.\n\n1. 1\n2. `t` t\n\n| t | h |\n|---|---|\n| [t](http://h.example/t) | t\\|h |\n\n"
+    "- ```t\n  t\n  ```\n\n"
+    f"after {_IMAGE} t &amp; end\n\n[1]: https://t.example\n"
+)  # fmt: skip
+# Each character is of a round of its own.
+_PLACES = """
+const [text, done] = arguments;
+Promise.all([import("/page/stream.js"), import("/page/trace.js")]).then(([{ MarkdownStream }, { Trace }]) => {
+  const trace = new Trace();
+  const place = document.createElement("div");
+  const stream = new MarkdownStream(place, trace);
+  for (const c of text) {
+    trace.add(c, { tokens: [[1, "model"]], round: { drafted: 1, accepted: 1, ms: 1, n_predict: 1 } });
+    stream.push(c);
+    stream.show();
+  }
+  stream.finish();
+  done([...place.querySelectorAll("[data-round]")].map((e) => [e.textContent, Number(e.dataset.round)]));
+}, (error) => done(String(error)));
+"""
+
+
+def test_characters_are_of_their_own_round(page: Page) -> None:
+    """Beside the addresses of links, bullets, fences and the like, which have the same characters."""
+    shown = page.driver.execute_async_script(_PLACES, _LINKS)
+    image = range(_LINKS.index(_IMAGE), _LINKS.index(_IMAGE) + len(_IMAGE))
+    assert [(c, i) for c, i in shown if i not in image and _LINKS[i] != c] == []
+    assert len(shown) > 70

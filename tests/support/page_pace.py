@@ -72,8 +72,7 @@ window.answers = () => {
   return new Response(body, { headers: { "content-type": "text/event-stream" } });
 };
 """
-# From the key to the end of the frame that has the first character; of one that is drawn within a frame, to the
-# end of the next frame.
+# From the key to the end of the frame that has the first character, or of the next one, if a frame draws it.
 _FIRST = """
 window.first = { key: 0, painted: 0 };
 document.getElementById("question").addEventListener("keydown", (event) => {

@@ -1,7 +1,7 @@
 // From what a model writes to elements. HTML in it is shown as text, images are not loaded, and links are web or
 // mail addresses. What the renderer makes passes a sanitiser that knows the few elements and attributes below.
 
-import { Marked } from "./vendor/marked.esm.js";
+import { Marked, Renderer } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import { button, copyText, element, flash } from "./dom.js";
 
@@ -9,9 +9,9 @@ const purify = globalThis.DOMPurify;
 const ALLOWED = {
   ALLOWED_TAGS: [
     ...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
-    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
+    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "data"],
   ],
-  ALLOWED_ATTR: ["href", "start", "align", "title"],
+  ALLOWED_ATTR: ["href", "start", "align", "title", "value"],
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
@@ -22,29 +22,44 @@ const NODES = 60; // of a block of lines
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 const escaped = (text) => text.replace(/[&<>"']/g, (c) => ESCAPES[c]);
 
+/** The text of a part, with its place in the source where that is known: see places.js. */
+const placed = ({ place }, html) => (place ? `<data value="${place.join(" ")}">${html}</data>` : html);
+
 const marked = new Marked({
   gfm: true,
   breaks: true,
   renderer: {
-    html: ({ text, block }) => (block ? `<p>${escaped(text)}</p>` : escaped(text)),
-    image: ({ text, href }) => escaped(`[image: ${text || href}]`),
+    html(token) {
+      const found = placed(token, escaped(token.text));
+      return token.block ? `<p>${found}</p>` : found;
+    },
+    image: (token) => placed(token, escaped(`[image: ${token.text || token.href}]`)),
     link({ href, tokens }) {
       const inner = this.parser.parseInline(tokens);
       return /^(?:https?:|mailto:)/i.test(href) ? `<a href="${escaped(href)}">${inner}</a>` : inner;
     },
-    code: ({ text, lang }) =>
-      `<pre title="${escaped((lang ?? "").split(/\s/)[0].slice(0, 30))}"><code>${escaped(text)}</code></pre>`,
-    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+    code(token) {
+      const language = escaped((token.lang ?? "").split(/\s/)[0].slice(0, 30));
+      return `<pre title="${language}"><code>${placed(token, escaped(token.text))}</code></pre>`;
+    },
+    codespan: (token) => `<code>${placed(token, escaped(token.text))}</code>`,
+    text(token) {
+      if (token.tokens) return this.parser.parseInline(token.tokens);
+      return placed(token, Renderer.prototype.text.call(this, { ...token, escaped: false })); // even after "<pre>"
+    },
+    checkbox: (token) => placed(token, token.checked ? "☑ " : "☐ "),
   },
 });
 
-/** The blocks of a Markdown text. Each has its source as `raw`; together they are the whole text. */
-export function blocks(text) {
-  // Carriage returns would be dropped, which moves all positions after them.
-  return marked.lexer(text.replaceAll("\r", " "));
+/**
+ * The blocks of a Markdown text without carriage returns. Each has its source as `raw`; together they are the whole
+ * text.
+ */
+export function blocks(source) {
+  return marked.lexer(source);
 }
 
-/** The elements of some blocks, safe to insert, without the parts that `furnish` adds. */
+/** The elements of some blocks, safe to insert, for `Trace.paint` and `furnish`. */
 export function render(tokens) {
   return purify.sanitize(marked.parser(tokens), ALLOWED);
 }

@@ -176,7 +176,7 @@ function curve(props, answer) {
     : "";
   return [
     element("h3", {}, "Time of a decode by its rows, t(n)"),
-    lines({ series: [["ms", points]], title, x_name: "rows", marks, width: WIDTH }),
+    lines({ series: [["ms", points]], title, x_name: "rows", y_name: "ms", marks, width: WIDTH }),
     element("p", { class: "hint" }, `Drafts pay where more rows cost little more than one. ${note}`),
   ];
 }

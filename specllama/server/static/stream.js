@@ -1,26 +1,33 @@
-// Shows a Markdown text while it arrives. What is complete is rendered once and never touched again: blocks, items
+// Shows a Markdown text while it arrives. What is complete is rendered once and not touched again: blocks, items
 // of a long list, rows of a long table. The rest is rendered again while it is short. A long block only grows at its
 // end, and is rendered again when it has grown by a quarter, so that the work per token does not depend on how much
-// there is.
+// there is. In the end the elements are those of the whole text rendered at once.
 
 import { addLines, blocks, furnish, render } from "./markdown.js";
 import { element } from "./dom.js";
+import { locate } from "./places.js";
 
 const SHORT = 1500; // characters of a last block that is rendered again with each change
 const GROWTH = 1.25;
 const ROWS = 16; // of a table; the rows of a longer one are added one by one
 const INNER = "div, pre, pre > code, p, ul, ol, li, blockquote, table, tbody, tr, td, h1, h2, h3, h4, h5, h6";
 const FENCE = /^ {0,3}(?:```|~~~)/m;
+const SYNTAX = /[\n*_`~[\]<>&\\:@!|]|www/; // what may make a paragraph other than its text
+const CHANGING = 200; // characters of a block that may still become a part of the one before it
 
 export class MarkdownStream {
   #text = "";
   #settled = 0; // end of what is complete
   #rendered = 0; // length of the last block when it was rendered
   #shown = 0; // end of what is shown
+  #grown = false; // whether the last block has grown since it was rendered
+  #again = true; // whether the next text has it rendered again, whatever it is
+  #ended = false;
   #open = ""; // type of the last block
   #newline = ""; // at the end of the last block, if it is code, which is rendered without it
   #tail = element("div", { class: "tail" });
   #table = null; // of a long table that may go on: {head: its source, body, open: the elements of its rows}
+  #list = null; // of a long list that may go on: {element, begin: in the source, loose}
 
   /** container: gets the elements, and is emptied. trace: the sources of the text. */
   constructor(container, trace) {
@@ -29,32 +36,38 @@ export class MarkdownStream {
     container.replaceChildren(this.#tail);
   }
 
-  get text() {
-    return this.#text;
-  }
-
   /** Add text, which `show` will show. */
   push(text) {
-    this.#text += text;
+    this.#text += text.replaceAll("\r", " "); // which the renderer would drop, and move all places after it
   }
 
   /** Show what was added. */
   show() {
     if (this.#shown === this.#text.length) return;
     const length = this.#text.length - this.#settled;
-    const grows = this.#open === "code" || length < GROWTH * this.#rendered;
-    if (length > SHORT && grows && !this.#ends()) this.#append();
+    const same = length > SHORT && !this.#again && !this.#table && !this.#ends();
+    if (same && this.#mayGrow(length)) this.#append();
     else this.#render();
     this.#shown = this.#text.length;
   }
 
   /** Show the whole text, which is complete. */
   finish() {
-    if (/^ {0,3}\[[^\]]+\]:\s*\S/m.test(this.#text)) {
-      [this.#settled, this.#table] = [0, null]; // a link is defined after its use
+    this.#ended = true;
+    if (/^[ \t>*+\-\d.)]*\[[^\]\n]+\]:\s*\S/m.test(this.#text)) {
+      [this.#settled, this.#table, this.#list] = [0, null, null]; // a link is defined after its use
+      this.#tail.replaceChildren(this.#painted(blocks(this.#text)));
       this.container.replaceChildren(this.#tail);
+    } else if (this.#grown || this.#again || this.#table || this.#shown < this.#text.length) this.#render();
+    if (this.#table) {
+      this.#table.body.append(...this.#table.open.children);
+      this.#table.open.remove();
     }
-    if (this.#text.length > this.#settled) this.#render();
+    const rest = this.#tail.firstElementChild;
+    if (this.#list && rest?.matches("ul, ol")) {
+      this.#list.element.append(...rest.childNodes);
+      rest.remove();
+    }
     this.#tail.replaceWith(...this.#tail.childNodes);
   }
 
@@ -66,6 +79,12 @@ export class MarkdownStream {
     return this.#open !== "list" && this.#open !== "blockquote" && /\n\s*\n/.test(added);
   }
 
+  /** Whether the last block, which is long, can be shown without being rendered again. */
+  #mayGrow(length) {
+    if (this.#open === "code" || length < GROWTH * this.#rendered) return true;
+    return this.#open === "paragraph" && !SYNTAX.test(this.#text.slice(Math.max(0, this.#settled + this.#rendered - 3)));
+  }
+
   #append() {
     let last = this.#tail;
     while (last.lastElementChild?.matches(INNER)) last = last.lastElementChild;
@@ -73,85 +92,135 @@ export class MarkdownStream {
     if (this.#open === "code") addLines(last, [document.createTextNode(this.#newline), ...added]);
     else last.append(...added);
     this.#newline = "";
+    this.#grown = true;
   }
 
   #render() {
     if (this.#table) return this.#renderRows();
-    const text = this.#text.slice(this.#settled);
-    let tokens = blocks(text);
-    const whole = tokens.reduce((sum, token) => sum + token.raw.length, 0) === text.length;
-    if (whole && tokens.length > 1) {
-      const last = tokens.findLastIndex((token) => token.type !== "space");
-      for (const token of tokens.slice(0, Math.max(0, last))) this.#settle([token], token.raw.length);
-      tokens = tokens.slice(Math.max(0, last));
-    }
-    const [first] = tokens;
-    if (whole && first?.type === "list" && first.items.length > 1 && first.raw.length > SHORT / 2) {
-      const items = first.items.slice(0, -1);
-      const raw = items.map((item) => item.raw).join("");
-      if (first.raw.startsWith(raw)) {
-        this.#settle([{ ...first, items, raw }], raw.length);
-        tokens = blocks(this.#text.slice(this.#settled));
-      }
-    }
-    if (whole && tokens[0]?.type === "table" && tokens[0].rows.length > ROWS && this.#openTable(tokens[0])) {
-      return this.#renderRows();
-    }
-    this.#open = tokens.findLast((token) => token.type !== "space")?.type ?? "";
+    this.#settleComplete();
+    if (this.#table) return this.#renderRows();
+    const tokens = blocks(this.#text.slice(this.#settled));
+    if (this.#list?.loose && tokens[0]?.type === "list") loosen(tokens[0]);
+    const last = tokens.findLast(isShown);
+    this.#open = last?.type ?? "";
+    this.#again = tokens.find(isShown) !== last && last.raw.length < CHANGING;
     this.#newline = this.#open === "code" && this.#text.endsWith("\n") ? "\n" : "";
-    this.#tail.replaceChildren(...this.#painted(tokens, this.#settled));
+    this.#tail.replaceChildren(this.#painted(tokens));
     this.#rendered = this.#text.length - this.#settled;
+    this.#grown = false;
     return undefined;
   }
 
-  /** Settle all rows of a table but the last one. Returns whether its source has a line for each. */
+  /** End of the lines that are complete: a part of a line may turn out to be something else than it seems. */
+  get #complete() {
+    return this.#ended ? this.#text.length : this.#text.lastIndexOf("\n") + 1;
+  }
+
+  /** Settle all blocks but the last one, all items of a long list but the last one, the rows of a long table. */
+  #settleComplete() {
+    const text = this.#text.slice(this.#settled, this.#complete);
+    const tokens = blocks(text);
+    if (tokens.reduce((sum, token) => sum + token.raw.length, 0) !== text.length) return undefined;
+    if (this.#becomesLoose(tokens[0])) return this.#settleComplete();
+    const last = Math.max(0, tokens.findLastIndex(isShown));
+    for (const token of tokens.slice(0, last)) this.#settle(token);
+    const first = tokens[last];
+    if (first?.type === "table") this.#openTable(first);
+    if (first?.type !== "list" || first.raw.length < SHORT / 2) return undefined;
+    const items = first.items.slice(0, -1);
+    const raw = items.map((item) => item.raw).join("");
+    if (!items.length || !first.raw.startsWith(raw)) return undefined;
+    const begin = this.#list?.begin ?? this.#settled;
+    this.#list = { begin, loose: first.loose, element: this.#settle({ ...first, items, raw }) };
+    return undefined;
+  }
+
+  /**
+   * Whether an item of a list has empty lines, and those that are settled have not: the list begins anew, since all
+   * items look like that then.
+   */
+  #becomesLoose(token) {
+    if (!this.#list || token?.type !== "list") return false;
+    if (this.#list.loose) loosen(token);
+    else if (token.loose) {
+      this.#settled = this.#list.begin;
+      this.#list.element.remove();
+      this.#list = null;
+      return true;
+    }
+    return false;
+  }
+
+  /** Show a block that is complete. Returns its element. */
+  #settle(token) {
+    const found = this.#painted([token]);
+    let shown = found.firstElementChild;
+    if (this.#list && token.type === "list") {
+      this.#list.element.append(...shown.childNodes);
+      shown = this.#list.element;
+    } else this.#tail.before(found);
+    this.#list = null;
+    this.#settled += token.raw.length;
+    return shown;
+  }
+
+  /** Settle the rows of a table that is long, and whose source has a line for each. */
   #openTable(token) {
     const lines = token.raw.split("\n");
     const rows = token.rows.slice(0, -1);
-    if (lines.length < rows.length + 3) return false;
-    const end = lines.slice(0, rows.length + 2).join("\n").length + 1;
+    if (rows.length < ROWS || lines.length < rows.length + 3) return;
+    const raw = `${lines.slice(0, rows.length + 2).join("\n")}\n`;
     this.#tail.replaceChildren();
-    this.#settle([{ ...token, rows }], end);
-    const table = this.#tail.previousElementSibling.querySelector("table");
+    const table = this.#settle({ ...token, rows, raw }).querySelector("table");
     this.#table = { head: `${lines[0]}\n${lines[1]}\n`, body: table.tBodies[0], open: table.createTBody() };
-    return true;
   }
 
   /** Show the rows that a long table has got. */
   #renderRows() {
     const { head, body, open } = this.#table;
-    const [first, next] = blocks(head + this.#text.slice(this.#settled));
-    const goes_on = first?.type === "table" && !next;
-    const rows = first?.type === "table" ? first.rows : [];
-    const lines = (first?.raw ?? "").slice(head.length).split("\n");
-    const n = goes_on ? Math.max(0, rows.length - 1) : rows.length;
-    if (n) {
-      body.append(...this.#painted([{ ...first, rows: rows.slice(0, n) }], this.#settled, "tbody tr"));
-      const end = this.#settled + lines.slice(0, n).join("\n").length + 1;
-      this.#settled = Math.min(this.#text.length, end);
-    }
-    if (!goes_on) {
+    const [table, next] = blocks(head + this.#text.slice(this.#settled, this.#complete));
+    const lines = table.raw.slice(head.length).split("\n");
+    const n = table.rows.length;
+    if (n) body.append(...this.#paintedRows(table));
+    this.#settled = Math.min(this.#complete, this.#settled + lines.slice(0, n).join("\n").length + (n ? 1 : 0));
+    if (next) {
       open.remove();
       this.#table = null;
       return this.#render();
     }
-    const last = rows.length ? this.#painted([{ ...first, rows: rows.slice(n) }], this.#settled, "tbody tr") : [];
-    open.replaceChildren(...last);
+    const [more] = blocks(head + this.#text.slice(this.#settled));
+    open.replaceChildren(...(more.rows.length ? this.#paintedRows(more) : []));
     this.#rendered = this.#text.length - this.#settled;
+    this.#grown = this.#again = false;
     return undefined;
   }
 
-  #settle(tokens, length) {
-    this.#tail.before(...this.#painted(tokens, this.#settled));
-    this.#settled += length;
+  #paintedRows(table) {
+    return this.#painted([{ ...table, continued: true }]).querySelectorAll("tbody tr");
   }
 
-  /** The nodes of some blocks, whose source begins here; selector: only these elements of them. */
-  #painted(tokens, begin, selector = "") {
+  /** The elements of some blocks, whose source begins where the settled text ends. */
+  #painted(tokens) {
+    locate(tokens, this.#text, this.#settled);
     const found = render(tokens);
-    if (selector) found.querySelector("thead")?.remove();
-    this.trace.paint(found, this.#text, begin);
-    furnish(found);
-    return selector ? found.querySelectorAll(selector) : found.childNodes;
+    this.trace.paint(found, this.#text);
+    return furnish(found);
+  }
+}
+
+const isShown = ({ type }) => type !== "space" && type !== "def";
+
+/** Give the items of a list the paragraphs that they have where any of them has empty lines, as the renderer does. */
+function loosen(list) {
+  list.loose = true;
+  for (const item of list.items) {
+    item.loose = true;
+    for (const token of item.tokens) if (token.type === "text") token.type = "paragraph";
+    const [box, next] = item.tokens;
+    if (box?.type !== "checkbox") continue;
+    if (next?.type === "paragraph") {
+      next.tokens.unshift(box);
+      item.tokens.shift();
+    } else item.tokens[0] = { type: "paragraph", raw: box.raw, text: box.raw, tokens: [box] };
   }
 }

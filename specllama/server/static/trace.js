@@ -3,7 +3,7 @@
 
 import { element } from "./dom.js";
 
-const LOST = 400; // characters of Markdown syntax that a rendered character is searched in
+const LOST = 40; // characters of Markdown syntax that a rendered character is looked for in
 
 /**
  * The sources of a text, as runs, and the rounds that wrote it, with their sums, which are kept up to date.
@@ -86,34 +86,35 @@ export class Trace {
     return found;
   }
 
-  /**
-   * Mark what was rendered from text[begin…]: each of its characters is found in the source text, in order,
-   * and what Markdown has besides them is skipped.
-   */
-  paint(root, text, begin) {
-    if (!this.runs.length) return;
-    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-    const nodes = [];
-    while (walker.nextNode()) nodes.push(walker.currentNode);
-    let at = begin;
-    for (const node of nodes) {
-      const shown = node.data;
-      if (!shown.trim() && !node.parentElement?.closest("pre, p, li, td, th")) continue;
-      const spans = [];
-      let from = 0;
-      let run = -1;
-      for (let i = 0; i < shown.length; i++) {
-        const found = position(text, shown[i], at);
-        const here = this.find(found < 0 ? at : found);
-        if (here !== run) {
-          if (i > from) spans.push(this.#span(shown.slice(from, i), run));
-          [run, from] = [here, i];
-        }
-        if (found >= 0) at = found + 1;
-      }
-      spans.push(this.#span(shown.slice(from), run));
-      node.replaceWith(...spans);
+  /** Mark what was rendered: each part by its place in the source text. */
+  paint(root, text) {
+    for (const part of root.querySelectorAll("data")) {
+      const [begin, end] = part.value.split(" ").map(Number);
+      part.replaceWith(...this.#parts(part.textContent, text, begin, end));
     }
+  }
+
+  /**
+   * Spans of what is shown of text[begin…end]. Where these differ, as with entities, each character is looked for in
+   * order, and what the source has besides them is skipped.
+   */
+  #parts(shown, text, begin, end) {
+    if (shown.length === end - begin || !this.runs.length) return this.spans(shown, begin);
+    const found = [];
+    let at = begin;
+    let from = 0;
+    let run = -1;
+    for (let i = 0; i < shown.length; i++) {
+      const place = position(text, shown[i], at, end);
+      const here = this.find(place < 0 ? at : place);
+      if (here !== run) {
+        if (i > from) found.push(this.#span(shown.slice(from, i), run));
+        [run, from] = [here, i];
+      }
+      if (place >= 0) at = place + 1;
+    }
+    if (shown) found.push(this.#span(shown.slice(from), run));
+    return found;
   }
 
   #span(text, run) {
@@ -122,8 +123,8 @@ export class Trace {
   }
 }
 
-function position(text, character, from) {
-  const end = Math.min(text.length, from + LOST);
+function position(text, character, from, to) {
+  const end = Math.min(to, from + LOST);
   for (let i = from; i < end; i++) if (text[i] === character) return i;
   return -1;
 }

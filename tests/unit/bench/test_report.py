@@ -135,6 +135,7 @@ def test_a_chart_has_its_values_and_shows_them_as_text_without_scripts() -> None
         "series": [["a", [[1, 0.5], [64, 0.25]]], ["<b>", [[1, 1]]]],
     }  # fmt: skip
     assert Tags(drawn).text == "t: a: 50 % at 1, 25 % at 64; <b>: 100 % at 1"
+    assert chart(lines({"a": [(1, 2)]}, "t", "rows", "ms"))["y_name"] == "ms"
     drawn = whiskers(["a", "b"], [Estimate(0.5, 0.4, 0.6, 9), Estimate(2.0, None, None, 1)], "t")
     assert chart(drawn)["values"] == [[0.5, 0.4, 0.6], [2.0, None, None]]
     assert Tags(drawn).text == "t: a: 0.50; b: 2.00"
