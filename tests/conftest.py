@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 DEMO = DemoStore()  # the user's
 os.environ["SPECLLAMA_DATA"] = os.devnull  # no demo model: LLM() is the embedded pair
 HERE = Path(__file__).parent
-SLOWEST_FIRST = ("agents", "browser", "faults", "server", "cli", "worker", "api", "engine", "scripts", "unit")
+SLOWEST_FIRST = ("agents", "browser", "scripts", "faults", "server", "cli", "worker", "api", "engine", "unit")
 
 
 def _rank(item: pytest.Item) -> int:
@@ -32,6 +33,12 @@ def _rank(item: pytest.Item) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long folders first, so that no core is left alone with one at the end."""
     items.sort(key=_rank)
+
+
+def pytest_collection_finish() -> None:
+    """The tests, thousands of objects, stay until the end: no collection of garbage needs to scan them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
