@@ -2,7 +2,8 @@
 
 The output projections of the extra blocks (attention and feed-forward) are zero, so each adds exactly 0 to
 the residual stream; their other weights are small noise, so that no infinity is multiplied by these zeros.
-Written in f16 as architecture `deci`, which is llama with a feed-forward size for each block. Needs no torch.
+Written in f16 as architecture `deci`, which is llama with a feed-forward size for each block, or as llama
+where all blocks have the same size. Needs no torch.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ def read_source(path: Path) -> Source:
 
 def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
     """Write the source in f16, with the padding's blocks after its own; unchanged (arch llama) for None."""
-    arch = "llama" if padding is None else "deci"
-    pad = padding or Padding(0, 0)
     n_layer, ff = source.value("block_count"), source.value("feed_forward_length")
+    pad = padding or Padding(0, ff)
+    arch = "llama" if pad.ff == ff else "deci"
     writer = gguf.GGUFWriter(out, arch)
     for name, field in source.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
@@ -97,7 +98,7 @@ def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
         match name:
             case "llama.block_count":
                 value = n_layer + pad.n_blocks
-            case "llama.feed_forward_length" if padding:
+            case "llama.feed_forward_length" if arch == "deci":
                 value = [ff] * n_layer + [pad.ff] * pad.n_blocks
                 kind, sub_type = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32
             case "general.name" if padding:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts.demo_pair.mimo2 import mimo2_of
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_TARGET
@@ -24,7 +25,6 @@ from specllama.llama.model import LlamaModel
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.headloop import N_DRAFT, PROMPT
 from tests.support.paths import ROOT
-from tests.support.repacked import mimo2_of
 
 Build = Callable[[Path], tuple[Path, Path]]
 

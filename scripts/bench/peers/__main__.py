@@ -3,11 +3,13 @@ counts.
 
 usage: python -m scripts.bench.peers --pairs DIR [--types f16,q8_0,q4_0,q4_k_m] [--costs 0.02,0.07,0.15]
                                      [--prompts FILE] [--per-workload N] [--temps 0,0.8] [--runs N]
-                                     [--no-draft] [--short-grid] [-n TOKENS] [-t THREADS] [--tools DIR]
-                                     [--out FILE.md] [--minutes N] [--fresh]
+                                     [--no-draft] [--short-grid] [--spec-type draft-eagle3|draft-mtp]
+                                     [-n TOKENS] [-t THREADS] [--tools DIR] [--out FILE.md] [--minutes N]
+                                     [--fresh]
 
 The tools are built from the source package of the installed llama-cpp-python (once, about 8 minutes) unless
---tools names their directory. --pairs is a directory that scripts.bench.make_pair wrote. A prompts file is a
+--tools names their directory. --pairs is a directory that scripts.bench.make_pair wrote, or with --spec-type
+scripts.bench.make_heads. A prompts file is a
 JSON object, workload to list of prompts without a chat template; the default is the prompts of `specllama
 bench` in ChatML. The grid point that counts as llama.cpp's best is chosen for each cell on every other run
 and compared on the rest; plain decoding is one of the points.
@@ -36,7 +38,7 @@ from scripts.bench.measuring import CHATML
 from scripts.bench.peers import environment
 from scripts.bench.peers.build import tools
 from scripts.bench.peers.cells import Cell, Figures, key, measure, spread, together
-from scripts.bench.peers.points import OURS, Case, grid
+from scripts.bench.peers.points import HEADS, OURS, SIMPLE, Case, grid
 from scripts.bench.peers.raw import OtherSettings, Raw, replace
 from scripts.bench.peers.table import TITLE, line, markdown, summary, totals
 from specllama.bench.workloads import WORKLOADS
@@ -49,7 +51,7 @@ FIRST = "What is a list comprehension?"
 def main() -> None:
     args = arguments()
     bin_ = tools(args.tools)
-    compared = grid(not args.no_draft, args.short_grid)
+    compared = grid(not args.no_draft, args.short_grid, args.spec_type)
     prompts = load_prompts(args.prompts)
     if args.no_draft:
         args.costs = ["none"]
@@ -57,7 +59,7 @@ def main() -> None:
     settings = {
         "n": args.n, "runs": args.runs, "n_threads": args.threads, "per_workload": args.per_workload,
         "grid": "short" if args.short_grid else "whole", "points": [point.name for point in compared],
-        "peer": environment.peer(bin_), "binding": environment.binding(),
+        "spec_type": args.spec_type, "peer": environment.peer(bin_), "binding": environment.binding(),
     }  # fmt: skip
     cases = {cell: requests(cell, prompts, args) for cell in cells}
     raw = Raw(args.out and args.out.with_suffix(".json"), settings, args.fresh)
@@ -99,6 +101,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=4, help="of each way of decoding")
     parser.add_argument("--no-draft", action="store_true", help="n-gram types and the copy drafter only")
     parser.add_argument("--short-grid", action="store_true", help="9 of llama.cpp's points instead of 16")
+    parser.add_argument("--spec-type", choices=(SIMPLE, *HEADS), default=SIMPLE, help="of the drafts")
     parser.add_argument("--tools", type=Path, help="directory with llama.cpp's tools")
     parser.add_argument("-n", type=int, default=64, help="tokens of an answer")
     parser.add_argument("-t", "--threads", type=int, default=physical_cores())
@@ -110,6 +113,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.runs < 2:
         parser.error("--runs must be 2 or more: half of the runs choose, the other half compares")
+    if args.no_draft and args.spec_type != SIMPLE:
+        parser.error("--no-draft leaves out the heads that --spec-type names")
     if min(args.per_workload, args.n, args.threads) < 1 or args.minutes < 0:
         parser.error("--per-workload, -n and --threads must be 1 or more, --minutes 0 or more")
     if args.out and (args.out.suffix == ".json" or not args.out.parent.is_dir()):

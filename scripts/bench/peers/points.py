@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DRAFTS = [(n, 0.0) for n in (1, 2, 3, 5, 7, 11, 15)] + [(7, 0.8), (15, 0.8)]  # n_max, p_min
+HEAD_DRAFTS = [(n, 0.0) for n in range(1, 8)]
+SIMPLE, HEADS = (
+    "draft-simple",
+    ("draft-eagle3", "draft-mtp"),
+)  # what llama.cpp calls drafts by a model, a head
 SHORT_DRAFTS = [(n, 0.0) for n in (1, 3, 7, 15)] + [(15, 0.8)]
 NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 SHORT_NGRAMS = ("ngram-mod", "ngram-map-k")
@@ -97,14 +102,17 @@ class Point:
         return Measured(min(int(n), case.n), float(seconds), before, sampling, text)
 
 
-def grid(draft: bool = True, short: bool = False) -> list[Point]:
-    """All points; without a draft model only the n-gram types and plain decoding."""
-    found = [Point(PLAIN, "plain")]
-    for n_max, p_min in (SHORT_DRAFTS if short else DRAFTS) if draft else ():
-        args = ("--spec-type", "draft-simple", "--spec-draft-n-max", str(n_max))
+def grid(draft: bool = True, short: bool = False, spec_type: str = SIMPLE) -> list[Point]:
+    """All points; without a draft model only the n-gram types and plain decoding, with a head only the drafts
+    of the head.
+    """
+    found, head = [Point(PLAIN, "plain")], spec_type in HEADS
+    drafts = HEAD_DRAFTS if head else SHORT_DRAFTS if short else DRAFTS
+    for n_max, p_min in drafts if draft else ():
+        args = ("--spec-type", spec_type, "--spec-draft-n-max", str(n_max))
         args += ("--spec-draft-p-min", str(p_min))
         found.append(Point(f"n_max {n_max}" + (f", p_min {p_min}" if p_min else ""), "draft", args))
-    found += ngrams(short)
+    found += [] if head else ngrams(short)
     ours = () if draft else ("-md", "none")
     return [*found, Point(OURS, "ours", ours), Point(OUR_PLAIN, "ours", ("--draft-max", "0"))]
 
