@@ -49,7 +49,8 @@ class CallFormat(ABC):
     reason in a way of their own, in channels, which the reader reads; it is then used for answers without
     tools too. thinks: the tags around that reasoning, None for a family without them. begin: what precedes
     the text of an answer, where the client has begun it. without_tools: variables that the family's templates
-    need where no tools are shown.
+    need where no tools are shown. headers: the tokens with which headers of parts of an answer begin, and the
+    text with which they end; None without headers.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class CallFormat(ABC):
     thinks: ClassVar[tuple[str, str] | None] = None
     begin: ClassVar[str] = ""
     without_tools: ClassVar[Mapping[str, Any]] = {}
+    headers: ClassVar[tuple[tuple[str, ...], str] | None] = None
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this family."""

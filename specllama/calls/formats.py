@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -73,6 +74,7 @@ def named(name: str) -> CallFormat:
     raise UsageError(f"there is no call format {name!r}", f"{option('tool_format')} is one of {known}")
 
 
+@functools.lru_cache(maxsize=64)
 def choose(template: str) -> CallFormat:
     """The format of a model with this chat template."""
     known = FORMATS if _TOOLS.search(template) else ()

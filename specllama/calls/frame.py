@@ -17,6 +17,7 @@ from specllama.calls.lark import NEWLINE, Lark
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import json_text
 from specllama.calls.tools import Tool, Tools
+from specllama.text.detokenizer import SHOWN
 
 ID = "\0"
 """In a frame: an id of the call, which nothing depends on."""
@@ -114,19 +115,34 @@ class FrameReader(StepReader):
             yield from self.calls()
             yield from self.scan.text_until(())
             return
-        while (yield from self.scan.text_until((trigger,))) is not None:
-            if not (yield from self.calls()):
+        opening = self.scan.marker(self._thinks[0]) if self._thinks else ""
+        markers = (trigger, opening) if SHOWN in opening else (trigger,)
+        while (found := (yield from self.scan.text_until(markers))) is not None:
+            if found == opening:
+                yield from self.more_reasoning(opening)
+            elif not (yield from self.calls()):
                 self.scan.write_text(self.scan.text.find(trigger) + len(trigger))
 
     def reasoning(self) -> Steps[None]:
         """Reads the reasoning at the beginning, if there is any."""
         if self._thinks is None:
             return
-        opening, closing = map(self.scan.marker, self._thinks)
         yield from self.scan.blanks()
-        if (yield from self.scan.match((opening,))) is None:
+        if (yield from self.scan.match((self.scan.marker(self._thinks[0]),))) is None:
             self.scan.at = 0
             return
+        yield from self._thought(self._thinks[1])
+
+    def more_reasoning(self, opening: str) -> Steps[None]:
+        """Reads reasoning after text. The white space before it separates the texts around it."""
+        assert self._thinks is not None
+        self.scan.write_text(self.scan.text.find(opening))
+        self.scan.at = len(opening)
+        yield from self._thought(self._thinks[1])
+
+    def _thought(self, closing: str) -> Steps[None]:
+        """Reads reasoning up to its closing tag; what was looked at is its opening tag."""
+        closing = self.scan.marker(closing)
         yield from self.scan.blanks()
         self.scan.drop()
         if (yield from self.scan.text_until((closing,), reasoning=True)) is not None:

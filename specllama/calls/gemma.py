@@ -30,6 +30,7 @@ class Gemma4(FramedFormat):
     markers = ("<|tool_call>call:",)
     tokens = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
     reasons, thinks = True, ("<|channel>thought\n", "<channel|>")
+    headers = (("<|channel>",), "\n")
     frame = _frame("<|tool_call>", "<tool_call|>")
     style = LiteralArguments(Syntax(":", ",", ":", _WORDS, '<|"|>', sorts=True))
 

@@ -22,11 +22,11 @@ from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.tools import Tools
+from specllama.text.detokenizer import MAX_HEADER
 
 _CHANNEL, _MESSAGE, _START, _END = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
 _CONSTRAIN, _CALL, _RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 _NEXT = f"{_END}{_START}assistant"
-_MAX_HEADER = 400
 _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _MAX_THOUGHTS = 4  # messages before a call that is required
 
@@ -38,6 +38,7 @@ class GptOss(WrittenFormat):
     markers = (_CHANNEL, _MESSAGE, "to=functions.")
     reasons = True
     begin = f"{_CHANNEL}final{_MESSAGE}"
+    headers = ((_START, _CHANNEL), _MESSAGE)
     tokens = (_CHANNEL, _MESSAGE, _START, _END, _CONSTRAIN, _CALL, _RETURN)
 
     def matches(self, template: str) -> bool:
@@ -126,10 +127,10 @@ class GptOssReader(StepReader):
         scan.at = 0
         if first is None:
             return None
-        found = yield from scan.before(scan.marker(_MESSAGE), _MAX_HEADER)
+        found = yield from scan.before(scan.marker(_MESSAGE), MAX_HEADER)
         if found is None:
             scan.at = 0
-            if scan.last and first in markers and len(scan.text) <= _MAX_HEADER:
+            if scan.last and first in markers and len(scan.text) <= MAX_HEADER:
                 scan.take(len(scan.text))
         return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from specllama.calls.formats import named
+from specllama.calls.formats import choose, named
 from specllama.calls.pieces import CallReader
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
@@ -129,9 +129,11 @@ class LoadInfo:
     def answer_reader(self, tools: Tools | None) -> CallReader | None:
         """What reads calls of these tools, and channels, in a chat's answer; None where all of it is text."""
         form = named(self.call_format)
-        if tools is None and not form.reasons:
-            return None
-        return form.reader(NO_TOOLS if tools is None else tools, self.call_tokens)
+        if tools is not None:
+            return form.reader(tools, self.call_tokens)
+        own = choose(self.template)
+        form = own if own.reasons else form
+        return form.reader(NO_TOOLS, self.call_tokens) if form.reasons else None
 
     @property
     def speculation(self) -> str:

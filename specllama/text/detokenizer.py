@@ -5,7 +5,8 @@ line that is indented too little.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 Runs = Sequence[tuple[int, str]]  # (number of characters, source) of consecutive runs of a text
@@ -13,6 +14,18 @@ SHOWN = "\ufdd0"
 """Precedes the text of a control token that is part of the output: a noncharacter of Unicode, so that the
 same letters in ordinary tokens differ from it. The writer replaces it in all other text.
 """
+
+MAX_HEADER = 400  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Headers between the parts of an output. begins: control tokens, as they are written; ends: the text
+    with which a header ends. What has more than MAX_HEADER characters is none.
+    """
+
+    begins: Collection[str]
+    ends: str
 
 
 class TokenWriter:
@@ -24,6 +37,7 @@ class TokenWriter:
     stopped_by: that stop string, else None. shown: control tokens that are written, and their texts.
     n_indent: blanks and tabs with which each line after the first begins; the text ends before the first
     other character of a line with fewer. finish_reason: why the text ended, "length" for its indentation.
+    headers: those in which no stop string counts.
     """
 
     def __init__(
@@ -32,6 +46,7 @@ class TokenWriter:
         stops: Sequence[str] = (),
         shown: Mapping[int, str] | None = None,
         n_indent: int = 0,
+        headers: Headers | None = None,
     ) -> None:
         self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -40,6 +55,7 @@ class TokenWriter:
         self.stopped_by: str | None = None
         self.finish_reason: Literal["stop", "length"] = "stop"
         self._n_indent = n_indent
+        self._headers, self._header = headers, ""  # of the output; the one that has begun and not ended
         self._indented: int | None = None  # blanks so far at the beginning of a line after the first
 
     def push(self, token: int, source: str = "target") -> bool:
@@ -64,6 +80,7 @@ class TokenWriter:
 
     def _completes_stop(self, text: str) -> bool:
         """Add text that may complete a stop string. Returns whether it does."""
+        text = self._after_header(text)
         text = self._held + text
         found = [(text.find(s) + len(s), -len(s), s) for s in self._stops if s in text]
         if found:  # the first that is complete, however the text is split into tokens
@@ -76,6 +93,23 @@ class TokenWriter:
         self._ready += text[: len(text) - waiting]
         self._held = text[len(text) - waiting :]
         return False
+
+    def _after_header(self, text: str) -> str:
+        """The part of the next text that belongs to no header; what belongs to one is ready."""
+        if self._headers is None or not (self._header or text in self._headers.begins):
+            return text
+        self._ready += self._held
+        self._held = ""
+        before = len(self._header)
+        self._header += text
+        end = self._header.find(self._headers.ends)
+        if end < 0 and len(self._header) <= MAX_HEADER:
+            self._ready += text
+            return ""
+        n = len(text) if end < 0 else end + len(self._headers.ends) - before
+        self._header = ""
+        self._ready += text[:n]
+        return text[n:]
 
     def _decoded(self, token: int) -> str:
         if token in self._shown:

@@ -178,11 +178,13 @@ class RequestIntake:
         message, model, prompt = accepted.message, self._loaded.model, made.prompt
         if made.note:
             self._send(protocol.Notice(printable(made.note)))
-        shown = self.prompts.calls.shown(message.tools) if message.messages is not None else {}
+        chat, calls = message.messages is not None, self.prompts.calls
+        shown = calls.shown(message.tools) if chat else {}
+        headers = calls.headers(message.tools) if chat else None
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
             stops = params.stop if prompt.forced is None else ()
-            writer = TokenWriter(model.piece, stops, shown, message.n_indent)
+            writer = TokenWriter(model.piece, stops, shown, message.n_indent, headers)
             request = Request(
                 prompt.ids,
                 params,

@@ -21,7 +21,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
 from specllama.text.chat_template import ChatTemplate, PromptPart
-from specllama.text.detokenizer import SHOWN
+from specllama.text.detokenizer import SHOWN, Headers
 from specllama.text.reasoning import TAGS, is_over
 
 _KEPT = 512  # sets of schemas of which was said what is not enforced
@@ -37,7 +37,10 @@ class ToolCalls:
         self, model: LlamaModel, source: str, template: ChatTemplate | None, tool_format: str = "auto"
     ) -> None:
         self._model, self._template = model, template
-        self.format: CallFormat = choose(source) if tool_format == "auto" else named(tool_format)
+        own = choose(source)
+        self.format: CallFormat = own if tool_format == "auto" else named(tool_format)
+        self._channels = own if own.reasons else self.format  # of answers without tools
+        self._without_tools = own.without_tools
         self._reasoning = next(((a, b) for a, b in TAGS.items() if a in source), None)
         self._noted: OrderedDict[int, None] = OrderedDict()  # hashes of schemas
         self._lock = threading.Lock()
@@ -45,7 +48,7 @@ class ToolCalls:
     @property
     def reasons(self) -> bool:
         """Whether the template knows reasoning."""
-        return self._reasoning is not None or self.format.reasons
+        return self._reasoning is not None or self._channels.reasons
 
     @functools.cached_property
     def abilities(self) -> Abilities:
@@ -56,15 +59,22 @@ class ToolCalls:
         return abilities(
             self.format,
             lambda data: "".join(
-                p.text
-                for p in template.render(data.messages, **{**self.format.without_tools, **data.variables})
+                p.text for p in template.render(data.messages, **{**self._without_tools, **data.variables})
             ),
         )
 
     @property
     def tokens(self) -> list[str]:
-        """The texts of the format that are control tokens of the vocabulary."""
-        return [text for text in self.format.tokens if text in self._special]
+        """The texts of calls and channels that are control tokens of the vocabulary."""
+        return [text for text in self._texts if text in self._special]
+
+    @property
+    def _texts(self) -> list[str]:
+        return list(dict.fromkeys((*self.format.tokens, *self._channels.tokens)))
+
+    def _form(self, tools: Tools | None) -> CallFormat:
+        """The format of an answer: without tools that of the template's family, if it has channels."""
+        return self._channels if tools is None else self.format
 
     def render(
         self,
@@ -74,9 +84,9 @@ class ToolCalls:
         tools: Tools | None,
     ) -> list[PromptPart]:
         """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
-        if self.format.reasons:
+        if self._form(tools).reasons:
             messages = reasoning_apart(messages)
-        variables = {**self.format.without_tools, **variables}
+        variables = {**self._without_tools, **variables}
         if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
             return template.render(messages, **variables)
 
@@ -96,8 +106,8 @@ class ToolCalls:
         if tools is None:
             if params.json_schema is None:
                 return None
-            if self.format.reasons:
-                return self.format.grammar(NO_TOOLS, self._shape(params, closing_tag, begun))
+            if self._channels.reasons:
+                return self._channels.grammar(NO_TOOLS, self._shape(params, closing_tag, begun))
             if not closing_tag:
                 return None
             shape = self._shape(params, closing_tag)
@@ -136,16 +146,32 @@ class ToolCalls:
         """Control tokens that are written into the output of a chat, by id: those that begin or end calls and
         reasoning.
         """
-        return self._shown if tools is not None or self.format.reasons else self._shown_tags
+        form = self._form(tools)
+        if tools is None and not form.reasons:
+            return self._shown_tags
+        marked = {id_: SHOWN + text for text, id_ in self._special.items() if text in form.tokens}
+        return {**self._shown_tags, **marked}
+
+    def headers(self, tools: Tools | None) -> Headers | None:
+        """The headers in the output of a chat, which `shown` tokens begin."""
+        form = self._form(tools)
+        if form.headers is None:
+            return None
+        begins, ends = form.headers
+        return Headers([self._written(text) for text in begins], self._written(ends))
+
+    def _written(self, text: str) -> str:
+        """A token of the format as it stands in the output; llama.cpp makes gpt-oss's ordinary ones."""
+        return SHOWN + text if text in self._special else text
 
     def reasoning_is_over(self, prompt: str) -> bool:
         """Whether a prompt ends after reasoning, so that there is none in the answer."""
-        return is_over(prompt, self.format.thinks)
+        return is_over(prompt, self._channels.thinks)
 
     def continued(self, template: ChatTemplate, parts: Sequence[PromptPart], prefix: str) -> list[PromptPart]:
         """The parts of a prompt and the beginning of its answer, "" for none."""
-        if prefix and self.format.begin:
-            parts = [*parts, PromptPart(self.format.begin, True)]
+        if prefix and self._channels.begin:
+            parts = [*parts, PromptPart(self._channels.begin, True)]
         return template.continued(parts, prefix)
 
     @functools.cached_property
@@ -153,7 +179,7 @@ class ToolCalls:
         """Ids of the control tokens of calls and reasoning, by their texts."""
         control, model = set(self._model.control_texts), self._model
         found = {}
-        for text in {*self.format.tokens, *TAGS, *TAGS.values()} & control:
+        for text in {*self._texts, *TAGS, *TAGS.values()} & control:
             ids = model.tokenize(text, False, True)
             if len(ids) == 1:
                 found[text] = ids[0]
@@ -163,8 +189,3 @@ class ToolCalls:
     def _shown_tags(self) -> dict[int, str]:
         tags = {*TAGS, *TAGS.values()}
         return {id_: text for text, id_ in self._special.items() if text in tags}
-
-    @functools.cached_property
-    def _shown(self) -> dict[int, str]:
-        marked = {id_: SHOWN + text for text, id_ in self._special.items() if text in self.format.tokens}
-        return {**self._shown_tags, **marked}

@@ -130,5 +130,7 @@ def test_the_format_that_the_user_names(target: LlamaModel) -> None:
     source = "{{ tools }}[TOOL_CALLS][ARGS]"
     assert ToolCalls(target, source, None).format.name == "mistral"
     assert ToolCalls(target, source, None, "qwen-xml").format.name == "qwen-xml"
+    channels = "{% if tools %}<|channel|>analysis<|message|> commentary to=functions.f"
+    assert ToolCalls(target, channels, None, "hermes").reasons
     with pytest.raises(UsageError, match="no call format 'other'"):
         ToolCalls(target, source, None, "other")

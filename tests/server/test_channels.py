@@ -27,12 +27,14 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 FINAL = {str(i): bias for i, bias in TO_FINAL.items()}
 
 
-@pytest.fixture(scope="module")
-def oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["auto", "hermes"])
+def oss(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Channels are read whatever the form of calls is."""
     home = tmp_path_factory.mktemp("oss")
     path = gpt_oss(home / "oss.gguf")
     (home / "oss.jinja").write_text(TEMPLATE)
-    more = ("-m", str(path), "-md", "none", "--chat-template-file", str(home / "oss.jinja"), "-c", "1024")
+    more = ("-m", str(path), "-md", "none", "--chat-template-file", str(home / "oss.jinja"), "-c", "1024",
+            "--tool-format", request.param)  # fmt: skip
     with Server(home, *more) as server:
         yield server
         assert not any("Traceback" in line for line in server.lines)
@@ -52,6 +54,14 @@ def test_chat_completions(oss: Server) -> None:
     deltas = [c["delta"] for chunk in chunks(oss, **script) for c in chunk["choices"]]
     assert "".join(d.get("reasoning_content") or "" for d in deltas) == THOUGHT
     assert "".join(d.get("content") or "" for d in deltas) == TEXT
+
+
+def test_stop_strings_do_not_count_in_headers(oss: Server) -> None:
+    script: dict[str, Any] = {"grammar": spelt_out(), "max_tokens": 60, "temperature": 0}
+    (choice,) = oss.chat(ASK, stop=["analysis", "final"], **script).json["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (TEXT, "stop")
+    (choice,) = oss.chat(ASK, stop=["lo", "final"], **script).json["choices"]
+    assert choice["message"]["content"] == TEXT.partition("lo")[0]
 
 
 def test_a_response_format(oss: Server) -> None:

@@ -76,6 +76,38 @@ def test_reasoning_and_text_however_they_arrive(
         assert "".join(p.text for p in found if isinstance(p, TextPiece)) == text, parts
 
 
+@pytest.mark.parametrize(
+    ("name", "opening", "closing"),
+    [
+        ("apertus", f"{S}<|inner_prefix|>", f"{S}<|inner_suffix|>"),
+        ("gemma4", THOUGHT, f"{S}<channel|>"),
+        ("gpt-oss", f"{NEXT}{ANALYSIS}", f"{NEXT}{S}<|channel|>commentary{S}<|message|>"),
+    ],
+)
+def test_reasoning_after_text(name: str, opening: str, closing: str) -> None:
+    begin = f"{S}<|channel|>commentary{S}<|message|>" if name == "gpt-oss" else ""
+    form, answer = named(name), f"{begin}One.{opening}so{closing}Two.{opening}hm"
+    for parts in cuts(answer):
+        found = pieces(form, NO_TOOLS, parts, form.tokens)
+        kinds = [(type(p), p.text) for p in found if isinstance(p, (TextPiece, ThoughtPiece))]
+        joined = [
+            (kind, "".join(text for _, text in some))
+            for kind, some in itertools.groupby(kinds, lambda k: k[0])
+        ]
+        assert joined == [
+            (TextPiece, "One."),
+            (ThoughtPiece, "so"),
+            (TextPiece, "Two."),
+            (ThoughtPiece, "hm"),
+        ]
+
+
+def test_white_space_around_reasoning_separates_the_texts_once() -> None:
+    form = named("apertus")
+    found = pieces(form, NO_TOOLS, [f"One.\n\n{S}<|inner_prefix|>so{S}<|inner_suffix|>\n\nTwo."], form.tokens)
+    assert "".join(p.text for p in found if isinstance(p, TextPiece)) == "One.\n\nTwo."
+
+
 def messages(parts: Sequence[str]) -> list[protocol.Message]:
     """What the engine sends of an answer in parts, each a token with its logprob."""
     started, found = protocol.Started(1, 3, SamplingParams(seed=5)), list[protocol.Message]()

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specllama.text.detokenizer import TokenWriter
+from specllama.text.detokenizer import SHOWN, Headers, TokenWriter
 
 
 def n_incomplete(data: bytes) -> int:
@@ -149,3 +149,24 @@ def test_text_held_back_for_a_stop_string_belongs_to_a_text_that_its_indentation
     writer = TokenWriter(lambda token: [b"a\n  ", b"xy\nb"][token], ("xyz",), n_indent=2)
     assert [writer.push(0), writer.push(1)] == [False, True]
     assert (writer.finish(), writer.finish_reason, writer.stopped_by) == ("a\n  xy\n", "length", None)
+
+
+def test_stop_strings_do_not_count_in_headers():
+    names = {0: f"{SHOWN}<|channel|>", 1: f"{SHOWN}<|message|>"}
+    texts = [b"", b"", b"final", b"fin", b"al", b"a text", b" and its final word"]
+    headers = Headers([names[0]], names[1])
+
+    def written(*tokens, stop="final"):
+        writer = TokenWriter(lambda token: texts[token], (stop,), names, headers=headers)
+        ended = [writer.push(token) for token in tokens]
+        return (writer.take() + writer.finish()).replace(SHOWN, ""), ended[-1]
+
+    assert written(0, 2, 1, 5, 6) == ("<|channel|>final<|message|>a text and its ", True)
+    assert written(0, 3, 4, 1, 5) == ("<|channel|>final<|message|>a text", False)
+    assert written(3, 0, 2, 1, 5) == (
+        "fin<|channel|>final<|message|>a text",
+        False,
+    )  # none goes over a header
+    assert written(3, 0, 4, 1, 4) == ("fin<|channel|>al<|message|>al", False)
+    assert written(0, *[5] * 100, 2) == ("<|channel|>" + "a text" * 100, True)  # too long for a header
+    assert written(3, 4) == ("", True)
