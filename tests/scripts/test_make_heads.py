@@ -1,4 +1,4 @@
-"""Heads for measurements: a fitted head drafts, its text is that of plain decoding, wider ones are the same."""
+"""Heads for measurements: a fitted head drafts and changes no text, a wider one is the same head."""
 
 from __future__ import annotations
 
