@@ -75,6 +75,7 @@ class EngineProcess:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 env={
+                    "OPENBLAS_NUM_THREADS": "1",  # numpy starts one for each core, and none is needed
                     **os.environ,
                     **(environ or {}),
                     "PYTHONPATH": os.pathsep.join(path),
