@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specllama.calls.channels import ChannelReader
 from specllama.calls.formats import choose, named
 from specllama.calls.pieces import CallReader
 from specllama.calls.tools import NO_TOOLS, Tools
@@ -128,12 +129,13 @@ class LoadInfo:
 
     def answer_reader(self, tools: Tools | None) -> CallReader | None:
         """What reads calls of these tools, and channels, in a chat's answer; None where all of it is text."""
-        form = named(self.call_format)
-        if tools is not None:
+        form, own = named(self.call_format), choose(self.template)
+        channels = own if own.reasons else form
+        if tools is None:
+            return channels.reader(NO_TOOLS, self.call_tokens) if channels.reasons else None
+        if channels is form:
             return form.reader(tools, self.call_tokens)
-        own = choose(self.template)
-        form = own if own.reasons else form
-        return form.reader(NO_TOOLS, self.call_tokens) if form.reasons else None
+        return ChannelReader(channels.reader(NO_TOOLS, self.call_tokens), form.reader(tools, ()))
 
     @property
     def speculation(self) -> str:

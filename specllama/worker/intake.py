@@ -180,7 +180,7 @@ class RequestIntake:
             self._send(protocol.Notice(printable(made.note)))
         chat, calls = message.messages is not None, self.prompts.calls
         shown = calls.shown(message.tools) if chat else {}
-        headers = calls.headers(message.tools) if chat else None
+        headers = calls.headers if chat else None
         for choice in choices:
             params = replace(accepted.params, seed=choice.seed)
             stops = params.stop if prompt.forced is None else ()

@@ -39,7 +39,7 @@ class ToolCalls:
         self._model, self._template = model, template
         own = choose(source)
         self.format: CallFormat = own if tool_format == "auto" else named(tool_format)
-        self._channels = own if own.reasons else self.format  # of answers without tools
+        self._channels = own if own.reasons else self.format
         self._without_tools = own.without_tools
         self._reasoning = next(((a, b) for a, b in TAGS.items() if a in source), None)
         self._noted: OrderedDict[int, None] = OrderedDict()  # hashes of schemas
@@ -72,10 +72,6 @@ class ToolCalls:
     def _texts(self) -> list[str]:
         return list(dict.fromkeys((*self.format.tokens, *self._channels.tokens)))
 
-    def _form(self, tools: Tools | None) -> CallFormat:
-        """The format of an answer: without tools that of the template's family, if it has channels."""
-        return self._channels if tools is None else self.format
-
     def render(
         self,
         template: ChatTemplate,
@@ -84,7 +80,7 @@ class ToolCalls:
         tools: Tools | None,
     ) -> list[PromptPart]:
         """The prompt for these messages, with tools and earlier calls. Raises TemplateError, UsageError."""
-        if self._form(tools).reasons:
+        if self._channels.reasons:
             messages = reasoning_apart(messages)
         variables = {**self._without_tools, **variables}
         if tools is None and not any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
@@ -146,18 +142,18 @@ class ToolCalls:
         """Control tokens that are written into the output of a chat, by id: those that begin or end calls and
         reasoning.
         """
-        form = self._form(tools)
-        if tools is None and not form.reasons:
+        if tools is None and not self._channels.reasons:
             return self._shown_tags
-        marked = {id_: SHOWN + text for text, id_ in self._special.items() if text in form.tokens}
+        texts = self._texts if tools is not None else self._channels.tokens
+        marked = {id_: SHOWN + text for text, id_ in self._special.items() if text in texts}
         return {**self._shown_tags, **marked}
 
-    def headers(self, tools: Tools | None) -> Headers | None:
-        """The headers in the output of a chat, which `shown` tokens begin."""
-        form = self._form(tools)
-        if form.headers is None:
+    @property
+    def headers(self) -> Headers | None:
+        """The headers in the output of a chat."""
+        if self._channels.headers is None:
             return None
-        begins, ends = form.headers
+        begins, ends = self._channels.headers
         return Headers([self._written(text) for text in begins], self._written(ends))
 
     def _written(self, text: str) -> str:

@@ -64,6 +64,15 @@ def test_stop_strings_do_not_count_in_headers(oss: Server) -> None:
     assert choice["message"]["content"] == TEXT.partition("lo")[0]
 
 
+def test_a_call_in_another_form_than_that_of_the_channels(oss: Server) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+    fields: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = oss.chat(ASK, max_tokens=200, temperature=0, **fields).json["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("f", JSON)
+    assert not choice["message"]["content"]
+
+
 def test_a_response_format(oss: Server) -> None:
     fields: dict[str, Any] = {"max_tokens": 100, "temperature": 0, "logit_bias": FINAL}
     (choice,) = oss.chat(ASK, response_format=FORMAT, **fields).json["choices"]

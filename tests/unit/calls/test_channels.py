@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from specllama.calls.channels import ChannelReader
 from specllama.calls.format import CallFormat
 from specllama.calls.formats import FORMATS, choose, named
 from specllama.calls.history import reasoning_apart
-from specllama.calls.pieces import TextPiece, ThoughtPiece
+from specllama.calls.pieces import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult
@@ -100,6 +101,20 @@ def test_reasoning_after_text(name: str, opening: str, closing: str) -> None:
             (TextPiece, "Two."),
             (ThoughtPiece, "hm"),
         ]
+
+
+def test_calls_in_another_form() -> None:
+    """With a form that the user names."""
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    answer = f"{ANALYSIS}hm{NEXT}{FINAL}One {call}"
+    for parts in cuts(answer):
+        form = named("gpt-oss")
+        reader = ChannelReader(form.reader(NO_TOOLS, form.tokens), named("hermes").reader(Tools(TOOLS), ()))
+        found = [p for part in parts for p in reader.push(part, [(len(part), "target")])] + reader.finish()
+        assert "".join(p.text for p in found if isinstance(p, ThoughtPiece)) == "hm"
+        assert "".join(p.text for p in found if isinstance(p, TextPiece)) == "One"
+        assert [p.name for p in found if isinstance(p, OpenPiece)] == ["now"]
+        assert "".join(p.text for p in found if isinstance(p, ArgumentsPiece)) == "{}"
 
 
 def test_white_space_around_reasoning_separates_the_texts_once() -> None:
