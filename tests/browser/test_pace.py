@@ -1,7 +1,8 @@
 """How the page keeps up: frames and work per token while an answer is streamed, and the first character.
 
 `python -m scripts.bench.server.page` prints the figures themselves. What else runs on the machine only adds
-to them, so that the best of several tries counts, and the bounds are wide.
+to them, so that the best of several tries counts, and the bounds are wide: twice the goal of 50 ms for the
+first character, four times for a frame.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tests.support.browser import Page, needs_chromium
 from tests.support.page_pace import TEXTS, first_character, streamed
 
 pytestmark = needs_chromium()
-FRAME_MS, GROWTH, FIRST_MS, TRIES = 4 * 50, 2.0, 4 * 50, 4
+FRAME_MS, GROWTH, FIRST_MS, TRIES = 4 * 50, 1.5, 2 * 50, 4
 
 
 @pytest.mark.parametrize("text", TEXTS)
