@@ -40,6 +40,7 @@ ODD = {
     "a list that becomes loose late": f"{_ITEMS}\n- the last one\n- not the last\n\n  more\n\nEnd.\n",
     "a numbered list that becomes loose late": f"{_NUMBERED}\n32. the last one\n\n33\n",
     "tasks that become loose late": f"{_ITEMS.replace('item', '[x] item')}\n- [ ] open\n",
+    "a list that becomes loose in its last line": f"{_ITEMS}- the last one\n\n  more",
     "two lists": f"{_ITEMS}* another list\n* of stars\n1. and numbers\n",
     "a line under a list": f"{_ITEMS}---\ntext\n{_ITEMS}--b\n- - -\n{_ITEMS}- - c\n",
     "a long list of numbers": "".join(f"{i}. {i}\n" for i in range(130)),

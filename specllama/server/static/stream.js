@@ -58,7 +58,7 @@ export class MarkdownStream {
       [this.#settled, this.#table, this.#list] = [0, null, null]; // a link is defined after its use
       this.#tail.replaceChildren(this.#painted(blocks(this.#text)));
       this.container.replaceChildren(this.#tail);
-    } else if (this.#grown || this.#again || this.#table || this.#shown < this.#text.length) this.#render();
+    } else if (this.#grown || this.#again || this.#table || this.#list || this.#shown < this.#text.length) this.#render();
     if (this.#table) {
       this.#table.body.append(...this.#table.open.children);
       this.#table.open.remove();
