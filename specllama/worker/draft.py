@@ -117,7 +117,10 @@ def reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[f
 
 
 def warm_up(context: LlamaContext) -> None:
-    """Decode one token, so that the first answer is not slowed down by page faults and allocations."""
+    """Decode one token, then two with outputs, so that neither the first answer nor its first draft is slowed
+    down by page faults and allocations.
+    """
     token = max(0, context.model.bos_id)
-    context.decode([BatchRow(token, 0, 0, True)])
-    context.truncate(0, 0)
+    for n in range(1, 1 + min(2, context.n_outputs_max, context.n_ctx)):
+        context.decode([BatchRow(token, i, 0, True) for i in range(n)])
+        context.truncate(0, 0)

@@ -12,6 +12,7 @@ from specllama.client import protocol
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.heads import HeadRow
 from specllama.core.interfaces import DecodeError, NoRoomError
+from specllama.core.policy.config import DEFAULT
 from specllama.errors import ResourceError
 from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.head_files import read_d2t
@@ -96,7 +97,7 @@ def open_head(
                 reads_target=head.shares_cache,
             )
             if not head.shares_cache:  # the cache that it would read is empty
-                warm_up_head(context, head.n_embd)
+                warm_up_head(context)
     except (ResourceError, DecodeError, NoRoomError) as error:
         features.close()
         if context is not None:
@@ -129,10 +130,14 @@ def _block_context(
     return context
 
 
-def warm_up_head(context: HeadContext, n_embd: int) -> None:
-    """Decode one row, so that the first draft is not slowed down by page faults and allocations."""
-    context.decode([HeadRow(0, 0, 0, np.zeros(n_embd, np.float32), True)])
-    context.truncate(0, 0)
+def warm_up_head(context: HeadContext) -> None:
+    """Decode one row and the rows of a first draft, so that neither is slowed down by page faults and
+    allocations.
+    """
+    for n in (1, DEFAULT.head_min_tail):
+        hidden = context.hidden(0, np.zeros((n, context.n_features), np.float32))
+        context.decode([HeadRow(0, i, 0, row, i == n - 1) for i, row in enumerate(hidden)])
+        context.truncate(0, 0)
 
 
 def _left_out(reason: str, send: Callable[[protocol.Message], None]) -> str:
