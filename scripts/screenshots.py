@@ -17,7 +17,7 @@ from tests.support.browser import Page, browser
 from tests.support.serving import Server
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-QUESTION = '''Add type hints to this function, and show the whole function:
+QUESTION = """Add type hints to this function, and show the whole function:
 
 ```python
 def word_count(text, lowest=1):
@@ -27,7 +27,7 @@ def word_count(text, lowest=1):
         if word:
             counts[word] = counts.get(word, 0) + 1
     return {word: n for word, n in counts.items() if n >= lowest}
-```'''
+```"""
 SECONDS = 300.0
 
 
