@@ -25,13 +25,15 @@ _MAX_SHOWN = 80  # characters of a value in a message
 KeyPath = tuple[str | int, ...]
 """Keys from the top: ("models", "8B", "repo"); the n-th table of an array by its index, ("pairs", 0)."""
 
+# No possessive quantifier after a group: Python before 3.11.5 matches too little there (gh-106052). Each
+# alternative of a group begins with other characters, so that matching stays linear.
 _TOKEN = re.compile(
     r"""
     (?P<blank>[ \t\r]++|\#[^\n]*+)
     | (?P<newline>\n)
-    | (?P<text>"{3}(?:[^"\\]|\\[\s\S]|"(?!""))*+"{3,5} | '{3}(?:[^']|'(?!''))*+'{3,5})
+    | (?P<text>"{3}(?:[^"\\]|\\[\s\S]|"(?!""))*"{3,5} | '{3}(?:[^']|'(?!''))*'{3,5})
     | (?P<open>"{3}|'{3})
-    | (?P<key>"(?:[^"\\\n]|\\.)*+" | '[^'\n]*+' | [A-Za-z0-9_+:-]++)
+    | (?P<key>"(?:[^"\\\n]|\\.)*" | '[^'\n]*+' | [A-Za-z0-9_+:-]++)
     | (?P<stray>["'])
     | (?P<other>.)
     """,
