@@ -128,14 +128,18 @@ def test_every_kind_of_failure_is_reported_and_the_campaign_goes_on() -> None:
         [sys.executable, "-c", BROKEN], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    n, outcomes, failures = json.loads(done.stdout)
+    n, outcomes, found = json.loads(done.stdout)
+    # The allocator may add a MB or two, another number in each input.
+    failures = {
+        re.sub(r"^takes 1(28|29|3\d) MB", "takes 128 MB", reason): text for reason, text in found.items()
+    }
     assert n == 16
     assert list(outcomes) == ["fine"]
     assert failures["KeyError"] == "raise"  # made shorter
     reasons = ("KeyError", "crashes: SIGABRT", "hangs: no result", "exits with code 3", "takes 128 MB")
     for reason in reasons:
-        assert any(found.startswith(reason) for found in failures), (reason, failures)
-    slow = [found for found in failures if re.match(r"takes [0-9.]+ s", found)]  # possible on a busy machine
+        assert any(known.startswith(reason) for known in failures), (reason, failures)
+    slow = [known for known in failures if re.match(r"takes [0-9.]+ s", known)]  # possible on a busy machine
     assert len(failures) - len(slow) == len(reasons), failures
 
 
