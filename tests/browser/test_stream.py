@@ -103,7 +103,7 @@ Promise.all([import("/page/stream.js"), import("/page/trace.js")]).then(([{ Mark
 
 
 def test_characters_are_of_their_own_round(page: Page) -> None:
-    """Beside the addresses of links, bullets, fences and the like, which have the same characters."""
+    """Next to the addresses of links, bullets, fences and the like, which have the same characters."""
     shown = page.driver.execute_async_script(_PLACES, _LINKS)
     image = range(_LINKS.index(_IMAGE), _LINKS.index(_IMAGE) + len(_IMAGE))
     assert [(c, i) for c, i in shown if i not in image and _LINKS[i] != c] == []

@@ -126,7 +126,8 @@ def arguments() -> argparse.Namespace:
         names += [] if args.no_draft else [f"bench-draft-{kind}-c{cost}.gguf" for cost in args.costs]
         for name in names:
             if not (args.pairs / name).is_file():
-                parser.error(f"{args.pairs} has no {name}: python -m scripts.bench.make_pair makes it")
+                maker = "make_pair" if args.spec_type == SIMPLE else "make_heads"
+                parser.error(f"{args.pairs} has no {name}: python -m scripts.bench.{maker} makes it")
     return args
 
 

@@ -1,4 +1,4 @@
-// What the page says beside the conversation: notices, and how much of the context is taken.
+// What the page says next to the conversation: notices, and how much of the context is taken.
 
 import { FULL } from "./api.js";
 import { byId, button } from "./dom.js";

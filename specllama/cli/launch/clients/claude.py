@@ -19,7 +19,7 @@ _OTHER_ACCOUNTS = (
     "CLAUDE_CODE_USE_VERTEX",
 )
 _KNOWN_CONTEXT = 2 * AGENT_CONTEXT
-"""From here on it is told the context; it assumes a million tokens otherwise. In a smaller one it would
+"""From here on it gets the context; without one it assumes a million tokens. In a smaller one it would
 shorten the conversation after its first request, since it keeps 13,000 tokens and the longest answer free.
 There it shortens when the server says that the context is full.
 """
