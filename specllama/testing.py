@@ -153,6 +153,7 @@ class TableHead:
     ) -> None:
         self.n_vocab, self.n_ctx, self.n_batch, self.n_seq_max = n_vocab, n_ctx, 16, n_seq_max
         self.n_features, self.lag, self.reads_target = N_FEATURES, lag, reads_target
+        self.following: Sequence[TableHead] = ()
         self.positions: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}
         self.n_rows = 0
 

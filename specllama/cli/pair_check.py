@@ -123,6 +123,7 @@ def _about_head(target: Header, head: HeadInfo) -> dict[str, Any]:
         "n_embd_target": head.n_embd_target,
         "target_layers": list(head.target_layers),
         "n_proposed": head.n_proposed,
+        "n_chained": head.n_chained,
         "n_draft_max": head.n_draft_max,
         "block_size": head.block_size or None,
         "own_embeddings": head.own_embeddings,

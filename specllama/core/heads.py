@@ -44,7 +44,7 @@ class DraftHead(Protocol):
     """A trained head with a cache of its own.
 
     Its row for token i of a text pairs the token with the target's features of token i - 1; later rows of a
-    draft take the head's own hidden state instead.
+    draft take the head's own hidden state instead, or that of the head that drafted the token before.
     """
 
     n_ctx: int  # tokens; one pool shared by all sequences
@@ -54,6 +54,13 @@ class DraftHead(Protocol):
     n_features: int  # width of the target's features
     lag: int  # positions in its cache are those of the text minus this
     reads_target: bool  # it reads the target's cache and keeps none: all rows of a draft have one position
+
+    @property
+    def following(self) -> Sequence[DraftHead]:
+        """Heads that draft the second token of a draft, the third and so on, each with a cache of its own;
+        the last one drafts all further tokens. Empty where this head drafts all.
+        """
+        ...
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:
         """The hidden states for features of consecutive tokens, shape (n, n_embd). Raises DecodeError."""

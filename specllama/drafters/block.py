@@ -24,7 +24,7 @@ class _BlockState(HeadState):
     block: NDArray[np.float32] | None = None
 
 
-class BlockDrafter(FeatureDrafter[_BlockState]):
+class BlockDrafter(FeatureDrafter[BlockHead, _BlockState]):
     """Drafts a block at a time. After a block there are no more proposals until tokens are committed."""
 
     drafts_blocks = True
@@ -32,8 +32,7 @@ class BlockDrafter(FeatureDrafter[_BlockState]):
     def __init__(
         self, head: BlockHead, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
     ) -> None:
-        super().__init__(head, n_vocab, confident, end_ids)
-        self.head = head
+        super().__init__([head], n_vocab, confident, end_ids)
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         self._begin(seq_id, _BlockState(list(prompt), sampler.limited(self.n_vocab), mask))
@@ -66,7 +65,7 @@ class BlockDrafter(FeatureDrafter[_BlockState]):
         """(first, begin, end): cells of tokens first to begin - 1 can stay in the cache, those of tokens
         begin to end - 1 are missing; first == end where there can be none.
         """
-        state, cache = self.states[seq_id], self.caches[seq_id]
+        state, cache = self.states[seq_id], self.cells[0].caches[seq_id]
         end = len(state.history) - 1  # the last token has no features yet
         kept = min(cache.end, end)
         known = self._features.known_from(seq_id, state.history, end, min(state.least, end))
@@ -85,9 +84,9 @@ class BlockDrafter(FeatureDrafter[_BlockState]):
                 first, begin, end = self._missing(seq)
                 if first == end:
                     continue
-                history, cache = self.states[seq].history, self.caches[seq]
+                history, cache = self.states[seq].history, self.cells[0].caches[seq]
                 if begin == first:
-                    self._restart(seq, first)
+                    self.cells[0].restart(seq, first)
                 else:
                     self.head.truncate(seq, begin)
                     del cache.ids[begin - first :]

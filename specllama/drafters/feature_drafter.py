@@ -23,12 +23,11 @@ from specllama.drafters.features import FeatureRows
 @dataclass(slots=True)
 class HeadCache:
     """The cells of a sequence that hold the target's hidden states. first: index in the text of the first
-    one's token. ids: their tokens; `end` is the index after the last of them. scope: whose ids they are.
+    one's token. ids: their tokens; `end` is the index after the last of them.
     """
 
     first: int = 0
     ids: list[int] = field(default_factory=list)
-    scope: str = ""
 
     @property
     def end(self) -> int:
@@ -45,7 +44,7 @@ class HeadState:
     least: int = 0
 
 
-class _CutsCells(Protocol):
+class CutsCells(Protocol):
     """What the heads of all such drafters have in common."""
 
     n_vocab: int
@@ -55,11 +54,27 @@ class _CutsCells(Protocol):
     def truncate(self, seq_id: int, pos: int) -> None: ...
 
 
+Head = TypeVar("Head", bound=CutsCells)
 State = TypeVar("State", bound=HeadState)
 
 
-class FeatureDrafter(RegisteredDrafter, Generic[State]):
-    """Drafts with a head, from the features that it receives as a `FeatureReader`.
+class HeadCells(Generic[Head]):
+    """A head, and what its cells hold of each sequence."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.caches = {seq: HeadCache() for seq in range(head.n_seq_max)}
+
+    def restart(self, seq_id: int, first: int) -> None:
+        """Empty the sequence's cache; the next cell in it is that of token `first`."""
+        self.head.truncate(seq_id, 0)
+        cache = self.caches[seq_id]
+        cache.first = first
+        cache.ids.clear()
+
+
+class FeatureDrafter(RegisteredDrafter, Generic[Head, State]):
+    """Drafts with one head or several, from the features that it receives as a `FeatureReader`.
 
     n_vocab: of the target; ids at or above it are never drafted. confident: report the probability of each
     token, else a confidence of 1. end_ids: no token is drafted after one of these. Derived classes make the
@@ -68,20 +83,23 @@ class FeatureDrafter(RegisteredDrafter, Generic[State]):
 
     entry = HEAD
 
-    def __init__(self, head: _CutsCells, n_vocab: int, confident: bool, end_ids: Collection[int]) -> None:
-        self._cells, self.confident, self.end_ids = head, confident, frozenset(end_ids)
-        self.n_vocab = min(n_vocab, head.n_vocab)
-        self._features = FeatureRows(head.n_seq_max, head.n_features)
+    def __init__(
+        self, heads: Sequence[Head], n_vocab: int, confident: bool, end_ids: Collection[int]
+    ) -> None:
+        self.head, self.confident, self.end_ids = heads[0], confident, frozenset(end_ids)
+        self.n_vocab = min(n_vocab, self.head.n_vocab)
+        self._features = FeatureRows(self.head.n_seq_max, self.head.n_features)
         self.states: dict[int, State] = {}
-        self.caches = {seq: HeadCache() for seq in range(head.n_seq_max)}
+        self.cells = [HeadCells(head) for head in heads]
+        self.scopes = dict.fromkeys(range(self.head.n_seq_max), "")  # whose ids the caches hold
 
     def features_decoded(self, batch: Sequence[BatchRow], features: Hidden) -> None:
         self._features.record(batch, features)
 
     def set_cache_scope(self, seq_id: int, scope: str) -> None:
-        if scope != self.caches[seq_id].scope:
-            self._restart(seq_id, 0)
-            self.caches[seq_id].scope = scope
+        if scope != self.scopes[seq_id]:
+            self._restart(seq_id)
+            self.scopes[seq_id] = scope
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended; its cache is kept for the next one with a common prefix."""
@@ -89,27 +107,26 @@ class FeatureDrafter(RegisteredDrafter, Generic[State]):
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
         """As in `CachingDrafter`; the cells keep their positions."""
-        self._restart(seq_id, 0)
+        self._restart(seq_id)
         state = self.states[seq_id]
         state.least = max(0, len(state.history) - max(1, n_last))
 
     def _begin(self, seq_id: int, state: State) -> None:
         """A sequence starts; the cells of the prefix that it shares with the last one in its place stay."""
-        cache = self.caches[seq_id]
         self.states[seq_id] = state
-        del cache.ids[common_prefix(cache.ids, state.history[cache.first :]) :]
+        for cells in self.cells:
+            cache = cells.caches[seq_id]
+            del cache.ids[common_prefix(cache.ids, state.history[cache.first :]) :]
 
-    def _restart(self, seq_id: int, first: int) -> None:
-        """Empty the sequence's cache; the next cell in it is that of token `first`."""
-        self._cells.truncate(seq_id, 0)
-        cache = self.caches[seq_id]
-        cache.first = first
-        cache.ids.clear()
+    def _restart(self, seq_id: int) -> None:
+        """Empty the sequence's caches."""
+        for cells in self.cells:
+            cells.restart(seq_id, 0)
 
     def _restart_all(self) -> None:
         """Empty all caches, whose contents a failed decode has left undefined."""
-        for seq in self.caches:
-            self._restart(seq, 0)
+        for seq in self.scopes:
+            self._restart(seq)
 
     def _proposals(
         self, rows: Mapping[int, NDArray[np.float32]], drafts: Mapping[int, Sequence[int]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,32 +23,48 @@ from specllama.drafters import DrafterInputs
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
 
+N_BEHIND = 64  # rows of a text that a deeper head evaluates at most before it drafts
+
 
 @dataclass(slots=True)
 class _State(HeadState):
-    """usable: whether the head has all ids. fed: draft tokens that it has evaluated. hidden: its hidden state
-    after the last row of the text, then after each of them.
+    """usable: whether the head has all ids. fed: draft tokens that were evaluated. hidden: the hidden state
+    after the last row of the text, then after each of them. n_fed: how many of them are in the cells of each
+    head; None where these lack rows of the text.
     """
 
     usable: bool = True
     fed: list[int] = field(default_factory=list)
     hidden: list[Hidden] = field(default_factory=list)
+    n_fed: list[int | None] = field(default_factory=list)
 
 
-class HeadDrafter(FeatureDrafter[_State]):
+class _Rows(NamedTuple):
+    """The rows of a sequence in a decode of one head: n_text of the text, then those of draft tokens."""
+
+    rows: list[HeadRow]
+    n_text: int
+
+
+class HeadDrafter(FeatureDrafter[DraftHead, _State]):
     """Drafts token by token. A sequence that outgrows the head's cache gets no more proposals until it is
     forgotten. `step` raises DecodeError where the head fails, which leaves the target unaffected.
+
+    Where the head has `following` ones, each drafts the token of its place: it evaluates the draft's tokens
+    again, with the hidden states that they were drafted with, and rows of the text when it is used. The
+    order of calls is that of llama.cpp's common/speculative.cpp, but for the laziness.
     """
 
     def __init__(
         self, head: DraftHead, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
     ) -> None:
-        super().__init__(head, n_vocab, confident, end_ids)
-        self.head, self._has_all_ids = head, n_vocab <= head.n_vocab
+        super().__init__([head, *head.following], n_vocab, confident, end_ids)
+        self._has_all_ids = n_vocab <= head.n_vocab
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
-        usable = self._has_ids(prompt)
-        self._begin(seq_id, _State(list(prompt), sampler.limited(self.n_vocab), mask, usable=usable))
+        state = _State(list(prompt), sampler.limited(self.n_vocab), mask, usable=self._has_ids(prompt))
+        self._text_changed(state)
+        self._begin(seq_id, state)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         drafting = {seq: draft for seq, draft in drafts.items() if self._fits(seq, draft)}
@@ -60,31 +77,38 @@ class HeadDrafter(FeatureDrafter[_State]):
         state = self.states[seq_id]
         state.history.extend(tokens)
         state.usable = state.usable and self._has_ids(tokens)
-        state.fed.clear()
-        state.hidden.clear()
+        self._text_changed(state)
 
     def cache_state(self, seq_id: int) -> DraftCacheState:
         """As in `CachingDrafter`. Tokens whose features were not kept count as if they were not there: the
         head cannot evaluate them.
         """
-        first, begin, end = self._missing(seq_id)
+        first, begin, end = self._missing(seq_id, 0)
         return DraftCacheState(0, begin - first, end - begin)
 
-    def _missing(self, seq_id: int) -> tuple[int, int, int]:
-        """(first, begin, end): rows of tokens first to begin - 1 can stay in the cache, those of tokens begin
-        to end - 1 have to be evaluated for the next draft token; begin == end where that is not possible.
+    def _text_changed(self, state: _State) -> None:
+        """No draft token is evaluated, and rows of the text may be missing."""
+        state.fed.clear()
+        state.hidden.clear()
+        state.n_fed = [None] * len(self.cells)
+
+    def _missing(self, seq_id: int, at: int) -> tuple[int, int, int]:
+        """(first, begin, end) of the head at this index: rows of tokens first to begin - 1 can stay in its
+        cache, those of tokens begin to end - 1 have to be evaluated for the next draft token; begin == end
+        where that is not possible.
         """
-        state, cache = self.states[seq_id], self.caches[seq_id]
+        state, cache = self.states[seq_id], self.cells[at].caches[seq_id]
         end = len(state.history)
         if self.head.reads_target:
             known = self._features.known_from(seq_id, state.history, end - 1, end - 2)
             return end - 1, known + 1, end
         kept = min(cache.end, end - 1)
-        known = self._features.known_from(seq_id, state.history, end - 1, max(state.least, 1) - 1)
+        least = max(state.least, end - N_BEHIND) if at else state.least
+        known = self._features.known_from(seq_id, state.history, end - 1, max(least, 1) - 1)
         if kept > cache.first and known < kept:
             return cache.first, kept, end
         first = known + 1
-        if first == 1 < end and self.head.lag == 0 and not state.least:
+        if first == 1 < end and self.head.lag == 0 and not least:
             first = 0  # the first token has no features before it; heads are trained with zeros there
         return first, first, end
 
@@ -102,91 +126,110 @@ class HeadDrafter(FeatureDrafter[_State]):
         """Logits after the history and draft of each sequence, shape (n_vocab,), without those whose features
         are missing. Raises NoRoomError, DecodeError.
         """
-        rows_of: list[list[HeadRow]] = []
+        last: dict[int, dict[int, _Rows]] = {}  # by index of the head and sequence
         for seq, draft in drafts.items():
-            if not draft or not self.states[seq].hidden:
-                rows = self._text_rows(seq)
-                if not rows or not draft:
-                    rows_of.append(rows)
-                    continue
-                self._decode([rows])
             # A draft grows by one token from call to call, unless another drafter adds several.
-            *before, last = self._unevaluated(seq, draft)
-            for token in before:
-                self._decode([[self._draft_row(seq, token)]])
-            rows_of.append([self._draft_row(seq, last)])
-        return self._decode(rows_of)
+            for n in range(self._n_known(seq, draft), len(draft) + 1):
+                at = min(n, len(self.cells) - 1)
+                rows = self._rows(seq, at, draft[:n])
+                if not rows.rows:
+                    break
+                if n == len(draft):
+                    last.setdefault(at, {})[seq] = rows
+                else:
+                    self._decode(at, {seq: rows})
+        found: dict[int, NDArray[np.float32]] = {}
+        for at, rows_of in last.items():
+            found.update(self._decode(at, rows_of))
+        return found
 
-    def _text_rows(self, seq: int) -> list[HeadRow]:
-        """The rows of the text that the first draft token needs and that fit into one decode, after those
-        before them were evaluated; none where features are missing.
+    def _n_known(self, seq: int, draft: Sequence[int]) -> int:
+        """The tokens of the draft after which hidden states are missing; rows of other drafts are removed."""
+        state = self.states[seq]
+        if not draft or not state.hidden:
+            self._text_changed(state)
+            return 0
+        n = min(common_prefix(state.fed, draft), len(draft) - 1)
+        del state.fed[n:], state.hidden[n + 1 :]
+        for at, cells in enumerate(self.cells):
+            if (state.n_fed[at] or 0) > n:
+                cells.head.truncate(seq, len(state.history) + n - self.head.lag)
+                state.n_fed[at] = n
+        return n + 1
+
+    def _rows(self, seq: int, at: int, draft: Sequence[int]) -> _Rows:
+        """The rows that one head needs for the logits after this draft; none where features are missing."""
+        state, text = self.states[seq], list[HeadRow]()
+        n_fed = state.n_fed[at]
+        if n_fed is None:
+            text, n_fed = self._text_rows(seq, at, len(draft)), 0
+            if not text:
+                return _Rows([], 0)
+        last = len(draft) - 1
+        drafted = [
+            HeadRow(draft[i], self._draft_pos(state, i), seq, state.hidden[i], i == last)
+            for i in range(n_fed, len(draft))
+        ]
+        return _Rows(text + drafted, len(text))
+
+    def _draft_pos(self, state: _State, i: int) -> int:
+        n = len(state.history)
+        return n - 1 if self.head.reads_target else n + i - self.head.lag
+
+    def _text_rows(self, seq: int, at: int, n_draft: int) -> list[HeadRow]:
+        """The rows of the text that one head lacks and that fit into one decode with `n_draft` more, after
+        those before them were evaluated; none where features are missing.
         """
-        state, cache = self.states[seq], self.caches[seq]
-        state.fed.clear()
-        state.hidden.clear()
-        first, begin, end = self._missing(seq)
+        cells = self.cells[at]
+        cache, head = cells.caches[seq], cells.head
+        first, begin, end = self._missing(seq, at)
         if begin >= end:
             return []
         if begin == first:
-            self._restart(seq, first)
+            cells.restart(seq, first)
         else:
-            self.head.truncate(seq, begin - self.head.lag)
+            head.truncate(seq, begin - head.lag)
             del cache.ids[begin - first :]
-        while end - begin > self.head.n_batch:
-            self._decode([self._paired(seq, begin, begin + self.head.n_batch)])
-            begin += self.head.n_batch
-        return self._paired(seq, begin, end)
+        while end - begin > head.n_batch - n_draft:
+            rows = self._paired(seq, begin, min(begin + head.n_batch, end - 1), False)
+            self._run(at, rows)
+            cache.ids += [row.token for row in rows]
+            begin += len(rows)
+        return self._paired(seq, begin, end, not n_draft)
 
-    def _paired(self, seq: int, begin: int, end: int) -> list[HeadRow]:
-        """The rows of tokens begin to end - 1 of the history, the last one of it with an output."""
+    def _paired(self, seq: int, begin: int, end: int, output: bool) -> list[HeadRow]:
+        """The rows of tokens begin to end - 1 of the history. output: of the last one."""
         features = self._features.rows(seq, max(0, begin - 1), end - 1)
         if begin == 0:
             features = np.concatenate([np.zeros_like(features[:1]), features])
         hidden = self.head.hidden(seq, features)
         ids, lag = self.states[seq].history, self.head.lag
-        last = len(ids) - 1
-        return [HeadRow(ids[i], i - lag, seq, hidden[i - begin], i == last) for i in range(begin, end)]
+        return [
+            HeadRow(ids[i], i - lag, seq, hidden[i - begin], output and i == end - 1)
+            for i in range(begin, end)
+        ]
 
-    def _unevaluated(self, seq: int, draft: Sequence[int]) -> Sequence[int]:
-        """The tokens of a draft that the head has not evaluated; rows of other drafts are removed."""
-        state = self.states[seq]
-        n = common_prefix(state.fed, draft)
-        if n == len(draft):
-            n = max(0, n - 1)
-        if n < len(state.fed):
-            del state.fed[n:], state.hidden[n + 1 :]
-            self.head.truncate(seq, len(state.history) + n - self.head.lag)
-        return draft[n:]
+    def _decode(self, at: int, rows_of: Mapping[int, _Rows]) -> dict[int, NDArray[np.float32]]:
+        """Decode rows with one head, each sequence's last one with an output; logits by sequence."""
+        logits, hidden = self._run(at, [row for rows, _ in rows_of.values() for row in rows])
+        for n, (seq, (rows, n_text)) in enumerate(rows_of.items()):
+            state = self.states[seq]
+            if not self.head.reads_target:
+                self.cells[at].caches[seq].ids += [row.token for row in rows[:n_text]]
+            state.n_fed[at] = (state.n_fed[at] or 0) + len(rows) - n_text
+            if state.hidden:
+                state.fed.append(rows[-1].token)
+            state.hidden.append(hidden[n])
+        return dict(zip(rows_of, logits, strict=True))
 
-    def _draft_row(self, seq: int, token: int) -> HeadRow:
-        """The row of the next draft token."""
-        state = self.states[seq]
-        n = len(state.history)
-        pos = n - 1 if self.head.reads_target else n + len(state.fed) - self.head.lag
-        return HeadRow(token, pos, seq, state.hidden[-1], True)
-
-    def _decode(self, rows_of: Sequence[Sequence[HeadRow]]) -> dict[int, NDArray[np.float32]]:
-        """Logits by sequence. rows_of: the rows of each sequence, of the text or of a draft."""
-        rows = [row for rows in rows_of for row in rows]
-        if not rows:
-            return {}
+    def _run(self, at: int, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
         try:
-            logits, hidden = self.head.decode(rows)
+            return self.cells[at].head.decode(rows)
         except DecodeError:
             self._restart_all()
+            for state in self.states.values():
+                self._text_changed(state)
             raise
-        found, n = {}, 0
-        for row in rows:
-            state = self.states[row.seq_id]
-            if state.hidden:
-                state.fed.append(row.token)
-            elif not self.head.reads_target:
-                self.caches[row.seq_id].ids.append(row.token)
-            if row.output:
-                state.hidden.append(hidden[n])
-                found[row.seq_id] = logits[n]
-                n += 1
-        return found
 
 
 def make(inputs: DrafterInputs) -> HeadDrafter | BlockDrafter | None:

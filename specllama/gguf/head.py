@@ -35,9 +35,11 @@ class HeadInfo:
     the head. n_layer_target: layers of its target, 0 where the file does not say. n_embd: its hidden size.
     n_embd_target: width of the target's rows that it reads. target_layers: the layers whose inputs it reads;
     () for the rows of `llama_get_embeddings_nextn`. n_vocab: tokens of its tokenizer. n_proposed: tokens that
-    it can propose, fewer with a d2t tensor. n_draft_max: most tokens that it proposes in a round; None: any
-    number. block_size: tokens of a block drafter's block, 0 for the others. sample_from_anchor, causal,
-    has_confidence, mask_id: how a block drafter is driven; mask_id is None if the file does not set it.
+    it can propose, fewer with a d2t tensor. n_chained: blocks of which each drafts the token of its place,
+    the last one all further ones; 1 where all blocks draft all tokens. n_draft_max: most tokens that it
+    proposes in a round; None: any number. block_size: tokens of a block drafter's block, 0 for the others.
+    sample_from_anchor, causal, has_confidence, mask_id: how a block drafter is driven; mask_id is None if the
+    file does not set it.
     """
 
     kind: HeadKind
@@ -52,6 +54,7 @@ class HeadInfo:
     target_layers: tuple[int, ...] = ()
     own_embeddings: bool = True
     own_output: bool = True
+    n_chained: int = 1
     n_draft_max: int | None = None
     block_size: int = 0
     sample_from_anchor: bool = True

@@ -21,6 +21,7 @@ from specllama.gguf.head import (
 from specllama.gguf.head_files import block_drafter, eagle3, gemma4_assistant
 from specllama.gguf.header import Header
 
+MAX_CHAINED = 8  # blocks of multi-token prediction that are used; models have up to three
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm")  # of every MTP block
 
 
@@ -107,7 +108,7 @@ def _mtp(header: Header) -> HeadInfo:
         n_layer_target=n_trunk,
         own_embeddings=own_file or f"{first}embed_tokens.weight" in names,
         own_output=own_file or f"{first}shared_head_head.weight" in names,
-        n_draft_max=n_mtp if n_mtp > 1 else None,
+        n_chained=min(n_mtp, MAX_CHAINED),
     )
 
 

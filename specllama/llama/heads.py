@@ -29,6 +29,7 @@ _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
     "set_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_CONTEXT, _BOOL, _BOOL]),
     "get_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", _FLOATS, [_CONTEXT]),
     "set_layer": ("_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, [_CONTEXT, _LAYER, _BOOL]),
+    "set_offset": ("_Z28llama_set_nextn_layer_offsetP13llama_contexti", None, [_CONTEXT, ctypes.c_int32]),
     "get_layer": ("_Z30llama_get_embeddings_layer_inpP13llama_contextj", _FLOATS, [_CONTEXT, _LAYER]),
 }
 
@@ -50,6 +51,7 @@ class _Functions:
     set_nextn: Any
     get_nextn: Any
     set_layer: Any
+    set_offset: Any
     get_layer: Any
 
 
@@ -143,7 +145,9 @@ class HeadContext:
     model: the head's file, or the target's own model, loaded with its head. target: the context of the
     target, whose embeddings, output matrix or cache the head may use. mtp: it is made of layers for
     multi-token prediction, else it is an EAGLE-3 head. reads_target: it has no cache of its own. n_features:
-    values of a row of the target's features. Raises ResourceError if memory runs out.
+    values of a row of the target's features. n_layer: layers of which each drafts the token of its place,
+    each in a context of its own, as llama.cpp keeps one set of cells for all; layer: the one of this context.
+    Raises ResourceError if memory runs out.
     """
 
     def __init__(
@@ -155,6 +159,8 @@ class HeadContext:
         mtp: bool,
         n_features: int,
         reads_target: bool = False,
+        n_layer: int = 1,
+        layer: int = 0,
     ) -> None:
         self.model, self.reads_target, self._encodes = model, reads_target, not mtp
         self.n_seq_max, self.lag = target.n_seq_max, 0 if mtp else 1
@@ -167,6 +173,17 @@ class HeadContext:
         self._n_embd = int(llama.llama_model_n_embd(model.handle))
         self._n_hidden = int(llama.llama_model_n_embd_out(model.handle)) if mtp else self._n_embd
         _ext.set_nextn(self.handle, True, True)
+        self.following: list[HeadContext] = []
+        if layer:
+            _ext.set_offset(self.handle, layer)
+        try:
+            for i in range(layer + 1, n_layer if not layer else 0):
+                self.following.append(
+                    HeadContext(model, target, n_ctx, mtp=mtp, n_features=n_features, layer=i)
+                )
+        except ResourceError:
+            self.close()
+            raise
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:
         if not self._encodes:
@@ -209,7 +226,9 @@ class HeadContext:
             llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
 
     def close(self) -> None:
-        """Free the cache."""
+        """Free the caches."""
+        for other in self.following:
+            other.close()
         if self.handle:
             llama.llama_free(self.handle)
             self.handle = None

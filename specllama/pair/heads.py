@@ -167,6 +167,8 @@ def _notes(target: Header, head: HeadInfo) -> Iterator[Note]:
     if head.n_draft_max is not None:
         tokens = "one token" if head.n_draft_max == 1 else f"up to {head.n_draft_max} tokens"
         yield Note(f"the head drafts {tokens} at a time")
+    if head.n_chained > 1:
+        yield Note(f"each of its {head.n_chained} layers drafts one token, the last one those after it too")
     a, b = target.bytes_per_token, step_bytes(target, head)
     if not a or not b:
         return

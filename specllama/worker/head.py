@@ -95,9 +95,11 @@ def open_head(
                 mtp=head.kind is not HeadKind.EAGLE3,
                 n_features=features.width,
                 reads_target=head.shares_cache,
+                n_layer=head.n_chained,
             )
             if not head.shares_cache:  # the cache that it would read is empty
-                warm_up_head(context)
+                for layer in (context, *context.following):
+                    warm_up_head(layer)
     except (ResourceError, DecodeError, NoRoomError) as error:
         features.close()
         if context is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specllama.client import protocol
 from specllama.config.load import LoadSettings
@@ -192,7 +192,8 @@ def _planned(
     """The memory plan, the draft that it has room for, and the recurrent states of each sequence.
 
     Where there is no room for as many states as drafts may be long, there are fewer; where there is none for
-    the model's own head, it is left out with a notice. Raises ResourceError, UsageError.
+    all layers of a head, the first drafts all tokens; where there is none for the model's own head, it is
+    left out with a notice. Raises ResourceError, UsageError.
     """
     available, devices_, n_rs_seq = available_memory(), gpus(), rollback(settings)
     while True:
@@ -202,6 +203,8 @@ def _planned(
         except ResourceError as error:
             if header.architecture in ROLLBACK and n_rs_seq > MIN_ROLLBACK:
                 n_rs_seq //= 2
+            elif isinstance(draft, HeadInfo) and draft.n_chained > 1:
+                draft = replace(draft, n_chained=1)
             elif isinstance(draft, HeadInfo) and not draft.own_file:
                 send(protocol.Notice(f"the head of the model is not used: {error.args[0]}"))
                 draft, n_rs_seq = None, rollback(settings)

@@ -96,11 +96,11 @@ def test_a_head_inside_the_model(command: Command) -> None:
     assert (rows["layers"], rows["hidden size"]) == (["2", "2"], ["48", "reads", "48"])
     assert rows["params"] == ["0.142", "M", "0.075", "M"]
     assert "identical: the head is a part of the model" in result.out
-    assert "note: the head drafts up to 3 tokens at a time" in result.out
+    assert "each of its 3 layers drafts one token, the last one those after it too" in result.out
     found = check(command, str(path), "--json").json
     assert found.keys() == KEYS
     head = found["head"]
-    assert (head["kind"], head["in_target"], head["n_layer"], head["n_draft_max"]) == ("mtp", True, 3, 3)
+    assert (head["kind"], head["in_target"], head["n_layer"], head["n_chained"]) == ("mtp", True, 3, 3)
     assert head["weight_bytes"] > head["step_bytes"] > 0
 
 

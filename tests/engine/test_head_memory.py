@@ -22,7 +22,7 @@ import llama_cpp as lc
 
 log = lc.llama_log_callback(lambda level, text, data: sys.stdout.write(text.decode()))
 lc.llama_log_set(log, None)
-target_path, head_path, mtp, n_ctx, n_slots, n_rs_seq = *sys.argv[1:3], *map(int, sys.argv[3:])
+target_path, head_path, mtp, n_ctx, n_slots, n_rs_seq, n_contexts = *sys.argv[1:3], *map(int, sys.argv[3:])
 
 
 def load(path):
@@ -48,13 +48,15 @@ def open_context(model, other=None):
 
 target = load(target_path)
 head = target if head_path == target_path else load(head_path)
-open_context(head, open_context(target))
+context = open_context(target)
+for _ in range(n_contexts):
+    open_context(head, context)
 """
 
 
-def allocated(target: Path, head: Path, mtp: bool) -> list[dict[str, float]]:
-    """MiB of KV cache ("KV") and recurrent states ("RS") of the target's context and of the head's."""
-    numbers = [str(n) for n in (int(mtp), N_CTX, N_SLOTS, N_RS_SEQ)]
+def allocated(target: Path, head: Path, mtp: bool, n_contexts: int) -> list[dict[str, float]]:
+    """MiB of KV cache ("KV") and recurrent states ("RS") of the target's context and of all of the head's."""
+    numbers = [str(n) for n in (int(mtp), N_CTX, N_SLOTS, N_RS_SEQ, n_contexts)]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(target), str(head), *numbers],
         capture_output=True,
@@ -68,7 +70,8 @@ def allocated(target: Path, head: Path, mtp: bool) -> list[dict[str, float]]:
         for kind, size in re.findall(r"(KV|RS) buffer size = +([\d.]+) MiB", part):
             sums[kind] += float(size)
         found.append(sums)
-    return found
+    assert len(found) == 1 + n_contexts
+    return [found[0], {kind: sum(one[kind] for one in found[1:]) for kind in found[0]}]
 
 
 def planned(target: Header, head: Header) -> MemoryPlan:
@@ -96,9 +99,10 @@ CASES: dict[str, tuple[bool, Callable[[Path], tuple[Path, Path]]]] = {
 def test_caches_and_states_are_planned_as_llama_cpp_allocates_them(name: str, tmp_path: Path) -> None:
     mtp, build = CASES[name]
     target, head = build(tmp_path)
-    plan = planned(read_header(target), read_header(head))
+    plan, n_contexts = planned(read_header(target), read_header(head)), 3 if name == "step35" else 1
     assert plan.draft is not None
-    for usage, there in zip((plan.target, plan.draft), allocated(target, head, mtp), strict=True):
+    found = allocated(target, head, mtp, n_contexts)
+    for usage, there in zip((plan.target, plan.draft), found, strict=True):
         assert usage.kv / 2**20 == pytest.approx(there["KV"], abs=0.011)
         assert usage.state / 2**20 == pytest.approx(there["RS"], abs=0.011)
     assert plan.target.kv > 2**20

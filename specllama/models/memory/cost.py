@@ -77,21 +77,23 @@ class MemoryCosts:
     """Computes the memory of a model for any n_ctx and n_gpu_layers.
 
     n_above: blocks of its head, which llama.cpp counts among the layers that go to devices first. rows: bytes
-    of buffers for hidden states.
+    of buffers for hidden states. n_contexts: contexts with a cache and buffers each.
     """
 
     header: Header
     settings: CostSettings
     n_above: int = 0
     rows: int = 0
+    n_contexts: int = 1
 
     def usage(self, n_ctx: int, n_gpu_layers: int = 0) -> Usage:
         """The memory with `n_ctx` tokens of context and `n_gpu_layers` layers on devices, the last ones, as
         llama.cpp counts them (`n_offloaded_max`).
         """
         layers = [w + c for w, c in zip(self.layer_weights, self.layer_caches(n_ctx), strict=True)]
-        compute = self.compute(n_ctx)
+        compute = self.compute(n_ctx) * self.n_contexts
         outputs = reserved_outputs(self.settings.n_outputs_max) * self.header.n_vocab * _F32 + self.rows
+        outputs *= self.n_contexts
         fixed = _FIXED + _PER_TOKEN_TEXT * self.header.n_vocab
         n_gpu_layers = min(max(n_gpu_layers, 0), self.n_offloaded_max)
         n_gpu = max(n_gpu_layers - self.n_above, 0)
@@ -202,20 +204,20 @@ class MemoryCosts:
         return tuple(each if recurrent else 0 for recurrent in self.recurrent)
 
     def layer_caches(self, n_ctx: int) -> tuple[int, ...]:
-        """Bytes of each layer's KV cache and recurrent state; sliding windows are whole (swa_full)."""
+        """Bytes of each layer's KV caches and recurrent state; sliding windows are whole (swa_full)."""
         cells = -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
         k, v = self.settings.cache_type_k, self.settings.cache_type_v
         return tuple(
-            cells * (row_bytes(k, n_k) + row_bytes(v, n_v)) + state
+            self.n_contexts * cells * (row_bytes(k, n_k) + row_bytes(v, n_v)) + state
             for (n_k, n_v), state in zip(self.cache_widths, self.state_layers, strict=True)
         )
 
     def kv(self, n_ctx: int) -> int:
-        """Bytes of the KV cache."""
+        """Bytes of the KV caches."""
         return sum(self.layer_caches(n_ctx)) - sum(self.state_layers)
 
     def compute(self, n_ctx: int) -> int:
-        """Bytes of the compute buffer, an upper estimate: the widest point of a graph over n_ubatch tokens.
+        """Bytes of a compute buffer, an upper estimate: the widest point of a graph over n_ubatch tokens.
 
         That is the feed-forward part, attention (with n_ctx × n_head scores if flash attention is off) or the
         logits, together with the attention masks.

@@ -156,7 +156,10 @@ class _Planner:
         n_above = target.n_layer - self.target.n_layer
         self._target = MemoryCosts(self.target, settings.of_target(), n_above)
         rows = row_buffers(head, settings.n_batch) if head is not None else 0
-        self._draft = MemoryCosts(self.draft, settings.of_draft(), rows=rows) if self.draft else None
+        n = head.n_chained if head is not None else 1
+        self._draft = (
+            MemoryCosts(self.draft, settings.of_draft(), rows=rows, n_contexts=n) if self.draft else None
+        )
 
     def with_settings(self, settings: PlanSettings) -> _Planner:
         return _Planner(*self._given, settings)

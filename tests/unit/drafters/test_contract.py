@@ -101,6 +101,13 @@ class WithFeatures(Featured, HeadDrafter):
     pass
 
 
+def layered(n: int) -> HeadDrafter:
+    """A drafter whose head has `n` - 1 following ones."""
+    head = TableHead(N_VOCAB, 512, 2)
+    head.following = [TableHead(N_VOCAB, 512, 2) for _ in range(n - 1)]
+    return WithFeatures(head, N_VOCAB)
+
+
 class BlockWithFeatures(Featured, BlockDrafter):
     pass
 
@@ -115,6 +122,8 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "head": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2), N_VOCAB),
     "head, lagging": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2, lag=1), N_VOCAB),
     "head, no cache": lambda: WithFeatures(TableHead(N_VOCAB, 512, 2, reads_target=True), N_VOCAB),
+    "head, two layers": lambda: layered(2),
+    "head, four layers": lambda: layered(4),
     "block": lambda: BlockWithFeatures(Blocks(), N_VOCAB),
     "model, recurrent": lambda: ModelDrafter(TableContext(N_VOCAB, 512, 2, "checkpoint"), N_VOCAB),
 }

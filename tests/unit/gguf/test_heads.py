@@ -60,7 +60,7 @@ def test_a_model_with_a_head_of_its_own(name: str, tmp_path: Path) -> None:
     head, n_mtp = head_of(header), 3 if name == "step35" else 1
     assert (head.kind, head.own_file, head.n_layer) == (HeadKind.MTP, False, n_mtp)
     assert (head.n_layer_target, head.n_embd_target) == (header.n_layer - n_mtp, N_EMBD)
-    assert head.n_draft_max == (n_mtp if n_mtp > 1 else None)
+    assert (head.n_chained, head.n_draft_max) == (n_mtp, None)
     assert head.label == ("MTP, 3 layers" if n_mtp > 1 else "MTP, 1 layer")
     assert not is_head_file(header)
     assert not head.needs_target_context
