@@ -127,8 +127,10 @@ def rows_at(address: Any, n: int, width: int) -> NDArray[np.float32]:
 
 def head_context(model: LlamaModel, target: LlamaContext, n_ctx: int, mtp: bool) -> Any:
     """A llama_context for a head of the target. Raises ResourceError if memory runs out."""
-    params = context_params(model.settings, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
-    params.n_threads, params.n_threads_batch = target.n_threads, target.n_threads_batch
+    own, of_target = model.settings, target.model.settings
+    params = context_params(own, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
+    if (own.n_threads, own.n_threads_batch) == (of_target.n_threads, of_target.n_threads_batch):
+        params.n_threads, params.n_threads_batch = target.n_threads, target.n_threads_batch  # as tuned
     params.swa_full, params.ctx_other = True, target.handle
     if mtp:
         params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from specllama.drafters.head import HeadDrafter
 from specllama.llama.block_head import BlockContext
 from specllama.llama.context import LlamaContext
 from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
+from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.testing import TableMask
 from tests.support import tinygguf, tinyheads, tinymtp
@@ -210,6 +212,23 @@ def test_cells_whose_features_are_gone_are_left_out(pair, kind: str) -> None:
         engine.step()
     assert generation.output == plain(one, request(temperature=0.0, n=300))[0]
     assert generation.stats.drafted_by["head"] > 5
+
+
+def test_a_head_in_a_file_of_its_own_has_the_threads_of_its_settings(tmp_path: Path) -> None:
+    target, head = write_pair("eagle3", tmp_path, NOISE)
+    model = LlamaModel(settings(target))
+    context = LlamaContext(model, N_CTX, N_SLOTS)
+    context.set_threads(3, 4)
+    for given, expected in (({}, (3, 4)), ({"n_threads": 2, "n_threads_batch": 2}, (2, 2))):
+        own = LlamaModel(replace(settings(head), **given), is_head=True)
+        found = HeadContext(
+            own, context, N_CTX, mtp=False, n_features=3 * llama.llama_model_n_embd(own.handle)
+        )
+        assert (llama.llama_n_threads(found.handle), llama.llama_n_threads_batch(found.handle)) == expected
+        found.close()
+        own.close()
+    context.close()
+    model.close()
 
 
 def test_an_engine_without_the_head_goes_on_when_it_fails(pair, monkeypatch) -> None:
