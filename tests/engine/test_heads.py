@@ -34,7 +34,7 @@ from tests.support import tinygguf, tinyheads, tinymtp
 
 KINDS = ("mimo2", "qwen35", "step35", "gemma4", "eagle3", "dflash", "dspark")
 PERFECT = ("mimo2", "qwen35", "step35", "gemma4", "eagle3")  # where a head can be made that knows the target
-N_CTX, N_SLOTS, ROLLBACK = 512, 3, 8
+N_CTX, N_SLOTS, ROLLBACK = 512, 4, 8
 MTP = ("mimo2", "qwen35", "step35")
 LAST_ONLY = {
     **dict.fromkeys(("mimo2", "step35", "eagle3"), (0.0, 1.0)),

@@ -1,0 +1,141 @@
+"""Models with heads in the engine process: every request has the text of plain decoding, whatever ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specllama.client import protocol as m
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.store import Store
+from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.front import Front
+
+N_SLOTS, NOISE = 4, 0.2  # noise in what a head reads, so that it is right now and then
+LAST = (0.0, 1.0)
+Files = tuple[Path, Path]
+
+
+def inside(build: Callable[..., Path], adds: tuple[float, ...]) -> Callable[[Path], Files]:
+    def write(folder: Path) -> Files:
+        path = build(folder / "model.gguf", adds=adds, copied=True, head_noise=NOISE)
+        return path, path
+
+    return write
+
+
+def eagle3(folder: Path) -> Files:
+    target = tinygguf.llama(folder / "model.gguf", adds=LAST)
+    return target, tinyheads.eagle3(folder / "head.gguf", copy_of=target, head_noise=NOISE)
+
+
+def assistant(folder: Path) -> Files:
+    target = tinyheads.gemma4(folder / "model.gguf", adds=(0.0, 0.0))
+    return target, tinyheads.gemma4_assistant(folder / "head.gguf", copy_of=target, head_noise=NOISE)
+
+
+def blocks(folder: Path) -> Files:
+    return tinygguf.llama(folder / "model.gguf"), tinyheads.dflash(folder / "head.gguf")
+
+
+KINDS: dict[str, Callable[[Path], Files]] = {
+    "mimo2": inside(tinymtp.mimo2, LAST),
+    "qwen35": inside(tinymtp.qwen35, (0.0, 0.0, 0.0, 1.0)),
+    "step35": inside(tinymtp.step35, LAST),
+    "gemma4": assistant,
+    "eagle3": eagle3,
+    "dflash": blocks,
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A model with its head, three tokens drafted in each round."""
+    folder = tmp_path_factory.mktemp(request.param)
+    exact = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
+    target, draft = (
+        ModelSettings(path=str(path), n_ctx=1024, **exact)  # type: ignore[arg-type]
+        for path in KINDS[request.param](folder)
+    )
+    settings = LoadSettings(target=target, draft=draft, draft_max=3, memory=False, n_slots=N_SLOTS)
+    found = Front(settings, Store(folder / "store"))
+    assert isinstance(found.messages[-1], m.Ready), found.messages
+    assert found.messages[-1].info.head
+    yield found
+    found.close()
+
+
+@cache
+def asked(seed: int, temperature: float = 0.8, n: int = 60) -> dict[str, Any]:
+    params = {"max_tokens": n, "seed": seed, "temperature": temperature, "ignore_eos": True}
+    return {"prompt": f"{seed} once upon a time, in a land far away", "params": params}
+
+
+def drafted(front: Front) -> int:
+    """Tokens that the head drafted for the last request."""
+    done = next(message for message in reversed(front.messages) if isinstance(message, m.Done))
+    return done.stats.drafted_by.get("head", 0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_four_requests_at_once(front: Front, temperature: float) -> None:
+    requests = [asked(seed, temperature) for seed in range(N_SLOTS)]
+    plain = [front.ids(**one, speculate=False) for one in requests]
+    front.messages.clear()
+    for id_, one in enumerate(requests, 1):
+        front.core.handle(m.Generate(id_, **one))
+    while front.core.busy:
+        front.core.step()
+    items = [i for message in front.messages if isinstance(message, m.Tokens) for i in message.items]
+    assert [[t for i in items if i.id == id_ for t in i.ids] for id_ in range(1, N_SLOTS + 1)] == plain
+    done = [message for message in front.messages if isinstance(message, m.Done)]
+    assert sum(one.stats.drafted_by.get("head", 0) for one in done) > 20
+
+
+def test_a_stop_string_ends_the_same_text(front: Front) -> None:
+    plain = front.text(**asked(5), speculate=False)
+    starts = range(len(plain) // 2, len(plain) - 1)
+    stop = next(plain[i : i + 2] for i in starts if plain.index(plain[i : i + 2]) == i)
+    params = {**asked(5)["params"], "stop": [stop]}
+    expected = front.text(prompt=asked(5)["prompt"], params=params, speculate=False)
+    assert front.text(prompt=asked(5)["prompt"], params=params) == expected == plain[: plain.index(stop)]
+    assert drafted(front) > 3
+
+
+def test_a_grammar_allows_the_same_text(front: Front) -> None:
+    params = {**asked(6)["params"], "grammar": "root ::= [a-f0-9]{30} | [x-z]{20}"}
+    expected = front.text(prompt="hex", params=params, speculate=False)
+    assert front.text(prompt="hex", params=params) == expected
+    assert len(expected) in (20, 30)
+    assert drafted(front) > 3
+
+
+def test_a_conversation_goes_on_after_it_was_cancelled(front: Front) -> None:
+    one = asked(7, n=120)
+    whole = front.ids(**one, speculate=False)
+    front.messages.clear()
+    front.core.handle(m.Generate(1, **one))
+    for _ in range(12):
+        front.core.step()
+    front.core.handle(m.Cancel(1))
+    assert not front.core.busy
+    begun = [t for message in front.messages if isinstance(message, m.Tokens) for t in message.items[0].ids]
+    assert 0 < len(begun) < len(whole)
+    assert begun == whole[: len(begun)]
+    prompt = [*front.prompt_ids(**one), *begun[:-1]]
+    turn = {"ids": [*prompt, 40, 41, 42], "params": asked(8)["params"]}
+    front.ids(**turn)
+    reused, spoken = _reused(front), front.ids(**turn)
+    assert reused > len(prompt) - 8
+    assert spoken == front.ids(**turn, speculate=False)
+    assert front.ids(**one) == whole
+
+
+def _reused(front: Front) -> int:
+    done = front.messages[-1]
+    assert isinstance(done, m.Done)
+    return done.stats.n_reused
