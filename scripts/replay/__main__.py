@@ -266,7 +266,6 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
     """
     from specllama.config.load import LoadSettings, ModelSettings
     from specllama.config.store import Store
-    from specllama.worker.head import LoadedHead
     from specllama.worker.loader import load as load_pair
 
     n_ctx = arguments.ctx
@@ -277,7 +276,7 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
     with tempfile.TemporaryDirectory() as folder:
         notices: list[str] = []
         pair = load_pair(settings, partial(_add_notice, notices), Store(Path(folder)))
-    if pair.draft is None:
+    if pair.draft is None and (pair.head is None or pair.head.settings.path != draft.path):
         raise UsageError("; ".join(notices) or pair.off_reason)
     found: dict[str, list[dict[str, Any]]] = {}
     for workload, prompts in workload_prompts.items():
@@ -291,11 +290,11 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
                 params = SamplingParams(temperature=temperature)
                 n_max = min(arguments.n, room - 1)
                 text = write_text(pair.context, ids, n_max, pair.model.end_ids, params, arguments.seed)
-                if isinstance(pair.draft, LoadedHead):
+                if pair.draft is not None:
+                    trace = record(ids, text, pair.draft.context, params, arguments.seed)
+                else:
                     (head,) = pair.drafters
                     trace = record_head(ids, text, pair.context, head, params, arguments.seed)
-                else:
-                    trace = record(ids, text, pair.draft.context, params, arguments.seed)
                 name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
                 found.setdefault(name, []).append(trace.to_dict())
     Path(arguments.record).write_text(json.dumps(found, separators=(",", ":")))

@@ -54,15 +54,17 @@ def record(
 
 
 def draft_name(about: Mapping[str, Any]) -> str:
-    """The draft for people: "draft NAME QUANT", or the head; "" without one. about: as in `record`."""
+    """The draft for people: "draft NAME QUANT", the head, or both; "" without one. about: as in `record`."""
     draft, head = about["draft"], about.get("head", "")
     if draft is None:
         return ""
     name = f"{draft['name']} {draft['quant']}"
     if not head:
         return f"draft {name}"
-    inside = draft["path"] == about["target"]["path"]
-    return f"head of the model ({head})" if inside else f"head {name} ({head})"
+    own, alone = f"head of the model ({head})", draft["path"] == about["target"]["path"]
+    if about.get("head_in_target", alone):
+        return own if alone else f"{own} + draft {name}"
+    return f"head {name} ({head})"
 
 
 def _row(row: SummaryRow) -> dict[str, Any]:

@@ -24,16 +24,23 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
     ]
     if not parts and not info.draft:
         return f"speculation off: the only drafter is {', '.join(info.forced)}, and there is no grammar"
-    if info.draft:
-        draft = info.draft
-        if not info.head:
-            parts.insert(0, f"draft {printable(draft.name)} {draft.quant} (vocabulary {info.verdict})")
-        elif draft.path == info.target.path:
-            parts.insert(0, f"head of the model ({info.head})")
-        else:
-            parts.insert(0, f"head {printable(draft.name)} {draft.quant} ({info.head})")
     length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
-    return f"speculation on: {' + '.join(parts)}, length {length}"
+    return f"speculation on: {' + '.join([*_models(info), *parts])}, length {length}"
+
+
+def _models(info: LoadInfo) -> list[str]:
+    """The head and the draft model in words."""
+    draft, found = info.draft, list[str]()
+    if draft is None:
+        return found
+    name = f"{printable(draft.name)} {draft.quant}"
+    if info.head_in_target:
+        found.append(f"head of the model ({info.head})")
+    elif info.head:
+        found.append(f"head {name} ({info.head})")
+    if info.has_draft_model:
+        found.append(f"draft {name} (vocabulary {info.verdict})")
+    return found
 
 
 def lines(stats: RunStats, plain: PlainRate, off: str = "") -> list[str]:
@@ -127,6 +134,7 @@ def as_json(
         "redecided": stats.redecided,
         **models,
         "head": info.head,
+        "head_in_target": info.head_in_target,
         "speculation": "off" if off_reason else "on",
         "reason": off_reason,
     }

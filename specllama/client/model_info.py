@@ -69,19 +69,20 @@ class ModelInfo:
 class LoadInfo:
     """What was loaded.
 
-    draft: a draft model or the file with a trained head, which can be the target's own; None where neither is
-    used. head: kind and size of the head, "" without one. verdict: how the draft's vocabulary relates to the
-    target's. n_ctx, n_ctx_draft: tokens of all slots together. drafters: names as in LoadSettings; memory:
-    whether earlier requests are drafted from. draft_max: as asked for, longest_draft: what fits at most.
-    off_reason: why nothing drafts, "" where something does. n_ctx_train: tokens; file_bytes: of the target's
-    file. end_ids: tokens that end a generation. sampling: defaults of the program and of the model's file.
-    template: the source of the chat template, "" where there is none; template_works: whether it can be used.
-    priced, forced: the drafters that are a model, and those of what a grammar forces. call_format: name of
-    the format in which the model writes tool calls; call_tokens: its texts that are control tokens;
-    template_tools, template_reasons: whether the chat template itself shows tools, and whether it knows
-    reasoning. architecture, n_layer: of the target's file. infill: whether the vocabulary has tokens for
-    filling a gap. host_bytes, device_bytes: memory of both models by the plan. gpus: the GPUs of the build,
-    with the memory that is free after the load.
+    draft: a draft model, without one the file with a trained head, which can be the target's own; None where
+    neither is used. head: kind and size of the head, "" without one; head_in_target: whether it is a part of
+    the target, and drafts together with a draft model if there is one. verdict: how the draft's vocabulary
+    relates to the target's. n_ctx, n_ctx_draft: tokens of all slots together. drafters: names as in
+    LoadSettings; memory: whether earlier requests are drafted from. draft_max: as asked for, longest_draft:
+    what fits at most. off_reason: why nothing drafts, "" where something does. n_ctx_train: tokens;
+    file_bytes: of the target's file. end_ids: tokens that end a generation. sampling: defaults of the program
+    and of the model's file. template: the source of the chat template, "" where there is none;
+    template_works: whether it can be used. priced, forced: the drafters that are a model, and those of what a
+    grammar forces. call_format: name of the format in which the model writes tool calls; call_tokens: its
+    texts that are control tokens; template_tools, template_reasons: whether the chat template itself shows
+    tools, and whether it knows reasoning. architecture, n_layer: of the target's file. infill: whether the
+    vocabulary has tokens for filling a gap. host_bytes, device_bytes: memory of all models by the plan. gpus:
+    the GPUs of the build, with the memory that is free after the load.
     """
 
     target: ModelInfo
@@ -108,6 +109,7 @@ class LoadInfo:
     bos_token: str
     eos_token: str
     head: str = ""
+    head_in_target: bool = False
     priced: tuple[str, ...] = ()
     forced: tuple[str, ...] = ()
     call_format: str = ""
@@ -126,6 +128,13 @@ class LoadInfo:
         """The share of the target's layers that is on GPUs."""
         on_gpu = self.target.n_gpu_layers
         return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.n_layer + 1))
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether `draft` is a model, and not a head."""
+        if self.draft is None or not self.head:
+            return self.draft is not None
+        return self.head_in_target and self.draft.path != self.target.path
 
     def answer_reader(self, tools: Tools | None) -> CallReader | None:
         """What reads calls of these tools, and channels, in a chat's answer; None where all of it is text."""

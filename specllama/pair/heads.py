@@ -21,7 +21,7 @@ from specllama.gguf.architectures import (
 )
 from specllama.gguf.head import HeadInfo, HeadKind
 from specllama.gguf.header import Header
-from specllama.gguf.heads import is_head_file, read_head
+from specllama.gguf.heads import is_head_file, read_head, unusable_head
 from specllama.pair.check import PairVerdict, check_pair
 
 COSTLY_STEP = (
@@ -53,6 +53,18 @@ def check_any(target: Header, draft: Header) -> PairVerdict | HeadVerdict:
     """
     head = read_head(draft) if is_head_file(draft) else None
     return check_pair(target, draft) if head is None else check_head(target, head)
+
+
+def own_head(target: Header) -> tuple[HeadVerdict | None, str]:
+    """(the verdict on the head inside a target, ""), or (None, why it cannot be used, "" if there is none).
+
+    The header must have passed `check_model`.
+    """
+    head = read_head(target)
+    if head is None or head.own_file:
+        return None, unusable_head(target)
+    verdict = check_head(target, head)
+    return (verdict, "") if verdict.ok else (None, verdict.reason)
 
 
 def check_head(target: Header, head: HeadInfo) -> HeadVerdict:

@@ -10,33 +10,36 @@ from specllama.errors import NotFoundError, ResourceError
 from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.heads import read_head, unusable_head
+from specllama.gguf.heads import is_head_file
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
+from specllama.pair.heads import own_head
 from specllama.server.memory import FreeMemory, Resident
 
 
 @dataclass(frozen=True)
 class Newcomer:
     """A model that shall be loaded: its settings, with paths, and the headers of its files. draft: a model,
-    the file of a head, or the head inside the target.
+    the file of a head, or the head inside the target. head: the latter, next to a draft model.
     """
 
     settings: LoadSettings
     target: Header
     draft: Header | HeadInfo | None
+    head: HeadInfo | None = None
 
     def plan(self, free: FreeMemory) -> MemoryPlan:
         """The plan; without the target's own head if there is no memory for it. Raises ResourceError."""
         gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
         try:
-            return plan_load(self.settings, self.target, self.draft, free.host, gpus)
+            return plan_load(self.settings, self.target, self.draft, free.host, gpus, head=self.head)
         except ResourceError:
-            if not isinstance(self.draft, HeadInfo):
+            if self.head is None and not isinstance(self.draft, HeadInfo):
                 raise
-            return plan_load(self.settings, self.target, None, free.host, gpus)
+            draft = None if isinstance(self.draft, HeadInfo) else self.draft
+            return plan_load(self.settings, self.target, draft, free.host, gpus)
 
 
 def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
@@ -52,11 +55,13 @@ def newcomer(settings: LoadSettings, library: Library | None) -> Newcomer:
     check_model(target)
     if found.draft is None:
         return Newcomer(found, target, None)
-    if found.draft.path == found.target.path and (read_head(target) or unusable_head(target)):
-        return Newcomer(found, target, read_head(target))
+    verdict, reason = own_head(target)
+    head = verdict.head if verdict is not None else None
+    if found.draft.path == found.target.path and (head or reason):
+        return Newcomer(found, target, head)
     draft = read_model(found.draft.path)
     check_draft(draft)
-    return Newcomer(found, target, draft)
+    return Newcomer(found, target, draft, None if is_head_file(draft) else head)
 
 
 def must_leave(
@@ -81,11 +86,13 @@ def must_leave(
 
 
 def _equally_good(plan: MemoryPlan, alone: MemoryPlan) -> bool:
-    return (plan.n_ctx, plan.target.n_gpu_layers, plan.draft and plan.draft.n_gpu_layers) == (
-        alone.n_ctx,
-        alone.target.n_gpu_layers,
-        alone.draft and alone.draft.n_gpu_layers,
-    )
+    return _chosen(plan) == _chosen(alone)
+
+
+def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None]]:
+    """The context, and the layers on GPUs of the target, the draft and the target's head next to it."""
+    used = (plan.target, plan.draft, plan.head)
+    return plan.n_ctx, [usage.n_gpu_layers if usage is not None else None for usage in used]
 
 
 def _fewest(candidates: Sequence[Resident], fits: Callable[[Sequence[Resident]], bool]) -> list[Resident]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,9 @@ def open_head(
     Raises IntegrityError, ResourceError and UsageError for a file of the head that cannot be loaded.
     """
     assert settings.draft is not None
-    assert plan.draft is not None
+    planned = plan.head or plan.draft
+    assert planned is not None
+    own = settings.draft if head.own_file else replace(settings.draft, path=settings.target.path)
     problem = unsupported()
     is_block = head.kind in (HeadKind.DFLASH, HeadKind.DSPARK)
     if not problem and is_block and head.mask_id is None:
@@ -77,7 +79,7 @@ def open_head(
         problem = "it chooses tokens with a selector (DFlash 2), which specllama does not drive"
     if problem:
         return None, _left_out(problem, send)
-    fitted, model = fitted_to(settings.draft, plan.draft.n_gpu_layers), None
+    fitted, model = fitted_to(own, planned.n_gpu_layers), None
     if head.own_file:
         read_d2t(head)
         is_mtp = head.kind in (HeadKind.MTP, HeadKind.GEMMA4_ASSISTANT)

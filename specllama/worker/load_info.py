@@ -22,7 +22,6 @@ from specllama.llama.library import KERNELS, build_info
 from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present
-from specllama.worker.head import LoadedHead
 from specllama.worker.loader import Loaded
 from specllama.worker.rpc.attach import placement_notes
 from specllama.worker.tool_calls import ToolCalls
@@ -41,20 +40,18 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
     """The description of a load. notes: further notes, added to those about the settings and the pair. calls:
     how the model calls tools.
     """
-    s, header, model, context, draft = (
-        loaded.settings,
-        loaded.header,
-        loaded.model,
-        loaded.context,
-        loaded.draft,
-    )
+    s, header, model, context = loaded.settings, loaded.header, loaded.model, loaded.context
+    head, verdicts, plan = loaded.head, loaded.verdicts, loaded.plan
+    draft = loaded.draft or head
+    planned = plan.draft if loaded.draft else plan.head or plan.draft
     return LoadInfo(
-        target=model_info(s.target.path, header, loaded.plan.target.n_gpu_layers),
-        draft=model_info(draft.settings.path, draft.header, loaded.plan.draft.n_gpu_layers)
-        if draft and loaded.plan.draft
+        target=model_info(s.target.path, header, plan.target.n_gpu_layers),
+        draft=model_info(draft.settings.path, draft.header, planned.n_gpu_layers)
+        if draft and planned
         else None,
-        head=draft.head.label if isinstance(draft, LoadedHead) else "",
-        verdict=loaded.verdict.verdict if loaded.verdict else None,
+        head=head.head.label if head else "",
+        head_in_target=head is not None and not head.head.own_file,
+        verdict=verdicts[0 if loaded.draft else -1].verdict if verdicts else None,
         n_ctx=context.n_ctx,
         n_ctx_draft=draft.context.n_ctx if draft else 0,
         n_vocab=model.n_vocab,
@@ -66,14 +63,10 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         draft_max=s.draft_max,
         longest_draft=loaded.longest_draft,
         notes=(
-            *placement_notes(s, loaded.plan.target.n_gpu_layers, header.n_layer),
+            *placement_notes(s, plan.target.n_gpu_layers, header.n_layer),
             *_settings_notes(s, context),
-            *(
-                note
-                for note in (loaded.verdict.notes if loaded.verdict else ())
-                if note.severity == "warning"
-            ),
-            *map(Note, loaded.plan.warnings),
+            *(note for verdict in verdicts for note in verdict.notes if note.severity == "warning"),
+            *map(Note, plan.warnings),
             *notes,
         ),
         off_reason=loaded.off_reason,
@@ -94,8 +87,8 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         template_tools=calls.abilities.tools,
         template_reasons=calls.reasons,
         infill=not fim_tokens(model).missing,
-        host_bytes=loaded.plan.host,
-        device_bytes=loaded.plan.device,
+        host_bytes=plan.host,
+        device_bytes=plan.device,
         gpus=tuple(found for found in _devices() if found.gpu),
     )
 

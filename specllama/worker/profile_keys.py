@@ -46,8 +46,11 @@ def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[
     }
 
 
-def pair_key(draft: Mapping[str, Any] | None, drafters: Sequence[Drafter]) -> dict[str, Any]:
-    """The key of a pair: the draft's model_key and the drafters. The request history is not part of it, since
-    it has an acceptance table of its own.
+def pair_key(
+    draft: Mapping[str, Any] | None, head: Mapping[str, Any] | None, drafters: Sequence[Drafter]
+) -> dict[str, Any]:
+    """The key of a pair: the keys of the draft model and of the head, and the drafters. The request history
+    is not part of it, since it has an acceptance table of its own.
     """
-    return {"draft": draft, "drafters": words_of(drafters)}
+    second = {"head": head} if draft is not None and head is not None else {}
+    return {"draft": head if draft is None else draft, **second, "drafters": words_of(drafters)}

@@ -168,6 +168,25 @@ def test_the_verdict_is_honest(page: Page) -> None:
     ]
 
 
+def test_names_of_heads_and_draft_models(page: Page) -> None:
+    found = page.driver.execute_async_script("""
+        const [done] = arguments;
+        const props = (file, head, inside) => ({model_path: "/big", draft_model_path: file, speculation:
+            {draft: file && {name: file.slice(1), quant: "Q8_0"}, head, head_in_target: inside,
+             vocabulary: "identical", drafters: ["copy", "model"], draft_max: 4}});
+        import('/page/panel.js').then(({draftNames, inWords}) => done([
+            draftNames(props(null, "", false)), draftNames(props("/small", "", false), "!"),
+            draftNames(props("/eagle", "EAGLE-3", false), "!"), draftNames(props("/big", "MTP", true), "!"),
+            draftNames(props("/small", "MTP", true), "!"), inWords(props("/small", "MTP", true), true),
+        ]));
+    """)
+    own = "head of the model (MTP)"
+    assert found == [
+        [], ["draft small Q8_0!"], ["head eagle Q8_0 (EAGLE-3)"], [own], [own, "draft small Q8_0!"],
+        f"On: copy + {own} + draft small Q8_0, at most 4 tokens a round.",
+    ]  # fmt: skip
+
+
 def test_status(page: Page) -> None:
     page.ask("What does shutil.copytree do?", max_tokens=8)
     page.press("Status")

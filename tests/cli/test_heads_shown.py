@@ -54,3 +54,50 @@ def test_a_bench(command: Command, pair: tuple[tuple[str, ...], str, str]) -> No
     cell = as_json.json["total"]["configurations"]["2"]
     assert cell["drafted_by"]["head"] > 10
     assert len(cell["accept_by_source"]["head"]) == 2
+
+
+def test_a_head_and_a_draft_model(command: Command) -> None:
+    tinymtp.mimo2(command.home / "big.gguf", adds=LAST, copied=True)
+    tinymtp.mimo2(command.home / "small.gguf", adds=LAST, part="trunk")
+    given = ("-m", "big.gguf", "-md", "small.gguf", *ARGS)
+    names = "head of the model (MTP, 1 layer) + draft tiny-mimo2 F32"
+    run = ("run", *given, "-p", "once upon a time", "-n", "60", *PLAIN)
+    shown, as_json, plain, off = command.many(
+        run, (*run, "--json"), (*run, "--draft-max", "0"), (*run, "--drafters", "copy"), timeout=120
+    )
+    assert [one.code for one in (shown, as_json, plain, off)] == [0] * 4, shown.err + as_json.err
+    assert f"speculation on: {names} (vocabulary identical) + copy, length auto" in shown.err
+    found = as_json.json
+    assert (found["head"], found["head_in_target"]) == ("MTP, 1 layer", True)
+    assert Path(found["draft"]["path"]).name == "small.gguf"
+    assert shown.out == plain.out == off.out
+    assert "speculation on: copy, length auto" in off.err
+    few = ("--workloads", "json", "-n", "16", "--runs", "1", "--k", "2", "--temp", "0")
+    bench = command("bench", *given, *few, "--report", "report.html", timeout=120)
+    as_json = command("bench", *given, *few, "--json", timeout=120)
+    assert bench.code == as_json.code == 0, bench.err + as_json.err
+    assert names in " ".join(bench.out.split())
+    assert names in unescape((command.home / "report.html").read_text())
+    assert (as_json.json["head"], as_json.json["head_in_target"]) == ("MTP, 1 layer", True)
+
+
+def test_files_that_do_not_fit(command: Command) -> None:
+    """A draft model that does not fit is an error, whatever the target has; a damaged target is one too."""
+    tinymtp.mimo2(command.home / "big.gguf")
+    tinymtp.qwen35(command.home / "damaged.gguf", part="promise")
+    tinymtp.mimo2(command.home / "promise.gguf", part="promise")
+    tinygguf.llama(command.home / "small.gguf")
+    tinygguf.llama(command.home / "other.gguf", n_vocab=500)
+    runs = (("big", "other"), ("damaged", "small"), ("promise", "small"))
+    found = command.many(
+        *(("run", "-m", f"{a}.gguf", "-md", f"{b}.gguf", *ARGS, "-p", "zip", "-n", "4") for a, b in runs),
+        timeout=120,
+    )
+    assert [one.code for one in found] == [7, 6, 0]
+    assert "target and draft do not fit together" in found[0].err
+    assert "the header promises 1 MTP layer, which the file does not have" in found[1].err
+    reason = (
+        "the head of the model is not used: the header promises 1 MTP layer, which the file does not have"
+    )
+    assert " ".join(found[2].err.split()).count(reason) == 1
+    assert "speculation on: draft tiny-llama F32 (vocabulary identical) + copy" in found[2].err

@@ -70,6 +70,6 @@ class Front:
     def close(self) -> None:
         loaded = self.core.loaded
         if loaded is not None:
-            for one in (loaded.draft, loaded.context, loaded.model):
+            for one in (loaded.draft, loaded.head, loaded.context, loaded.model):
                 if one is not None:
                     one.close()

@@ -41,5 +41,5 @@ def test_layers_are_left_out_before_the_head_is(
 
 
 def _n_contexts(loaded: Loaded) -> int:
-    assert isinstance(loaded.draft, LoadedHead)
-    return 1 + len(loaded.draft.context.following)
+    assert isinstance(loaded.head, LoadedHead)
+    return 1 + len(loaded.head.context.following)

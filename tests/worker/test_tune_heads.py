@@ -109,11 +109,11 @@ def test_a_head_in_a_file_of_its_own_is_tried(
     else:
         assert found.forecast.acceptance > 0.9
     assert one.core.loaded is not None
-    assert one.core.loaded.draft is None
+    assert one.core.loaded.draft is one.core.loaded.head is None
     assert one.core.loaded.context.features is None
     run = front(target, run=head).core.loaded
     assert run is not None
-    assert isinstance(run.draft, LoadedHead)
+    assert isinstance(run.head, LoadedHead)
     assert run.profile.planner is not None
     learnt = run.profile.planner.learnt
     assert learnt.steps.predict(1, 1.0) == pytest.approx(found.step)

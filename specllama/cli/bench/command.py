@@ -177,6 +177,7 @@ def _about(plan: BenchPlan, results: BenchResults, exact: bool) -> dict[str, Any
         "target": asdict(info.target),
         "draft": asdict(info.draft) if info.draft else None,
         "head": info.head,
+        "head_in_target": info.head_in_target,
         "drafters": _drafters(info),
         "n_ctx": info.n_ctx,
         "load_ms": 1000 * info.load_seconds,

@@ -16,7 +16,7 @@ from specllama.errors import IncompatiblePairError, UsageError
 from specllama.gguf.check import check_draft, check_model
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.heads import read_head, unusable_head
-from specllama.pair.heads import check_any, check_head
+from specllama.pair.heads import check_any, own_head
 
 # tune sets these itself: it measures with all drafters, at all lengths.
 _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
@@ -114,8 +114,4 @@ def _unusable(target: str, drafts: Sequence[str]) -> dict[str, str]:
 
 def _head_problem(target: Header) -> str:
     """Why the head inside the target cannot be used, "" if it can."""
-    head = read_head(target)
-    if head is None:
-        return unusable_head(target)
-    verdict = check_head(target, head)
-    return "" if verdict.ok else verdict.reason
+    return own_head(target)[1]

@@ -59,9 +59,11 @@ def plan_load(
     devices: Sequence[DeviceMemory],
     n_outputs: int | None = None,
     n_rs_seq: int | None = None,
+    head: HeadInfo | None = None,
 ) -> MemoryPlan:
-    """The plan of a load. draft: as in `plan_memory`. available: bytes of host memory. devices: all GPUs of
-    the build. n_outputs, n_rs_seq: instead of what the settings ask for. Raises what `plan_memory` raises.
+    """The plan of a load. draft, head: as in `plan_memory`. available: bytes of host memory. devices: all
+    GPUs of the build. n_outputs, n_rs_seq: instead of what the settings ask for. Raises what `plan_memory`
+    raises.
     """
     t, d = settings.target, settings.draft or settings.target
     return plan_memory(
@@ -86,6 +88,7 @@ def plan_load(
             devices=_used(t, devices),
             devices_draft=_used(d, devices),
         ),
+        head,
     )
 
 

@@ -88,8 +88,9 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of both models. available, host, device: bytes. device_room: free bytes of the target's
-    devices; draft_room: free bytes of the draft's devices next to the target.
+    """The memory of all models. available, host, device: bytes. device_room: free bytes of the target's
+    devices; draft_room: free bytes of the draft's devices next to the target. head: of the target's own head
+    where a draft model drafts too; alone it is `draft`.
     """
 
     target: Usage
@@ -100,6 +101,7 @@ class MemoryPlan:
     device_room: int
     draft_room: int
     warnings: tuple[str, ...] = ()
+    head: Usage | None = None
 
     @property
     def n_ctx(self) -> int:
@@ -118,18 +120,25 @@ class MemoryPlan:
     @property
     def fits_devices(self) -> bool:
         of_draft = self.draft.device if self.draft else 0
-        return self.target.device <= self.device_room and of_draft <= self.draft_room
+        return self.on_device <= self.device_room and of_draft <= self.draft_room
+
+    @property
+    def on_device(self) -> int:
+        """Bytes on the target's devices of the target, and of its own head next to a draft model."""
+        return self.target.device + (self.head.device if self.head else 0)
 
 
-def plan_memory(target: Header, draft: Header | HeadInfo | None, settings: PlanSettings) -> MemoryPlan:
+def plan_memory(
+    target: Header, draft: Header | HeadInfo | None, settings: PlanSettings, head: HeadInfo | None = None
+) -> MemoryPlan:
     """Choose context and layers, and check that everything fits.
 
     draft: a model, the file of a head, or a head, such as the target's own, which is not loaded otherwise.
-    The headers must have passed `check_model` and `check_draft`. Raises ResourceError with needed and
-    available GB and settings that would fit, UsageError for a cache type whose blocks do not divide the head
-    size.
+    head: the target's own, next to a draft model. The headers must have passed `check_model` and
+    `check_draft`. Raises ResourceError with needed and available GB and settings that would fit, UsageError
+    for a cache type whose blocks do not divide the head size.
     """
-    planner = _Planner(target, as_head(draft) if draft is not None else None, settings)
+    planner = _Planner(target, as_head(draft) if draft is not None else None, settings, head)
     _check_cache_types(planner.target, settings.of_target())
     if planner.draft:
         _check_cache_types(planner.draft, settings.of_draft())
@@ -147,22 +156,34 @@ def plan_memory(target: Header, draft: Header | HeadInfo | None, settings: PlanS
 class _Planner:
     """One combination of models and settings, whose plans may fit or not."""
 
-    def __init__(self, target: Header, draft: Header | HeadInfo | None, settings: PlanSettings) -> None:
-        self._given = target, draft
+    def __init__(
+        self,
+        target: Header,
+        draft: Header | HeadInfo | None,
+        settings: PlanSettings,
+        second: HeadInfo | None = None,
+    ) -> None:
+        self._given = target, draft, second
         self.target, self.settings = without_head(target), settings
         head = draft if isinstance(draft, HeadInfo) else None
         self.draft = head_alone(draft) if isinstance(draft, HeadInfo) else draft
         self.inside = head is not None and not head.own_file
         n_above = target.n_layer - self.target.n_layer
         self._target = MemoryCosts(self.target, settings.of_target(), n_above)
-        rows = row_buffers(head, settings.n_batch) if head is not None else 0
-        n = head.n_chained if head is not None else 1
-        self._draft = (
-            MemoryCosts(self.draft, settings.of_draft(), rows=rows, n_contexts=n) if self.draft else None
-        )
+        # A head inside the target has the types of the target's cache.
+        of_draft = settings.of_target() if self.inside else settings.of_draft()
+        self._draft = _costs(self.draft, head, of_draft) if self.draft else None
+        self.head = head_alone(second) if second is not None else None
+        self._head = _costs(self.head, second, settings.of_target()) if self.head else None
+
+    @property
+    def headers(self) -> list[Header]:
+        """Of the target, the draft and the target's own head next to it."""
+        return [self.target, *(h for h in (self.draft, self.head) if h is not None)]
 
     def with_settings(self, settings: PlanSettings) -> _Planner:
-        return _Planner(*self._given, settings)
+        target, draft, second = self._given
+        return _Planner(target, draft, settings, second)
 
     def without_draft(self) -> _Planner:
         return _Planner(self._given[0], None, self.settings)
@@ -172,19 +193,24 @@ class _Planner:
         room = _room(s.devices)
         target = _offloaded(self._target, n_ctx, s.n_gpu_layers if s.devices else 0, room)
         usages, draft_room = [(target, s.devices)], 0
+        head, draft = None, None
+        if self._head:
+            layers = -1 if target.n_gpu_layers else 0
+            head = _offloaded(self._head, s.n_ctx_draft or n_ctx, layers, room)
+            usages.append((head, s.devices))
         if self._draft:
             own = s.devices if s.devices_draft is None or self.inside else s.devices_draft
-            draft_room = _room(own) - _part(target.device, s.devices, own)
+            draft_room = _room(own) - sum(_part(used.device, s.devices, own) for used, _ in usages)
             n_gpu_layers = s.n_gpu_layers_draft if own else 0
             if self.inside:  # its blocks go where the last layers of the model go
                 n_gpu_layers = -1 if target.n_gpu_layers else 0
-            usages.append((_offloaded(self._draft, s.n_ctx_draft or n_ctx, n_gpu_layers, draft_room), own))
+            draft = _offloaded(self._draft, s.n_ctx_draft or n_ctx, n_gpu_layers, draft_room)
+            usages.append((draft, own))
         device = sum(usage.device for usage, _ in usages)
         host = sum(usage.host for usage, _ in usages)
         for usage, devices in usages:
             host += _part(usage.device, devices, [d for d in devices if d.unified])
-        draft = usages[1][0] if len(usages) > 1 else None
-        return MemoryPlan(target, draft, s.available, host, device, room, draft_room)
+        return MemoryPlan(target, draft, s.available, host, device, room, draft_room, head=head)
 
     def largest_fitting(self, most: int) -> int | None:
         """The largest n_ctx up to `most` that fits, by bisection in steps of 256 from 512; or None."""
@@ -194,6 +220,13 @@ class _Planner:
         steps = range(least, most, N_CTX_PAD)
         n_fitting = bisect_left(steps, True, key=lambda n_ctx: not self.plan(n_ctx).fits)
         return steps[n_fitting - 1] if n_fitting else None
+
+
+def _costs(draft: Header, head: HeadInfo | None, load: CostSettings) -> MemoryCosts:
+    """Of a draft model, or of the parts of a head."""
+    if head is None:
+        return MemoryCosts(draft, load)
+    return MemoryCosts(draft, load, rows=row_buffers(head, load.n_batch), n_contexts=head.n_chained)
 
 
 def _room(devices: Iterable[DeviceMemory]) -> int:
@@ -252,20 +285,21 @@ def _warnings(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
 
 
 def _refusal(planner: _Planner, plan: MemoryPlan) -> ResourceError:
-    if plan.target.device > plan.device_room:
-        needed, there, where = plan.target.device, plan.device_room, "on the devices"
+    if plan.on_device > plan.device_room:
+        needed, there, where = plan.on_device, plan.device_room, "on the devices"
     elif plan.draft and plan.draft.device > plan.draft_room:
         needed, there, where = plan.draft.device, plan.draft_room, "on the draft's devices"
     else:
         needed, there, where = plan.host, plan.available, "of memory"
-    usages = [plan.target, *([plan.draft] if plan.draft else [])]
+    usages = [usage for usage in (plan.target, plan.draft, plan.head) if usage is not None]
     parts = {
         "weights": sum(u.weights for u in usages),
         "KV cache": sum(u.kv + u.state for u in usages),
         "buffers": sum(u.compute + u.outputs + u.fixed for u in usages),
     }
     detail = ", ".join(f"{name} {_gigabytes(n)}" for name, n in parts.items())
-    models = planner.target.name + (f" and {planner.draft.name}" if planner.draft else "")
+    *others, last = [header.name for header in planner.headers]
+    models = f"{', '.join(others)} and {last}" if others else last
     message = (
         f"not enough memory for {models} with n_ctx {plan.n_ctx}: "
         f"{_gigabytes(needed)} GB {where} needed ({detail}), {_gigabytes(there)} GB available"
@@ -322,7 +356,7 @@ def _smaller_n_ctx(variant: _Planner, plan: MemoryPlan) -> int | None:
 
 def _quantised(planner: _Planner) -> _Planner | None:
     """One with Q8_0 caches; None if they would not help or their blocks do not divide the head size."""
-    headers = [planner.target, *([planner.draft] if planner.draft else [])]
+    headers = planner.headers
     wide = {"f32", "f16", "bf16"} & {planner.settings.cache_type_k, planner.settings.cache_type_v}
     sizes = [size for h in headers for pair in MemoryCosts(h, CostSettings()).head_sizes for size in pair]
     if not wide or not any(sizes) or any(size % 32 for size in sizes) or planner.settings.flash_attn == "off":

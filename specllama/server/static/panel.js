@@ -79,12 +79,15 @@ export class Panel {
   }
 }
 
-/** The draft model, or the head, by name; "" without one. */
-export function draftName({ speculation: { draft, head }, model_path: target, draft_model_path: file }) {
-  if (!draft) return "";
-  if (head && file === target) return `head of the model (${head})`;
+/** The head and the draft model by name, as many as there are; `more` follows the name of the draft model. */
+export function draftNames({ speculation, model_path: target, draft_model_path: file }, more = "") {
+  const { draft, head, head_in_target: inside } = speculation;
+  if (!draft) return [];
   const name = `${draft.name}${draft.quant ? ` ${draft.quant}` : ""}`;
-  return head ? `head ${name} (${head})` : `draft ${name}`;
+  if (head && !inside) return [`head ${name} (${head})`];
+  const names = head ? [`head of the model (${head})`] : [];
+  if (!head || file !== target) names.push(`draft ${name}${more}`);
+  return names;
 }
 
 /** Why speculation is on or off, as a sentence. */
@@ -92,8 +95,8 @@ export function inWords(props, speculate) {
   const { reason, drafters, draft_max: max } = props.speculation;
   if (!speculate) return "Off, because you switched it off. The text is the same, token for token.";
   if (reason) return `Off: ${reason}.`.replace("..", ".");
-  const named = draftName(props);
-  const parts = drafters.map((word) => (word === "model" && named ? named : word));
+  const named = draftNames(props);
+  const parts = drafters.flatMap((word) => (word === "model" && named.length ? named : word));
   const length = max ? `at most ${max} tokens a round` : "as many tokens a round as pay on this machine";
   return `On: ${parts.join(" + ")}, ${length}.`;
 }

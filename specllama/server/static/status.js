@@ -3,7 +3,7 @@
 import { json, request } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { bytes, element, numeral, percent } from "./dom.js";
-import { draftName, inWords } from "./panel.js";
+import { draftNames, inWords } from "./panel.js";
 
 const EVERY = 2000; // milliseconds between two looks
 
@@ -79,10 +79,9 @@ function shown({ props, slots, metrics }, session) {
 const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
 function drafters(props) {
-  const { draft, head, drafters: words, vocabulary, memory: remembers } = props.speculation;
-  const names = words.filter((word) => word !== "model");
-  const parts = draft ? [`${draftName(props)}${vocabulary && !head ? ` (vocabulary ${vocabulary})` : ""}`] : [];
-  parts.push(...names);
+  const { drafters: words, vocabulary, memory: remembers } = props.speculation;
+  const names = draftNames(props, vocabulary ? ` (vocabulary ${vocabulary})` : "");
+  const parts = [...names, ...words.filter((word) => word !== "model")];
   if (remembers) parts.push("memory of earlier answers");
   return parts.join(", ") || "none";
 }

@@ -138,7 +138,10 @@ class DraftTrial:
         self, draft: LoadedDraft | LoadedHead, drafter: Drafter, times: Times, steps: StepCosts
     ) -> None:
         """Store the times of steps under the key that a run with this pair reads."""
-        self.loaded.profile.store_steps(pair_key(draft.key, [*self.loaded.drafters, drafter]), steps.curve)
+        head = draft.key if isinstance(draft, LoadedHead) else None
+        model = draft.key if isinstance(draft, LoadedDraft) else None
+        pair = pair_key(model, head, [*self.loaded.drafters, drafter])
+        self.loaded.profile.store_steps(pair, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)
 

@@ -72,7 +72,7 @@ def begin(
     send: Callable[[protocol.Message], None],
 ) -> Tuner:
     """Start tuning. engine: None if it is busy. Raises EngineError then, and if a draft is loaded."""
-    if engine is None or loaded is None or loaded.draft is not None:
+    if engine is None or loaded is None or loaded.draft is not None or loaded.head is not None:
         raise EngineError("only an idle engine without a draft can be tuned")
     return Tuner(order, engine, loaded, ids_of, send)
 

@@ -15,7 +15,7 @@ from specllama.gguf.parse import TensorInfo
 from specllama.server.memory import FreeGpu, FreeMemory, Resident
 from specllama.server.placement import Newcomer, must_leave
 from specllama.server.placement import newcomer as newcomer_of
-from tests.support import tinymtp
+from tests.support import tinygguf, tinymtp
 
 GB = 10**9
 
@@ -124,3 +124,29 @@ def test_a_model_with_a_head_of_its_own_needs_memory_for_both_or_goes_without(tm
     assert alone.draft is None
     with pytest.raises(ResourceError):
         found.plan(FreeMemory(alone.host - 1000))
+
+
+def test_a_head_next_to_a_draft_model_is_left_out_first(tmp_path: Path) -> None:
+    path, small = tinymtp.mimo2(tmp_path / "m.gguf"), tinygguf.llama(tmp_path / "d.gguf")
+    settings = LoadSettings(
+        target=ModelSettings(path=str(path), n_ctx=4096), draft=ModelSettings(path=str(small))
+    )
+    found = newcomer_of(settings, None)
+    assert isinstance(found.draft, Header)
+    assert found.head is not None
+    all_three = found.plan(FreeMemory(GB))
+    assert all_three.head is not None
+    less = found.plan(FreeMemory(all_three.host - 1))
+    assert (less.head, less.draft) == (None, all_three.draft)
+    with pytest.raises(ResourceError):
+        found.plan(FreeMemory(less.host - 1))
+    there = [Resident("a", False, 1.0, GB)]
+    assert must_leave(found, there, FreeMemory(all_three.host)) == []
+    assert must_leave(found, there, FreeMemory(all_three.host - 1)) == there
+
+
+def test_a_head_in_a_file_of_its_own_replaces_the_one_inside(tmp_path: Path) -> None:
+    path = tinymtp.mimo2(tmp_path / "m.gguf")
+    head = tinymtp.mimo2(tmp_path / "mtp-m.gguf", part="head")
+    settings = LoadSettings(target=ModelSettings(path=str(path)), draft=ModelSettings(path=str(head)))
+    assert newcomer_of(settings, None).head is None

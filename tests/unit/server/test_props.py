@@ -14,5 +14,8 @@ def test_a_head_is_named_by_its_kind() -> None:
     assert inside["speculation"]["head"] == "MTP, 1 layer"
     assert inside["draft_model_path"] == inside["model_path"]
     model = props(load_info(draft=DRAFT), ["big"], {}, [])
-    assert model["speculation"]["head"] == ""
+    assert (model["speculation"]["head"], model["speculation"]["head_in_target"]) == ("", False)
+    both = props(load_info(draft=DRAFT, head="MTP, 1 layer", head_in_target=True), ["big"], {}, [])
+    assert (both["speculation"]["head"], both["speculation"]["head_in_target"]) == ("MTP, 1 layer", True)
+    assert both["draft_model_path"] == model["draft_model_path"] != both["model_path"]
     assert model["speculation"]["draft"] == {"name": "small", "quant": "Q8_0", "n_params": 10**8}

@@ -52,6 +52,7 @@ def props(
             "longest_draft": info.longest_draft,
             "draft": _model(info.draft) if info.draft else None,
             "head": info.head,
+            "head_in_target": info.head_in_target,
             "vocabulary": info.verdict,
             "memory": info.memory,
             "decode_seconds": [list(time) for time in decode_seconds],

@@ -1,0 +1,99 @@
+"""What shall draft in a load, checked against the target by headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from specllama.client import protocol
+from specllama.config.load import LoadSettings
+from specllama.drafters import wants_draft_model
+from specllama.errors import IncompatiblePairError, option
+from specllama.gguf.check import check_draft
+from specllama.gguf.head import HeadInfo
+from specllama.gguf.header import Header, read_model
+from specllama.gguf.heads import is_head_file, read_head
+from specllama.pair.check import PairVerdict, check_pair
+from specllama.pair.heads import HeadVerdict, check_head, own_head
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDrafts:
+    """The drafts that fit the target. model: a draft model, pair: the verdict on it. head: the verdict on a
+    head in a file of its own, or on the one inside the target, which a draft model can join. None: there is
+    none.
+    """
+
+    model: Header | None = None
+    pair: PairVerdict | None = None
+    head: HeadVerdict | None = None
+
+    @property
+    def draft(self) -> Header | HeadInfo | None:
+        """The draft as the memory plan names it: the draft model, without one the head."""
+        return self.model or (self.head.head if self.head is not None else None)
+
+    @property
+    def own_head(self) -> HeadInfo | None:
+        """The head inside the target."""
+        return self.head.head if self.head is not None and not self.head.head.own_file else None
+
+    @property
+    def second(self) -> HeadInfo | None:
+        """The head inside the target, next to a draft model."""
+        return self.own_head if self.model is not None else None
+
+    @property
+    def verdicts(self) -> tuple[PairVerdict | HeadVerdict, ...]:
+        """On the draft model and on the head."""
+        return tuple(one for one in (self.pair, self.head) if one is not None)
+
+    def unchained(self) -> CheckedDrafts:
+        """With a head whose first layer drafts all tokens."""
+        assert self.head is not None
+        return replace(self, head=replace(self.head, head=replace(self.head.head, n_chained=1)))
+
+    def without_own_head(self) -> CheckedDrafts:
+        return replace(self, head=None)
+
+
+def checked_drafts(
+    settings: LoadSettings, target: Header, send: Callable[[protocol.Message], None]
+) -> CheckedDrafts:
+    """The drafts that the settings ask for. A head inside the target is used where it is the draft, or where
+    the draft is a model; it is left out with a notice where it cannot be used. Raises IncompatiblePairError
+    for a file that does not fit, GGUFError.
+    """
+    if settings.draft is None or settings.draft_max == 0 or not wants_draft_model(settings.drafters):
+        return CheckedDrafts()
+    if settings.draft.path == settings.target.path:
+        inside, reason = own_head(target)
+        if inside is not None or reason:
+            return CheckedDrafts(head=_noticed(inside, reason, send))
+    header = read_model(settings.draft.path)
+    check_draft(header)
+    head = read_head(header) if is_head_file(header) else None
+    if head is not None:
+        verdict = check_head(target, head)
+        _refuse_unfit(verdict, "model and head")
+        return CheckedDrafts(head=verdict)
+    pair = check_pair(target, header)
+    _refuse_unfit(pair, "target and draft")
+    return CheckedDrafts(header, pair, _noticed(*own_head(target), send))
+
+
+def _noticed(
+    inside: HeadVerdict | None, reason: str, send: Callable[[protocol.Message], None]
+) -> HeadVerdict | None:
+    """The verdict, after a notice of the reason if there is one."""
+    if reason:
+        send(protocol.Notice(f"the head of the model is not used: {reason}"))
+    return inside
+
+
+def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str) -> None:
+    if not verdict.ok:
+        raise IncompatiblePairError(
+            f"{both} do not fit together: {verdict.reason}",
+            f"choose another draft, or {option('draft_model', 'none')}",
+        )
