@@ -180,15 +180,25 @@ def check(library: Library, found: Sequence[ResolvedModel], pair: bool, force: b
 
 
 def _note_memory(library: Library, headers: Sequence[Header]) -> None:
-    """Note whether the memory is sufficient without devices, which are unknown before loading."""
+    """Note whether the memory is sufficient without devices, which are unknown before loading. A head inside
+    the model is counted where it will be used.
+    """
+    from specllama.gguf.heads import is_head_file
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
+    from specllama.pair.heads import own_head
 
-    draft = headers[1] if len(headers) > 1 else None
-    try:
-        found = plan_memory(headers[0], draft, PlanSettings(available=available_memory()))
-    except ResourceError as error:
-        library.listener.warning(f"{error.message} (without a GPU)")
+    target, draft = headers[0], headers[1] if len(headers) > 1 else None
+    settings, problem = PlanSettings(available=available_memory()), ""
+    own = None if draft is not None and is_head_file(draft) else own_head(target)[0]
+    for head in [None] if own is None else [own.head, None]:
+        try:
+            found = plan_memory(target, draft or head, settings, head if draft is not None else None)
+            break
+        except ResourceError as error:
+            problem = error.message
+    else:
+        library.listener.warning(f"{problem} (without a GPU)")
         return
     about = f"{size(found.host)} of memory with a context of {found.n_ctx} tokens"
     library.listener.note(f"it will take about {about}, {size(found.available)} are available")

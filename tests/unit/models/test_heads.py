@@ -9,12 +9,15 @@ import pytest
 
 from specllama.errors import NotFoundError
 from specllama.gguf.header import read_header
+from specllama.gguf.heads import read_head
 from specllama.models import manifest
 from specllama.models.heads import head_beside, heads_named_for
-from specllama.models.prepare import pair_on_disk
+from specllama.models.memory.plan import PlanSettings, plan_memory
+from specllama.models.prepare import _note_memory, pair_on_disk
 from specllama.models.progress import Silent
 from specllama.models.quants import candidates, choose, find_heads, find_models, is_head_name, is_sidecar
 from specllama.models.resolve import Library
+from specllama.models.sizes import size
 from tests.support import tinygguf, tinyheads, tinymtp
 
 HEADS = [
@@ -132,3 +135,25 @@ def test_heads_in_the_catalogue_are_drafts_of_models_in_it() -> None:
         (draft,) = known.drafts_for(entry)
         assert draft.name == head
         assert is_head_name(draft.default)
+
+
+def test_the_memory_note_counts_the_head_inside_the_model(tmp_path: Path) -> None:
+    header = read_header(tinymtp.mimo2(tmp_path / "m.gguf"))
+    draft = read_header(tinygguf.llama(tmp_path / "d.gguf"))
+    sidecar = read_header(tinymtp.mimo2(tmp_path / "mtp-m.gguf", part="head"))
+    head = read_head(header)
+    settings = PlanSettings(available=1 << 40)
+    plans = [
+        plan_memory(header, head, settings),
+        plan_memory(header, draft, settings, head),
+        plan_memory(header, sidecar, settings),
+    ]
+    said = []
+    for headers in ([header], [header, draft], [header, sidecar]):
+        listener = Listening()
+        _note_memory(Library(listener, {}), headers)
+        said += listener.notes
+    assert [note.split(" of memory")[0] for note in said] == [
+        f"it will take about {size(plan.host)}" for plan in plans
+    ]
+    assert len({size(plan.host) for plan in plans}) == 3
