@@ -185,23 +185,37 @@ class RunStats:
 
 
 @dataclass(slots=True)
+class PricedOffers:
+    """Candidate drafts of a draft model or head. used: rounds that used it. drafted: those in which it
+    proposed a token. right: those in which its first token was right.
+    """
+
+    used: int = 0
+    drafted: int = 0
+    right: int = 0
+
+
+@dataclass(slots=True)
 class OfferStats:
     """Candidate drafts of a request, verified or not. rounds: of the planner. free_drafted: rounds with a
-    model-free candidate that is not forced; free_right: those whose first token was right. model_used: rounds
-    that used the draft model; model_drafted: those in which it proposed a token; model_right: those in which
-    its first token was right.
+    model-free candidate that is not forced; free_right: those whose first token was right. priced: those of
+    draft models and heads, by name.
     """
 
     rounds: int = 0
     free_drafted: int = 0
     free_right: int = 0
-    model_used: int = 0
-    model_drafted: int = 0
-    model_right: int = 0
+    priced: dict[str, PricedOffers] = field(default_factory=dict)
 
-    def count(self, free: CandidateDraft, modelled: CandidateDraft | None, tokens: Sequence[int]) -> None:
-        """Count a round. free: the model-free candidate. modelled: the draft model's, None where it was not
-        used. tokens: those committed.
+    def count(
+        self,
+        free: CandidateDraft,
+        modelled: CandidateDraft | None,
+        tokens: Sequence[int],
+        name: str,
+    ) -> None:
+        """Count a round. free: the model-free candidate. modelled: that of the draft model or head of this
+        name, None where none was used. tokens: those committed.
         """
         first = list(tokens[:1])
         self.rounds += 1
@@ -209,9 +223,29 @@ class OfferStats:
             self.free_drafted += 1
             self.free_right += free.tokens[:1] == first
         if modelled is not None:
-            self.model_used += 1
-            self.model_drafted += bool(modelled.tokens)
-            self.model_right += bool(first) and modelled.tokens[:1] == first
+            offers = self.priced.setdefault(name, PricedOffers())
+            offers.used += 1
+            offers.drafted += bool(modelled.tokens)
+            offers.right += bool(first) and modelled.tokens[:1] == first
+
+    def offers_of(self, name: str) -> PricedOffers:
+        """Those of the draft model or head of this name; all 0 for an unknown one."""
+        return self.priced.get(name, PricedOffers())
+
+    @property
+    def model_used(self) -> int:
+        """Rounds that used a draft model or head."""
+        return sum(offers.used for offers in self.priced.values())
+
+    @property
+    def model_drafted(self) -> int:
+        """Those in which it proposed a token."""
+        return sum(offers.drafted for offers in self.priced.values())
+
+    @property
+    def model_right(self) -> int:
+        """Those in which its first token was right."""
+        return sum(offers.right for offers in self.priced.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from specllama.core.policy.base import Policy
 from specllama.core.policy.break_even import break_evens, easiest
 from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.sequence import Generation
 from specllama.core.stats import OfferStats
@@ -47,8 +48,10 @@ def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> Drafting
 
 def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     """Why a policy that has drafters drafted almost nothing for a long answer."""
-    model = next((REGISTRY[d.name].noun for d in policy.drafters if d.priced), "")
     stats = policy.offer_stats(g.seq_id) if isinstance(policy, Planner) else OfferStats()
+    priced = [d.name for d in policy.drafters if d.priced]
+    name = max(priced, key=lambda name: stats.offers_of(name).used, default="")
+    model = REGISTRY[name].noun if name else ""
     copies = stats.free_drafted > _FEW * stats.rounds
     if not model and not copies:
         return DraftingVerdict("there is no draft model, and the text hardly repeats anything")
@@ -56,14 +59,15 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
         return DraftingVerdict("the drafters had nothing to propose")
     if model and stats.model_used and not stats.model_drafted:
         return DraftingVerdict(f"the {model} had nothing to propose")
-    return DraftingVerdict(_costs(policy, stats, model), by_costs=True)
+    return DraftingVerdict(_costs(policy, stats, name, model), by_costs=True)
 
 
-def _costs(planner: Planner, stats: OfferStats, model: str) -> str:
-    """What drafts cost, the acceptance at which they pay, and the acceptance seen. model: the noun of the
-    drafter whose drafts are meant, "" for copied ones.
+def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
+    """What drafts cost, the acceptance at which they pay, and the acceptance seen. name, model: name and noun
+    of the drafter whose drafts are meant, "" for copied ones.
     """
-    steps, learnt = planner.learnt.steps.curve, planner.learnt.tables
+    learnt = planner.learnt.tables
+    steps = planner.learnt.priced[name].steps.curve if name else CostCurve()
     if model and steps.count(1) < DEFAULT.min_samples:
         return f"the {model} was not expected to make up for the time of its prefill"
     found = break_evens(planner.costs, steps.predict(1) if model else 0.0)
@@ -77,10 +81,11 @@ def _costs(planner: Planner, stats: OfferStats, model: str) -> str:
         return f"{text}, so that {'its drafts' if model else 'drafts'} cannot pay"
     who = "its drafts pay" if model else "a draft pays"
     text += f", {who} from an acceptance of {_percent(need.acceptance)}"
-    n, right = (stats.model_drafted, stats.model_right) if model else (stats.free_drafted, stats.free_right)
+    offers = stats.offers_of(name)
+    n, right = (offers.drafted, offers.right) if model else (stats.free_drafted, stats.free_right)
     seen = right / n if n >= _MIN_TOKENS else None
     if seen is None:
-        names = [d.name for d in planner.drafters if d.priced == bool(model) and not d.forces]
+        names = [name] if name else [d.name for d in planner.drafters if not (d.priced or d.forces)]
         tables = [learnt[name] for name in names if learnt[name].n_seen >= _MIN_TOKENS]
         seen = tables[0].rate if tables else None
     if seen is None:

@@ -1,7 +1,7 @@
 """The measurements of a loaded pair and what its planner has learnt, stored from one process to the next.
 
 For each target: t(1), epsilon, and cost curves by context length. For each pair: acceptance, and the times of
-steps of the draft model. A thread writes the file as a whole; several processes may write the same file.
+steps of each priced drafter. A thread writes the file as a whole; several processes may write the same file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from specllama.config.store import ENOUGH_ROWS, Store
 from specllama.core.interfaces import Context, DecodeError, Drafter
-from specllama.core.policy.acceptance import PairState
+from specllama.core.policy.acceptance import PairState, PricedState
 from specllama.core.policy.config import DEFAULT, is_number
 from specllama.core.policy.cost_curve import CostCurve, CostCurves, bucket_of
 from specllama.core.policy.planner import Planner
@@ -186,14 +186,14 @@ class ModelProfile:
             self._changed = True
             self.flush()
 
-    def store_steps(self, pair: Mapping[str, Any], steps: CostCurve) -> None:
-        """Store the times of a draft model's steps for a pair, which need not be the loaded one. Everything
-        else that was learnt about that pair is kept.
+    def store_steps(self, pair: Mapping[str, Any], name: str, steps: CostCurve) -> None:
+        """Store the times of the steps of the priced drafter of this name for a pair, which need not be the
+        loaded one. Everything else that was learnt about that pair is kept.
         """
         found = (p["learnt"] for p in _pairs(self.store.read(self.key)) if p["pair"] == pair)
         learnt = PairState(config=POLICY)
         learnt.restore(next(found, None))
-        learnt.steps.curve = steps
+        learnt.priced.setdefault(name, PricedState(POLICY)).steps.curve = steps
         if self.keep:
             self._write({"curves": {}, "pairs": [{"pair": dict(pair), "learnt": learnt.to_dict()}]})
 

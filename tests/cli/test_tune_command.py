@@ -132,7 +132,7 @@ def test_the_next_run_uses_what_was_measured(shared: Command, found: Result) -> 
     near = {str(p["rows"]): p["seconds"] for p in data["t_n"][0]["points"]}
     assert {str(n): seconds for n, seconds, _ in stored["curves"]["0"]["widths"]} == near
     assert (stored["t1"], stored["epsilon"]) == (near["1"], data["epsilon"]["value"])
-    (steps,) = (p["learnt"]["steps"] for p in stored["pairs"] if p["pair"]["draft"])
+    (steps,) = (p["learnt"]["priced"]["model"]["steps"] for p in stored["pairs"] if p["pair"]["draft"])
     assert [n for n, _, _ in steps["widths"]][:3] == [1, 2, 3]
     run = ("run", "-p", "zip", "--draft-max", "0", "-n", "3", "--json", "--no-calibrate")
     assert shared(*run).json["plain_source"] == "stored"

@@ -116,7 +116,7 @@ def test_a_head_in_a_file_of_its_own_is_tried(
     assert isinstance(run.head, LoadedHead)
     assert run.profile.planner is not None
     learnt = run.profile.planner.learnt
-    assert learnt.steps.predict(1, 1.0) == pytest.approx(found.step)
+    assert learnt.priced[HEAD.name].steps.predict(1, 1.0) == pytest.approx(found.step)
     assert learnt.tables[HEAD.name].n_seen == 0
 
 
@@ -143,7 +143,7 @@ def test_the_head_inside_the_model_is_ranked_with_others(
     run = front(model, run=model).core.loaded
     assert run is not None
     assert run.profile.planner is not None
-    assert run.profile.planner.learnt.steps.predict(1, 1.0) == pytest.approx(inside.step)
+    assert run.profile.planner.learnt.priced[HEAD.name].steps.predict(1, 1.0) == pytest.approx(inside.step)
 
 
 def test_a_cancelled_trial_leaves_nothing_open(front: Callable[..., Front], tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_the_next_run_starts_with_the_measurements(front: Callable[..., Front]) 
     assert stored.t1 == curve["points"][0]["seconds"]
     assert stored.epsilon == parts(one, "epsilon")[0]["value"]
     learnt = stored.planner.learnt
-    assert learnt.steps.predict(1, 1.0) == pytest.approx(drafted["step"])
+    assert learnt.priced["model"].steps.predict(1, 1.0) == pytest.approx(drafted["step"])
     assert learnt.tables["model"].n_seen == 0, "the acceptance of a few texts is not stored"
 
 
@@ -185,7 +185,8 @@ def test_learnt_acceptance_of_a_pair_is_kept(front: Callable[..., Front], tmp_pa
     after = json.loads(file.read_text())
     kept = [p for p in after["pairs"] if p["pair"] == before["pairs"][0]["pair"]]
     assert [p["learnt"]["tables"] for p in kept] == [before["pairs"][0]["learnt"]["tables"]]
-    assert kept[0]["learnt"]["steps"] != before["pairs"][0]["learnt"]["steps"]
+    steps = [p["learnt"]["priced"]["model"]["steps"] for p in (kept[0], before["pairs"][0])]
+    assert steps[0] != steps[1]
 
 
 def test_without_calibration_nothing_is_stored(front: Callable[..., Front], tmp_path: Path) -> None:

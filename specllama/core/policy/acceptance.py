@@ -1,5 +1,5 @@
-"""What is learnt about a loaded pair over all requests: how often drafted tokens are right, what using the
-draft model costs and gains, what drafting may still lose.
+"""What is learnt about a loaded pair over all requests: how often drafted tokens are right, what using each
+priced drafter costs and gains, what drafting may still lose.
 
 Knows drafters by their attributes only; no models, no clock and no files.
 """
@@ -17,7 +17,7 @@ from specllama.core.policy.candidates import CandidateDraft
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
 from specllama.core.policy.cost_curve import CostCurve, StepCosts
 
-ALONE, UNLIKELY_COPY, LIKELY_COPY = 0, 1, 2  # what the draft model competes with: no draft, or a copy
+ALONE, UNLIKELY_COPY, LIKELY_COPY = 0, 1, 2  # what a priced drafter competes with: no draft, or a copy
 _MAX_KEPT_BINS = 64  # most bins of a stored table whose drafter is not loaded
 
 
@@ -91,21 +91,72 @@ class AcceptanceTable:
 
 @dataclass(slots=True)
 class PairGain:
-    """The average gain from using the draft model over all requests, in t(1), by what it competed with
-    (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: not used yet. limits: range of stored gains.
+    """The average gain from using a priced drafter over all requests, and the average time that it adds to a
+    round, in t(1), by what it competed with (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: not used yet. limits:
+    range of stored gains. max_time: largest stored time.
     """
 
     limits: tuple[float, float] = DEFAULT.stored_gain
+    max_time: float = DEFAULT.stored_added_time
     gains: list[float | None] = field(default_factory=lambda: [None, None, None])
+    times: list[float | None] = field(default_factory=lambda: [None, None, None])
 
-    def restore(self, data: Any) -> bool:
-        """Continue from stored gains; False where the data is something else."""
-        fits = isinstance(data, list) and len(data) == len(self.gains)
-        if not fits or not all(g is None or is_number(g) for g in data):
-            return False
-        low, high = self.limits
-        self.gains = [None if g is None else max(low, min(high, float(g))) for g in data]
-        return True
+    def restore(self, gains: object, times: object = None) -> None:
+        """Continue from stored lists; what is something else is ignored."""
+        self.gains = _averages(gains, *self.limits) or self.gains
+        self.times = _averages(times, 0.0, self.max_time) or self.times
+
+
+def _averages(data: object, low: float, high: float) -> list[float | None] | None:
+    """The stored averages, limited to the range; None where the data is something else."""
+    if not isinstance(data, list) or len(data) != LIKELY_COPY + 1:
+        return None
+    if not all(x is None or is_number(x) for x in data):
+        return None
+    return [None if x is None else max(low, min(high, float(x))) for x in data]
+
+
+class PricedState:
+    """What is learnt about a drafter whose tokens cost decodes. steps: times of its steps. gain: the gain
+    from using it. next_token: acceptance of its token after an accepted one, by the bin of that one. trial:
+    what trying it in place of a drafter that is expected to be better may lose, in t(1).
+    """
+
+    __slots__ = ("config", "gain", "next_token", "steps", "trial")
+
+    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
+        c = self.config = config
+        self.steps, self.gain = StepCosts(c), PairGain(c.stored_gain, c.stored_added_time)
+        self.next_token = AcceptanceTable(c.next_chances, c.prior_weight, c.forget, c.max_chance)
+        self.trial = c.trial_allowance
+
+    def next_chance(self, bin_: int) -> float:
+        """The chance of a token after an accepted one of this bin."""
+        return self.next_token.chances[bin_ % len(self.config.chances)]
+
+    def may_lose(self, more: float) -> None:
+        """Change what trials may lose by so much."""
+        self.trial = min(self.config.max_trial, self.trial + more)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data to be stored."""
+        return {
+            "after": self.next_token.to_dict(),
+            "steps": self.steps.curve.to_dict(),
+            "gains": list(self.gain.gains),
+            "times": list(self.gain.times),
+            "trial": self.trial,
+        }
+
+    def restore(self, data: object) -> None:
+        """Continue from what `to_dict` wrote; invalid parts are ignored."""
+        if not isinstance(data, Mapping):
+            return
+        self.next_token.restore(data.get("after"))
+        self.steps.curve = CostCurve.from_dict(data.get("steps"), self.config)
+        self.gain.restore(data.get("gains"), data.get("times"))
+        if is_number(trial := data.get("trial")):
+            self.trial = max(-self.config.max_trial, min(self.config.max_trial, float(trial)))
 
 
 class LearntFrom(Protocol):
@@ -123,10 +174,9 @@ class LearntFrom(Protocol):
 
 class PairState:
     """The state of a loaded pair. tables: acceptance by drafter name, in bins of its confidence, repeated for
-    each place in a draft that is learnt apart. next_token:
-    acceptance of the draft model's token after an accepted one, by the bin of that one. steps: times of the
-    draft model. gain: the gain from using it. budget: what drafting may lose. Stored tables of drafters that
-    are not loaded are kept.
+    each place in a draft that is learnt apart. priced: by name, what else is learnt about a drafter whose
+    tokens cost decodes. budget: what drafting may lose. What is stored about drafters that are not loaded is
+    kept.
     """
 
     def __init__(self, drafters: Iterable[LearntFrom] = (), config: PolicyConfig = DEFAULT) -> None:
@@ -134,9 +184,8 @@ class PairState:
         drafters = list(drafters)
         self.tables = {d.name: self._table(d) for d in drafters}
         self._last_place = {d.name: d.n_places - 1 for d in drafters}
-        self.next_token = self._weighted(config.next_chances)
-        self.steps, self.budget = StepCosts(config), SpeculationBudget(config)
-        self.gain = PairGain(config.stored_gain)
+        self.priced = {d.name: PricedState(config) for d in drafters if d.priced}
+        self.budget = SpeculationBudget(config)
         self._kept: dict[str, Any] = {}
 
     def _table(self, drafter: LearntFrom) -> AcceptanceTable:
@@ -156,10 +205,6 @@ class PairState:
         place = min(n_before, self._last_place[name])
         return place * len(self.config.chances) + bisect(self.config.confidence_edges, confidence)
 
-    def next_chance(self, bin_: int) -> float:
-        """The chance of the draft model's token after an accepted one of this bin."""
-        return self.next_token.chances[bin_ % len(self.config.chances)]
-
     def observe_model_free(self, draft: CandidateDraft, tokens: Sequence[int]) -> None:
         """Compare a model-free draft, verified or not, with the committed tokens."""
         n, right = 0, True
@@ -172,17 +217,17 @@ class PairState:
             self.tables[draft.sources[0]].observe_run(draft.bins[:n], right)
 
     def observe_model(self, draft: CandidateDraft, tokens: Sequence[int], model: str) -> None:
-        """Compare the draft of the drafter named `model`, which may contain forced tokens, with the committed
-        tokens.
+        """Compare the draft of the priced drafter named `model`, which may contain forced tokens, with the
+        committed tokens.
         """
-        before = None
+        before, next_token = None, self.priced[model].next_token
         for drafted, token, source, bin_ in zip(
             draft.tokens, tokens, draft.sources, draft.bins, strict=False
         ):
             if source == model:
                 self.tables[source].observe(bin_, drafted == token)
                 if before is not None:
-                    self.next_token.observe(before % len(self.config.chances), drafted == token)
+                    next_token.observe(before % len(self.config.chances), drafted == token)
             if drafted != token:
                 return
             before = bin_ if source == model else None
@@ -191,9 +236,7 @@ class PairState:
         """Plain data to be stored."""
         return {
             "tables": self._kept | {name: table.to_dict() for name, table in self.tables.items()},
-            "after": self.next_token.to_dict(),
-            "steps": self.steps.curve.to_dict(),
-            "gains": list(self.gain.gains),
+            "priced": {name: state.to_dict() for name, state in self.priced.items()},
             "credit": self.budget.credit,
         }
 
@@ -208,9 +251,10 @@ class PairState:
         self._kept = {
             name: table for name, table in tables.items() if name not in self.tables and _is_table(table)
         }
-        self.next_token.restore(data.get("after"))
-        self.steps.curve = CostCurve.from_dict(data.get("steps"), self.config)
-        self.gain.restore(data.get("gains"))
+        states = data.get("priced")
+        for name, state in states.items() if isinstance(states, Mapping) else ():
+            if name in self.priced or isinstance(state, Mapping):
+                self.priced.setdefault(name, PricedState(self.config)).restore(state)
         self.budget.restore(data.get("credit"))
 
 

@@ -117,8 +117,7 @@ class Policy(Protocol):
 class PolicyBase:
     """The common part of all policies: the drafters, in the order in which they are tried.
 
-    forcing: the first drafter of forced tokens. model: the first drafter whose tokens cost decodes, the draft
-    model. None where there is no such drafter.
+    forcing: the first drafter of forced tokens, None without one.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -127,7 +126,6 @@ class PolicyBase:
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
         self.forcing = next((d for d in drafters if d.forces), None)
-        self.model = next((d for d in drafters if d.priced), None)
 
     @property
     def forced_sources(self) -> frozenset[str]:

@@ -64,6 +64,9 @@ class PolicyConfig:
     # Draft gate: when to use the draft model
     likely_copy: float = 0.75  # chance of its first token from which a model-free draft counts as likely
     request_rate: float = 0.1  # weight of a round in the average gain of a request
+    steady_request_rate: float = (
+        0.05  # the same of heads, whose gains are no larger than their noise, and of several priced drafters
+    )
     pair_rate: float = 0.02  # weight of a round in the average gain over all requests
     optimism: float = 0.1  # a request starts with the pair's average plus this
     first_wait: int = 32  # rounds without the model where it does not pay
@@ -76,6 +79,12 @@ class PolicyConfig:
     forgone_share: float = 0.5  # share of a forgone gain that counts towards catching up
     gate_by_copy: bool = True  # separate gains by the copy that the model competes with
     stored_gain: tuple[float, float] = (-0.5, 4.0)  # stored gains are limited to this range
+    stored_added_time: float = 16.0  # stored times that a drafter adds to a round are limited to this
+
+    # Several priced drafters: trials of those that are not expected to be the best
+    trial_allowance: float = 2.0  # what trials of a drafter may lose, once per loaded pair
+    trial_share: float = 0.005  # share of the time of rounds, in addition
+    max_trial: float = 4.0  # most that may be left of this
 
     # Draft of the model
     max_model_draft: int = 48  # most tokens of the model in a round
@@ -84,9 +93,6 @@ class PolicyConfig:
     min_tail: int = 16  # ids; the model is not used with less of the sequence in its cache
 
     # Heads: they read the target's hidden states, and draft well with little of the text in their caches
-    head_request_rate: float = (
-        0.05  # as request_rate: their gains are smaller, and no larger than their noise
-    )
     head_min_tail: int = 4  # as min_tail
     head_catch_up: float = 0.25  # in t(1): most that the first draft of a text may cost beyond one step
 

@@ -1,9 +1,9 @@
-"""When to use the draft model, and for how many tokens: the draft gate, and the loop that drafts token by
-token.
+"""When to use a priced drafter, a draft model or a head, and for how many tokens: the draft gate, and the
+loop that drafts token by token.
 
-A draft costs at least one step of the draft model, plus catching up with tokens missing from its cache; its
+A draft costs at least one step of the drafter, plus catching up with tokens missing from its cache; its
 confidence decides whether to continue. Whether a draft pays is learnt from the gains of earlier ones. The
-planner decides which of these tokens are verified.
+planner decides which of these tokens are verified, and priced.py which of several priced drafters is used.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def prior_gains(
 
 
 class DraftGate:
-    """Decides in which rounds of one request the draft model is used. prior: gains assumed while the pair has
-    none. head: the draft model is a trained head.
+    """Decides in which rounds of one request a priced drafter is used. prior: gains assumed while the pair
+    has none. steady: a round has less weight in the average gain, as for trained heads.
     """
 
     def __init__(
@@ -52,44 +52,55 @@ class DraftGate:
         pair: PairGain,
         prior: tuple[float, float, float],
         config: PolicyConfig = DEFAULT,
-        head: bool = False,
+        steady: bool = False,
     ) -> None:
         self.pair, self.config = pair, config
-        self._rate = config.head_request_rate if head else config.request_rate
+        self._rate = config.steady_request_rate if steady else config.request_rate
         for kind, gain in enumerate(prior):
             if pair.gains[kind] is None:
                 pair.gains[kind] = gain
         self.gains = [(g or 0.0) + config.optimism for g in pair.gains]
+        self.times = list(pair.times)
         self._since, self._wait, self._forgone = [0, 0, 0], [config.first_wait] * 3, 0.0
 
-    def should_draft(self, kind: int, catch_up: float) -> bool:
-        """Whether to use the draft model in this round. catch_up: the cost of catching up, in t(1).
+    def should_draft(self, kind: int, catch_up: float, other: float = 0.0, n_drafters: int = 1) -> bool:
+        """Whether to use the drafter in this round. catch_up: the cost of catching up, in t(1). other: the
+        gain of what would be used in its place. n_drafters: how many share the waits.
 
         Ski-rental rule: catch up once the forgone gain equals its cost, since later drafts profit from it
-        too. Where the model does not pay, it is tried again after a wait.
+        too. Where the drafter does not pay, it is tried again after a wait.
         """
-        gain, share = self.gains[kind], self.config.forgone_share
+        gain, share = self.gains[kind] - other, self.config.forgone_share
         self._since[kind] += 1
         if gain <= 0:
-            return self._since[kind] >= self._wait[kind]
+            return self._since[kind] >= self._wait[kind] * n_drafters
         self._forgone += share * gain
         return self._forgone + (1 - share) * gain > catch_up
 
     def record_use(self, kind: int) -> None:
-        """Record that the model is used in this round."""
+        """Record that the drafter is used in this round."""
         self._since[kind], self._forgone = 0, 0.0
 
-    def observe(self, kind: int, gain: float) -> None:
-        """Record the gain from using the model, in t(1), without the cost of catching up."""
-        c = self.config
+    def observe(self, kind: int, gain: float, added: float) -> None:
+        """Record the gain from using the drafter and the time that it added to the round, in t(1), both
+        without the cost of catching up.
+        """
+        c, pair = self.config, self.pair
+        self.times[kind] = _moved(self.times[kind], added, self._rate)
+        pair.times[kind] = _moved(pair.times[kind], added, c.pair_rate)
         self.gains[kind] += self._rate * (gain - self.gains[kind])
         average = self.pair.gains[kind] or 0.0
         self.pair.gains[kind] = average + c.pair_rate * (gain - average)
         self._wait[kind] = c.first_wait if gain > 0 else min(c.longest_wait, 2 * self._wait[kind])
 
 
+def _moved(average: float | None, value: float, rate: float) -> float:
+    """The average after one more value; the first one replaces an unknown average."""
+    return value if average is None else average + rate * (value - average)
+
+
 class ModelDraftLoop:
-    """Steps the draft model for several sequences together, and measures its time."""
+    """Steps a priced drafter for several sequences together, and measures its time."""
 
     def __init__(self, clock: Callable[[], float], pair: PairState, config: PolicyConfig = DEFAULT) -> None:
         self.clock, self.pair, self.config = clock, pair, config
@@ -113,7 +124,8 @@ class ModelDraftLoop:
         """
         open_, in_block = set(drafts), False
         best = dict.fromkeys(drafts, 0)  # the length with the best rate
-        steps, name, chances = self.pair.steps, model.name, self.pair.tables[model.name].chances
+        name, chances, state = model.name, self.pair.tables[model.name].chances, self.pair.priced[model.name]
+        steps = state.steps
         while open_:
             if forcing is not None:
                 open_ = self._force(forcing, drafts, limits, open_)
@@ -134,7 +146,8 @@ class ModelDraftLoop:
                     if len(draft.tokens) < limits[seq]:
                         best[seq], rate = best_length(draft.expected, budget, *rest[seq], best[seq])
                         step = 0.0 if in_block else steps.predict(len(open_), t1)
-                        if self._may_gain(draft, bin_, rate, *rest[seq], budget, step):
+                        next_chance = state.next_chance(bin_)
+                        if self._may_gain(draft, next_chance, rate, *rest[seq], budget, step):
                             continue
                 open_.discard(seq)
 
@@ -157,7 +170,7 @@ class ModelDraftLoop:
     def _may_gain(
         self,
         draft: CandidateDraft,
-        bin_: int,
+        next_chance: float,
         top: float,
         rows: int,
         tokens: float,
@@ -165,10 +178,11 @@ class ModelDraftLoop:
         step: float,
     ) -> bool:
         """Whether some of the next tokens could raise the round's rate above `top`, the best so far, if
-        need be beyond a step of the cost curve. bin_: of the last token. step: seconds of one more token.
+        need be beyond a step of the cost curve. next_chance: of a token after an accepted last one. step:
+        seconds of one more token.
         """
         n, spent, scale = rows + len(draft.tokens), budget.spent, budget.scale
-        chance = 1 - self.config.risk_share * (1 - self.pair.next_chance(bin_))
+        chance = 1 - self.config.risk_share * (1 - next_chance)
         path, expected = draft.path_probs[-1], tokens + draft.expected[-1]
         end = min(n + self.config.lookahead, budget.max_rows) + 1
         for q, took in enumerate(budget.seconds[n + 1 : end], 1):

@@ -2,7 +2,8 @@
 
 Knows drafters by their interface and time by the clock passed in. `Planner` is the policy. The cost of
 decodes is in cost_curve.py, acceptance in acceptance.py, how much of a candidate to verify in candidates.py,
-when to use the draft model in model_draft.py, what may still be lost in budget.py.
+when to use a draft model or a head in model_draft.py, which of several in priced.py, what may still be lost
+in budget.py.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
 
-from specllama.core.heads import FeatureReader
-from specllama.core.interfaces import CachingDrafter, Drafter, Mask, Sampler, SpanDrafter
+from specllama.core.interfaces import Drafter, Mask, Sampler, SpanDrafter
 from specllama.core.policy.acceptance import ALONE, PairState
 from specllama.core.policy.base import Draft, PolicyBase, Round, VerifyResult
 from specllama.core.policy.candidates import (
@@ -26,41 +25,32 @@ from specllama.core.policy.candidates import (
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.model_draft import DraftGate, ModelDraftLoop, gate_kind, prior_gains
+from specllama.core.policy.priced import NO_CATCH_UP, DraftOption, PricedDrafter, Trial, choose_drafter
 from specllama.core.stats import OfferStats
 
 NO_DRAFT = CandidateDraft()  # between two rounds; never extended
 
 
-class CatchUp(NamedTuple):
-    """What the draft model evaluates for its first token. n_pending: ids, 0 where it must not be used.
-    seconds: their cost beyond one step. restart: number of last ids to restart the cache with; None: no
-    restart.
-    """
-
-    n_pending: int
-    seconds: float = 0.0
-    restart: int | None = None
-
-
-NO_CATCH_UP = CatchUp(1)
-
-
 class SequencePlan:
-    """One sequence: its draft gate and the round in progress. free: the model-free candidate. n_free:
-    tokens of it that would be verified without the model. modelled: the model's candidate, None where the
-    model was not used.
+    """One sequence: its draft gates by drafter, made in the first round in which one could be used, and the
+    round in progress. free: the model-free candidate. n_free: tokens of it that would be verified without a
+    priced drafter. priced: the priced drafter that was chosen. modelled: its candidate, None where it was not
+    used. silent: rounds until a drafter that had nothing to propose is chosen again in place of another one.
     """
 
-    __slots__ = ("catch_up", "free", "gate", "kind", "modelled", "n_free")
+    __slots__ = ("catch_up", "free", "gates", "kind", "modelled", "n_free", "priced", "silent", "trial")
 
     def __init__(self) -> None:
-        self.gate: DraftGate | None = None  # made in the first round in which the model could be used
+        self.gates: dict[str, DraftGate] = {}
+        self.silent: dict[str, int] = {}
         self.begin(CandidateDraft())
 
     def begin(self, free: CandidateDraft) -> None:
         """A round starts with this model-free candidate."""
         self.free, self.n_free = free, 0
         self.modelled: CandidateDraft | None = None
+        self.priced: PricedDrafter | None = None
+        self.trial: Trial | None = None
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
 
@@ -69,7 +59,8 @@ class Planner(PolicyBase):
 
     clock: the engine's, in seconds. costs: times of the target's decodes, refined in place. learnt: the
     result of `PairState.to_dict` in an earlier process with the same pair; anything else is ignored. Drafters
-    that neither cost a decode nor force tokens are tried in turn.
+    that neither cost a decode nor force tokens are tried in turn; of those that cost decodes, the one that is
+    expected to pay most drafts for a sequence in a round.
     """
 
     def __init__(
@@ -88,15 +79,15 @@ class Planner(PolicyBase):
         self._loop = ModelDraftLoop(clock, self.learnt, config)
         self._plans: dict[int, SequencePlan] = {}
         self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
-        self._free_rate = 0.0  # tokens per second of the best round without the model
+        self._free_rate = 0.0  # tokens per second of the best round without priced drafters
+        self._spent: dict[str, float] = {}  # seconds that each priced drafter has used in this round
         self.use_costs(costs if costs is not None else CostCurve(config))
 
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         super()._set_drafters(drafters)
         self._free = [d for d in drafters if not d.priced and not d.forces]
         self._spans = {d.name: d.propose for d in self._free if isinstance(d, SpanDrafter)}
-        self._caching = self.model if isinstance(self.model, CachingDrafter) else None
-        self._head = isinstance(self.model, FeatureReader)
+        self._priced = [PricedDrafter(d) for d in drafters if d.priced]
 
     def use_costs(self, costs: CostCurve) -> None:
         """Use another cost curve from the next round on, that of another context length."""
@@ -131,13 +122,20 @@ class Planner(PolicyBase):
             return
         if plan.free.tokens:
             self.learnt.observe_model_free(plan.free, tokens)
-        if plan.modelled is not None and self.model is not None:
-            self.learnt.observe_model(plan.modelled, tokens, self.model.name)
-        self._offers.setdefault(seq_id, OfferStats()).count(plan.free, plan.modelled, tokens)
+        name = plan.priced.name if plan.priced is not None else ""
+        if plan.modelled is not None:
+            self.learnt.observe_model(plan.modelled, tokens, name)
+        self._offers.setdefault(seq_id, OfferStats()).count(plan.free, plan.modelled, tokens, name)
 
     def offer_stats(self, seq_id: int) -> OfferStats:
         """Statistics of the candidates of the sequence's last request, which may have ended."""
         return self._offers.get(seq_id, OfferStats())
+
+    def remove_drafter(self, name: str) -> None:
+        """As in `Policy`; the round in which it failed says nothing about any drafter's gain."""
+        super().remove_drafter(name)
+        for plan in self._plans.values():
+            plan.modelled = None
 
     # Drafting
 
@@ -147,6 +145,7 @@ class Planner(PolicyBase):
     def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         budget, costs, active = self._round, self.costs, len(rooms)
         budget.spent, budget.seconds, budget.scale = 0.0, costs.table(), costs.scale
+        self._spent = {}
         affordable = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
         budget.max_seconds = min(affordable, seconds)
         candidates = {}
@@ -156,7 +155,7 @@ class Planner(PolicyBase):
                 plan = self._plans[seq] = SequencePlan()
             candidates[seq] = self._model_free(seq, min(room, budget.max_rows - active), active)
             plan.begin(candidates[seq])
-        if self.model is None and not any(candidate.tokens for candidate in candidates.values()):
+        if not self._priced and not any(candidate.tokens for candidate in candidates.values()):
             return {}
         may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
         if not may_draft or self.budget.plain_due or costs.scale_uncertain:
@@ -166,16 +165,16 @@ class Planner(PolicyBase):
         self._free_rate = budget.rate(active + tokens, active + rows)
         for seq, n in counts.items():
             self._plans[seq].n_free = n
-        if self._use_model(rooms, candidates, counts):
+        if self._priced and self._use_priced(rooms, candidates, counts):
             counts = select_drafts(candidates, budget, active)
         drafts = ((seq, self._draft_of(seq, candidates[seq], counts[seq])) for seq in rooms)
         return {seq: draft for seq, draft in drafts if draft is not None}
 
     def _draft_of(self, seq: int, candidate: CandidateDraft, n: int) -> Draft | None:
-        modelled = self._plans[seq].modelled
-        sources, n_discarded = candidate.sources[:n], 0
-        if modelled is not None and self.model is not None:
-            name = self.model.name
+        plan, sources, n_discarded = self._plans[seq], candidate.sources[:n], 0
+        modelled = plan.modelled
+        if modelled is not None and plan.priced is not None:
+            name = plan.priced.name
             n_discarded = modelled.sources.count(name)
             n_discarded -= sources.count(name) if modelled is candidate else 0
         return Draft(candidate.tokens[:n], sources, n_discarded) if n or n_discarded else None
@@ -214,50 +213,89 @@ class Planner(PolicyBase):
             if propose or not run:
                 return
 
-    # The draft model
+    # Draft models and heads
 
-    def _use_model(
+    def _use_priced(
         self, rooms: Mapping[int, int], candidates: dict[int, CandidateDraft], counts: dict[int, int]
     ) -> bool:
-        """Use the draft model where that should pay, and replace `candidates` by its drafts where these are
-        better; returns whether it was used. counts: tokens of each candidate that would be verified without
-        it.
+        """Use priced drafters where that should pay, and replace `candidates` by their drafts where these are
+        better; returns whether one was used. counts: tokens of each candidate that would be verified without
+        them; afterwards, those of the drafts among them too.
         """
-        model, budget, active = self.model, self._round, len(rooms)
-        if model is None:
-            return False
-        t1, step = self.costs.predict(1), self.learnt.steps.predict
-        limits, n_pending = {}, 0
+        chosen: dict[str, list[int]] = {}
         for seq, room in rooms.items():
             plan = self._plans[seq]
             plan.kind = gate_kind(candidates[seq], counts[seq], self.config)
-            if room <= 0:
+            if room > 0 and self._choose(seq, plan, len(rooms)) and plan.priced is not None:
+                chosen.setdefault(plan.priced.name, []).append(seq)
+        used = False
+        for priced in self._priced:
+            if (seqs := chosen.get(priced.name)) is not None:
+                used |= self._draft_with(priced, seqs, rooms, candidates, counts)
+        return used
+
+    def _choose(self, seq: int, plan: SequencePlan, active: int) -> bool:
+        """Choose the priced drafter of a sequence for this round; False: none should be used."""
+        t1, budget = self.costs.predict(1), self._round
+        seconds = budget.max_seconds - budget.upper_bound(active + 1)
+        options = []
+        for priced in self._priced:
+            if plan.silent.get(priced.name, 0) > 0:
+                plan.silent[priced.name] -= 1
                 continue
-            if plan.gate is None:
-                prior = prior_gains(self.costs.predict, step(1, t1), self.config)
-                plan.gate = DraftGate(self.learnt.gain, prior, self.config, self._head)
-            plan.catch_up = catch_up = self._catch_up(seq, t1, active)
-            if catch_up.n_pending and plan.gate.should_draft(plan.kind, catch_up.seconds / t1):
-                limits[seq] = min(room, self.config.max_model_draft, budget.max_rows - active)
-                n_pending += catch_up.n_pending
-        if not limits or not budget.allows(active + 1, step(n_pending, t1)):
+            name, state = priced.name, self.learnt.priced[priced.name]
+            gate = plan.gates.get(name)
+            if gate is None:
+                prior = prior_gains(self.costs.predict, state.steps.predict(1, t1), self.config)
+                steady = priced.is_head or len(self._priced) > 1
+                gate = plan.gates[name] = DraftGate(state.gain, prior, self.config, steady)
+            catch_up = priced.catch_up(seq, state.steps, t1, self.budget.credit, seconds, self.config)
+            affordable = budget.allows(active + 1, state.steps.predict(catch_up.n_pending, t1))
+            if catch_up.n_pending and (affordable or len(self._priced) == 1):
+                options.append(DraftOption(priced, gate, state, catch_up))
+        if not options:
             return False
-        drafts, rest = {}, {}
-        for seq in limits:
+        plain = self.costs.predict(active + plan.n_free) / t1 / active
+        choice = choose_drafter(options, plan.kind, t1, plain)
+        if choice is None:
+            return False
+        plan.priced, plan.catch_up, plan.trial = choice.option.priced, choice.option.catch_up, choice.trial
+        return True
+
+    def _draft_with(
+        self,
+        priced: PricedDrafter,
+        seqs: Sequence[int],
+        rooms: Mapping[int, int],
+        candidates: dict[int, CandidateDraft],
+        counts: dict[int, int],
+    ) -> bool:
+        """As `_use_priced`, for the sequences that one drafter was chosen for."""
+        budget, active, t1 = self._round, len(rooms), self.costs.predict(1)
+        n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
+        steps = self.learnt.priced[priced.name].steps
+        if not budget.allows(active + 1, steps.predict(n_pending, t1)):
+            return False
+        drafts, limits, rest = {}, {}, {}
+        for seq in seqs:
             plan = self._plans[seq]
-            assert plan.gate is not None
-            plan.gate.record_use(plan.kind)
-            if plan.catch_up.restart is not None and self._caching is not None:
-                self._caching.restart_from_tail(seq, plan.catch_up.restart)
+            plan.gates[priced.name].record_use(plan.kind)
+            priced.restart(seq, plan.catch_up)
             rows, tokens = rows_and_tokens(candidates, counts, [other for other in rooms if other != seq])
             rest[seq] = active + rows, active + tokens
+            limits[seq] = min(rooms[seq], self.config.max_model_draft, budget.max_rows - active)
             drafts[seq] = CandidateDraft()
-        self._loop.extend_drafts(model, self.forcing, drafts, limits, rest, budget, n_pending, t1)
+        spent = budget.spent
+        self._loop.extend_drafts(priced.drafter, self.forcing, drafts, limits, rest, budget, n_pending, t1)
+        self._spent[priced.name] = budget.spent - spent
         for seq, draft in drafts.items():
             self._plans[seq].modelled = draft  # set after the loop, which may raise
             without = self._rate_of(candidates[seq], counts[seq], rest[seq])
-            if best_affordable_length(draft.expected, budget, *rest[seq])[1] > without:
-                candidates[seq] = draft
+            if len(self._priced) > 1 and priced.name not in draft.sources:
+                self._plans[seq].silent[priced.name] = self.config.first_wait
+            n, rate = best_affordable_length(draft.expected, budget, *rest[seq])
+            if rate > without:
+                candidates[seq], counts[seq] = draft, n
         return True
 
     def _rate_of(self, candidate: CandidateDraft, n: int, rest: tuple[int, float]) -> float:
@@ -269,33 +307,10 @@ class Planner(PolicyBase):
             n = 0
         return self._round.rate(tokens + candidate.expected_accepted(n), rows + n)
 
-    def _catch_up(self, seq: int, t1: float, active: int) -> CatchUp:
-        """What the model evaluates first. Of a prompt that is missing from its cache, only as much of the end
-        as half of the credit and this round's budget can pay for; all of it once the gains of drafting do. A
-        head evaluates less, as it needs less.
-        """
-        if self._caching is None:
-            return NO_CATCH_UP
-        state, step, c = self._caching.cache_state(seq), self.learnt.steps.predict, self.config
-        one, credit, n = step(1, t1), self.budget.credit * t1, sum(state)
-        if state.n_skipped and step(n, t1) < credit - c.allowance * t1:
-            return CatchUp(n, 0.0, n)
-        most = min(credit / 2, self._round.max_seconds - self._round.upper_bound(active + 1))
-        n, least = state.n_pending, c.min_tail
-        if self._head:
-            most, least = one + c.head_catch_up * t1, c.head_min_tail
-        if state.n_held or n <= least or step(n, t1) <= most:
-            return CatchUp(n, step(n, t1) - one)
-        while n >= least and step(n, t1) > most:
-            n //= 2
-        if self._head:
-            n = max(n, least)
-        return CatchUp(n, step(n, t1) - one, n) if n >= least else CatchUp(0)
-
     # Learning
 
     def observe(self, done: Round) -> None:
-        """Record the time of the round and the gain from using the model."""
+        """Record the time of the round and the gains from using priced drafters."""
         costs, active, n_rows = self.costs, len(done.outcomes), done.n_rows
         spent, self._round.spent = self._round.spent, 0.0
         plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
@@ -312,21 +327,32 @@ class Planner(PolicyBase):
             drafting = min(done.draft_seconds, disturbed * (spent + t1))
             self.budget.drafted(worth, (verify + drafting) / t1)
         plans = [(o, p) for o in done.outcomes if (p := self._plans.get(o.seq_id)) is not None]
-        if self.model is not None:
-            modelled = [(o, p) for o, p in plans if p.modelled is not None]
-            for outcome, plan in modelled:
-                self._observe_gain(outcome, plan, spent / len(modelled), n_rows, t1)
+        used = [p.priced.name for _, p in plans if p.priced is not None and p.modelled is not None]
+        for outcome, plan in plans:
+            if plan.priced is not None and plan.modelled is not None:
+                name = plan.priced.name
+                self._observe_gain(outcome, plan, name, self._spent[name] / used.count(name), n_rows)
+        if len(self._priced) > 1:
+            for priced in self._priced:
+                more = self.config.trial_share * (verify + spent) / t1
+                self.learnt.priced[priced.name].may_lose(more)
         for _, plan in plans:
             plan.begin(NO_DRAFT)
 
     def _observe_gain(
-        self, outcome: VerifyResult, plan: SequencePlan, spent: float, n_rows: int, t1: float
+        self, outcome: VerifyResult, plan: SequencePlan, name: str, spent: float, n_rows: int
     ) -> None:
-        """Record the gain from using the model over the best round without it, in t(1)."""
-        assert plan.gate is not None
-        gain = plan.catch_up.seconds - spent
-        if self.model is not None and self.model.name in outcome.draft.sources:
+        """Record the gain from using the priced drafter of this name over the best round without one, in
+        t(1).
+        """
+        t1, added, gain = self.costs.predict(1), spent - plan.catch_up.seconds, plan.catch_up.seconds - spent
+        if name in outcome.draft.sources:
             other = n_rows - len(outcome.draft.tokens) + plan.n_free
+            wider = self.costs.predict(n_rows) - self.costs.predict(other)
             gain += (outcome.n_accept - plan.free.expected_accepted(plan.n_free)) / self._free_rate
-            gain -= self.costs.predict(n_rows) - self.costs.predict(other)
-        plan.gate.observe(plan.kind, gain / t1)
+            gain -= wider
+            added += wider
+        plan.gates[name].observe(plan.kind, gain / t1, max(0.0, added) / t1)
+        if (trial := plan.trial) is not None:
+            value = (gain - trial.pace * added - plan.catch_up.seconds) / t1
+            self.learnt.priced[name].may_lose(trial.reserved + value - trial.value)

@@ -61,9 +61,16 @@ class Forecast:
         measured = costs.to_dict()
         simulated = CostCurve.from_dict(measured)
         self._model, self._t1 = steps is not None, simulated.predict(1)
-        learnt = {"steps": steps.curve.to_dict()} if steps is not None else None
+
+        def planner(drafters: list[Drafter], clock: Callable[[], float]) -> Planner:
+            learnt = None
+            if steps is not None:
+                stored = {"steps": steps.curve.to_dict()}
+                learnt = {"priced": {d.name: stored for d in drafters if d.priced}}
+            return Planner(drafters, clock, CostCurve.from_dict(measured), learnt)
+
         self._replay = Replay(
-            lambda drafters, clock: Planner(drafters, clock, CostCurve.from_dict(measured), learnt),
+            planner,
             simulated.predict,
             (lambda n: steps.predict(n, self._t1)) if steps is not None else None,
             free,

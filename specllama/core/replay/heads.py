@@ -14,6 +14,8 @@ class TraceHead(TraceDrafter):
     hidden states. n_kept: hidden states that are kept of a prompt; earlier tokens are never evaluated.
     """
 
+    name = "head"
+
     def __init__(self, machine: SimulatedClock, step_seconds: Seconds, n_kept: int) -> None:
         super().__init__(machine, step_seconds)
         self.n_kept = n_kept

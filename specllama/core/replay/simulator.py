@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from specllama.core.interfaces import DraftCacheState, Drafter, Mask, Proposal, Sampler
 from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
@@ -174,6 +174,17 @@ MakePolicy = Callable[[list[Drafter], Callable[[], float]], Policy]
 GREEDY = SamplingParams(temperature=0)
 
 
+class SecondDraft(NamedTuple):
+    """A second draft in a replay, such as a head next to a draft model; the two need different names. step:
+    as for `Replay`. choices: from a trace to that of the same text with the choices of this draft. make:
+    makes what proposes them.
+    """
+
+    step: Seconds | float
+    choices: Callable[[Trace], Trace]
+    make: MakeDraft
+
+
 class Replay:
     """A loaded pair on a simulated machine; the policy keeps what it learns from one `replay` to the next.
 
@@ -181,7 +192,7 @@ class Replay:
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
     `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
     drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices; `replay.heads` has those for heads.
+    choices; `replay.heads` has those for heads. second: another draft that competes with it.
     """
 
     def __init__(
@@ -195,14 +206,18 @@ class Replay:
         others: Sequence[Drafter] = (),
         ended: Callable[[Trace], None] = lambda trace: None,  # noqa: ARG005
         draft: MakeDraft = TraceDrafter,
+        second: SecondDraft | None = None,
     ) -> None:
-        self._ended = ended
+        self._ended, self._second, self._choices = ended, None, second.choices if second else None
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
         drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
         self.model = None
         if step is not None:
-            self.model = draft(self.machine, step if callable(step) else steps_at(step))
+            self.model = draft(self.machine, as_steps(step))
             drafters.append(self.model)
+        if second is not None:
+            self._second = second.make(self.machine, as_steps(second.step))
+            drafters.append(self._second)
         self.policy = make_policy(drafters, self.machine.clock)
 
     def replay(self, traces: Sequence[Trace], n_slots: int = 1) -> Replayed:
@@ -222,6 +237,8 @@ class Replay:
     def _begin(self, slot: int, trace: Trace) -> None:
         if self.model is not None:
             self.model.begin(slot, trace, self.prefilled)
+        if self._second is not None and self._choices is not None:
+            self._second.begin(slot, self._choices(trace), self.prefilled)
         self.policy.start(slot, trace.prompt, KeyedSampler(GREEDY, 0, 1))
 
     def _round(self, active: dict[int, tuple[Trace, int]], done: Replayed) -> None:
@@ -254,6 +271,11 @@ class Replay:
 def steps_at(step: float) -> Seconds:
     """From the number of ids that a step of the draft model evaluates to its seconds; `step`: of one id."""
     return lambda n: step * (1 + CATCH_UP * min(n - 1, MAX_CATCH_UP))
+
+
+def as_steps(step: Seconds | float) -> Seconds:
+    """The seconds of a step by the number of ids that it evaluates. step: these, or the seconds of one id."""
+    return step if callable(step) else steps_at(step)
 
 
 def curve(points: Mapping[int, float], max_rows: int = 66) -> Seconds:

@@ -141,7 +141,7 @@ class DraftTrial:
         head = draft.key if isinstance(draft, LoadedHead) else None
         model = draft.key if isinstance(draft, LoadedDraft) else None
         pair = pair_key(model, head, [*self.loaded.drafters, drafter])
-        self.loaded.profile.store_steps(pair, steps.curve)
+        self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)
 

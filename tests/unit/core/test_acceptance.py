@@ -120,4 +120,4 @@ def test_that_of_a_draft_model_is_not():
     assert len({state.bin_of("model", 0.93, place) for place in range(5)}) == 1
     observe(state, "model", 0.93, (True, False))
     assert sum(state.tables["model"].to_dict()["seen"]) == pytest.approx(1.99, abs=0.01)
-    assert state.next_chance(state.bin_of("model", 0.93, 0)) < DEFAULT.next_chances[7]
+    assert state.priced["model"].next_chance(state.bin_of("model", 0.93, 0)) < DEFAULT.next_chances[7]

@@ -146,12 +146,12 @@ def check_planner(policy: Policy) -> None:
         return
     assert isfinite(policy.budget.credit)
     assert policy.budget.credit <= DEFAULT.max_gain + DEFAULT.allowance
-    assert all(g is None or isfinite(g) for g in policy.learnt.gain.gains)
+    assert all(g is None or isfinite(g) for g in policy.learnt.priced["model"].gain.gains)
     assert policy._plans == {}
     data, again = policy.learnt.to_dict(), PairState([silent("copy"), silent("model")])
     again.restore(data)
-    steps, restored = data.pop("steps"), again.to_dict()
-    widths, kept = steps["widths"], restored.pop("steps")["widths"]
+    restored = again.to_dict()
+    widths, kept = (state["priced"]["model"].pop("steps")["widths"] for state in (data, restored))
     low, high = DEFAULT.stored_credit
     assert restored == data | {"credit": max(low, min(high, policy.budget.credit))}
     assert [width[:2] for width in kept] == [width[:2] for width in widths]  # counts are limited
@@ -199,11 +199,11 @@ def test_a_failed_draft_costs_credit_but_does_not_change_the_gains():
     engine.submit(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), 1))
     gains: list[float | None] = []
     while not engine.draft_failed:
-        gains, credit = list(policy.learnt.gain.gains), policy.budget.credit
+        gains, credit = list(policy.learnt.priced["model"].gain.gains), policy.budget.credit
         engine.step()
         check_invariant(engine)
     assert setup.draft.n_decodes == 5
-    assert policy.learnt.gain.gains == gains
+    assert policy.learnt.priced["model"].gain.gains == gains
     assert policy.budget.credit < credit
 
 

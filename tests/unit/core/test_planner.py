@@ -383,11 +383,14 @@ def test_the_learnt_state_is_stored_and_restored():
     data = json.loads(json.dumps(machine.policy.learnt.to_dict()))
     restored = Machine(cheap_rows, 0.0005, learnt=data).policy.learnt
     stored = restored.to_dict()
-    assert {name: stored[name] for name in ("tables", "after", "gains")} == {
-        name: data[name] for name in ("tables", "after", "gains")
+    assert stored["tables"] == data["tables"]
+    now, before = stored["priced"]["model"], data["priced"]["model"]
+    assert {name: now[name] for name in ("after", "gains", "times", "trial")} == {
+        name: before[name] for name in ("after", "gains", "times", "trial")
     }
-    assert [width[:2] for width in stored["steps"]["widths"]] == [w[:2] for w in data["steps"]["widths"]]
-    assert restored.steps.predict(1, 1.0) == pytest.approx(0.0005)
+    assert None not in (before["gains"][0], before["times"][0])
+    assert [width[:2] for width in now["steps"]["widths"]] == [w[:2] for w in before["steps"]["widths"]]
+    assert restored.priced["model"].steps.predict(1, 1.0) == pytest.approx(0.0005)
 
 
 def test_a_stored_curve_is_used_from_the_second_round_on():
@@ -416,10 +419,11 @@ def test_a_wrong_stored_curve_is_corrected_quickly(seconds):
 
 @pytest.mark.parametrize("gain", [-1e9, -100.0, 100.0, 1e9])
 def test_wrong_stored_gains_are_unlearnt(gain):
-    good = Machine(cheap_rows, 0.0005, learnt={"gains": [gain] * 3})
+    learnt = {"priced": {"model": {"gains": [gain] * 3, "times": [gain] * 3, "trial": gain}}}
+    good = Machine(cheap_rows, 0.0005, learnt=learnt)
     good.run(400)
     assert good.run(100) > 4 * 100
-    bad = Machine(cheap_rows, 0.001, lambda: False, confidence=0.99, learnt={"gains": [gain] * 3})
+    bad = Machine(cheap_rows, 0.001, lambda: False, confidence=0.99, learnt=learnt)
     bad.run(400)
     assert bad.run(600) > 0.97 * 100
 
@@ -444,7 +448,20 @@ def test_candidates_are_counted_whether_used_or_not():
 
 
 @pytest.mark.parametrize(
-    "data", [None, 5, "x", [], {}, {"tables": 3, "after": [], "gains": [1], "steps": 7}, {"gains": ["a"] * 3}]
+    "data",
+    [
+        None,
+        5,
+        "x",
+        [],
+        {},
+        {"tables": 3, "priced": 7},
+        {"priced": []},
+        {"priced": {"model": 5, "other": "x"}},
+        {"priced": {"model": {"after": [], "gains": [1], "times": {}, "steps": 7, "trial": "x"}}},
+        {"priced": {"model": {"gains": ["a"] * 3, "times": [True] * 3}}},
+        {"gains": [1.0] * 3, "steps": {}},
+    ],
 )
 def test_invalid_stored_data_is_ignored(data):
     fresh = Machine(cheap_rows).policy.learnt.to_dict()

@@ -405,13 +405,21 @@ curves = st.dictionaries(
     anything
     | st.fixed_dictionaries({"widths": st.lists(st.lists(scalars, max_size=4), max_size=3) | anything}),
 )
+priced = anything | st.fixed_dictionaries(
+    {},
+    optional={
+        "after": anything,
+        "steps": anything | st.fixed_dictionaries({"widths": st.lists(st.lists(scalars, max_size=4))}),
+        "gains": anything | st.lists(scalars, min_size=3, max_size=3),
+        "times": anything | st.lists(scalars, min_size=3, max_size=3),
+        "trial": anything,
+    },
+)
 learnt = anything | st.fixed_dictionaries(
     {},
     optional={
         "tables": anything | st.fixed_dictionaries({}, optional={"copy": anything, "model": anything}),
-        "after": anything,
-        "steps": anything | st.fixed_dictionaries({"widths": st.lists(st.lists(scalars, max_size=4))}),
-        "gains": anything | st.lists(scalars, min_size=3, max_size=3),
+        "priced": anything | st.fixed_dictionaries({}, optional={"model": priced, "head": priced}),
         "credit": anything,
     },
 )

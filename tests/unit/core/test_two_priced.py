@@ -1,0 +1,132 @@
+"""The planner with a draft model and a head: the better one drafts, and a poor one costs next to nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+
+from specllama.core.interfaces import Drafter
+from specllama.core.policy.acceptance import PairState
+from specllama.core.policy.config import DEFAULT
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.policy.planner import Planner
+from specllama.core.replay.heads import TraceHead
+from specllama.core.replay.simulator import Replay, SecondDraft, Trace, curve
+
+POINTS = {1: 1.0, 2: 1.2, 4: 1.4, 8: 1.9, 16: 3.0, 64: 12.0}  # t(1) by rows
+N_PROMPT, N_TEXT, N_TEXTS, N_LEARNT = 60, 160, 10, 4
+Quality = Callable[[float], float]  # from the place in a text, 0 to 1, to the mean acceptance of a token
+
+
+def planner(drafters: Sequence[Drafter], clock: Callable[[], float]) -> Planner:
+    costs, seconds = CostCurve(), curve(POINTS)
+    for n in range(1, DEFAULT.max_rows + 1):
+        for _ in range(DEFAULT.min_samples):
+            costs.observe(n, seconds(n))
+    return Planner(drafters, clock, costs)
+
+
+def choices(rng: random.Random, text: Sequence[int], quality: Quality) -> tuple[list[int], list[float]]:
+    """Choices of this mean acceptance and their confidences, which are right: sure or unsure ones."""
+    tokens, confidences = [], []
+    for i, token in enumerate(text):
+        mean, sure = quality(i / len(text)), 0.98
+        unsure = min(mean, 0.4)
+        confidence = sure if rng.random() * (sure - unsure) < mean - unsure else unsure
+        tokens.append(token if rng.random() < confidence else token + 1)
+        confidences.append(confidence)
+    return tokens, confidences
+
+
+class Texts:
+    """Texts with the choices of a draft model and a head of these qualities."""
+
+    def __init__(self, model: Quality, head: Quality, seed: int = 1) -> None:
+        rng, self.by_text = random.Random(seed), dict[int, Trace]()
+        self.model: list[Trace] = []
+        for _ in range(N_TEXTS):
+            prompt, text = ([rng.randrange(1000) for _ in range(n)] for n in (N_PROMPT, N_TEXT))
+            trace = Trace(prompt, text, *choices(rng, text, model))
+            self.model.append(trace)
+            self.by_text[id(trace)] = Trace(prompt, text, *choices(rng, text, head))
+
+    def head_of(self, trace: Trace) -> Trace:
+        return self.by_text[id(trace)]
+
+
+head = partial(TraceHead, n_kept=256)
+
+
+def sessions(texts: Texts, model: float, of_head: float) -> tuple[Replay, Replay, Replay]:
+    """The draft model alone, the head alone, and both. model, of_head: seconds of a step of each."""
+    seconds, second = curve(POINTS), SecondDraft(of_head, texts.head_of, head)
+    return (
+        Replay(planner, seconds, model, None),
+        Replay(planner, seconds, of_head, None, draft=head),
+        Replay(planner, seconds, model, None, second=second),
+    )
+
+
+def rates(texts: Texts, model: float, of_head: float, n_slots: int = 1) -> list[float]:
+    """Tokens per second after N_LEARNT texts: of the draft model alone, of the head alone, of both."""
+    found = []
+    of_heads = [texts.head_of(trace) for trace in texts.model]
+    all_texts = (texts.model, of_heads, texts.model)
+    for session, some in zip(sessions(texts, model, of_head), all_texts, strict=True):
+        session.replay(some[:N_LEARNT], n_slots)
+        done = session.replay(some[N_LEARNT:], n_slots)
+        assert done.tokens == N_TEXT * (N_TEXTS - N_LEARNT)
+        found.append(done.tokens / done.seconds)
+    return found
+
+
+CASES: dict[str, tuple[Quality, float, Quality, float]] = {  # acceptance and step of the model, of the head
+    "a good head, a poor model": (lambda _: 0.3, 0.1, lambda _: 0.85, 0.05),
+    "a poor head, a good model": (lambda _: 0.9, 0.07, lambda _: 0.2, 0.05),
+    "a useless head, a good model": (lambda _: 0.9, 0.07, lambda _: 0.0, 0.05),
+    "a good head, a useless model": (lambda _: 0.0, 0.1, lambda _: 0.85, 0.05),
+    "a cheaper head": (lambda _: 0.85, 0.15, lambda _: 0.85, 0.03),
+    "a cheaper model": (lambda _: 0.85, 0.03, lambda _: 0.85, 0.1),
+    "first the head": (lambda x: 0.9 if x > 0.5 else 0.1, 0.07, lambda x: 0.85 if x < 0.5 else 0.1, 0.05),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_are_as_fast_as_the_better_one(case: str) -> None:
+    model, step, of_head, head_step = CASES[case]
+    *alone, both = rates(Texts(model, of_head), step, head_step)
+    assert both >= 0.97 * max(1.0, *alone)
+
+
+def test_the_other_one_continues_when_one_is_removed() -> None:
+    texts = Texts(lambda _: 0.9, lambda _: 0.9)
+    for name in ("model", "head"):
+        *_, session = sessions(texts, 0.07, 0.05)
+        session.replay(texts.model[:2])
+        session.policy.remove_drafter(name)
+        assert session.policy.priced_sources == {"model", "head"} - {name}
+        done = session.replay(texts.model[2:6])
+        assert done.tokens / done.seconds > 1.5
+
+
+def test_what_is_learnt_is_stored_for_each() -> None:
+    texts = Texts(lambda _: 0.9, lambda _: 0.3)
+    *_, session = sessions(texts, 0.07, 0.03)
+    session.replay(texts.model)
+    assert isinstance(session.policy, Planner)
+    learnt = session.policy.learnt
+    assert [learnt.priced[name].steps.predict(1, 1.0) for name in ("model", "head")] == pytest.approx(
+        [0.07, 0.03]
+    )
+    again = PairState(session.policy.drafters)
+    again.restore(learnt.to_dict())
+    assert again.to_dict()["priced"].keys() == {"model", "head"}
+    for name, state in again.priced.items():
+        assert state.gain.gains[0] == min(DEFAULT.stored_gain[1], learnt.priced[name].gain.gains[0] or 0.0)
+        assert state.steps.predict(1, 1.0) == pytest.approx(learnt.priced[name].steps.predict(1, 1.0))
+    one = PairState([d for d in session.policy.drafters if d.name == "model"])
+    one.restore(learnt.to_dict())
+    assert one.to_dict()["priced"]["head"] == again.to_dict()["priced"]["head"], "it is kept"
