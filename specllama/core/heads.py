@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.blocks import DraftedBlock
 from specllama.core.interfaces import BatchRow
 
 Hidden = NDArray[np.float32]  # hidden states, one per row
@@ -93,9 +94,9 @@ class BlockHead(Protocol):
         """
         ...
 
-    def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, NDArray[np.float32]]:
-        """Logits of the tokens of a block after the last one of each sequence, shape (n_draft, n_vocab); the
-        cache stays as it was. last: id and position, by sequence. Raises NoRoomError, DecodeError.
+    def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
+        """The block of `n_draft` tokens after the last one of each sequence; the cache stays as it was. last:
+        id and position, by sequence. Raises NoRoomError, DecodeError.
         """
         ...
 

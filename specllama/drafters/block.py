@@ -1,4 +1,4 @@
-"""The drafter `head` for heads that draft a block at once (DFlash, arXiv 2602.06036, and DSpark).
+"""The drafter `head` for heads that draft a block at once (DFlash, arXiv 2602.06036, DFlash 2, DSpark).
 
 The head's cache holds the target's features of the text; one decode gives the logits of all tokens of a
 block. So the first step of a draft costs that decode, and the following ones cost nothing.
@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from specllama.core.blocks import DraftedBlock
 from specllama.core.heads import BlockHead
 from specllama.core.interfaces import DecodeError, DraftCacheState, Mask, NoRoomError, Proposal, Sampler
 from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
@@ -19,9 +17,9 @@ from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
 
 @dataclass(slots=True)
 class _BlockState(HeadState):
-    """block: logits of the tokens after the history, shape (n_draft, n_vocab); None before the first step."""
+    """block: the block after the history, None before the first step."""
 
-    block: NDArray[np.float32] | None = None
+    block: DraftedBlock | None = None
 
 
 class BlockDrafter(FeatureDrafter[BlockHead, _BlockState]):
@@ -45,8 +43,9 @@ class BlockDrafter(FeatureDrafter[BlockHead, _BlockState]):
         rows = {}
         for seq, draft in drafts.items():
             block, ended = self.states[seq].block, bool(draft) and draft[-1] in self.end_ids
-            if block is not None and len(draft) < len(block) and not ended:
-                rows[seq] = block[len(draft)]
+            row = block.logits(draft) if block is not None and not ended else None
+            if row is not None:
+                rows[seq] = row
         return self._proposals(rows, drafts)
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -94,8 +93,8 @@ class BlockDrafter(FeatureDrafter[BlockHead, _BlockState]):
                     self.head.inject(seq, begin, self._features.rows(seq, begin, end))
                     cache.ids += history[begin:end]
                 last[seq] = (history[-1], end)
-            for seq, rows in self.head.draft(last).items() if last else ():
-                self.states[seq].block = rows
+            for seq, block in self.head.draft(last).items() if last else ():
+                self.states[seq].block = block
         except DecodeError:
             self._restart_all()
             raise

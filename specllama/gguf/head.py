@@ -38,6 +38,7 @@ class HeadInfo:
     it can propose, fewer with a d2t tensor. n_chained: blocks of which each drafts the token of its place,
     the last one all further ones; 1 where all blocks draft all tokens. n_draft_max: most tokens that it
     proposes in a round; None: any number. block_size: tokens of a block drafter's block, 0 for the others.
+    selector_top_k: candidates for each token among which a selector chooses (DFlash 2), 0 without one.
     sample_from_anchor, causal, has_confidence, mask_id: how a block drafter is driven; mask_id is None if the
     file does not set it.
     """
@@ -57,6 +58,7 @@ class HeadInfo:
     n_chained: int = 1
     n_draft_max: int | None = None
     block_size: int = 0
+    selector_top_k: int = 0
     sample_from_anchor: bool = True
     causal: bool = False
     has_confidence: bool = False
@@ -106,7 +108,8 @@ class HeadInfo:
             return f"Gemma 4 assistant, {layers}"
         if self.kind is HeadKind.EAGLE3:
             return "EAGLE-3"
-        return f"{'DSpark' if self.kind is HeadKind.DSPARK else 'DFlash'}, blocks of {self.block_size}"
+        name = "DSpark" if self.kind is HeadKind.DSPARK else "DFlash 2" if self.selector_top_k else "DFlash"
+        return f"{name}, blocks of {self.block_size}"
 
 
 def _block(name: str) -> int | None:

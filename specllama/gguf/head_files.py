@@ -1,4 +1,4 @@
-"""The files that hold nothing but a head: EAGLE-3, DFlash, DSpark and Gemma 4 assistants.
+"""The files that hold nothing but a head: EAGLE-3, DFlash (1 and 2), DSpark and Gemma 4 assistants.
 
 Each function raises GGUFError for a file from which llama.cpp could not load the head, or that would end the
 process later. Sources: eagle3.cpp, dflash.cpp and gemma4-assistant.cpp of llama.cpp's src/models, and its
@@ -6,6 +6,8 @@ common/speculative.cpp.
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from specllama.gguf.header import Header
 
 MAX_BLOCK = 256  # tokens that a block drafter proposes at once; trained ones have 4 to 16
 _EAGLE3_LAYERS = 3
+_SELECTOR_KEYS = ("selector_top_k", "selector_rank", "conv_kernel_size", "conv_group_size")
 
 
 def gemma4_assistant(header: Header) -> HeadInfo:
@@ -77,11 +80,11 @@ def eagle3(header: Header) -> HeadInfo:
 
 def block_drafter(header: Header) -> HeadInfo:
     names = tensor_names(header)
-    is_dspark = "markov_w1.weight" in names
+    is_dspark, top_k = "markov_w1.weight" in names, _selector(header)
     layers = _target_layers(header)
     if not layers:
         header.fail("dflash.target_layers", "the head needs it", GET_ANOTHER)
-    block_size = header.integer("dflash.block_size", 0 if is_dspark else 16)
+    block_size = header.integer("dflash.block_size", 0 if is_dspark or top_k else 16)
     if not 2 - is_dspark <= block_size <= MAX_BLOCK:
         header.fail("dflash.block_size", f"{block_size} is not in 2 to {MAX_BLOCK}", GET_ANOTHER)
     block = "attn_norm attn_q attn_k attn_output attn_q_norm attn_k_norm ffn_norm ffn_gate ffn_up ffn_down"
@@ -108,11 +111,47 @@ def block_drafter(header: Header) -> HeadInfo:
         own_output=own_output,
         n_draft_max=block_size if is_dspark and anchor else block_size - 1,
         block_size=block_size,
+        selector_top_k=top_k,
         sample_from_anchor=anchor,
         causal=header.flag("dflash.attention.causal") is True,
         has_confidence="conf_proj.weight" in names,
         mask_id=mask if 0 <= mask < header.n_vocab else None,
     )
+
+
+def _selector(header: Header) -> int:
+    """The candidates among which the selector of a DFlash 2 head chooses, 0 without one. Raises GGUFError for
+    an incomplete one, or one that llama.cpp's graph does not use.
+    """
+    names = tensor_names(header)
+    if not any(name.startswith("selector_") for name in names):
+        return 0
+    needed = ["selector_hidden", "selector_predecessor", "selector_successor"]
+    require(header, needed, header.n_layer, "attn_conv_proj ffn_conv_proj")
+    if "markov_w1.weight" in names or header.arch_integer("hyper_connection.count"):
+        raise GGUFError(f"{header.path}: llama.cpp here does not run a selector in such a head", GET_ANOTHER)
+    values = {name: header.arch_integer(name) for name in _SELECTOR_KEYS}
+    for name, value in values.items():
+        if value < 1:
+            header.fail(f"dflash.{name}", f"{value}, a selector needs 1 or more", GET_ANOTHER)
+    if header.n_embd % values["conv_group_size"]:
+        reason = f"{values['conv_group_size']} does not divide the hidden size {header.n_embd}"
+        header.fail("dflash.conv_group_size", reason, GET_ANOTHER)
+    top_k, rank = values["selector_top_k"], values["selector_rank"]
+    if top_k * (top_k + 1) > header.n_embd or top_k > header.n_vocab:
+        header.fail(
+            "dflash.selector_top_k", f"{top_k} candidates do not fit into {header.n_embd} values", GET_ANOTHER
+        )
+    require(
+        header, ["selector_predecessor", "selector_successor"], header.n_layer, "attn_conv_proj ffn_conv_proj"
+    )
+    for i, kind in product(range(header.n_layer), ("attn", "ffn")):
+        if (name := f"blk.{i}.{kind}_conv_base") not in names:
+            raise GGUFError(f"{header.path}: {len(names)} tensors: {name} is not among them", GET_ANOTHER)
+    require_shape(header, "selector_predecessor.weight", (rank, header.n_vocab))
+    require_shape(header, "selector_successor.weight", (rank, header.n_vocab))
+    require_shape(header, "selector_hidden.weight", (header.n_embd, rank))
+    return top_k
 
 
 def _target_layers(header: Header) -> tuple[int, ...]:

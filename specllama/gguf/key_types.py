@@ -50,7 +50,8 @@ _ARCH_TYPES: dict[str, tuple[str, ...]] = {
     },
     **dict.fromkeys(("nextn_predict_layers", "attention.shared_kv_layers", "wkv.head_size"), ("u32",)),
     "target_layers": ("arr[i32]", "arr[u32]"),
-    **dict.fromkeys(("target_hidden_size", "embedding_length_out", "block_size", "selector_top_k"), ("u32",)),
+    **dict.fromkeys(("target_hidden_size", "embedding_length_out", "block_size"), ("u32",)),
+    **dict.fromkeys(("selector_top_k", "selector_rank", "conv_kernel_size", "conv_group_size"), ("u32",)),
     **dict.fromkeys(("norm_before_residual", "norm_before_fc", "sample_from_anchor"), ("bool",)),
     **dict.fromkeys(
         ("token_shift_count", "shortconv.l_cache", "kda.head_dim", "full_attention_interval"), ("u32",)

@@ -18,19 +18,19 @@ from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import ResourceError
 from specllama.llama.context import LlamaContext, get_logits
 from specllama.llama.context_params import context_params
+from specllama.llama.head_batch import FLOATS, HeadBatch
 from specllama.llama.library import ggml, llama
 from specllama.llama.log import log
 from specllama.llama.model import LlamaModel
 
 _LAST = -1  # instead of a layer: the rows before the output norm
-_FLOATS = ctypes.POINTER(ctypes.c_float)
 _CONTEXT, _LAYER, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
 _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
     "set_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_CONTEXT, _BOOL, _BOOL]),
-    "get_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", _FLOATS, [_CONTEXT]),
+    "get_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", FLOATS, [_CONTEXT]),
     "set_layer": ("_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, [_CONTEXT, _LAYER, _BOOL]),
     "set_offset": ("_Z28llama_set_nextn_layer_offsetP13llama_contexti", None, [_CONTEXT, ctypes.c_int32]),
-    "get_layer": ("_Z30llama_get_embeddings_layer_inpP13llama_contextj", _FLOATS, [_CONTEXT, _LAYER]),
+    "get_layer": ("_Z30llama_get_embeddings_layer_inpP13llama_contextj", FLOATS, [_CONTEXT, _LAYER]),
 }
 
 
@@ -125,6 +125,16 @@ def rows_at(address: Any, n: int, width: int) -> NDArray[np.float32]:
     return np.ctypeslib.as_array(address, (n, width))
 
 
+def set_nextn(handle: Any) -> None:
+    """Let a context give out a row for each token of a decode, with an output or not."""
+    _ext.set_nextn(handle, True, False)
+
+
+def nextn_rows(handle: Any) -> Any:
+    """The address of the rows of the last decode."""
+    return _ext.get_nextn(handle)
+
+
 def head_context(model: LlamaModel, target: LlamaContext, n_ctx: int, mtp: bool) -> Any:
     """A llama_context for a head of the target. Raises ResourceError if memory runs out."""
     own, of_target = model.settings, target.model.settings
@@ -174,18 +184,38 @@ class HeadContext:
         self.n_vocab, self.n_features = model.n_vocab, n_features
         self._n_embd = int(llama.llama_model_n_embd(model.handle))
         self._n_hidden = int(llama.llama_model_n_embd_out(model.handle)) if mtp else self._n_embd
+        self._all_rows = False
         _ext.set_nextn(self.handle, True, True)
         self.following: list[HeadContext] = []
         if layer:
             _ext.set_offset(self.handle, layer)
         try:
+            if mtp and not reads_target and self._gives_all_rows():
+                self._all_rows = True
+                _ext.set_nextn(self.handle, True, False)
             for i in range(layer + 1, n_layer if not layer else 0):
                 self.following.append(
                     HeadContext(model, target, n_ctx, mtp=mtp, n_features=n_features, layer=i)
                 )
-        except ResourceError:
+        except (ResourceError, DecodeError):
             self.close()
             raise
+
+    def _gives_all_rows(self) -> bool:
+        """Whether the graph's hidden states are those of all rows of a decode, so that of rows with an output
+        not the right ones would be returned: some of llama.cpp's graphs set t_h_nextn before they leave rows
+        out, some after.
+        """
+        rng = np.random.default_rng(0)
+        rows = [
+            HeadRow(i, i, 0, rng.normal(size=self.n_features).astype(np.float32), False) for i in range(2)
+        ]
+        found = []
+        for first in (False, True):
+            found.append(self.decode([rows[0]._replace(output=first), rows[1]._replace(output=True)])[1])
+            self.truncate(0, 0)
+        (last,), both = found
+        return bool(np.abs(last - both[0]).max() < np.abs(last - both[1]).max())
 
     def hidden(self, seq_id: int, features: Hidden) -> Hidden:
         if not self._encodes:
@@ -219,7 +249,9 @@ class HeadContext:
         address, n = get_logits(self.handle), len(rows) if every else len(outputs)
         if not address:
             raise DecodeError("llama.cpp gave no logits of the head")
-        logits = rows_at(ctypes.cast(address, _FLOATS), n, self.n_vocab)
+        logits = rows_at(ctypes.cast(address, FLOATS), n, self.n_vocab)
+        if self._all_rows:
+            return logits, rows_at(_ext.get_nextn(self.handle), len(rows), self._n_hidden)[outputs]
         after = rows_at(_ext.get_nextn(self.handle), n, self._n_hidden)
         return (logits[outputs], after[outputs]) if every else (logits, after.copy())
 
@@ -234,40 +266,3 @@ class HeadContext:
         if self.handle:
             llama.llama_free(self.handle)
             self.handle = None
-
-
-class HeadBatch:
-    """A llama_batch with hidden states, and the arrays that it points to.
-
-    places: (position, seq_id, output) of each row. tokens: their ids, hidden: their states, shape (n,
-    n_embd); one of the two may be None.
-    """
-
-    def __init__(
-        self,
-        places: Sequence[tuple[int, int, bool]],
-        tokens: Sequence[int] | None,
-        hidden: NDArray[np.float32] | None,
-    ) -> None:
-        positions, seqs, outputs = zip(*places, strict=True)
-        n, self._seqs = len(places), np.array(seqs, np.int32)
-        pointers = self._seqs.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
-        self._kept = (
-            np.array(positions, np.int32),
-            np.ones(n, np.int32),
-            pointers.astype(np.uint64),
-            np.array(outputs, np.int8),
-            np.ascontiguousarray(hidden, np.float32) if hidden is not None else None,
-            np.array(tokens, np.int32) if tokens is not None else None,
-        )
-        position, n_seq, seq, output, values, ids = self._kept
-        ints = ctypes.POINTER(ctypes.c_int32)
-        self.batch = llama.llama_batch(
-            n_tokens=n,
-            token=ids.ctypes.data_as(ints) if ids is not None else None,
-            embd=values.ctypes.data_as(_FLOATS) if values is not None else None,
-            pos=position.ctypes.data_as(ints),
-            n_seq_id=n_seq.ctypes.data_as(ints),
-            seq_id=ctypes.cast(seq.ctypes.data, ctypes.POINTER(ints)),
-            logits=output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )

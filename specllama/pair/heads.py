@@ -160,6 +160,7 @@ def step_bytes(target: Header, head: HeadInfo) -> int:
     drafter drafts a block in a step.
     """
     lookups = ("token_embd.weight", "embed_tokens.weight", "markov_w1.weight")
+    lookups += ("selector_predecessor.weight", "selector_successor.weight")
     tied = head.own_output and head.own_file and "output.weight" not in {t.name for t in head.tensors}
     first = f"blk.{head.n_layer_target}."
     own = 0

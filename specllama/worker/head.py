@@ -75,8 +75,6 @@ def open_head(
     is_block = head.kind in (HeadKind.DFLASH, HeadKind.DSPARK)
     if not problem and is_block and head.mask_id is None:
         problem = "its file does not name the mask token"
-    if not problem and any("selector" in tensor.name for tensor in head.tensors):
-        problem = "it chooses tokens with a selector (DFlash 2), which specllama does not drive"
     if problem:
         return None, _left_out(problem, send)
     fitted, model = fitted_to(own, planned.n_gpu_layers), None
@@ -127,6 +125,7 @@ def _block_context(
         causal=head.causal,
         mask_id=head.mask_id,
         n_features=n_features,
+        top_k=head.selector_top_k,
     )
     context.inject(0, 0, np.zeros((1, n_features), np.float32))  # so that no first draft is slow
     context.draft({0: (0, 1)})

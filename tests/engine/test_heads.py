@@ -4,6 +4,9 @@ what a head was not fed it makes up for.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,12 +17,14 @@ import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
+from specllama.core.interfaces import BatchRow
 from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Generation, Request
 from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
@@ -31,8 +36,10 @@ from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from specllama.testing import TableMask
 from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.headloop import N_DRAFT, PROMPT
+from tests.support.paths import ROOT
 
-KINDS = ("mimo2", "qwen35", "step35", "gemma4", "eagle3", "dflash", "dspark")
+KINDS = ("mimo2", "qwen35", "step35", "gemma4", "eagle3", "dflash", "dflash2", "dspark")
 PERFECT = ("mimo2", "qwen35", "step35", "gemma4", "eagle3")  # where a head can be made that knows the target
 N_CTX, N_SLOTS, ROLLBACK = 512, 4, 8
 MTP = ("mimo2", "qwen35", "step35")
@@ -41,7 +48,9 @@ LAST_ONLY = {
     "qwen35": (0.0, 0.0, 0.0, 1.0),
     "gemma4": (0.0, 0.0),
 }
-TARGET_LAYERS = {"eagle3": (0, 1, 1), "dflash": (0, 1), "dspark": (0, 1)}
+BLOCKS = ("dflash", "dflash2", "dspark")
+TOP_K = {"dflash2": 4}
+TARGET_LAYERS = {"eagle3": (0, 1, 1), **dict.fromkeys(BLOCKS, (0, 1))}
 NOISE = 0.2  # in what a head reads, so that it is right now and then
 
 
@@ -63,7 +72,10 @@ def write_pair(kind: str, folder: Path, noise: float) -> tuple[Path, Path]:
     tinygguf.llama(target, adds=adds)
     if kind == "eagle3":
         return target, tinyheads.eagle3(head, copy_of=target, head_noise=noise)
-    return target, tinyheads.dflash(head, markov=kind == "dspark")
+    dspark = kind == "dspark"
+    return target, tinyheads.dflash(
+        head, markov=dspark, top_k=TOP_K.get(kind, 0), block_size=N_DRAFT if dspark else N_DRAFT + 1
+    )
 
 
 class Pair:
@@ -80,10 +92,11 @@ class Pair:
         self.features = TargetFeatures(self.target, () if is_mtp else TARGET_LAYERS[kind])
         self.drafter: HeadDrafter | BlockDrafter
         self.context: HeadContext | BlockContext
-        if kind in ("dflash", "dspark"):
+        if kind in BLOCKS:
             self.context = BlockContext(
-                self.head_model, self.target, N_CTX, n_draft=3 + (kind == "dspark"), anchored=kind ==
+                self.head_model, self.target, N_CTX, n_draft=N_DRAFT, anchored=kind ==
                 "dspark", causal=False, mask_id=tinyheads.MASK, n_features=self.features.width,
+                top_k=TOP_K.get(kind, 0),
             )  # fmt: skip
             self.drafter = BlockDrafter(self.context, self.model.n_vocab)
         else:
@@ -165,6 +178,24 @@ def test_the_text_is_that_of_plain_decoding(pair, kind: str, temperature: float)
         assert sum(g.stats.n_accept for g in done) > 3
     planned = run(one.target, Planner([CopyDrafter(), one.drafter], time.perf_counter, always()), *requests)
     assert [g.output for g in planned] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_those_of_llama_cpps_order_of_calls(kind: str, tmp_path: Path) -> None:
+    files = write_pair(kind, tmp_path, 1.0)
+    loop = {**dict.fromkeys(MTP, "mtp"), "step35": "chained", "gemma4": "assistant"}.get(kind, kind)
+    command = [sys.executable, "-m", "tests.support.headloop", loop, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    one = Pair(kind, tmp_path, 1.0)
+    try:
+        one.target.decode([BatchRow(t, i, 0, True) for i, t in enumerate(PROMPT[:-1])])
+        one.drafter.start(0, PROMPT, KeyedSampler(SamplingParams(temperature=0), 0, one.model.n_vocab))
+        drafted: list[int] = []
+        while len(drafted) < N_DRAFT:
+            drafted.append(one.drafter.step({0: drafted})[0].token)
+        assert drafted == json.loads(done.stdout)["drafts"][0]
+    finally:
+        one.close()
 
 
 @pytest.mark.parametrize("kind", PERFECT)

@@ -73,6 +73,10 @@ RANDOM: dict[str, tuple[str, Build]] = {
         "dflash",
         lambda d: (tinygguf.llama(d / "t.gguf"), tinyheads.dflash(d / "h.gguf", own_embeddings=True)),
     ),
+    "dflash 2": (
+        "dflash2",
+        lambda d: (tinygguf.llama(d / "t.gguf"), tinyheads.dflash(d / "h.gguf", top_k=4)),
+    ),
     "dspark": (
         "dspark",
         lambda d: (tinygguf.llama(d / "t.gguf"), tinyheads.dflash(d / "h.gguf", markov=True)),

@@ -2,9 +2,10 @@
 
     python -m tests.support.headloop KIND TARGET HEAD
 
-KIND is mtp, chained, assistant, eagle3, dflash or dspark. It prints JSON: the number of accepted tokens of
-each round, and whether the text is that of plain decoding. One sequence, greedy, single precision. HEAD is
-TARGET itself for a head inside the model. The call sequences are those of llama.cpp's common/speculative.cpp.
+KIND is mtp, chained, assistant, eagle3, dflash, dflash2 or dspark. It prints JSON: the number of accepted
+tokens and the draft of each round, and whether the text is that of plain decoding. One sequence, greedy,
+single precision. HEAD is TARGET itself for a head inside the model. The call sequences are those of
+llama.cpp's common/speculative.cpp.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _get_layer_input = _lib._Z30llama_get_embeddings_layer_inpP13llama_contextj
 _get_layer_input.argtypes, _get_layer_input.restype = [c.c_void_p, c.c_uint32], c.POINTER(c.c_float)
 _target_layers = _lib._Z28llama_model_target_layer_idsPK11llama_model
 _target_layers.argtypes, _target_layers.restype = [c.c_void_p], c.POINTER(c.c_int32)
+_top_k = _lib._Z33llama_model_dflash_selector_top_kPK11llama_model
+_top_k.argtypes, _top_k.restype = [c.c_void_p], c.c_int32
 _n_target_layers = _lib._Z30llama_model_target_layer_ids_nPK11llama_model
 _n_target_layers.argtypes, _n_target_layers.restype = [c.c_void_p], c.c_uint32
 
@@ -100,9 +103,11 @@ class Head:
             _set_layer_input(target.ptr, layer, True)
         if mtp:
             ext.llama_set_embeddings_nextn(target.ptr, True, False)
-        if kind in ("dflash", "dspark"):
+        self.block = kind in ("dflash", "dflash2", "dspark")
+        if self.block:
             lc.llama_set_causal_attn(self.ctx.ptr, False)
-        ext.llama_set_embeddings_nextn(self.ctx.ptr, True, True)
+        ext.llama_set_embeddings_nextn(self.ctx.ptr, True, kind != "dflash2")
+        self.top_k = _top_k(model) if kind == "dflash2" else 0
         self.confidence: list[float] = []
 
     def rows(self, n: int) -> NDArray[np.float32]:
@@ -144,11 +149,11 @@ class Head:
 
     def draft(self, last: int, n0: int) -> list[int]:
         found: list[int] = []
-        if self.kind in ("dflash", "dspark"):
+        if self.block:
             shift = 0 if self.kind == "dspark" else 1
             block = [last] + [3] * (N_DRAFT - 1 + shift)
             self.ctx.run([(token, n0 + i, None) for i, token in enumerate(block)])
-            found = [self.ctx.best(i + shift) for i in range(N_DRAFT)]
+            found = self._walk() if self.top_k else [self.ctx.best(i + shift) for i in range(N_DRAFT)]
             if shift == 0:
                 self.confidence = self.ctx.nextn(N_DRAFT, self.n_embd_own)[:, 0].tolist()
             self.ctx.cut(n0)
@@ -172,6 +177,14 @@ class Head:
             found.append(token)
         if self.kind != "assistant":
             self.ctx.cut(n0 if self.kind in ("eagle3", "chained") else n0 + 1)
+        return found
+
+    def _walk(self) -> list[int]:
+        """The best candidate of each place, after the best one of the place before."""
+        rows, k, at, found = self.ctx.nextn(N_DRAFT + 1, self.n_embd_own), self.top_k, 0, []
+        for row in rows[1:]:
+            at = int(row[k + at * k : k + (at + 1) * k].argmax())
+            found.append(int(row[at]))
         return found
 
     def accept(self, tokens: Sequence[int], n0: int, last: int) -> None:
@@ -216,10 +229,11 @@ def main(kind: str, target_path: str, head_path: str) -> dict[str, object]:
     head = Head(kind, target, model, target_model)
     target.run([(t, i, None) for i, t in enumerate(PROMPT[:-1])])
     head.start(PROMPT[:-1])
-    history, accepted = list(PROMPT), []
+    history, accepted, drafts = list(PROMPT), [], []
     for _ in range(N_ROUNDS):
         n0, last = len(history) - 1, history[-1]
         drafted = head.draft(last, n0)
+        drafts.append(drafted)
         target.run([(t, n0 + i, None) for i, t in enumerate([last, *drafted])])
         best = [target.best(i) for i in range(len(drafted) + 1)]
         m = 0
@@ -236,6 +250,7 @@ def main(kind: str, target_path: str, head_path: str) -> dict[str, object]:
         "equal": text == expected[: len(text)],
         "n_different": len(set(text)),
         "confidence": head.confidence,
+        "drafts": drafts,
     }
 
 

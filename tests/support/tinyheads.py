@@ -216,6 +216,25 @@ def _repeated(x: NDArray[np.float32], times: int) -> NDArray[np.float32]:
     return np.repeat(x.reshape(-1, N_EMBD_HEAD, x.shape[1]), times, axis=0).reshape(-1, x.shape[1])
 
 
+def _selector(b: Builder, n_vocab: int, n_layer: int, top_k: int, rank: int = 8, kernel: int = 3) -> None:
+    """What DFlash 2 adds: convolutions over the block, and scores of pairs of candidates."""
+    group = 16
+    for name, value in {
+        "selector_rank": rank,
+        "selector_top_k": top_k,
+        "conv_kernel_size": kernel,
+        "conv_group_size": group,
+    }.items():
+        b.writer.add_uint32(f"dflash.{name}", value)
+    b.put("selector_predecessor.weight", b.random(n_vocab, rank))
+    b.put("selector_successor.weight", b.random(n_vocab, rank))
+    b.matrix("selector_hidden", rank, N_EMBD)
+    for i in range(n_layer):
+        for kind in ("attn", "ffn"):
+            b.put(f"blk.{i}.{kind}_conv_base", b.random(2, kernel, N_EMBD) / np.float32(kernel))
+            b.matrix(f"blk.{i}.{kind}_conv_proj", 2 * kernel * N_EMBD // group, N_EMBD)
+
+
 def dflash(
     path: Path | str,
     seed: int = 1,
@@ -226,10 +245,12 @@ def dflash(
     block_size: int = 4,
     target_layers: Sequence[int] = (0, 1),
     markov: bool = False,
+    top_k: int = 0,
     own_embeddings: bool = False,
     copy_of: Path | str | None = None,
 ) -> Path:
-    """A drafter of whole blocks: DFlash, or with `markov` DSpark. Its hidden size is the target's.
+    """A drafter of whole blocks: DFlash, with `markov` DSpark, with a selector of `top_k` candidates for each
+    token DFlash 2. Its hidden size is the target's.
 
     Without `own_embeddings` it uses the target's embeddings and output.
     """
@@ -254,6 +275,8 @@ def dflash(
         b.ones(f"blk.{i}.attn_norm", N_EMBD)
         b.attention(i, qk_norm=True)
         b.feed_forward(i)
+    if top_k:
+        _selector(b, n_vocab, n_layer, top_k)
     if markov:
         first, second = b.random(n_vocab, N_EMBD), b.random(n_vocab, N_EMBD) / np.float32(N_EMBD**0.5)
         if target:

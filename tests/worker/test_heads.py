@@ -38,8 +38,11 @@ def assistant(folder: Path) -> Files:
     return target, tinyheads.gemma4_assistant(folder / "head.gguf", copy_of=target, head_noise=NOISE)
 
 
-def blocks(folder: Path) -> Files:
-    return tinygguf.llama(folder / "model.gguf"), tinyheads.dflash(folder / "head.gguf")
+def blocks(top_k: int) -> Callable[[Path], Files]:
+    def write(folder: Path) -> Files:
+        return tinygguf.llama(folder / "model.gguf"), tinyheads.dflash(folder / "head.gguf", top_k=top_k)
+
+    return write
 
 
 KINDS: dict[str, Callable[[Path], Files]] = {
@@ -48,7 +51,8 @@ KINDS: dict[str, Callable[[Path], Files]] = {
     "step35": inside(tinymtp.step35, LAST),
     "gemma4": assistant,
     "eagle3": eagle3,
-    "dflash": blocks,
+    "dflash": blocks(0),
+    "dflash 2": blocks(4),
 }
 
 
@@ -106,12 +110,13 @@ def test_a_stop_string_ends_the_same_text(front: Front) -> None:
     assert drafted(front) > 3
 
 
-def test_a_grammar_allows_the_same_text(front: Front) -> None:
+def test_a_grammar_allows_the_same_text(front: Front, request: pytest.FixtureRequest) -> None:
     params = {**asked(6)["params"], "grammar": "root ::= [a-f0-9]{30} | [x-z]{20}"}
     expected = front.text(prompt="hex", params=params, speculate=False)
     assert front.text(prompt="hex", params=params) == expected
     assert len(expected) in (20, 30)
-    assert drafted(front) > 3
+    few_candidates = request.node.callspec.params["front"] == "dflash 2"
+    assert drafted(front) > 3 or few_candidates  # none of which may be legal
 
 
 def test_a_conversation_goes_on_after_it_was_cancelled(front: Front) -> None:

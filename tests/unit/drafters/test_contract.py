@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specllama.core.blocks import BlockRows
 from specllama.core.interfaces import BatchRow, Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
@@ -66,11 +67,11 @@ class Blocks:
         assert not cells or first == cells[-1] + 1
         cells.extend(range(first, first + len(features)))
 
-    def draft(self, last) -> dict[int, np.ndarray]:
+    def draft(self, last) -> dict[int, BlockRows]:
         for seq_id, (_, pos) in last.items():
             assert self.cells[seq_id][-1] == pos - 1
         return {
-            seq_id: np.stack([table_row([token, i], N_VOCAB) for i in range(self.n_draft)])
+            seq_id: BlockRows(np.stack([table_row([token, i], N_VOCAB) for i in range(self.n_draft)]))
             for seq_id, (token, _) in last.items()
         }
 

@@ -25,6 +25,7 @@ FILES: dict[str, Callable[[Path], Path]] = {
     "assistant": tinyheads.gemma4_assistant,
     "eagle3": tinyheads.eagle3,
     "dflash": tinyheads.dflash,
+    "dflash2": lambda path: tinyheads.dflash(path, top_k=4),
     "dspark": lambda path: tinyheads.dflash(path, markov=True),
     "sidecar": lambda path: tinymtp.qwen35(path, part="head"),
 }
@@ -137,6 +138,9 @@ def test_fields_of_the_files_of_heads(tmp_path: Path) -> None:
     assert (eagle3.target_layers, eagle3.n_embd_target, eagle3.n_draft_max) == ((0, 1, 1), N_EMBD, None)
     assert (eagle3.own_embeddings, eagle3.own_output, eagle3.needs_target_context) == (False, False, True)
     assert (dflash.block_size, dflash.n_draft_max, dflash.has_confidence, dflash.mask_id) == (4, 3, False, 3)
+    two = heads["dflash2"]
+    assert (two.kind, two.selector_top_k, two.n_draft_max) == (HeadKind.DFLASH, 4, 3)
+    assert (two.label, dflash.label) == ("DFlash 2, blocks of 4", "DFlash, blocks of 4")
     assert (dspark.kind, dspark.n_draft_max, dspark.has_confidence) == (HeadKind.DSPARK, 4, True)
     own = tinyheads.eagle3(tmp_path / "own.gguf", own_embeddings=True, own_output=True)
     assert not head_of(read_header(own)).needs_target_context
@@ -163,7 +167,7 @@ def test_any_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
     header = read_header(FILES[name](tmp_path / "h.gguf"))
     optional = {"output.weight", "conf_proj.weight", "conf_proj.bias", "rope_freqs.weight"}
     optional |= {"markov_w1.weight"}  # without it the file is of DFlash
-    if name in ("dflash", "dspark"):  # whose keys may be the values too
+    if name in ("dflash", "dflash2", "dspark"):  # whose keys may be the values too
         optional |= {"blk.0.attn_v.weight", "blk.1.attn_v.weight"}
     for tensor in header.tensors:
         if tensor.name in optional:
@@ -187,6 +191,14 @@ def test_any_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
         ("dflash", {"block_size": 1}, "1 is not in 2 to 256"),
         ("dflash", {"block_size": 1 << 31}, "is not in 2 to 256"),
         ("dspark", {"block_size": None}, "0 is not in 2 to 256"),
+        ("dflash2", {"block_size": None}, "0 is not in 2 to 256"),
+        ("dflash2", {"selector_top_k": 0}, "0, a selector needs 1 or more"),
+        ("dflash2", {"selector_top_k": 7}, "7 candidates do not fit into 48 values"),
+        ("dflash2", {"selector_rank": 9}, "is 8 × [0-9]+, not 9 × "),
+        ("dflash2", {"selector_rank": None}, "0, a selector needs 1 or more"),
+        ("dflash2", {"conv_kernel_size": None}, "0, a selector needs 1 or more"),
+        ("dflash2", {"conv_group_size": 5}, "5 does not divide the hidden size 48"),
+        ("dflash2", {"hyper_connection.count": 2}, "does not run a selector"),
         ("dflash", {"block_count": 1 << 31}, "not in 1 to 512"),
         ("assistant", {"nextn_predict_layers": 3}, "3 of 2 layers"),
         ("assistant", {"nextn_predict_layers": 0}, "0 of 2 layers"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specllama.client.tune_messages import TimedWidth
+from specllama.core.blocks import BlockRows
 from specllama.core.interfaces import BatchRow
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
@@ -217,7 +218,7 @@ class TimedBlocks:
 
     def draft(self, last):
         self.now += 1
-        return {seq: np.zeros((3, N_VOCAB), np.float32) for seq in last}
+        return {seq: BlockRows(np.zeros((3, N_VOCAB), np.float32)) for seq in last}
 
     def truncate(self, seq_id, pos):
         """Nothing is kept."""
