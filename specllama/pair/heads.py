@@ -159,8 +159,10 @@ def step_bytes(target: Header, head: HeadInfo) -> int:
     """Bytes of weights that a step of a head reads, with the target's output matrix if it has none. A block
     drafter drafts a block in a step.
     """
-    lookups = ("token_embd.weight", "embed_tokens.weight", "markov_w1.weight")
-    lookups += ("selector_predecessor.weight", "selector_successor.weight")
+    lookups = (
+        "token_embd.weight", "embed_tokens.weight", "markov_w1.weight",
+        "selector_predecessor.weight", "selector_successor.weight",
+    )  # fmt: skip
     tied = head.own_output and head.own_file and "output.weight" not in {t.name for t in head.tensors}
     first = f"blk.{head.n_layer_target}."
     own = 0
