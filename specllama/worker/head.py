@@ -23,6 +23,7 @@ from specllama.llama.heads import HeadContext, TargetFeatures, unsupported
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.plan import MemoryPlan
 from specllama.worker.draft import fitted_to, reporter
+from specllama.worker.profile_keys import head_key
 
 
 @dataclass(slots=True)
@@ -44,9 +45,7 @@ class LoadedHead:
     @property
     def key(self) -> dict[str, Any]:
         """The head's part of the key under which a pair is stored."""
-        header = self.header
-        identity = [header.name, header.architecture, header.quant, header.n_params, header.file_bytes]
-        return {"head": self.head.kind.value, "model": identity, "n_gpu_layers": self.settings.n_gpu_layers}
+        return {**head_key(self.head), "n_gpu_layers": self.settings.n_gpu_layers}
 
     def close(self) -> None:
         """Free its memory; the target gives out no more hidden states."""

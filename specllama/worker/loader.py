@@ -6,8 +6,9 @@ llama.cpp opens no file before its header has passed the check.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specllama.client import protocol
 from specllama.config.load import LoadSettings
@@ -124,7 +125,7 @@ def load(
     profile = ModelProfile(
         store,
         target_key(header, fitted, context),
-        pair_key(draft.key if draft else None, head.key if head else None, drafters),
+        _pair_key(draft, head, drafters),
         settings.calibrate,
         time.perf_counter,
     )
@@ -182,6 +183,14 @@ def _planned(
                 drafts, n_rs_seq = drafts.without_own_head(), rollback(settings)
             else:
                 raise
+
+
+def _pair_key(
+    draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]
+) -> dict[str, Any]:
+    if draft is not None:
+        return pair_key(draft.key, drafters, head.head if head is not None else None)
+    return pair_key(head.key if head is not None else None, drafters)
 
 
 def _drafters(

@@ -11,6 +11,7 @@ from typing import Any
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import Drafter
 from specllama.drafters import words_of
+from specllama.gguf.head import HeadInfo
 from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
@@ -46,11 +47,19 @@ def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> dict[
     }
 
 
+def head_key(head: HeadInfo) -> dict[str, Any]:
+    """A head, wherever its layers are, in types that JSON preserves."""
+    header = head.header
+    identity = [header.name, header.architecture, header.quant, header.n_params, header.file_bytes]
+    return {"head": head.kind.value, "model": identity}
+
+
 def pair_key(
-    draft: Mapping[str, Any] | None, head: Mapping[str, Any] | None, drafters: Sequence[Drafter]
+    draft: Mapping[str, Any] | None, drafters: Sequence[Drafter], second: HeadInfo | None = None
 ) -> dict[str, Any]:
-    """The key of a pair: the keys of the draft model and of the head, and the drafters. The request history
-    is not part of it, since it has an acceptance table of its own.
+    """The key of a pair: the key of the draft model or the head, and the drafters. second: the target's own
+    head next to a draft model; its layers are where the target's are. The request history is not part of the
+    key, since it has an acceptance table of its own.
     """
-    second = {"head": head} if draft is not None and head is not None else {}
-    return {"draft": head if draft is None else draft, **second, "drafters": words_of(drafters)}
+    more = {"head": head_key(second)} if second is not None else {}
+    return {"draft": draft, **more, "drafters": words_of(drafters)}

@@ -52,8 +52,8 @@ MODEL = an_object(name=TEXT, path=TEXT, params=COUNT, quant=TEXT, n_gpu_layers={
 OBJECT = an_object(
     schema={"const": "specllama.bench/1"}, version=TEXT, date=TEXT,
     machine=an_object(system=TEXT, machine=TEXT, cores=COUNT, n_threads=COUNT),
-    target=MODEL, draft=or_null(MODEL), head=TEXT, drafters={"type": "array", "items": TEXT}, n_ctx=COUNT,
-    load_ms=NUMBER,
+    target=MODEL, draft=or_null(MODEL), head=TEXT, head_in_target={"type": "boolean"},
+    drafters={"type": "array", "items": TEXT}, n_ctx=COUNT, load_ms=NUMBER,
     settings=an_object(
         text={"type": ["string", "null"]}, n_tokens={"type": ["integer", "null"]}, runs=COUNT,
         k={"type": "array", "items": COUNT},

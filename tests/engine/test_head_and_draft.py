@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.core.interfaces import DecodeError
+from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.core.policy.base import Draft
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters.head import HeadDrafter
@@ -143,6 +144,52 @@ def test_both_draft_and_the_text_is_that_of_plain_decoding(
     assert accepted["model"] > 5
 
 
+class SlowTarget:
+    """A clock by which a decode of the target takes 0.1 s and all else nothing, so that drafts pay."""
+
+    def __init__(self, front: Front) -> None:
+        self.now, self.decode = 0.0, loaded(front).context.decode
+        planner = loaded(front).profile.planner
+        assert front.core.engine is not None
+        assert planner is not None
+        front.core.engine.clock = planner.clock = planner._loop.clock = self
+        loaded(front).context.decode = self.decode_slowly  # type: ignore[method-assign]
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def decode_slowly(self, batch: Sequence[BatchRow]) -> np.ndarray:
+        self.now += 0.1 + 0.001 * len(batch)
+        return self.decode(batch)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ADDS)
+def test_the_planner_uses_both(
+    front: Callable[..., Front], files: dict[str, Path], kind: str, temperature: float
+) -> None:
+    one = front(files[kind], files[f"{kind} draft"], n_slots=3, calibrate=False)
+    SlowTarget(one)
+    requests = [generate(seed, temperature) for seed in range(1, 10)]
+    masked = generate(10, temperature, grammar=GRAMMAR)
+    plain = [answers(one, replace(request, speculate=False))[0][0] for request in (*requests, masked)]
+    drafted, accepted = Counter[str](), Counter[str]()
+    for n in (0, 3, 6):
+        together = ([request] for request in requests[n : n + 3]) if n < 6 else [requests[n:]]
+        for some in together:
+            found, more, right = answers(one, *some)
+            assert found == [plain[request.id - 1] for request in some]
+            drafted += more
+            accepted += right
+    assert answers(one, masked)[0] == plain[-1:]
+    assert min(drafted["head"], drafted["model"]) > 0, drafted
+    assert accepted["head"] + accepted["model"] > 50
+    state = loaded(one).profile.planner
+    assert state is not None
+    assert [state.learnt.priced[name].steps.curve.count(1) > 0 for name in ("model", "head")] == [True] * 2
+
+
 @pytest.mark.parametrize("kind", ADDS)
 def test_with_a_grammar(front: Callable[..., Front], files: dict[str, Path], kind: str) -> None:
     one = front(files[kind], files[f"{kind} draft"])
@@ -171,7 +218,8 @@ def test_what_is_reported(front: Callable[..., Front], files: dict[str, Path]) -
     assert info.host_bytes == plan.host
     without = front(files["mimo2"], files["mimo2"]), front(files["promise"], files["mimo2 draft"])
     keys = [loaded(one).profile.pair for one in (one, *without)]
-    assert (keys[0]["draft"], keys[0]["head"]) == (keys[2]["draft"], keys[1]["draft"])
+    assert keys[0]["draft"] == keys[2]["draft"]
+    assert keys[0]["head"].items() < keys[1]["draft"].items()
     assert [set(key) for key in keys[1:]] == [{"draft", "drafters"}] * 2
     assert [ready(other).has_draft_model for other in without] == [False, True]
     assert [ready(other).head_in_target for other in without] == [True, False]

@@ -11,7 +11,7 @@ from specllama.client import protocol as m
 from specllama.client.tune_messages import MeasuredDraft, Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
-from specllama.drafters import HEAD
+from specllama.drafters import HEAD, MODEL
 from specllama.worker.head import LoadedHead
 from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import prompts as tuning_prompts
@@ -144,6 +144,11 @@ def test_the_head_inside_the_model_is_ranked_with_others(
     assert run is not None
     assert run.profile.planner is not None
     assert run.profile.planner.learnt.priced[HEAD.name].steps.predict(1, 1.0) == pytest.approx(inside.step)
+    both = front(model, run=draft).core.loaded
+    assert both is not None
+    assert both.head is not None
+    assert both.profile.planner is not None
+    assert both.profile.planner.learnt.priced[MODEL.name].steps.predict(1, 1.0) == pytest.approx(small.step)
 
 
 def test_a_cancelled_trial_leaves_nothing_open(front: Callable[..., Front], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.features import KEPT_ROWS
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import EngineError
+from specllama.pair.heads import own_head
 from specllama.worker.draft import LoadedDraft, load_draft
 from specllama.worker.head import LoadedHead
 from specllama.worker.load_info import model_info
@@ -137,11 +138,16 @@ class DraftTrial:
     def _store(
         self, draft: LoadedDraft | LoadedHead, drafter: Drafter, times: Times, steps: StepCosts
     ) -> None:
-        """Store the times of steps under the key that a run with this pair reads."""
-        head = draft.key if isinstance(draft, LoadedHead) else None
-        model = draft.key if isinstance(draft, LoadedDraft) else None
-        pair = pair_key(model, head, [*self.loaded.drafters, drafter])
-        self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
+        """Store the times of steps under the keys that runs with this pair read, with the target's own head
+        next to a draft model and without it.
+        """
+        drafters = [*self.loaded.drafters, drafter]
+        pairs = [pair_key(draft.key, drafters)]
+        own, _ = own_head(self.loaded.header)
+        if own is not None and isinstance(draft, LoadedDraft):
+            pairs.append(pair_key(draft.key, drafters, own.head))
+        for pair in pairs:
+            self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
         step = steps.predict(1, self.costs.predict(1))
         self.found = replace(self.found, points=points(times), step=step)
 
