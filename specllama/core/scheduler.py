@@ -347,7 +347,7 @@ class Scheduler:
         for name in [d.name for d in self.policy.drafters if d.priced]:
             self.policy.remove_drafter(name)
         self.draft_failed = True
-        self.notices.append(f"the draft model failed ({error}); continuing without it")
+        self.notices.append(f"the draft failed ({error}); continuing without it")
 
     def _checkpoint(self, generation: Generation) -> None:
         """Save the state before a draft, where the memory cannot roll back, after evaluating all but the last

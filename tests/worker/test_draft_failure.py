@@ -91,7 +91,7 @@ def test_a_failing_draft_gives_one_notice_and_the_same_text(front: Front, n: int
     assert answer(front, 3, RENAME)[0] == plain
     assert failing.n_decodes == n + 1
     assert notices(front) == [
-        "the draft model failed (llama_decode answered -3: device lost); continuing without it"
+        "the draft failed (llama_decode answered -3: device lost); continuing without it"
     ]
     # The next turn of the chat reuses the ids of the turn in which the draft failed.
     text, done = answer(front, 4, turn, follows=3)

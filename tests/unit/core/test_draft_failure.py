@@ -119,7 +119,7 @@ def test_the_output_is_plain_and_the_failed_model_is_not_used_again(work, kind, 
     failed = setup.draft.n_failed > 0
     assert setup.draft.n_failed == failed
     assert setup.engine.draft_failed == failed
-    notices = ["the draft model failed (llama_decode answered -3: device lost); continuing without it"]
+    notices = ["the draft failed (llama_decode answered -3: device lost); continuing without it"]
     assert setup.engine.notices == (notices if failed else [])
     assert any(d.name == "model" for d in setup.policy.drafters) != failed
     check_planner(setup.policy)
