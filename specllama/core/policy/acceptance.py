@@ -10,6 +10,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from specllama.core.policy.budget import SpeculationBudget
@@ -93,18 +94,21 @@ class AcceptanceTable:
 class PairGain:
     """The average gain from using a priced drafter over all requests, and the average time that it adds to a
     round, in t(1), by what it competed with (ALONE, UNLIKELY_COPY, LIKELY_COPY); None: not used yet. limits:
-    range of stored gains. max_time: largest stored time.
+    range of stored gains. max_time: largest stored time. n_seen: rounds that the averages are from; stored
+    ones count as many.
     """
 
     limits: tuple[float, float] = DEFAULT.stored_gain
     max_time: float = DEFAULT.stored_added_time
     gains: list[float | None] = field(default_factory=lambda: [None, None, None])
     times: list[float | None] = field(default_factory=lambda: [None, None, None])
+    n_seen: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
     def restore(self, gains: object, times: object = None) -> None:
         """Continue from stored lists; what is something else is ignored."""
         self.gains = _averages(gains, *self.limits) or self.gains
         self.times = _averages(times, 0.0, self.max_time) or self.times
+        self.n_seen = [n if t is None else inf for n, t in zip(self.n_seen, self.times, strict=True)]
 
 
 def _averages(data: object, low: float, high: float) -> list[float | None] | None:
@@ -119,24 +123,41 @@ def _averages(data: object, low: float, high: float) -> list[float | None] | Non
 class PricedState:
     """What is learnt about a drafter whose tokens cost decodes. steps: times of its steps. gain: the gain
     from using it. next_token: acceptance of its token after an accepted one, by the bin of that one. trial:
-    what trying it in place of a drafter that is expected to be better may lose, in t(1).
+    what trying it in place of a drafter that is expected to be better may lose, in t(1). n_waited: rounds
+    with another drafter since it was used. n_trial: rounds that are left of a trial.
     """
 
-    __slots__ = ("config", "gain", "next_token", "steps", "trial")
+    __slots__ = ("config", "gain", "n_trial", "n_waited", "next_token", "steps", "trial")
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         c = self.config = config
         self.steps, self.gain = StepCosts(c), PairGain(c.stored_gain, c.stored_added_time)
         self.next_token = AcceptanceTable(c.next_chances, c.prior_weight, c.forget, c.max_chance)
-        self.trial = c.trial_allowance
+        self.trial, self.n_trial, self.n_waited = c.trial_allowance, 0, 0
 
     def next_chance(self, bin_: int) -> float:
         """The chance of a token after an accepted one of this bin."""
         return self.next_token.chances[bin_ % len(self.config.chances)]
 
+    @property
+    def out_of_date(self) -> bool:
+        """Whether it was not used for some time, or never."""
+        return self.n_waited >= self.config.trial_wait or self.gain.times == [None] * len(self.gain.times)
+
     def may_lose(self, more: float) -> None:
         """Change what trials may lose by so much."""
         self.trial = min(self.config.max_trial, self.trial + more)
+
+    def begin_trial(self, catch_up: float, loss: float) -> bool:
+        """Whether a trial goes on or begins. catch_up: its cost, loss: of one round, in t(1)."""
+        if self.n_trial > 0 and self.trial > 0:
+            return True
+        n = self.config.trial_rounds
+        self.n_trial = 0
+        if not self.out_of_date or self.trial < min(catch_up + n * max(0.0, loss), self.config.max_trial):
+            return False
+        self.n_trial = n
+        return True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data to be stored."""

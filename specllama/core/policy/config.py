@@ -82,9 +82,12 @@ class PolicyConfig:
     stored_added_time: float = 16.0  # stored times that a drafter adds to a round are limited to this
 
     # Several priced drafters: trials of those that are not expected to be the best
-    trial_allowance: float = 2.0  # what trials of a drafter may lose, once per loaded pair
+    trial_allowance: float = 3.0  # what trials of a drafter may lose, once per loaded pair
     trial_share: float = 0.005  # share of the time of rounds, in addition
     max_trial: float = 4.0  # most that may be left of this
+    trial_wait: int = 32  # rounds with other drafters before a trial
+    trial_rounds: int = 8  # rounds of a trial, after catching up once
+    kept_credit: float = 3.3  # credit that is left for a drafter that is better, but cannot be afforded yet
 
     # Draft of the model
     max_model_draft: int = 48  # most tokens of the model in a round

@@ -66,8 +66,9 @@ class Fixed(PolicyBase):
     """Drafts up to n_max tokens, each with a confidence of at least p_min; none where there are fewer than
     n_min.
 
-    The drafters are tried in turn and the first with a draft is used; a copy with a low confidence is ignored
-    if there is a draft model. Raises UsageError for impossible settings.
+    The drafters are tried in turn and the first with a draft is used, a head where the draft model before it
+    has none; a copy with a low confidence is ignored if there is a draft model or head. Raises UsageError for
+    impossible settings.
     """
 
     def __init__(

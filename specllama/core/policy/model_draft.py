@@ -44,7 +44,8 @@ def prior_gains(
 
 class DraftGate:
     """Decides in which rounds of one request a priced drafter is used. prior: gains assumed while the pair
-    has none. steady: a round has less weight in the average gain, as for trained heads.
+    has none. head: it is a trained head. competes: there are other priced drafters; the first rounds with
+    this one then outweigh the prior.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class DraftGate:
         pair: PairGain,
         prior: tuple[float, float, float],
         config: PolicyConfig = DEFAULT,
-        steady: bool = False,
+        head: bool = False,
+        competes: bool = False,
     ) -> None:
-        self.pair, self.config = pair, config
-        self._rate = config.steady_request_rate if steady else config.request_rate
+        self.pair, self.config, self._competes = pair, config, competes
+        self._rate = config.steady_request_rate if head or competes else config.request_rate
         for kind, gain in enumerate(prior):
             if pair.gains[kind] is None:
                 pair.gains[kind] = gain
@@ -86,11 +88,13 @@ class DraftGate:
         without the cost of catching up.
         """
         c, pair = self.config, self.pair
+        pair.n_seen[kind] += 1
+        rate = max(c.pair_rate, 1 / (c.prior_weight + pair.n_seen[kind])) if self._competes else c.pair_rate
         self.times[kind] = _moved(self.times[kind], added, self._rate)
-        pair.times[kind] = _moved(pair.times[kind], added, c.pair_rate)
+        pair.times[kind] = _moved(pair.times[kind], added, rate)
         self.gains[kind] += self._rate * (gain - self.gains[kind])
-        average = self.pair.gains[kind] or 0.0
-        self.pair.gains[kind] = average + c.pair_rate * (gain - average)
+        average = pair.gains[kind] or 0.0
+        pair.gains[kind] = average + rate * (gain - average)
         self._wait[kind] = c.first_wait if gain > 0 else min(c.longest_wait, 2 * self._wait[kind])
 
 

@@ -53,6 +53,12 @@ class SequencePlan:
         self.trial: Trial | None = None
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
+    def speaking(self, drafters: Sequence[PricedDrafter]) -> Sequence[PricedDrafter]:
+        """Those that may be chosen in this round: all of them where none had anything to propose."""
+        found = [d for d in drafters if not self.silent.get(d.name)]
+        self.silent = {name: n - 1 for name, n in self.silent.items() if n > 1}
+        return found or drafters
+
 
 class Planner(PolicyBase):
     """Drafts the tokens predicted to give the most tokens per second; none where plain decoding is fastest.
@@ -239,24 +245,23 @@ class Planner(PolicyBase):
         t1, budget = self.costs.predict(1), self._round
         seconds = budget.max_seconds - budget.upper_bound(active + 1)
         options = []
-        for priced in self._priced:
-            if plan.silent.get(priced.name, 0) > 0:
-                plan.silent[priced.name] -= 1
-                continue
+        for priced in plan.speaking(self._priced):
             name, state = priced.name, self.learnt.priced[priced.name]
             gate = plan.gates.get(name)
             if gate is None:
                 prior = prior_gains(self.costs.predict, state.steps.predict(1, t1), self.config)
-                steady = priced.is_head or len(self._priced) > 1
-                gate = plan.gates[name] = DraftGate(state.gain, prior, self.config, steady)
+                several = len(self._priced) > 1
+                gate = DraftGate(state.gain, prior, self.config, priced.is_head, several)
+                plan.gates[name] = gate
             catch_up = priced.catch_up(seq, state.steps, t1, self.budget.credit, seconds, self.config)
-            affordable = budget.allows(active + 1, state.steps.predict(catch_up.n_pending, t1))
-            if catch_up.n_pending and (affordable or len(self._priced) == 1):
-                options.append(DraftOption(priced, gate, state, catch_up))
-        if not options:
+            affordable = catch_up.n_pending > 0
+            if affordable and len(self._priced) > 1:
+                affordable = budget.allows(active + 1, state.steps.predict(catch_up.n_pending, t1))
+            options.append(DraftOption(priced, gate, state, catch_up, affordable))
+        if not any(option.affordable for option in options):
             return False
         plain = self.costs.predict(active + plan.n_free) / t1 / active
-        choice = choose_drafter(options, plan.kind, t1, plain)
+        choice = choose_drafter(options, plan.kind, t1, plain, self.budget.credit, self.config)
         if choice is None:
             return False
         plan.priced, plan.catch_up, plan.trial = choice.option.priced, choice.option.catch_up, choice.trial
@@ -275,6 +280,9 @@ class Planner(PolicyBase):
         n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
         steps = self.learnt.priced[priced.name].steps
         if not budget.allows(active + 1, steps.predict(n_pending, t1)):
+            for seq in seqs:
+                if (trial := self._plans[seq].trial) is not None:
+                    self.learnt.priced[priced.name].may_lose(trial.reserved)
             return False
         drafts, limits, rest = {}, {}, {}
         for seq in seqs:

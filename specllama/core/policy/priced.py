@@ -86,12 +86,13 @@ class PricedDrafter:
 
 
 class DraftOption(NamedTuple):
-    """A priced drafter that could draft for a sequence in this round."""
+    """A priced drafter that could draft for a sequence. affordable: whether this round can pay for it."""
 
     priced: PricedDrafter
     gate: DraftGate
     state: PricedState
     catch_up: CatchUp
+    affordable: bool
 
 
 class Trial(NamedTuple):
@@ -111,9 +112,12 @@ class DraftChoice(NamedTuple):
     trial: Trial | None = None
 
 
-def choose_drafter(options: Sequence[DraftOption], kind: int, t1: float, plain: float) -> DraftChoice | None:
+def choose_drafter(
+    options: Sequence[DraftOption], kind: int, t1: float, plain: float, credit: float, config: PolicyConfig
+) -> DraftChoice | None:
     """Which drafter to use for a sequence in this round; None: none of them. kind: see `gate_kind`. t1:
-    seconds of a plain decode. plain: time of the round without them, by sequence, in t(1).
+    seconds of a plain decode. plain: time of the round without them, by sequence, and credit: what drafting
+    may lose, in t(1).
     """
     if len(options) == 1:
         (option,) = options
@@ -124,21 +128,32 @@ def choose_drafter(options: Sequence[DraftOption], kind: int, t1: float, plain: 
     added = [option.gate.times[kind] or 0.0 for option in options]
     pace = max(0.0, *(o.gate.gains[kind] / (plain + t) for o, t in zip(options, added, strict=True)))
     values = {o.priced.name: o.gate.gains[kind] - pace * t for o, t in zip(options, added, strict=True)}
+    best = max(options, key=lambda o: values[o.priced.name])
+    pays = values[best.priced.name] > 0
+    if pays and not best.affordable and credit < config.kept_credit:
+        return None
     chosen, value = None, -inf
-    for option in sorted(options, key=lambda o: o.catch_up.seconds):
+    usable = sorted((o for o in options if o.affordable), key=lambda o: o.catch_up.seconds)
+    for option in usable:
         own = values[option.priced.name]
-        if own <= value:
+        if own <= value or (pays and own <= 0):
             continue
         other = option.gate.gains[kind] - own + max(0.0, value)
         if option.gate.should_draft(kind, option.catch_up.seconds / t1, other, len(options)):
             chosen, value = option, max(0.0, own)
     if chosen is None:
         return None
+    for option in usable:
+        catch_up, loss = option.catch_up.seconds / t1, value - values[option.priced.name]
+        if option is not chosen and value > 0 and option.state.begin_trial(catch_up, loss):
+            option.state.may_lose(-catch_up - loss)
+            return _choice(options, option, Trial(catch_up + loss, value, pace))
+    return _choice(options, chosen, None)
+
+
+def _choice(options: Sequence[DraftOption], chosen: DraftOption, trial: Trial | None) -> DraftChoice:
+    """Count the rounds of trials and without each drafter."""
     for option in options:
-        own = values[option.priced.name]
-        if own <= value and option is not chosen:
-            loss = option.catch_up.seconds / t1 + value - own
-            if loss <= option.state.trial and value > 0:
-                option.state.may_lose(-loss)
-                return DraftChoice(option, Trial(loss, value, pace))
-    return DraftChoice(chosen)
+        option.state.n_waited = 0 if option is chosen else option.state.n_waited + 1
+    chosen.state.n_trial -= trial is not None
+    return DraftChoice(chosen, trial)

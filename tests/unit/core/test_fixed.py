@@ -105,6 +105,23 @@ def test_each_sequence_uses_the_first_drafter_with_a_draft_for_it():
     assert drafts[1].sources == ["model"] * 3
 
 
+def test_a_priced_drafter_without_a_draft_leaves_the_sequence_to_the_next_one():
+    """The first one is out of room for one sequence, and not confident about another."""
+
+    class Outgrown(Counting):
+        def step(self, drafts):
+            found = super().step({seq: draft for seq, draft in drafts.items() if seq != 1})
+            return {seq: Proposal(p.token, 0.1 if seq == 2 else p.confidence) for seq, p in found.items()}
+
+    model, head = Outgrown([0.9] * 9, "model"), Counting([0.8] * 9, "head")
+    drafts = Fixed([Counting([0.4] * 9, "copy"), model, head], 3, p_min=0.3).draft({0: 9, 1: 9, 2: 9})
+    assert {seq: draft.sources for seq, draft in drafts.items()} == {
+        0: ["model"] * 3, 1: ["head"] * 3, 2: ["head"] * 3,
+    }  # fmt: skip
+    assert {seq: draft.n_discarded for seq, draft in drafts.items()} == {0: 0, 1: 0, 2: 1}
+    assert head.n_steps == 3
+
+
 def test_a_failed_drafter_is_removed():
     policy = Fixed([Counting([0.9], "copy"), Counting([0.9, 0.9])], 8)
     policy.remove_drafter("copy")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import pytest
 
-from specllama.core.interfaces import Drafter
+from specllama.core.interfaces import DecodeError, Drafter, Proposal
 from specllama.core.policy.acceptance import PairState
+from specllama.core.policy.base import Draft
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.heads import TraceHead
-from specllama.core.replay.simulator import Replay, SecondDraft, Trace, curve
+from specllama.core.replay.simulator import Replay, SecondDraft, Trace, TraceDrafter, curve
 
 POINTS = {1: 1.0, 2: 1.2, 4: 1.4, 8: 1.9, 16: 3.0, 64: 12.0}  # t(1) by rows
 N_PROMPT, N_TEXT, N_TEXTS, N_LEARNT = 60, 160, 10, 4
@@ -91,6 +92,7 @@ CASES: dict[str, tuple[Quality, float, Quality, float]] = {  # acceptance and st
     "a cheaper head": (lambda _: 0.85, 0.15, lambda _: 0.85, 0.03),
     "a cheaper model": (lambda _: 0.85, 0.03, lambda _: 0.85, 0.1),
     "first the head": (lambda x: 0.9 if x > 0.5 else 0.1, 0.07, lambda x: 0.85 if x < 0.5 else 0.1, 0.05),
+    "first the model": (lambda x: 0.9 if x < 0.5 else 0.1, 0.07, lambda x: 0.85 if x > 0.5 else 0.1, 0.05),
 }
 
 
@@ -99,6 +101,105 @@ def test_both_are_as_fast_as_the_better_one(case: str) -> None:
     model, step, of_head, head_step = CASES[case]
     *alone, both = rates(Texts(model, of_head), step, head_step)
     assert both >= 0.97 * max(1.0, *alone)
+
+
+@pytest.mark.parametrize("useless", ["model", "head"])
+def test_a_useless_one_of_two_costs_at_most_two_percent(useless: str) -> None:
+    good, bad = (lambda _: 0.88), (lambda _: 0.0)
+    qualities = (bad, good) if useless == "model" else (good, bad)
+    found = [rates(Texts(*qualities, seed), 0.07, 0.05) for seed in (1, 2, 3)]
+    alone, both = (sum(max(rate[:2]) for rate in found), sum(rate[2] for rate in found))
+    assert both >= 0.98 * alone
+
+
+def test_two_useless_ones_cost_no_more_than_the_budget() -> None:
+    texts = Texts(lambda _: 0.0, lambda _: 0.0)
+    *_, both = sessions(texts, 0.1, 0.05)
+    done = both.replay(texts.model)
+    assert done.seconds <= done.tokens * (1 + DEFAULT.overhead) + DEFAULT.allowance + 0.5
+
+
+def test_several_sequences_may_use_different_ones() -> None:
+    """Half of the texts suit the draft model, half of them the head."""
+    texts = Texts(lambda _: 0.9, lambda _: 0.1)
+    others = Texts(lambda _: 0.1, lambda _: 0.9, seed=2)
+    texts.by_text |= others.by_text
+    mixed = [trace for two in zip(texts.model, others.model, strict=True) for trace in two]
+    *_, session = sessions(texts, 0.07, 0.05)
+    assert isinstance(session.policy, Planner)
+    draft, together = session.policy.draft, []
+
+    def recorded(*given: object) -> dict[int, Draft]:
+        drafts: dict[int, Draft] = draft(*given)  # type: ignore[arg-type]
+        together.append({source for one in drafts.values() for source in one.sources})
+        return drafts
+
+    session.policy.draft = recorded  # type: ignore[method-assign]
+    done = session.replay(mixed, n_slots=4)
+    assert done.tokens == 2 * N_TEXT * N_TEXTS
+    assert sum(used == {"model", "head"} for used in together) > 20
+    assert done.tokens / done.seconds > 1.8
+
+
+def test_one_without_proposals_leaves_the_sequence_to_the_other() -> None:
+    """As a draft model whose context a sequence has outgrown: it is asked again only after a while."""
+
+    class Silent(TraceDrafter):
+        n_steps = 0
+
+        def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+            self.n_steps += 1
+            return super().step(drafts) if self.n_steps < 60 else {}
+
+    texts = Texts(lambda _: 0.97, lambda _: 0.6)
+    second = SecondDraft(0.05, texts.head_of, head)
+    session = Replay(planner, curve(POINTS), 0.03, None, draft=Silent, second=second)
+    session.replay(texts.model[:1])
+    assert isinstance(session.model, Silent)
+    session.model.n_steps = 60
+    done = session.replay(texts.model[1:])
+    assert session.model.n_steps - 60 < 6 * len(texts.model)
+    assert done.tokens / done.seconds > 1.3
+
+
+class FailingHead(TraceHead):
+    """Fails at its 30th step."""
+
+    n_steps = 0
+
+    def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
+        self.n_steps += 1
+        if self.n_steps == 30:
+            raise DecodeError("device lost")
+        return super().step(drafts)
+
+
+def test_a_failure_changes_no_gains_and_the_model_continues() -> None:
+    texts = Texts(lambda _: 0.85, lambda _: 0.9)
+    second = SecondDraft(0.03, texts.head_of, partial(FailingHead, n_kept=256))
+    session = Replay(planner, curve(POINTS), 0.07, None, second=second)
+    policy = session.policy
+    assert isinstance(policy, Planner)
+    draft, gains = policy.draft, list[list[float | None]]()
+
+    def guarded(*given: object) -> dict[int, Draft]:
+        before = [list(policy.learnt.priced[name].gain.gains) for name in ("model", "head")]
+        try:
+            found: dict[int, Draft] = draft(*given)  # type: ignore[arg-type]
+        except DecodeError:
+            gains.extend(before)
+            policy.remove_drafter("head")
+            return {}
+        if len(gains) == 2:  # the round after the failure
+            gains.extend(before)
+        return found
+
+    policy.draft = guarded  # type: ignore[method-assign]
+    session.replay(texts.model[:3])
+    assert gains[:2] == gains[2:4]
+    assert policy.priced_sources == {"model"}
+    done = session.replay(texts.model[3:])
+    assert done.tokens / done.seconds > 1.5
 
 
 def test_the_other_one_continues_when_one_is_removed() -> None:
