@@ -155,5 +155,5 @@ def _choice(options: Sequence[DraftOption], chosen: DraftOption, trial: Trial | 
     """Count the rounds of trials and without each drafter."""
     for option in options:
         option.state.n_waited = 0 if option is chosen else option.state.n_waited + 1
-    chosen.state.n_trial -= trial is not None
+    chosen.state.n_trial = chosen.state.n_trial - 1 if trial is not None else 0
     return DraftChoice(chosen, trial)
