@@ -37,13 +37,21 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: rows decoded, and the seconds of the target's decode, of drafting, and in total."""
+    """One round: its rows, and the seconds of the target's decode, of drafting, and in total.
+    padding: rows that filled up the decode.
+    """
 
     n_rows: int
     verify_seconds: float
     draft_seconds: float
     seconds: float
     outcomes: Sequence[VerifyResult]
+    padding: int = 0
+
+    @property
+    def width(self) -> int:
+        """Rows of the decode, with those that filled it up."""
+        return self.n_rows + self.padding
 
     @property
     def plain(self) -> bool:

@@ -70,6 +70,10 @@ class RoundBudget:
     max_rows: int
     spent: float = 0.0
 
+    def predict(self, rows: int) -> float:
+        """Seconds of a decode of so many rows."""
+        return self.seconds[rows] * self.scale
+
     def allows(self, rows: int, more: float = 0.0) -> bool:
         """Whether a round of so many rows, after `more` further seconds of drafting, is affordable."""
         return rows <= self.max_rows and self.upper_bound(rows) + self.spent + more <= self.max_seconds

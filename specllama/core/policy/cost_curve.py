@@ -10,10 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, log
 from typing import Any
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
+from specllama.core.policy.width_changes import Place, WidthChanges
 
 
 class CostCurve:
@@ -21,12 +22,19 @@ class CostCurve:
 
     scale: the factor that all widths share at the moment (throttling, other load), 1 for a new or loaded
     curve. Stored times give relative costs until each width is measured again; the first plain rounds set the
-    scale.
+    scale. changes: what a change of the width costs, shared by all curves of a context. Where it costs
+    something, the times are those of steady decodes, and `width` and `now` say what a decode costs now.
     """
 
-    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
+    def __init__(self, config: PolicyConfig = DEFAULT, changes: WidthChanges | None = None) -> None:
         self.config = config
+        self.changes = changes if changes is not None else WidthChanges(config)
         self.scale = 1.0
+        self._changed: dict[int, dict[Place, float]] = {}  # shortest first and second decode, at scale 1
+        self._loading: dict[int, float] = {}  # first decodes since loading, until steady ones are known
+        self._assumed: set[int] = set()  # widths without a steady decode
+        self._steady: set[int] = set()  # widths with one
+        self._state: tuple[bool | None, bool | None] = None, None  # of `changes`, when the times were last corrected by it
         self._seconds: dict[int, float] = {}  # at scale 1
         self._counts: dict[int, int] = {}
         self._widths: list[int] = []
@@ -71,9 +79,72 @@ class CostCurve:
 
     def observe(self, n: int, seconds: float, plain: bool = False) -> None:
         """Record a decode of n rows. plain: without drafts. Impossible times are ignored."""
-        c = self.config
-        if n < 1 or n > c.max_rows or not (isfinite(seconds) and seconds > 0):
+        place = self.changes.record(n)
+        if n < 1 or n > self.config.max_rows or not (isfinite(seconds) and seconds > 0):
             return
+        alike = self.changes.alike(place)
+        if place == Place.STEADY:
+            self._learn_loading(n, seconds / self.scale)
+        else:
+            self._observe_change(n, place, seconds / self.scale)
+        if alike or (alike is None and n not in self._steady):
+            self._observe_steady(n, seconds, plain)
+            if place == Place.STEADY:
+                self._steady.add(n)
+
+    def _learn_loading(self, n: int, seconds: float) -> None:
+        """Compare the decodes of this width before with a steady one; seconds at scale 1."""
+        if n not in self._steady:
+            for place, found in self._changed.get(n, {}).items():
+                self.changes.observe(place, found - seconds, min(self._t1 or seconds, seconds))
+        if (loading := self._loading.pop(n, None)) is not None:
+            steady = self._seconds[n] if n in self._steady else seconds
+            self.changes.observe(Place.LOADING, loading - steady, min(self._t1 or seconds, seconds))
+
+    @property
+    def _t1(self) -> float:
+        """Seconds of the narrowest decode at scale 1."""
+        return self._seconds[self._widths[0]] if self._widths else 0.0
+
+    def _observe_change(self, n: int, place: Place, seconds: float) -> None:
+        """Record a decode after loading or after a change of the width; seconds at scale 1."""
+        changes = self.changes
+        if place == Place.LOADING:
+            self._loading.setdefault(n, seconds)
+        else:
+            if n in self._steady:
+                changes.observe(place, seconds - self._seconds[n], self._t1)
+            found = self._changed.setdefault(n, {})
+            found[place] = min(seconds, found.get(place, seconds))
+        if changes.alike(place) is False and n not in self._steady:
+            self._assume(n)
+        state = changes.change, changes.loading
+        if state != self._state:
+            self._state = state
+            if changes.change or changes.loading:
+                for width in [w for w in self._widths if w not in self._steady]:
+                    self._assume(width)
+
+    def _assume(self, n: int) -> None:
+        """Take what the first decodes after a change leave for a steady one as its time, until there is one."""
+        changes, found = self.changes, self._changed.get(n, {})
+        if found:
+            least = min(seconds - (changes.more(place) if changes.change else 0.0) for place, seconds in found.items())
+            self._seconds[n] = max(1e-9, least)
+            self._counts[n] = 1
+        elif n != 1:  # the decodes after loading say nothing
+            self._seconds.pop(n, None)
+            self._counts.pop(n, None)
+        self._assumed.add(n)
+        self._widths = sorted(self._seconds)
+        self._stale = 0, len(self._table)
+
+    def _observe_steady(self, n: int, seconds: float, plain: bool) -> None:
+        """Record a decode whose time is that of all decodes of n rows."""
+        c = self.config
+        if n in self._assumed or (self.changes.place == Place.STEADY and n not in self._steady and self.changes.change is not False):
+            self._assumed.discard(n)
+            self._counts.pop(n, None)
         if plain and self._unscaled and n in self._seconds:
             self._set_scale(n, seconds)
             return
@@ -159,6 +230,42 @@ class CostCurve:
             self._stale = len(self._table), 0
         return self._table
 
+    def now(self) -> list[float]:
+        """Seconds at scale 1 of the next decode with n rows, for 0 to max_rows rows, filled up to `width`; the
+        cost of a change of the width is spread over the decodes of a run. Valid until the next `observe`.
+        """
+        if not self.changes.change:
+            return self.table()
+        self._plan()
+        return self._now
+
+    def width(self, n: int) -> int:
+        """How many rows a decode with n rows should have now: with the cost of a change, more can be cheaper."""
+        if not self.changes.change or not 0 < n < len(self._table):
+            return n
+        self._plan()
+        return self._width[n]
+
+    def _plan(self) -> None:
+        table, changes, c = self.table(), self.changes, self.config
+        kept = max(2.0, changes.n_kept)
+        best, at = inf, 0
+        self._now, self._width = [0.0] * len(table), [0] * len(table)
+        load = changes.more(Place.LOADING) if changes.loading else 0.0
+        for n in range(len(table) - 1, 0, -1):
+            seconds = table[n] + (changes.costs(n) / kept + (load / c.loading_spread if changes.fresh(n) else 0.0)) / self.scale
+            if seconds <= best:
+                best, at = seconds, n
+            self._now[n], self._width[n] = best, at
+
+    def upper_bound_now(self, n: int) -> float:
+        """A cautious prediction of the seconds of the next decode with n rows."""
+        changes = self.changes
+        if not changes.change:
+            return self.upper_bound(n)
+        width = self.width(n)
+        return self.upper_bound(width) + (changes.more(Place.FIRST) if width != changes.last else changes.pending)
+
     def upper_bound(self, n: int) -> float:
         """A cautious `predict`: more for a width that was never measured."""
         if self.count(n) or not self._widths:
@@ -210,25 +317,27 @@ class CostCurve:
 
     def as_prior(self) -> CostCurve:
         """A curve for another context length that predicts as this one until its own widths are measured."""
-        curve = CostCurve(self.config)
+        curve = CostCurve(self.config, self.changes)
         curve._widths = list(self._widths)
         curve._seconds = {n: self._seconds[n] * self.scale for n in self._widths}
         curve._unscaled = self.config.min_samples if curve._widths else 0
         return curve
 
     @classmethod
-    def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurve:
+    def from_dict(
+        cls, data: object, config: PolicyConfig = DEFAULT, changes: WidthChanges | None = None
+    ) -> CostCurve:
         """A stored curve; an empty one where `data` is not what `to_dict` wrote."""
-        curve = cls(config)
+        curve = cls(config, changes)
         widths = data.get("widths") if isinstance(data, Mapping) else None
         for item in widths if isinstance(widths, list) else ():
             if not (isinstance(item, list | tuple) and len(item) == 3):
-                return cls(config)
+                return cls(config, changes)
             n, seconds, count = item
             if not (is_number(n, 1, config.max_rows) and n == int(n) and is_number(count, 1)):
-                return cls(config)
+                return cls(config, changes)
             if not is_number(seconds, *config.decode_seconds):
-                return cls(config)
+                return cls(config, changes)
             curve._seconds[int(n)] = float(seconds)
             curve._counts[int(n)] = int(min(count, config.stored_samples))
         plausible = data.get("anew") if isinstance(data, Mapping) else None
@@ -236,6 +345,7 @@ class CostCurve:
         curve._plausible = {int(n) for n in known if is_number(n, 1, config.max_rows)}
         curve._widths = sorted(curve._seconds)
         curve._stored = set(curve._widths)
+        curve._steady = set(curve._widths)
         curve._unscaled = config.min_samples if curve._widths else 0
         return curve
 

@@ -86,6 +86,7 @@ class Planner(PolicyBase):
         self._plans: dict[int, SequencePlan] = {}
         self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
         self._free_rate = 0.0  # tokens per second of the best round without priced drafters
+        self._as_it_is = False  # whether the next round is decoded without further rows
         self._spent: dict[str, float] = {}  # seconds that each priced drafter has used in this round
         self.use_costs(costs if costs is not None else CostCurve(config))
 
@@ -99,7 +100,7 @@ class Planner(PolicyBase):
         """Use another cost curve from the next round on, that of another context length."""
         self.costs = costs
         rows = self.config.max_rows
-        self._round = RoundBudget(costs.table(), costs.scale, costs.upper_bound, 0.0, rows)
+        self._round = RoundBudget(costs.now(), costs.scale, costs.upper_bound_now, 0.0, rows)
 
     # Sequences
 
@@ -148,10 +149,13 @@ class Planner(PolicyBase):
     def predict(self, n_rows: int) -> float:
         return self.costs.predict(n_rows)
 
+    def width(self, n_rows: int) -> int:
+        return n_rows if self._as_it_is else self.costs.width(n_rows)
+
     def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         budget, costs, active = self._round, self.costs, len(rooms)
-        budget.spent, budget.seconds, budget.scale = 0.0, costs.table(), costs.scale
-        self._spent = {}
+        budget.spent, budget.seconds, budget.scale = 0.0, costs.now(), costs.scale
+        self._spent, self._as_it_is = {}, False
         affordable = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
         budget.max_seconds = min(affordable, seconds)
         candidates = {}
@@ -165,6 +169,7 @@ class Planner(PolicyBase):
             return {}
         may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
         if not may_draft or self.budget.plain_due or costs.scale_uncertain:
+            self._as_it_is = True
             return {}
         counts = select_drafts(candidates, budget, active)
         rows, tokens = rows_and_tokens(candidates, counts, list(rooms))
@@ -260,7 +265,7 @@ class Planner(PolicyBase):
             options.append(DraftOption(priced, gate, state, catch_up, affordable))
         if not any(option.affordable for option in options):
             return False
-        plain = self.costs.predict(active + plan.n_free) / t1 / active
+        plain = budget.predict(active + plan.n_free) / t1 / active
         choice = choose_drafter(options, plan.kind, t1, plain, self.budget.credit, self.config)
         if choice is None:
             return False
@@ -319,17 +324,19 @@ class Planner(PolicyBase):
 
     def observe(self, done: Round) -> None:
         """Record the time of the round and the gains from using priced drafters."""
-        costs, active, n_rows = self.costs, len(done.outcomes), done.n_rows
+        costs, active, n_rows, width = self.costs, len(done.outcomes), done.n_rows, done.width
         spent, self._round.spent = self._round.spent, 0.0
         plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
-        if not plain and costs.is_reliable(n_rows):
-            verify = min(verify, disturbed * costs.predict(n_rows))
-        costs.observe(n_rows, done.verify_seconds, plain)
+        if not plain and costs.is_reliable(width):
+            more = costs.changes.costs(width) if costs.changes.change else 0.0
+            verify = min(verify, disturbed * costs.predict(width) + more)
+        costs.observe(width, done.verify_seconds, plain and width == active)
+        steady = plain and width == active and costs.changes.alike(costs.changes.place) is not False
         t1 = costs.predict(1)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
             worth = worth * costs.predict(active) / active / t1
-        if plain:
+        if steady:
             self.budget.plain(worth)
         else:
             drafting = min(done.draft_seconds, disturbed * (spent + t1))
@@ -356,7 +363,7 @@ class Planner(PolicyBase):
         t1, added, gain = self.costs.predict(1), spent - plan.catch_up.seconds, plan.catch_up.seconds - spent
         if name in outcome.draft.sources:
             other = n_rows - len(outcome.draft.tokens) + plan.n_free
-            wider = self.costs.predict(n_rows) - self.costs.predict(other)
+            wider = self._round.predict(n_rows) - self._round.predict(other)
             gain += (outcome.n_accept - plan.free.expected_accepted(plan.n_free)) / self._free_rate
             gain -= wider
             added += wider

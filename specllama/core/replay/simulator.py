@@ -246,7 +246,8 @@ class Replay:
         drafts = self.policy.draft({slot: len(trace.text) - at - 1 for slot, (trace, at) in active.items()})
         drafted = self.machine.now
         rows = len(active) + sum(len(d.tokens) for d in drafts.values())
-        self.machine.spend(self.seconds(rows))
+        width = self.policy.width(rows) if hasattr(self.policy,"width") else rows
+        self.machine.spend(self.seconds(width))
         decoded = self.machine.now
         outcomes = []
         for slot, (trace, at) in list(active.items()):
@@ -260,7 +261,7 @@ class Replay:
             done.n_accept += n_accept
             active[slot] = trace, at + len(emitted)
         done.rounds += 1
-        self.policy.observe(Round(rows, decoded - drafted, drafted - began, decoded - began, outcomes))
+        self.policy.observe(Round(rows, decoded - drafted, drafted - began, decoded - began, outcomes, width - rows))
         for slot, (trace, at) in list(active.items()):
             if at == len(trace.text):
                 self.policy.forget(slot)
