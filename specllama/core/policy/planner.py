@@ -205,11 +205,26 @@ class Planner(PolicyBase):
                 break
             self._extend(drafter, seq, min(c.free_chunk, room), candidate)
             n = len(candidate.tokens)
-            if c.free_chunk <= n < room and self.costs.known:
-                used, _ = best_affordable_length(candidate.expected, self._round, active, active)
-                if n - used <= c.chunk_margin:
-                    self._extend(drafter, seq, room, candidate)
+            if c.free_chunk <= n < room and self.costs.known and self._longer_may_pay(candidate, room, active):
+                self._extend(drafter, seq, room, candidate)
         return candidate
+
+    def _longer_may_pay(self, candidate: CandidateDraft, room: int, active: int) -> bool:
+        """Whether more tokens, each as likely as the last one, could raise the rate of the round, if need be
+        beyond a step of the cost curve.
+        """
+        n = len(candidate.tokens)
+        used, rate = best_affordable_length(candidate.expected, self._round, active, active)
+        if n - used <= self.config.chunk_margin:
+            return True
+        path, expected = candidate.path_probs[-1], candidate.expected[-1]
+        chance = path / candidate.path_probs[-2] if candidate.path_probs[-2] else 0.0
+        for k in range(n + 1, min(room, self._round.max_rows - active) + 1):
+            path *= chance
+            expected += path
+            if self._round.rate(active + expected, active + k) > rate:
+                return self._round.allows(active + k)
+        return False
 
     def _extend(self, drafter: Drafter, seq: int, limit: int, candidate: CandidateDraft) -> None:
         """Extend the candidate to at most `limit` tokens, as far as the drafter has proposals."""
