@@ -22,10 +22,11 @@ class SpeculationBudget:
         self.credit = config.allowance
         self.since_plain = 0.0
 
-    @property
-    def plain_due(self) -> bool:
-        """Whether it is time for a round without drafts."""
-        return self.since_plain >= self.config.plain_every
+    def plain_due(self, excursion: float) -> bool:
+        """Whether it is time for a round without drafts. excursion: what the changes of the width that it
+        brings cost, in t(1); they take no more than 1 % of the time.
+        """
+        return self.since_plain >= max(self.config.plain_every, excursion / self.config.overhead)
 
     @property
     def max_round_loss(self) -> float:

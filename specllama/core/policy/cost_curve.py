@@ -258,6 +258,12 @@ class CostCurve:
                 best, at = seconds, n
             self._now[n], self._width[n] = best, at
 
+    @property
+    def excursion(self) -> float:
+        """What a round of another width costs beyond it, there and back, in decodes of one row."""
+        changes, t1 = self.changes, self.predict(1)
+        return 2 * (changes.more(Place.FIRST) + changes.more(Place.SECOND)) / t1 if changes.change and t1 else 0.0
+
     def upper_bound_now(self, n: int) -> float:
         """A cautious prediction of the seconds of the next decode with n rows."""
         changes = self.changes

@@ -168,7 +168,7 @@ class Planner(PolicyBase):
         if not self._priced and not any(candidate.tokens for candidate in candidates.values()):
             return {}
         may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
-        if not may_draft or self.budget.plain_due or costs.scale_uncertain:
+        if not may_draft or self.budget.plain_due(costs.excursion) or costs.scale_uncertain:
             self._as_it_is = True
             return {}
         counts = select_drafts(candidates, budget, active)
