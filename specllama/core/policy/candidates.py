@@ -71,8 +71,9 @@ class RoundBudget:
     spent: float = 0.0
 
     def predict(self, rows: int) -> float:
-        """Seconds of a decode of so many rows."""
-        return self.seconds[rows] * self.scale
+        """Seconds of a decode of so many rows; more than `max_rows` take as long in proportion."""
+        widest = len(self.seconds) - 1
+        return self.seconds[min(rows, widest)] * self.scale * max(1.0, rows / widest)
 
     def allows(self, rows: int, more: float = 0.0) -> bool:
         """Whether a round of so many rows, after `more` further seconds of drafting, is affordable."""

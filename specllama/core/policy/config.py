@@ -41,12 +41,12 @@ class PolicyConfig:
     implausible: float = 1.2  # a width above this many times as many single rows is measured again
     disturbed: float = 3.0  # a time above this many times its prediction counts as predicted
     unmeasured: float = 1.5  # factor of the upper bound of a width that was never measured
-    change_share: float = 0.1  # changes of the width that cost more, first and second decode together, count
-    min_changes: int = 2  # measurements of each of the two before they count
-    change_samples: int = 9  # latest measurements of which the median counts
-    loading_spread: float = 32.0  # decodes over which the cost of the first one of a width is spread
+    change_share: float = 0.1  # a change of the width counts if it costs more: first and second decode
+    min_changes: int = 2  # measurements of each before they count
+    change_samples: int = 9  # latest measurements, whose median counts
     kept_prior: float = 8.0  # assumed decodes of one width in a row
     kept_rate: float = 0.1  # weight of a run in their average
+    loading_spread: float = 32.0  # decodes over which the cost of the first two of a width is spread
     context_buckets: tuple[int, ...] = (0, 4096, 16384, 65536, 262144)  # ids; each has a cost curve
     step_prior: float = 0.15  # assumed time of a step of the draft model before any is measured
     catch_up: float = 0.35  # assumed time of each further id of a step, in steps
@@ -113,6 +113,8 @@ class PolicyConfig:
     # Speculation budget: what drafting may lose
     allowance: float = 3.5  # once per loaded pair; 0.5 of the promised four is reserved for timing errors
     overhead: float = 0.01  # share of plain decoding, in addition
+    changing_overhead: float = 0.02  # the same where changes of the width cost something
+    excursion_share: float = 0.005  # share of the time that changes for plain rounds may cost there
     round_share: float = 0.65  # share of the credit that one round may lose
     max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with

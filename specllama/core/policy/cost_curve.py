@@ -30,11 +30,11 @@ class CostCurve:
         self.config = config
         self.changes = changes if changes is not None else WidthChanges(config)
         self.scale = 1.0
-        self._changed: dict[int, dict[Place, float]] = {}  # shortest first and second decode, at scale 1
-        self._loading: dict[int, float] = {}  # first decodes since loading, until steady ones are known
-        self._assumed: set[int] = set()  # widths without a steady decode
-        self._steady: set[int] = set()  # widths with one
-        self._state: tuple[bool | None, bool | None] = None, None  # of `changes`, when the times were last corrected by it
+        self._steady: dict[int, float] = {}  # seconds of steady decodes alone, whatever the scale
+        self._early: dict[int, dict[Place, float]] = {}  # shortest other ones by width, at scale 1
+        self._corrected = self.changes.change, self.changes.loading  # for which the times stand
+        self._plan: tuple[list[float], list[int]] = [], []
+        self._planned = -1, 0.0  # version of the changes, and scale, of which the plan is
         self._seconds: dict[int, float] = {}  # at scale 1
         self._counts: dict[int, int] = {}
         self._widths: list[int] = []
@@ -78,73 +78,67 @@ class CostCurve:
         return drifted or self._unscaled == c.min_samples
 
     def observe(self, n: int, seconds: float, plain: bool = False) -> None:
-        """Record a decode of n rows. plain: without drafts. Impossible times are ignored."""
-        place = self.changes.record(n)
+        """Record a decode of n rows. plain: without drafts. Impossible times are ignored.
+
+        A decode after loading or after a change of the width does not count where it is known to take longer
+        than a steady one.
+        """
+        changes = self.changes
+        place = changes.record(n, seconds)
         if n < 1 or n > self.config.max_rows or not (isfinite(seconds) and seconds > 0):
             return
-        alike = self.changes.alike(place)
-        if place == Place.STEADY:
-            self._learn_loading(n, seconds / self.scale)
-        else:
-            self._observe_change(n, place, seconds / self.scale)
-        if alike or (alike is None and n not in self._steady):
-            self._observe_steady(n, seconds, plain)
-            if place == Place.STEADY:
-                self._steady.add(n)
-
-    def _learn_loading(self, n: int, seconds: float) -> None:
-        """Compare the decodes of this width before with a steady one; seconds at scale 1."""
-        if n not in self._steady:
-            for place, found in self._changed.get(n, {}).items():
-                self.changes.observe(place, found - seconds, min(self._t1 or seconds, seconds))
-        if (loading := self._loading.pop(n, None)) is not None:
-            steady = self._seconds[n] if n in self._steady else seconds
-            self.changes.observe(Place.LOADING, loading - steady, min(self._t1 or seconds, seconds))
-
-    @property
-    def _t1(self) -> float:
-        """Seconds of the narrowest decode at scale 1."""
-        return self._seconds[self._widths[0]] if self._widths else 0.0
-
-    def _observe_change(self, n: int, place: Place, seconds: float) -> None:
-        """Record a decode after loading or after a change of the width; seconds at scale 1."""
-        changes = self.changes
-        if place == Place.LOADING:
-            self._loading.setdefault(n, seconds)
-        else:
-            if n in self._steady:
-                changes.observe(place, seconds - self._seconds[n], self._t1)
-            found = self._changed.setdefault(n, {})
-            found[place] = min(seconds, found.get(place, seconds))
-        if changes.alike(place) is False and n not in self._steady:
+        if (state := (changes.change, changes.loading)) != self._corrected:
+            self._corrected = state
+            self._correct()
+        new = place == Place.STEADY and n not in self._steady
+        self._keep(n, place, seconds)
+        if changes.alike(place):
+            if new and any(state):
+                self._counts.pop(n, None)  # it replaces an assumed time
+            self._observe_time(n, seconds, plain)
+        elif n not in self._steady:
             self._assume(n)
-        state = changes.change, changes.loading
-        if state != self._state:
-            self._state = state
-            if changes.change or changes.loading:
-                for width in [w for w in self._widths if w not in self._steady]:
-                    self._assume(width)
+
+    def _keep(self, n: int, place: Place, seconds: float) -> None:
+        """Keep steady and other times apart, whether or not they are alike."""
+        if place == Place.STEADY:
+            before = self._steady.get(n, seconds)
+            self._steady[n] = before + max(self.config.width_rate, 0.5 * (seconds < before)) * (seconds - before)
+        elif place != Place.LOADING:
+            found, now = self._early.setdefault(n, {}), seconds / self.scale
+            found[place] = min(now, found.get(place, now))
+
+    def _correct(self) -> None:
+        """Whether decodes are alike is known better now: if not, steady times replace those of all decodes."""
+        if not any(self._corrected):
+            return
+        self.scale = 1.0 if self._steady else self.scale
+        for n in list(self._widths):
+            if n in self._steady:
+                self._seconds[n] = self._steady[n]
+                self._invalidate(n)
+            elif n not in self._stored:
+                self._assume(n)
 
     def _assume(self, n: int) -> None:
-        """Take what the first decodes after a change leave for a steady one as its time, until there is one."""
-        changes, found = self.changes, self._changed.get(n, {})
-        if found:
-            least = min(seconds - (changes.more(place) if changes.change else 0.0) for place, seconds in found.items())
-            self._seconds[n] = max(1e-9, least)
-            self._counts[n] = 1
-        elif n != 1:  # the decodes after loading say nothing
+        """Until there is a steady decode of the width, take what others leave for it as its time; those after
+        loading say nothing.
+        """
+        changes, more = self.changes, bool(self.changes.change)
+        found = self._early.get(n, {})
+        least = min((took - more * changes.more(p) for p, took in found.items()), default=0.0)
+        if least > 0:
+            self._seconds[n], self._counts[n] = least, 1
+        elif self._widths and n != self._widths[0]:
             self._seconds.pop(n, None)
             self._counts.pop(n, None)
-        self._assumed.add(n)
+            self._moved.discard(n)
         self._widths = sorted(self._seconds)
         self._stale = 0, len(self._table)
 
-    def _observe_steady(self, n: int, seconds: float, plain: bool) -> None:
-        """Record a decode whose time is that of all decodes of n rows."""
+    def _observe_time(self, n: int, seconds: float, plain: bool) -> None:
+        """Record the time that all decodes of n rows take."""
         c = self.config
-        if n in self._assumed or (self.changes.place == Place.STEADY and n not in self._steady and self.changes.change is not False):
-            self._assumed.discard(n)
-            self._counts.pop(n, None)
         if plain and self._unscaled and n in self._seconds:
             self._set_scale(n, seconds)
             return
@@ -234,43 +228,39 @@ class CostCurve:
         """Seconds at scale 1 of the next decode with n rows, for 0 to max_rows rows, filled up to `width`; the
         cost of a change of the width is spread over the decodes of a run. Valid until the next `observe`.
         """
-        if not self.changes.change:
-            return self.table()
-        self._plan()
-        return self._now
+        return self._planned_now()[0] if self.changes.change else self.table()
 
     def width(self, n: int) -> int:
-        """How many rows a decode with n rows should have now: with the cost of a change, more can be cheaper."""
+        """How many rows a decode with n rows should have now: where a change costs something, the last width
+        or another one can be cheaper.
+        """
         if not self.changes.change or not 0 < n < len(self._table):
             return n
-        self._plan()
-        return self._width[n]
+        return self._planned_now()[1][n]
 
-    def _plan(self) -> None:
-        table, changes, c = self.table(), self.changes, self.config
-        kept = max(2.0, changes.n_kept)
-        best, at = inf, 0
-        self._now, self._width = [0.0] * len(table), [0] * len(table)
-        load = changes.more(Place.LOADING) if changes.loading else 0.0
-        for n in range(len(table) - 1, 0, -1):
-            seconds = table[n] + (changes.costs(n) / kept + (load / c.loading_spread if changes.fresh(n) else 0.0)) / self.scale
-            if seconds <= best:
-                best, at = seconds, n
-            self._now[n], self._width[n] = best, at
+    def _planned_now(self) -> tuple[list[float], list[int]]:
+        planned = self.changes.version, self.scale
+        if planned != self._planned or self._stale[0] < self._stale[1]:
+            scaled = [seconds * self.scale for seconds in self.table()]
+            seconds, widths = self.changes.plan(scaled)
+            self._plan = [x / self.scale for x in seconds], widths
+            self._planned = planned
+        return self._plan
 
     @property
-    def excursion(self) -> float:
-        """What a round of another width costs beyond it, there and back, in decodes of one row."""
-        changes, t1 = self.changes, self.predict(1)
-        return 2 * (changes.more(Place.FIRST) + changes.more(Place.SECOND)) / t1 if changes.change and t1 else 0.0
+    def there_and_back(self) -> float:
+        """What a round of another width costs because of the changes, in decodes of one row."""
+        t1 = self.predict(1)
+        return 2 * self.changes.whole / t1 if self.changes.change and t1 else 0.0
 
-    def upper_bound_now(self, n: int) -> float:
-        """A cautious prediction of the seconds of the next decode with n rows."""
-        changes = self.changes
-        if not changes.change:
-            return self.upper_bound(n)
+    def next_seconds(self, n: int) -> float:
+        """Seconds of the next decode if it has just n rows."""
+        return self.predict(n) + self.changes.next_cost(n)
+
+    def next_upper_bound(self, n: int) -> float:
+        """A cautious prediction of the seconds of the next decode with n rows, filled up to `width`."""
         width = self.width(n)
-        return self.upper_bound(width) + (changes.more(Place.FIRST) if width != changes.last else changes.pending)
+        return self.upper_bound(width) + self.changes.next_cost(width)
 
     def upper_bound(self, n: int) -> float:
         """A cautious `predict`: more for a width that was never measured."""
@@ -319,7 +309,7 @@ class CostCurve:
                 [n, self._seconds[n] * self.scale, self._counts[n]] for n in self._widths if self.count(n)
             ],
             "anew": sorted(n for n in self._plausible if self.count(n) >= self.config.min_samples),
-        }
+        } | self.changes.to_dict()
 
     def as_prior(self) -> CostCurve:
         """A curve for another context length that predicts as this one until its own widths are measured."""
@@ -351,8 +341,10 @@ class CostCurve:
         curve._plausible = {int(n) for n in known if is_number(n, 1, config.max_rows)}
         curve._widths = sorted(curve._seconds)
         curve._stored = set(curve._widths)
-        curve._steady = set(curve._widths)
         curve._unscaled = config.min_samples if curve._widths else 0
+        if curve.changes.restore(data, curve._seconds.get(1, 0.0)):
+            curve._steady = dict(curve._seconds)  # older files have the times of all decodes
+            curve._corrected = curve.changes.change, curve.changes.loading
         return curve
 
 

@@ -86,7 +86,7 @@ class Planner(PolicyBase):
         self._plans: dict[int, SequencePlan] = {}
         self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
         self._free_rate = 0.0  # tokens per second of the best round without priced drafters
-        self._as_it_is = False  # whether the next round is decoded without further rows
+        self._unpadded = False  # whether the round in progress is decoded without further rows
         self._spent: dict[str, float] = {}  # seconds that each priced drafter has used in this round
         self.use_costs(costs if costs is not None else CostCurve(config))
 
@@ -100,7 +100,7 @@ class Planner(PolicyBase):
         """Use another cost curve from the next round on, that of another context length."""
         self.costs = costs
         rows = self.config.max_rows
-        self._round = RoundBudget(costs.now(), costs.scale, costs.upper_bound_now, 0.0, rows)
+        self._round = RoundBudget(costs.now(), costs.scale, costs.next_upper_bound, 0.0, rows)
 
     # Sequences
 
@@ -150,13 +150,16 @@ class Planner(PolicyBase):
         return self.costs.predict(n_rows)
 
     def width(self, n_rows: int) -> int:
-        return n_rows if self._as_it_is else self.costs.width(n_rows)
+        return n_rows if self._unpadded else self.costs.width(n_rows)
 
     def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         budget, costs, active = self._round, self.costs, len(rooms)
         budget.spent, budget.seconds, budget.scale = 0.0, costs.now(), costs.scale
-        self._spent, self._as_it_is = {}, False
-        affordable = costs.predict(active) + self.budget.max_round_loss * costs.predict(1)
+        self._spent = {}
+        self.budget.there_and_back = costs.there_and_back
+        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
+        self._unpadded = not may_draft or self.budget.plain_due or costs.scale_uncertain
+        affordable = costs.next_seconds(active) + self.budget.max_round_loss * costs.predict(1)
         budget.max_seconds = min(affordable, seconds)
         candidates = {}
         for seq, room in rooms.items():
@@ -167,9 +170,7 @@ class Planner(PolicyBase):
             plan.begin(candidates[seq])
         if not self._priced and not any(candidate.tokens for candidate in candidates.values()):
             return {}
-        may_draft = costs.count(active) > 0 and self.budget.credit > 0 and active < budget.max_rows
-        if not may_draft or self.budget.plain_due(costs.excursion) or costs.scale_uncertain:
-            self._as_it_is = True
+        if self._unpadded:
             return {}
         counts = select_drafts(candidates, budget, active)
         rows, tokens = rows_and_tokens(candidates, counts, list(rooms))
@@ -343,10 +344,9 @@ class Planner(PolicyBase):
         spent, self._round.spent = self._round.spent, 0.0
         plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
         if not plain and costs.is_reliable(width):
-            more = costs.changes.costs(width) if costs.changes.change else 0.0
-            verify = min(verify, disturbed * costs.predict(width) + more)
+            verify = min(verify, disturbed * costs.next_seconds(width))
         costs.observe(width, done.verify_seconds, plain and width == active)
-        steady = plain and width == active and costs.changes.alike(costs.changes.place) is not False
+        steady = plain and width == active and costs.changes.alike(costs.changes.place)
         t1 = costs.predict(1)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:

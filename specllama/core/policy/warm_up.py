@@ -41,13 +41,16 @@ def warm_up(
         return
     run(1)
     run(1)
-    if not curve.changes.seems_to_cost(curve.predict(1)):
+    if not curve.changes.may_cost:
         return
     for n in (2, 2, 2, 1, 1, 1, 2, 2, 2):
         run(n)
     for width in widths:
         if width <= max_rows and not curve.is_reliable(width):
-            for _ in range(Place.STEADY):
+            changes = curve.changes
+            for _ in range(Place.FIRST if changes.loading_known and not changes.loading else Place.STEADY):
                 if spent + 2 * curve.predict(width) > SECONDS:
+                    curve.changes.forget_runs()
                     return
                 run(width)
+    curve.changes.forget_runs()

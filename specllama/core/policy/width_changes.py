@@ -9,8 +9,9 @@ clock and no curves.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -18,103 +19,161 @@ from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 
 
 class Place(IntEnum):
-    """The place of a decode: the first two of a width since loading, else in a run of one width."""
+    """The place of a decode: one of the first two of its width since loading, else its place in a run of
+    decodes of one width, STEADY from the third on.
+    """
 
     LOADING, FIRST, SECOND, STEADY = 0, 1, 2, 3
+
+
+UNSTEADY = (Place.LOADING, Place.FIRST, Place.SECOND)
 
 
 class WidthChanges:
     """The runs of decodes of one width in a context, and the seconds that changes and loading cost.
 
-    last: width of the last decode, 0 before the first one. place: of the last decode. n_kept: decodes of one
-    width in a row, averaged over the last runs. change: whether a change costs anything that counts, None
-    while that is not known; loading: the same of the first decodes of a width.
+    What they cost is the difference between the first two decodes of a run and the third one, so that the
+    machine's speed at the moment plays no part. last: width of the last decode, 0 before the first one and
+    after other decodes. place: of the last decode. n_kept: decodes of one width in a row, averaged over the
+    last runs. change: whether a change costs anything that counts, False while that is not known; loading:
+    the same of the first decodes of a width. version: changes whenever the next decode may cost something
+    else.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
-        self.last, self.n_kept = 0, config.kept_prior
-        self.change: bool | None = None
-        self.loading: bool | None = None
-        self.place = Place.STEADY
-        self._run = 0
+        self.last, self.place, self.n_kept, self.version = 0, Place.STEADY, config.kept_prior, 0
+        self.change = self.loading = False
+        self._run: list[float] = []  # seconds of the first decodes of the last width, NaN for disturbed ones
+        self._n_run = 0  # decodes of the last width in a row
+        self._fresh = False  # whether the run began with the first decode of its width since loading
         self._seen: Counter[int] = Counter()  # decodes by width since loading
-        n = config.change_samples
-        self._excess = {place: deque[float](maxlen=n) for place in Place}
-        self._stored = dict.fromkeys(Place, 0.0)  # measured in an earlier process
+        self._excess = {place: deque[float](maxlen=config.change_samples) for place in UNSTEADY}
+        self._more = dict.fromkeys(Place, 0.0)  # seconds by place
+        self._t1 = inf  # seconds of the shortest third decode of a run
 
-    def record(self, width: int) -> Place:
+    def record(self, width: int, seconds: float) -> Place:
         """Record a decode of so many rows; returns its place."""
+        self.version += 1
         if width != self.last:
-            if self._run:
-                self.n_kept += self.config.kept_rate * (self._run - self.n_kept)
-            self.last, self._run = width, 0
-        self._run += 1
+            if self._n_run:
+                self.n_kept += self.config.kept_rate * (self._n_run - self.n_kept)
+            self.last, self._n_run, self._run, self._fresh = width, 0, [], not self._seen[width]
+        self._n_run += 1
         self._seen[width] += 1
-        self.place = Place(min(self._run, Place.STEADY)) if self._seen[width] > 2 else Place.LOADING
+        if self._n_run < Place.STEADY:
+            self._run.append(seconds)
+        elif self._n_run == Place.STEADY:
+            self._compare(seconds)
+        seldom = self._seen[width] <= Place.SECOND
+        self.place = Place.LOADING if seldom else Place(min(self._n_run, Place.STEADY))
         return self.place
+
+    def _compare(self, steady: float) -> None:
+        """Compare the first decodes of a run with its third one."""
+        self._t1 = min(self._t1, steady)
+        first, second = (took - steady for took in self._run)
+        if self._fresh:
+            self._observe(Place.LOADING, first)
+        elif self._seen[self.last] > Place.SECOND + Place.SECOND:  # the first two since loading were others
+            self._observe(Place.FIRST, first)
+            self._observe(Place.SECOND, second)
+
+    def _observe(self, place: Place, excess: float) -> None:
+        """The shortest of the first measurements counts, then their median."""
+        c, found = self.config, self._excess[place]
+        found.append(excess)
+        self._more[place] = max(0.0, min(found) if len(found) < c.min_samples else median(found))
+        if len(found) < c.min_changes:
+            return
+        if place == Place.LOADING:
+            self.loading = self.more(place) - self.more(Place.FIRST) > c.change_share * self._t1
+        else:
+            share = c.change_share * (0.5 if self.change else 1.0)
+            self.change = self.whole > share * self._t1
 
     def interrupt(self) -> None:
         """Other decodes were made in the context: the next one is the first of its run."""
-        self.last, self._run = 0, 0
+        self.last, self._n_run, self._run = 0, 0, []
+        self.version += 1
 
-    def alike(self, place: Place) -> bool | None:
-        """Whether a decode of this place takes as long as a steady one; None while that is not known."""
-        if place == Place.STEADY:
-            return True
-        costs = self.change if place != Place.LOADING else self.loading
-        return None if costs is None else not costs
+    def alike(self, place: Place) -> bool:
+        """Whether a decode of this place takes as long as a steady one, as far as is known."""
+        return place == Place.STEADY or not (self.loading if place == Place.LOADING else self.change)
 
     def more(self, place: Place) -> float:
         """Seconds that a decode of this place takes longer than a steady one."""
-        found = self._excess[place]
-        if not found:
-            return self._stored[place]
-        few = len(found) < self.config.min_samples
-        return max(0.0, min(found) if few else median(found))
-
-    def observe(self, place: Place, excess: float, t1: float) -> None:
-        """Record how many seconds longer than a steady one a decode took. t1: seconds of a steady decode of
-        one row.
-        """
-        c = self.config
-        self._excess[place].append(excess)
-        if place == Place.LOADING:
-            if len(self._excess[place]) >= c.min_changes:
-                self.loading = self.more(place) > c.change_share * t1
-        elif all(self._stored[p] or len(self._excess[p]) >= c.min_changes for p in (Place.FIRST, Place.SECOND)):
-            share = c.change_share * (0.5 if self.change else 1.0)
-            self.change = self.more(Place.FIRST) + self.more(Place.SECOND) > share * t1
-
-    def seems_to_cost(self, t1: float) -> bool:
-        """Whether the few measurements so far say that changes cost something."""
-        return self.more(Place.FIRST) + self.more(Place.SECOND) > self.config.change_share * t1
+        return self._more[place]
 
     @property
-    def pending(self) -> float:
-        """Seconds beyond a steady one that the next decode of the same width costs."""
-        return self.more(Place.SECOND) if self._run == 1 else 0.0
-
-    def costs(self, width: int) -> float:
-        """Seconds beyond a steady one of the next decodes if they have this width: of the change to it."""
-        if width == self.last:
-            return self.pending
+    def whole(self) -> float:
+        """Seconds that a change costs: its first and its second decode."""
         return self.more(Place.FIRST) + self.more(Place.SECOND)
 
-    def fresh(self, width: int) -> bool:
-        return self._seen[width] < 2
+    def next_cost(self, width: int) -> float:
+        """Seconds that the next decode takes longer than a steady one if it has this width."""
+        if not self.change:
+            return 0.0
+        if width != self.last:
+            return self.more(Place.FIRST)
+        return self.more(Place.SECOND) if self._n_run == 1 else 0.0
+
+    @property
+    def loading_known(self) -> bool:
+        """Whether the cost of loading a width was measured."""
+        return len(self._excess[Place.LOADING]) >= self.config.min_changes
+
+    @property
+    def may_cost(self) -> bool:
+        """Whether the first two decodes of the last run of three suggest that a change costs something."""
+        if len(self._run) < Place.SECOND or self._n_run < Place.STEADY:
+            return False
+        return sum(self._run) > (Place.SECOND + self.config.change_share) * self._t1
+
+    def plan(self, table: Sequence[float]) -> tuple[list[float], list[int]]:
+        """By number of rows, the seconds of the next decode and its width, the cheapest one that is at least
+        as wide. table: seconds of a steady decode by rows, from 0 on.
+
+        What a change costs is spread over the decodes of a run, what loading a width costs over more.
+        """
+        c, last, seen = self.config, self.last, self._seen
+        spread = max(2.0, self.n_kept)
+        change, stay = self.whole / spread, self.more(Place.SECOND) / spread if self._n_run == 1 else 0.0
+        load = self.more(Place.LOADING) / c.loading_spread if self.loading else 0.0
+        best, width = inf, 0
+        seconds, widths = [0.0] * len(table), [0] * len(table)
+        for n in range(len(table) - 1, 0, -1):
+            took = table[n] + (stay if n == last else change)
+            if load and seen[n] < Place.SECOND:
+                took += load
+            if took <= best:
+                best, width = took, n
+            seconds[n], widths[n] = best, width
+        return seconds, widths
+
+    def forget_runs(self) -> None:
+        """The runs so far were made to measure, and say nothing about those to come."""
+        self.n_kept = self.config.kept_prior
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data to be stored."""
-        return {place.name.lower(): self.more(place) for place in (Place.LOADING, Place.FIRST, Place.SECOND)}
+        """Plain data to be stored; empty where nothing costs anything."""
+        if not (self.change or self.loading):
+            return {}
+        return {"changes": {place.name.lower(): self.more(place) for place in UNSTEADY}}
 
-    def restore(self, data: object, t1: float) -> None:
-        """Continue from what `to_dict` wrote in an earlier process; anything else is ignored."""
-        if not isinstance(data, Mapping):
-            return
-        for place in (Place.LOADING, Place.FIRST, Place.SECOND):
-            if is_number(value := data.get(place.name.lower()), 0, self.config.decode_seconds[1]):
-                self._stored[place] = float(value)
-        if any(self._stored.values()):
-            self.change = self._stored[Place.FIRST] + self._stored[Place.SECOND] > self.config.change_share * t1
-            self.loading = self._stored[Place.LOADING] > self.config.change_share * t1
+    def restore(self, data: object, t1: float) -> bool:
+        """Continue from what `to_dict` wrote in an earlier process; False, and nothing changes, where `data`
+        is something else. t1: seconds of a decode of one row then.
+        """
+        found = data.get("changes") if isinstance(data, Mapping) else None
+        names = {place: place.name.lower() for place in UNSTEADY}
+        if not t1 or not isinstance(found, Mapping):
+            return False
+        values = {place: found.get(name) for place, name in names.items()}
+        if not all(is_number(x, 0, self.config.decode_seconds[1]) for x in values.values()):
+            return False
+        self._more.update({place: float(x) for place, x in values.items() if x is not None})
+        least = self.config.change_share * t1
+        self.change = self.whole > least
+        self.loading = self.more(Place.LOADING) - self.more(Place.FIRST) > least
+        return True
