@@ -73,6 +73,7 @@ class Scheduler:
         self.draft_failed = False
         self._row_seconds: float | None = None  # of one row of prefill, as last measured
         self._timed_rows = CHUNK  # of the decode of which that was measured
+        self._last_width, self._n_same = 0, 0  # of the last round's decode, and rounds of it in a row
 
     @property
     def busy(self) -> bool:
@@ -225,6 +226,7 @@ class Scheduler:
         rows = self._decode(batch)
         if rows is None:
             return
+        self._interrupted()
         generation.n_past += n
         generation.n_chunks += 1
         stats = generation.stats
@@ -304,13 +306,14 @@ class Scheduler:
 
     # Decoding
 
-    def _decode(self, batch: list[BatchRow]) -> NDArray[np.float32] | None:
-        """Logits of the batch's outputs, shape (n_outputs, n_vocab). Without room idle caches are evicted;
-        where that is not enough, a generation is returned to the queue or ended, and the result is None.
+    def _decode(self, batch: list[BatchRow], n_rows: int = 0) -> NDArray[np.float32] | None:
+        """Logits of the batch's outputs, shape (n_outputs, n_vocab). n_rows: see `Context.decode`. Without
+        room idle caches are evicted; where that is not enough, a generation is returned to the queue or
+        ended, and the result is None.
         """
         while True:
             try:
-                return self.target.decode(batch)
+                return self.target.decode(batch, n_rows, n_rows)
             except NoRoomError:
                 idle = [s for s in self.slots if s.owner is None and s.ids and s.saved is None]
                 if idle:
@@ -337,6 +340,35 @@ class Scheduler:
         per_batch = self.target.n_batch // len(active) - pending
         return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
 
+    def _width(self, batch: Sequence[BatchRow]) -> int:
+        """How many rows the round's decode should have, at least those of the batch: as many as the policy
+        wants, where they fit and can be removed again.
+        """
+        target, n = self.target, len(batch)
+        width = self.policy.width(n) if target.can_pad else n
+        n_last = sum(row.seq_id == batch[-1].seq_id for row in batch)
+        room = target.n_ctx - sum(len(g.history) for g in self.active)
+        most = min(
+            target.n_outputs_max,
+            target.n_batch,
+            self.max_rows or target.n_outputs_max,
+            n + target.max_rollback + 1 - n_last,
+            room,
+        )
+        return width if n < width <= most else n
+
+    def _same_width(self) -> int:
+        """Count the decode of a round; returns how many of its width there were in a row, with this one."""
+        width = self.target.n_decoded
+        self._n_same = self._n_same + 1 if width == self._last_width else 1
+        self._last_width = width
+        return self._n_same
+
+    def _interrupted(self) -> None:
+        """Other decodes than those of rounds were made."""
+        self._last_width = 0
+        self.policy.interrupted()
+
     def _time_left(self, active: Sequence[Generation]) -> float:
         """Seconds until the first time limit of these generations."""
         timed = [g for g in active if g.request.predict_seconds < inf]
@@ -359,6 +391,7 @@ class Scheduler:
             n = generation.n_past
             self.target.decode([BatchRow(t, n + i, generation.seq_id, False) for i, t in enumerate(chunk)])
             generation.n_past += len(chunk)
+            self._interrupted()
         self.target.checkpoint(generation.seq_id)
 
     def _check_prefilled(self, generation: Generation) -> None:

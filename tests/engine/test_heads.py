@@ -271,7 +271,7 @@ def test_an_engine_without_the_head_goes_on_when_it_fails(pair, monkeypatch) -> 
     for _ in range(5):
         engine.step()
 
-    def fail(rows: object) -> None:  # noqa: ARG001
+    def fail(rows: object, *filled: int) -> None:  # noqa: ARG001
         raise DecodeError("broken")
 
     monkeypatch.setattr(one.context, "decode", fail)

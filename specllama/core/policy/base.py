@@ -37,8 +37,8 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: its rows, and the seconds of the target's decode, of drafting, and in total.
-    padding: rows that filled up the decode.
+    """One round: its rows, and the seconds of the target's decode, of drafting, and in total. padding:
+    further rows that filled up the decode. n_same: decodes of this width in a row, with this one.
     """
 
     n_rows: int
@@ -47,6 +47,7 @@ class Round:
     seconds: float
     outcomes: Sequence[VerifyResult]
     padding: int = 0
+    n_same: int = 1
 
     @property
     def width(self) -> int:
@@ -113,6 +114,16 @@ class Policy(Protocol):
         """Predicted seconds of a decode of so many rows, 0 where that is not known."""
         ...
 
+    def width(self, n_rows: int) -> int:
+        """How many rows a decode with so many should have, at least as many: it is filled up with rows that
+        are removed again.
+        """
+        ...
+
+    def interrupted(self) -> None:
+        """The target has made other decodes than those of rounds, such as a part of a prompt."""
+        ...
+
     def observe(self, done: Round) -> None:
         """Learn from the round that verified the last `draft`."""
         ...
@@ -166,6 +177,12 @@ class PolicyBase:
     def forget(self, seq_id: int) -> None:
         for drafter in self.drafters:
             drafter.forget(seq_id)
+
+    def width(self, n_rows: int) -> int:
+        return n_rows
+
+    def interrupted(self) -> None:
+        """Nothing: decodes before a round do not matter."""
 
     def remove_drafter(self, name: str) -> None:
         self._set_drafters([d for d in self.drafters if d.name != name])

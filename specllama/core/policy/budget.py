@@ -51,7 +51,8 @@ class SpeculationBudget:
         t(1).
         """
         self.since_plain += cost
-        limit = self.config.max_gain + self.allowance
+        c = self.config
+        limit = self.allowance + (c.changing_max_gain if self.there_and_back else c.max_gain)
         self.credit = min(limit, self.credit + worth - cost)
         self._refill(worth)
 

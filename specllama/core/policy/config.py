@@ -34,6 +34,7 @@ class PolicyConfig:
     scale_rate: float = 0.12  # share of a deviation that the common scale adopts, from rounds with drafts
     plain_rate: float = 0.12  # the same from plain rounds
     width_rate: float = 0.04  # least share of a deviation that the width itself adopts
+    shorter_rate: float = 0.5  # the same of a shorter time, for steady decodes until changes are known
     max_drift: float = (
         0.15  # log ratio; a larger change of the scale since a plain round requires plain rounds
     )
@@ -117,6 +118,7 @@ class PolicyConfig:
     excursion_share: float = 0.005  # share of the time that changes for plain rounds may cost there
     round_share: float = 0.65  # share of the credit that one round may lose
     max_gain: float = 32.0  # most credit above the allowance, so that old gains cannot be lost again
+    changing_max_gain: float = 8.0  # the same where changes of the width cost something
     stored_credit: tuple[float, float] = (1.0, 5.0)  # range of the credit that a later process starts with
     plain_every: float = 100.0  # time after which one plain round keeps t(1) known
 

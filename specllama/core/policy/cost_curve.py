@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from math import exp, inf, isfinite, log
+from math import exp, isfinite, log
 from typing import Any
 
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
@@ -103,13 +103,14 @@ class CostCurve:
         """Keep steady and other times apart, whether or not they are alike."""
         if place == Place.STEADY:
             before = self._steady.get(n, seconds)
-            self._steady[n] = before + max(self.config.width_rate, 0.5 * (seconds < before)) * (seconds - before)
+            rate = self.config.width_rate if seconds >= before else self.config.shorter_rate
+            self._steady[n] = before + rate * (seconds - before)
         elif place != Place.LOADING:
             found, now = self._early.setdefault(n, {}), seconds / self.scale
             found[place] = min(now, found.get(place, now))
 
     def _correct(self) -> None:
-        """Whether decodes are alike is known better now: if not, steady times replace those of all decodes."""
+        """It has become known whether all decodes are alike: where not, steady times replace the others."""
         if not any(self._corrected):
             return
         self.scale = 1.0 if self._steady else self.scale
@@ -225,8 +226,8 @@ class CostCurve:
         return self._table
 
     def now(self) -> list[float]:
-        """Seconds at scale 1 of the next decode with n rows, for 0 to max_rows rows, filled up to `width`; the
-        cost of a change of the width is spread over the decodes of a run. Valid until the next `observe`.
+        """Seconds at scale 1 of the next decode with n rows, for 0 to max_rows rows, filled up to `width`.
+        The cost of a change of the width is spread over the decodes of a run. Valid until the next `observe`.
         """
         return self._planned_now()[0] if self.changes.change else self.table()
 
@@ -354,16 +355,21 @@ class StepCosts:
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config, self.curve = config, CostCurve(config)
 
-    def observe(self, n_ids: int, seconds: float) -> None:
-        """Record a step of `n_ids` ids."""
-        wide = max(1.0, n_ids / self.config.max_rows)
-        self.curve.observe(min(n_ids, self.config.max_rows), seconds / wide)
+    def observe(self, n_rows: int, seconds: float) -> None:
+        """Record a step whose decode had so many rows."""
+        wide = max(1.0, n_rows / self.config.max_rows)
+        self.curve.observe(min(n_rows, self.config.max_rows), seconds / wide)
 
     def predict(self, n_ids: int, t1: float) -> float:
-        """Seconds of a step of `n_ids` ids. t1: seconds of a target decode of one row, for the prior."""
+        """Seconds of a step of `n_ids` ids now. t1: seconds of a target decode of one row, for the prior."""
         if self.curve.known:
-            return self.curve.predict(n_ids)
+            now, widest = self.curve.now(), self.config.max_rows
+            return now[min(n_ids, widest)] * self.curve.scale * max(1.0, n_ids / widest)
         return self.config.step_prior * t1 * (1 + self.config.catch_up * (n_ids - 1))
+
+    def width(self, n_ids: int) -> int:
+        """How many rows the decode of a step of `n_ids` ids should have now."""
+        return self.curve.width(n_ids)
 
 
 class CostCurves:

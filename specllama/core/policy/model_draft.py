@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from specllama.core.interfaces import BlockDrafting, Drafter
+from specllama.core.interfaces import BlockDrafting, Drafter, PaddedDrafting
 from specllama.core.policy.acceptance import ALONE, LIKELY_COPY, UNLIKELY_COPY, PairGain, PairState
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
 from specllama.core.policy.config import DEFAULT, PolicyConfig
@@ -135,11 +135,16 @@ class ModelDraftLoop:
                 open_ = self._force(forcing, drafts, limits, open_)
                 if not open_:
                     return
+            rows = n_pending
+            if isinstance(model, PaddedDrafting):
+                model.pad_to = steps.width(n_pending)
             begun = self.clock()
             found = model.step({seq: drafts[seq].tokens for seq in drafts if seq in open_})
             took = self.clock() - begun
+            if isinstance(model, PaddedDrafting):
+                rows = max(rows, model.n_decoded)
             if not in_block:
-                steps.observe(n_pending, took)
+                steps.observe(rows, took)
             budget.spent += took
             n_pending, in_block = len(open_), isinstance(model, BlockDrafting)
             for seq in list(open_):

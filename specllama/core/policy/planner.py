@@ -152,6 +152,9 @@ class Planner(PolicyBase):
     def width(self, n_rows: int) -> int:
         return n_rows if self._unpadded else self.costs.width(n_rows)
 
+    def interrupted(self) -> None:
+        self.costs.changes.interrupt()
+
     def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
         budget, costs, active = self._round, self.costs, len(rooms)
         budget.spent, budget.seconds, budget.scale = 0.0, costs.now(), costs.scale
@@ -206,7 +209,8 @@ class Planner(PolicyBase):
                 break
             self._extend(drafter, seq, min(c.free_chunk, room), candidate)
             n = len(candidate.tokens)
-            if c.free_chunk <= n < room and self.costs.known and self._longer_may_pay(candidate, room, active):
+            whole = c.free_chunk <= n < room and self.costs.known
+            if whole and self._longer_may_pay(candidate, room, active):
                 self._extend(drafter, seq, room, candidate)
         return candidate
 

@@ -262,8 +262,8 @@ def test_near_ties_are_decided_on_rows_decoded_by_themselves():
     """Rows of a batch differ from single ones by less than epsilon; the output stays the same."""
 
     class Rounding(TableContext):
-        def decode(self, batch):
-            out = super().decode(batch)
+        def decode(self, batch, *filled):
+            out = super().decode(batch, *filled)
             if len(batch) > 1:
                 out = out + np.float32(0.01) * np.where(np.arange(N_VOCAB) % 2, 1, -1).astype(np.float32)
             return out
