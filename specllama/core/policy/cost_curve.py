@@ -292,6 +292,11 @@ class CostCurve:
         singles = n * self._seconds.get(1, 0.0)
         return n not in self._plausible and 0 < self.config.implausible * singles < self._seconds[n]
 
+    def share(self, changes: WidthChanges) -> None:
+        """Share what is known of changes of the width; all times of this curve are those of steady decodes."""
+        self.changes, self._corrected = changes, (changes.change, changes.loading)
+        self._steady = {n: seconds * self.scale for n, seconds in self._seconds.items()}
+
     def remeasure_if_stored(self, n: int) -> None:
         """Forget a width that was measured in an earlier process only."""
         if n in self._stored:
@@ -374,11 +379,11 @@ class StepCosts:
 
 class CostCurves:
     """One curve for each range of context lengths, made at the first use: the longer the text, the more
-    attention costs per row.
+    attention costs per row. changes: of the context's decodes, shared by all curves.
     """
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
-        self.config = config
+        self.config, self.changes = config, WidthChanges(config)
         self._curves: dict[int, CostCurve] = {}
         self._used: set[int] = set()
 
@@ -392,7 +397,7 @@ class CostCurves:
             measured = [b for b, curve in self._curves.items() if curve.measured]
             at = buckets.index(bucket)
             near = min(measured, key=lambda b: (abs(buckets.index(b) - at), b), default=None)
-            fresh = CostCurve(self.config)
+            fresh = CostCurve(self.config, self.changes)
             self._curves[bucket] = fresh if near is None else self._curves[near].as_prior()
         return self._curves[bucket]
 
@@ -401,6 +406,7 @@ class CostCurves:
         bucket = bucket_of(n_ids, self.config)
         self._used.add(bucket)
         self._curves[bucket] = curve
+        curve.share(self.changes)
 
     def to_dict(self, used: bool = False) -> dict[str, Any]:
         """Plain data to be stored. used: only the curves used in this process."""
@@ -416,7 +422,7 @@ class CostCurves:
         found = cls(config)
         stored: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
         for bucket in config.context_buckets:
-            curve = CostCurve.from_dict(stored.get(str(bucket)), config)
+            curve = CostCurve.from_dict(stored.get(str(bucket)), config, found.changes)
             if curve.measured:
                 found._curves[bucket] = curve
         return found

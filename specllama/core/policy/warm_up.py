@@ -20,37 +20,34 @@ WIDTHS = (2, 4, 8, 16, 9, 3, 32, 6, 12, 24)
 def warm_up(
     curve: CostCurve, decode: Callable[[int], float], max_rows: int, widths: Sequence[int] = WIDTHS
 ) -> None:
-    """Decode one row, then two, and further ones while they tell something; refines `curve`. decode: decodes
-    so many rows and removes them again; returns the seconds.
+    """Decode one row, then two, and further ones while they tell something; where changes of the width cost
+    something, this refines `curve`. decode: decodes so many rows and removes them again; returns the seconds.
     """
-    spent = 0.0
+    changes, spent = curve.changes, 0.0
 
-    def run(n: int) -> None:
+    def run(n: int, into: Callable[[int, float], object]) -> float:
         nonlocal spent
         seconds = decode(n)
-        curve.observe(n, seconds, plain=n == 1)
+        into(n, seconds)
         spent += seconds
+        return seconds
 
-    run(1)
+    run(1, changes.record)
     if max_rows < 2:
         return
-    run(2)
+    run(2, changes.record)
     spent = 0.0
-    run(1)
-    if spent > FAST_SECONDS:
-        return
-    run(1)
-    run(1)
-    if not curve.changes.may_cost:
-        return
-    for n in (2, 2, 2, 1, 1, 1, 2, 2, 2):
-        run(n)
-    for width in widths:
-        if width <= max_rows and not curve.is_reliable(width):
-            changes = curve.changes
-            for _ in range(Place.FIRST if changes.loading_known and not changes.loading else Place.STEADY):
-                if spent + 2 * curve.predict(width) > SECONDS:
-                    curve.changes.forget_runs()
-                    return
-                run(width)
-    curve.changes.forget_runs()
+    if run(1, changes.record) <= FAST_SECONDS:
+        for _ in range(2):
+            run(1, changes.record)
+    if changes.may_cost or changes.change:
+        for n in (2, 1, 2):
+            for _ in range(Place.STEADY):
+                run(n, curve.observe)
+        for width in widths:
+            if width <= max_rows and not curve.is_reliable(width):
+                once = changes.loading_known and not changes.loading
+                for _ in range(Place.FIRST if once else Place.STEADY):
+                    if spent + 2 * curve.predict(width) < SECONDS:
+                        run(width, curve.observe)
+    changes.forget_runs()
