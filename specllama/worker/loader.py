@@ -32,7 +32,8 @@ from specllama.pair.check import PairVerdict
 from specllama.pair.heads import HeadVerdict
 from specllama.text.grammar import Grammars
 from specllama.worker.checked_drafts import CheckedDrafts, checked_drafts
-from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter, warm_up
+from specllama.worker.calibrate import warm_up_target
+from specllama.worker.draft import LoadedDraft, checked_header, fitted_to, gpus, open_model, reporter
 from specllama.worker.head import LoadedHead, open_head
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
@@ -121,14 +122,10 @@ def load(
     drafters = _drafters(settings, model, draft, head, memory)
     if not any(isinstance(drafter, RememberingDrafter) for drafter in drafters):
         memory = None
-    warm_up(context)
-    profile = ModelProfile(
-        store,
-        target_key(header, fitted, context),
-        _pair_key(draft, head, drafters),
-        settings.calibrate,
-        time.perf_counter,
-    )
+    clock = time.perf_counter
+    key = target_key(header, fitted, context)
+    profile = ModelProfile(store, key, _pair_key(draft, head, drafters), settings.calibrate, clock)
+    warm_up_target(context, max(0, model.bos_id), profile.curves.at(0), clock)
     return Loaded(
         settings,
         header,

@@ -67,6 +67,9 @@ class ModelProfile:
 
     @property
     def t1(self) -> float | None:
+        curve = self.curves.at(0)
+        if curve.changes.change and curve.count(1):
+            return curve.predict(1)  # of steady decodes, as the curve's times are
         return self._figures.get("t1")
 
     @property

@@ -87,10 +87,13 @@ class WidthChanges:
         if len(found) < c.min_changes:
             return
         if place == Place.LOADING:
-            self.loading = self.more(place) - self.more(Place.FIRST) > c.change_share * self._t1
+            self.loading = self._counts(self.more(place) - self.more(Place.FIRST), self._t1)
         else:
-            share = c.change_share * (0.5 if self.change else 1.0)
-            self.change = self.whole > share * self._t1
+            self.change = self._counts(self.whole, self._t1 * (0.5 if self.change else 1.0))
+
+    def _counts(self, seconds: float, t1: float) -> bool:
+        """Whether so many seconds count next to a decode of one row."""
+        return seconds > max(self.config.change_share * t1, self.config.change_seconds)
 
     def interrupt(self) -> None:
         """Other decodes were made in the context: the next one is the first of its run."""
@@ -128,7 +131,7 @@ class WidthChanges:
         """Whether the first two decodes of the last run of three suggest that a change costs something."""
         if len(self._run) < Place.SECOND or self._n_run < Place.STEADY:
             return False
-        return sum(self._run) > (Place.SECOND + self.config.change_share) * self._t1
+        return self._counts(sum(self._run) - Place.SECOND * self._t1, self._t1)
 
     def plan(self, table: Sequence[float]) -> tuple[list[float], list[int]]:
         """By number of rows, the seconds of the next decode and its width, the cheapest one that is at least
@@ -173,7 +176,6 @@ class WidthChanges:
         if not all(is_number(x, 0, self.config.decode_seconds[1]) for x in values.values()):
             return False
         self._more.update({place: float(x) for place, x in values.items() if x is not None})
-        least = self.config.change_share * t1
-        self.change = self.whole > least
-        self.loading = self.more(Place.LOADING) - self.more(Place.FIRST) > least
+        self.change = self._counts(self.whole, t1)
+        self.loading = self._counts(self.more(Place.LOADING) - self.more(Place.FIRST), t1)
         return True
