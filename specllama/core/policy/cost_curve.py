@@ -83,8 +83,11 @@ class CostCurve:
         A decode after loading or after a change of the width does not count where it is known to take longer
         than a steady one.
         """
+        self.observe_at(self.changes.record(n, seconds), n, seconds, plain)
+
+    def observe_at(self, place: Place, n: int, seconds: float, plain: bool = False) -> None:
+        """As `observe`, for a decode of this place that the changes have recorded already."""
         changes = self.changes
-        place = changes.record(n, seconds)
         if n < 1 or n > self.config.max_rows or not (isfinite(seconds) and seconds > 0):
             return
         if (state := (changes.change, changes.loading)) != self._corrected:

@@ -25,29 +25,29 @@ def warm_up(
     """
     changes, spent = curve.changes, 0.0
 
-    def run(n: int, into: Callable[[int, float], object]) -> float:
+    def run(n: int) -> tuple[Place, int, float]:
         nonlocal spent
         seconds = decode(n)
-        into(n, seconds)
         spent += seconds
-        return seconds
+        return changes.record(n, seconds), n, seconds
 
-    run(1, changes.record)
+    run(1)
     if max_rows < 2:
         return
-    run(2, changes.record)
+    run(2)
     spent = 0.0
-    if run(1, changes.record) <= FAST_SECONDS:
-        for _ in range(2):
-            run(1, changes.record)
+    run(1)
+    if spent <= FAST_SECONDS:
+        run(1)
+        run(1)
     if changes.may_cost or changes.change:
-        for n in (2, 1, 2):
-            for _ in range(Place.STEADY):
-                run(n, curve.observe)
-        for width in widths:
+        found = [run(n) for n in (2, 2, 2, 1, 1, 1, 2, 2, 2)]
+        for one in found if changes.change else ():
+            curve.observe_at(*one)
+        for width in widths if changes.change else ():
             if width <= max_rows and not curve.is_reliable(width):
                 once = changes.loading_known and not changes.loading
                 for _ in range(Place.FIRST if once else Place.STEADY):
                     if spent + 2 * curve.predict(width) < SECONDS:
-                        run(width, curve.observe)
+                        curve.observe_at(*run(width))
     changes.forget_runs()

@@ -46,6 +46,7 @@ class WidthChanges:
         self.change = self.loading = False
         self._run: list[float] = []  # seconds of the first decodes of the last width, NaN for disturbed ones
         self._n_run = 0  # decodes of the last width in a row
+        self._changed = False  # whether the run followed a decode of another width at once
         self._fresh = False  # whether the run began with the first decode of its width since loading
         self._seen: Counter[int] = Counter()  # decodes by width since loading
         self._excess = {place: deque[float](maxlen=config.change_samples) for place in UNSTEADY}
@@ -58,6 +59,7 @@ class WidthChanges:
         if width != self.last:
             if self._n_run:
                 self.n_kept += self.config.kept_rate * (self._n_run - self.n_kept)
+            self._changed = self.last > 0
             self.last, self._n_run, self._run, self._fresh = width, 0, [], not self._seen[width]
         self._n_run += 1
         self._seen[width] += 1
@@ -75,7 +77,7 @@ class WidthChanges:
         first, second = (took - steady for took in self._run)
         if self._fresh:
             self._observe(Place.LOADING, first)
-        elif self._seen[self.last] > Place.SECOND + Place.SECOND:  # the first two since loading were others
+        elif self._changed and self._seen[self.last] > 2 * Place.SECOND:  # loading took others
             self._observe(Place.FIRST, first)
             self._observe(Place.SECOND, second)
 
