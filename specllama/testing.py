@@ -55,7 +55,9 @@ class TableContext:
         n_batch: int = 64,
         max_rollback: int = 8,
         row_multiple: int = 1,
+        n_spare: int = 0,
     ) -> None:
+        self.n_spare = n_spare
         self.row_multiple = row_multiple
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
         self.n_batch = self.n_outputs_max = n_batch
@@ -76,7 +78,7 @@ class TableContext:
                 self.truncate(seq_id, self.n_past(seq_id))
         assert 0 < len(batch) <= self.n_batch, "llama.cpp aborts on more tokens than n_batch"
         assert sum(r.output for r in batch) <= self.n_outputs_max
-        room = self.n_ctx - sum(map(len, self.cells.values()))
+        room = self.n_ctx + self.n_spare - sum(map(len, self.cells.values()))
         if len(batch) > room:
             raise NoRoomError
         wanted = min(n_rows, self.n_batch) if self.can_pad else 0

@@ -43,6 +43,7 @@ class Context(Protocol):
     """A model with a KV cache for several sequences."""
 
     n_ctx: int  # tokens; one pool shared by all sequences
+    n_spare: int  # further cells, for rows that fill up a decode
     n_vocab: int
     n_batch: int  # most rows of one decode
     row_multiple: int  # batch sizes that are not a multiple of this are slow; 1: none are

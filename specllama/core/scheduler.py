@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.exact import ExactRows
 from specllama.core.fair_queue import FairQueue
 from specllama.core.interfaces import BatchRow, Context, DecodeError, NoRoomError, Row
 from specllama.core.policy.base import Policy
@@ -23,7 +24,7 @@ from specllama.core.sequence import (
     ends_ignored,
     with_forced_limit,
 )
-from specllama.core.slots import Slot, empty, offload_idle, take_slot
+from specllama.core.slots import Slot, empty, offload_idle, take_alone, take_slot
 from specllama.core.verify import NO_CHOICE
 from specllama.errors import ContextLengthError, EngineError, option
 
@@ -40,8 +41,9 @@ class Scheduler:
     end_ids: tokens that end a generation. suppressed: tokens that are never chosen. epsilon: how much a logit
     of a batched row may differ from the same row decoded by itself (0: bit-equal; None: not measured,
     near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded
-    differently; None: no limit. exact: decide all near-ties on rows decoded by themselves. prefill_seconds:
-    target time of a prefill chunk while other sequences wait. room: from a number of bytes to whether they
+    differently; None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows
+    decoded by themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where
+    rows are bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time of a prefill chunk while other sequences wait. room: from a number of bytes to whether they
     may be used to save an idle cache; None: idle caches stay in the context. draft_failed: the draft model
     raised DecodeError and was removed; `notices` has a message.
     """
@@ -59,11 +61,12 @@ class Scheduler:
         exact: bool = False,
         prefill_seconds: float = 0.5,
         room: Callable[[int], bool] | None = None,
+        exact_rows: ExactRows | None = None,
     ) -> None:
         self.target, self.policy, self.clock = target, policy, clock
         self.end_ids, self.suppressed = frozenset(end_ids), tuple(suppressed)
         self.epsilon, self.exact, self.prefill_seconds = epsilon, exact, prefill_seconds
-        self.max_rows = max_rows
+        self.max_rows, self.exact_rows = max_rows, exact_rows
         self.room, self._offloaded = room, 0.0
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.waiting: list[Generation] = []
@@ -97,8 +100,11 @@ class Scheduler:
         infill = None if ends_ignored(request.params) else request.infill
         sampler = KeyedSampler(request.params, request.seed, self.target.n_vocab, forbidden, infill)
         end_ids = self.end_ids if request.forced is None else ()
+        exact, epsilon = self.exact or request.exact, self.epsilon or 0.0
+        if (rows := self.exact_rows if exact else None) is not None:  # nothing is left to decide again
+            exact, epsilon, n_ctx = False, 0.0, n_ctx - max(0, rows.width - 1 - self.target.n_spare)
         generation = Generation(
-            request, sampler, end_ids, n_ctx, self.epsilon or 0.0, self.exact, submitted=self.clock()
+            request, sampler, end_ids, n_ctx, epsilon, exact, submitted=self.clock(), exact_rows=rows
         )
         generation.history = list(request.prompt)
         generation.stats.n_prompt = n_prompt
@@ -119,21 +125,23 @@ class Scheduler:
                 g.prefix_owner = None
                 g.prefix_owner = self._find_prefix_owner(g)
         while self.waiting and (idle := [s for s in self.slots if s.owner is None]):
-            if not self._fits(self.waiting[0]):
+            if not self._fits(self.waiting[0]) or not self._may_join(self.waiting[0]):
                 break
             generation = self.waiting.pop(0)
             self.queue.served(generation)
+            if generation.exact_rows is not None:
+                found = take_alone(self.target, idle, generation.history, generation.request.cache_scope)
+                self._seat(generation, *found)
+                break
             owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
             generation.prefix_owner = owner
             cached = [
                 (g.seq_id, g.history[: g.n_past]) for g in self.active if not owner and _shares(g, scope)
             ]
             slot, n_past = take_slot(self.target, idle, [] if owner else generation.history, cached, scope)
-            slot.owner, slot.ids, slot.saved, slot.scope = generation, [], None, scope
-            generation.seq_id, generation.n_past = slot.seq_id, n_past
-            generation.stats.n_reused = min(n_past, generation.n_prompt)
-            generation.admitted = generation.admitted or self.clock()
-            self.active.append(generation)
+            for other in self.slots:
+                other.in_order = False
+            self._seat(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             deadline, now = generation.request.deadline, self.clock()
             if deadline is not None and now > deadline:
@@ -141,6 +149,19 @@ class Scheduler:
             elif generation.time_left(now) < 0 and (generation.n_chunks or generation.seq_id < 0):
                 generation.finish_reason = "length"
         return list(self.active)
+
+    def _seat(self, generation: Generation, slot: Slot, n_past: int) -> None:
+        """Give a slot to a generation, n_past of whose ids are in its cache."""
+        scope = generation.request.cache_scope
+        slot.owner, slot.ids, slot.saved, slot.scope = generation, [], None, scope
+        generation.seq_id, generation.n_past = slot.seq_id, n_past
+        generation.stats.n_reused = min(n_past, generation.n_prompt)
+        generation.admitted = generation.admitted or self.clock()
+        self.active.append(generation)
+
+    def _may_join(self, generation: Generation) -> bool:
+        """Whether the generation may be decoded together with the active ones."""
+        return not self.active or not any(g.exact_rows for g in (generation, *self.active))
 
     def _fits(self, generation: Generation) -> bool:
         """Whether the pool has room for the generation and some growth; True if no other is active."""
@@ -215,7 +236,8 @@ class Scheduler:
         started, history = self.clock(), generation.history
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
         most = min(g.time_left(started) for g in (generation, *decoding))
-        n = self._chunk(len(history) - generation.n_past, seconds, most)
+        rest, rows = len(history) - generation.n_past, generation.exact_rows
+        n = self._chunk(rest, seconds, most) if rows is None else min(rest, rows.chunk)
         if decoding and n > CHUNK_GROWTH * self._timed_rows:
             n = CHUNK_GROWTH * self._timed_rows // CHUNK * CHUNK
         last = generation.n_past + n == len(history)
@@ -344,6 +366,8 @@ class Scheduler:
         """How many rows the round's decode should have, at least those of the batch: as many as the policy
         wants, where they fit and can be removed again.
         """
+        if (rows := self.active[0].exact_rows) is not None:
+            return rows.width
         target, n = self.target, len(batch)
         width = self.policy.width(n) if target.can_pad else n
         n_last = sum(row.seq_id == batch[-1].seq_id for row in batch)

@@ -18,13 +18,15 @@ MIN_SHARED = 32  # further ids in common with a slot in use from which its cells
 class Slot:
     """A sequence of the target's cache. ids: the ids in the cache while no generation uses it, or in `saved`,
     with an empty cache. scope: whose ids they are; only generations of the same `Request.cache_scope` reuse
-    them. last_used: time by the engine's clock. owner: the generation that uses it.
+    them. in_order: the cells lie in the order of the ids, from the first one of the cache on. last_used: time
+    by the engine's clock. owner: the generation that uses it.
     """
 
     seq_id: int
     ids: list[int] = field(default_factory=list)
     scope: str = ""
     saved: Saved | None = None
+    in_order: bool = False
     last_used: float = 0.0
     owner: Generation | None = None
 
@@ -69,10 +71,27 @@ def take_slot(
     return slot, target.truncate(slot.seq_id, common) if target.load(slot.seq_id, saved) else 0
 
 
+def take_alone(
+    target: Context, idle: Sequence[Slot], ids: Sequence[int], scope: str = ""
+) -> tuple[Slot, int]:
+    """As `take_slot`, with no other cells in the context than those of the slot, which are in order. Called
+    while all slots are idle. scope: as there.
+    """
+    usable = [s for s in idle if s.in_order and s.scope == scope and s.saved is None]
+    best = max(usable, key=lambda s: common_prefix(s.ids, ids), default=None)
+    common = min(common_prefix(best.ids, ids), len(ids) - 1) if best is not None else 0
+    for slot in idle:
+        if slot is not best or not common:
+            empty(target, slot)
+    slot = best if best is not None else min(idle, key=lambda s: s.last_used)
+    slot.in_order = True
+    return slot, target.truncate(slot.seq_id, common)
+
+
 def empty(target: Context, slot: Slot) -> None:
     """Free the slot's cells and discard its saved cache."""
     target.truncate(slot.seq_id, 0)
-    slot.ids, slot.saved = [], None
+    slot.ids, slot.saved, slot.in_order = [], None, False
 
 
 def offload_idle(

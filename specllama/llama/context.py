@@ -47,17 +47,23 @@ class LlamaContext:
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
     core.interfaces.Context, which documents the methods.
 
-    n_outputs_max: most rows with logits in one decode. n_rs_seq: recurrent states kept per sequence for
+    n_outputs_max: most rows with logits in one decode. n_spare: cells beyond n_ctx. n_rs_seq: recurrent states kept per sequence for
     rollback; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint.
     features: takes hidden states of all decodes; None: they are not kept. Raises
     ResourceError if memory runs out, UsageError for a model that does not generate text.
     """
 
     def __init__(
-        self, model: LlamaModel, n_ctx: int, n_seq_max: int = 1, n_outputs_max: int = 64, n_rs_seq: int = 0
+        self,
+        model: LlamaModel,
+        n_ctx: int,
+        n_seq_max: int = 1,
+        n_outputs_max: int = 64,
+        n_rs_seq: int = 0,
+        n_spare: int = 0,
     ) -> None:
         self.model, s = model, model.settings
-        params = context_params(s, n_ctx, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0)
+        params = context_params(s, n_ctx + n_spare, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0)
         log.clear()
         self.handle = llama.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -69,7 +75,8 @@ class LlamaContext:
         if not self.memory:
             raise UsageError(f"{s.path} has no memory for generation; it is not a text model")
         model.apply_lora(self.handle)
-        self.n_ctx, self.n_seq_max = int(llama.llama_n_ctx(self.handle)), n_seq_max
+        self.n_ctx, self.n_seq_max = int(llama.llama_n_ctx(self.handle)) - n_spare, n_seq_max
+        self.n_spare = n_spare
         self.n_batch, self.n_vocab = int(llama.llama_n_batch(self.handle)), model.n_vocab
         self.n_outputs_max = min(n_outputs_max, self.n_batch)
         self.row_multiple = _AMX_ROWS if model.uses_amx else 1
