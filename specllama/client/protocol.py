@@ -72,7 +72,8 @@ class Generate:
     with; its ids are kept where the template writes the same text for them. forced: the text, or the ids,
     that is written whatever the model would write, to its end or to max_tokens (teacher forcing). prefix:
     text after the rendered messages that the answer continues; control tokens in it are not parsed.
-    draft_max: most draft tokens of a round for this generation, None for the policy's own. turn: its index
+    draft_max: most draft tokens of a round for this generation, None for the policy's own. exact: as in
+    LoadSettings, for this generation. turn: its index
     among the generations of its request; they take turns with those of other requests. owner: who asks, in
     words that are no secret. Nothing that was cached or kept for an owner is used for another one. memory:
     whether drafts are made from earlier texts of the owner, and later ones from this text. share_cache:
@@ -98,6 +99,7 @@ class Generate:
     forced: str | list[int] | None = None
     prefix: str = ""
     draft_max: int | None = None
+    exact: bool = False
     turn: int = 0
     owner: str = ""
     memory: bool = True

@@ -187,7 +187,14 @@ DRAFTING = table(
         "N",
     ),
     row("draft_p_min", "--draft-p-min --spec-draft-p-min", float, "stop a draft below this confidence", "P"),
-    row("exact", "--exact", bool, "always decide near-ties on rows decoded alone"),
+    row("exact", "--exact", bool, "the same text with and without drafts on every device, at a cost"),
+    row(
+        "exact_width",
+        "--exact-width",
+        int,
+        "rows of every decode where --exact needs one width; implies --exact (default: measured once)",
+        "N",
+    ),
     row(
         "no_calibrate",
         "--no-calibrate",
@@ -476,7 +483,8 @@ IN_PROJECTS = frozenset(
         "n_threads", "n_threads_batch", "n_threads_draft", "n_threads_batch_draft",
         "n_gpu_layers", "n_gpu_layers_draft", "cpu_moe", "n_cpu_moe", "cpu_moe_draft",
         "n_cpu_moe_draft",
-        "drafters", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate", "no_memory",
+        "drafters", "draft_max", "draft_min", "draft_p_min", "exact", "exact_width",
+        "no_calibrate", "no_memory",
     )
 )  # fmt: skip
 """Those of STORED that a project's specllama.toml may set, which anyone may have written: sampling, lengths,

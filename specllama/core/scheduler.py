@@ -43,9 +43,10 @@ class Scheduler:
     near-ties are ignored). max_rows: limit of a decode with drafts, where wider ones are rounded
     differently; None: no limit. exact: the text must not depend on drafts: all near-ties are decided on rows
     decoded by themselves or, with exact_rows, all decodes of a text have one width. exact_rows: None where
-    rows are bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time of a prefill chunk while other sequences wait. room: from a number of bytes to whether they
-    may be used to save an idle cache; None: idle caches stay in the context. draft_failed: the draft model
-    raised DecodeError and was removed; `notices` has a message.
+    rows are bit-equal; the texts of such requests are decoded one after another. prefill_seconds: target time
+    of a prefill chunk while other sequences wait. room: from a number of bytes to whether they may be used to
+    save an idle cache; None: idle caches stay in the context. draft_failed: the draft model raised
+    DecodeError and was removed; `notices` has a message.
     """
 
     def __init__(
@@ -77,6 +78,11 @@ class Scheduler:
         self._row_seconds: float | None = None  # of one row of prefill, as last measured
         self._timed_rows = CHUNK  # of the decode of which that was measured
         self._last_width, self._n_same = 0, 0  # of the last round's decode, and rounds of it in a row
+
+    @property
+    def row_seconds(self) -> float | None:
+        """Seconds of a row of a prompt, None before one was evaluated."""
+        return self._row_seconds
 
     @property
     def busy(self) -> bool:
@@ -236,8 +242,8 @@ class Scheduler:
         started, history = self.clock(), generation.history
         seconds = self.prefill_seconds if decoding else UNSHARED_CHUNK * self.prefill_seconds
         most = min(g.time_left(started) for g in (generation, *decoding))
-        rest, rows = len(history) - generation.n_past, generation.exact_rows
-        n = self._chunk(rest, seconds, most) if rows is None else min(rest, rows.chunk)
+        rest, exact = len(history) - generation.n_past, generation.exact_rows
+        n = self._chunk(rest, seconds, most) if exact is None else min(rest, exact.chunk)
         if decoding and n > CHUNK_GROWTH * self._timed_rows:
             n = CHUNK_GROWTH * self._timed_rows // CHUNK * CHUNK
         last = generation.n_past + n == len(history)

@@ -47,9 +47,9 @@ class LlamaContext:
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
     core.interfaces.Context, which documents the methods.
 
-    n_outputs_max: most rows with logits in one decode. n_spare: cells beyond n_ctx. n_rs_seq: recurrent states kept per sequence for
-    rollback; llama.cpp keeps none for most recurrent models, whose truncation then needs a checkpoint.
-    features: takes hidden states of all decodes; None: they are not kept. Raises
+    n_outputs_max: most rows with logits in one decode. n_spare: cells beyond n_ctx. n_rs_seq: recurrent
+    states kept per sequence for rollback; llama.cpp keeps none for most recurrent models, whose truncation
+    then needs a checkpoint. features: takes hidden states of all decodes; None: they are not kept. Raises
     ResourceError if memory runs out, UsageError for a model that does not generate text.
     """
 
@@ -63,7 +63,9 @@ class LlamaContext:
         n_spare: int = 0,
     ) -> None:
         self.model, s = model, model.settings
-        params = context_params(s, n_ctx + n_spare, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0)
+        params = context_params(
+            s, n_ctx + n_spare, n_seq_max, n_outputs_max, n_rs_seq if model.has_state else 0
+        )
         log.clear()
         self.handle = llama.llama_init_from_model(model.handle, params)
         if not self.handle:

@@ -79,8 +79,8 @@ def can_roll_back(context: Context) -> bool:
 
 
 def warm_up_target(context: Context, token: int, curve: CostCurve, clock: Callable[[], float]) -> None:
-    """Make the first decodes of an empty context, so that no answer is slowed down by page faults, allocations
-    and the loading of kernels; refines `curve` where the width of decodes matters. token: any id.
+    """Make the first decodes of an empty context, so that no answer is slowed down by page faults,
+    allocations and the loading of kernels; refines `curve` where the width of decodes matters. token: any id.
     """
 
     def decode(n: int) -> float:
@@ -168,8 +168,8 @@ def time_widths(
     seconds: float,
     clock: Callable[[], float],
 ) -> int:
-    """Time decodes of the widths without a time in the curve, in turn, each after a decode of one row; where a
-    change of the width costs something, until they are steady.
+    """Time decodes of the widths without a time in the curve, in turn, each after a decode of one row; where
+    a change of the width costs something, until they are steady.
 
     Pieces of `ids`, which the cache holds, are decoded after them and removed again. Takes about `seconds` at
     most. Returns the number of decodes.

@@ -197,6 +197,7 @@ class RequestIntake:
                 cache_scope=cache_scope(message),
                 speculate=message.speculate,
                 draft_max=message.draft_max,
+                exact=message.exact,
                 turn=choice.turn,
                 final_probs=message.final_probs,
                 prompt_seconds=_limit(message.prompt_seconds, message),

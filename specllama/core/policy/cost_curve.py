@@ -296,7 +296,8 @@ class CostCurve:
         return n not in self._plausible and 0 < self.config.implausible * singles < self._seconds[n]
 
     def share(self, changes: WidthChanges) -> None:
-        """Share what is known of changes of the width; all times of this curve are those of steady decodes."""
+        """Share what is known of changes of the width; all times of this curve are those of steady decodes.
+        """
         self.changes, self._corrected = changes, (changes.change, changes.loading)
         self._steady = {n: seconds * self.scale for n, seconds in self._seconds.items()}
 

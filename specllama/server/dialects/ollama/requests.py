@@ -139,6 +139,7 @@ class OllamaRequest(Body):
             params=self.params(defaults),
             speculate=self.speculation.enabled,
             draft_max=self.speculation.max,
+            exact=self.speculation.exact,
             **more,
         )
 

@@ -33,13 +33,14 @@ class StreamOptions(Body):
 class Speculation(Body):
     """enabled: False decodes plainly, to the same text. max: most draft tokens per round. trace: each chunk
     of a stream names the drafters of its tokens. memory: False neither drafts from earlier requests nor lets
-    later ones draft from this one.
+    later ones draft from this one. exact: the same text with and without drafts, on every device.
     """
 
     enabled: bool = True
     max: Annotated[int, Field(ge=0, le=512)] | None = None
     trace: bool = False
     memory: bool = True
+    exact: bool = False
 
 
 _TYPES: Mapping[str, Any] = {
@@ -105,6 +106,7 @@ class SamplingFields(ParameterFields):
         return {
             "speculate": self.speculation.enabled,
             "draft_max": self.speculation.max,
+            "exact": self.speculation.exact,
             "text_biases": self._text_biases(),
             "n_indent": self.n_indent,
             "prompt_seconds": self.t_max_prompt_ms / 1000 if self.t_max_prompt_ms > 0 else None,
