@@ -251,6 +251,10 @@ class CostCurve:
             self._planned = planned
         return self._plan
 
+    def plain_width(self, n: int) -> int:
+        """How many rows a round of n sequences without drafts has, where it is the reference."""
+        return n
+
     @property
     def there_and_back(self) -> float:
         """What a round of another width costs because of the changes, in decodes of one row."""

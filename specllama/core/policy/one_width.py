@@ -20,7 +20,11 @@ class OneWidthCurve(CostCurve):
         return super().count(1)
 
     def observe(self, n: int, seconds: float, plain: bool = False) -> None:  # noqa: ARG002
-        super().observe(1, seconds, plain)
+        """As in `CostCurve`; all decodes are like those without drafts."""
+        super().observe(1, seconds, True)
+
+    def plain_width(self, n: int) -> int:  # noqa: ARG002
+        return self.rows
 
     def predict(self, n: int) -> float:
         return super().predict(1) if n <= self.rows else super().predict(n)

@@ -349,8 +349,9 @@ class Planner(PolicyBase):
         plain, verify, disturbed = n_rows == active and spent == 0, done.verify_seconds, self.config.disturbed
         if not plain and costs.is_reliable(width):
             verify = min(verify, disturbed * costs.next_seconds(width))
-        costs.observe(width, done.verify_seconds, plain and width == active)
-        steady = plain and width == active and costs.changes.alike(costs.changes.place)
+        plain_width = plain and width == costs.plain_width(active)
+        costs.observe(width, done.verify_seconds, plain_width)
+        steady = plain_width and costs.changes.alike(costs.changes.place)
         t1 = costs.predict(1)
         worth = float(sum(o.n_emitted for o in done.outcomes))
         if active > 1:
