@@ -135,9 +135,9 @@ class Scheduler:
                 break
             generation = self.waiting.pop(0)
             self.queue.served(generation)
-            if generation.exact_rows is not None:
-                found = take_alone(self.target, idle, generation.history, generation.request.cache_scope)
-                self._seat(generation, *found)
+            if (rows := generation.exact_rows) is not None:
+                scope = generation.request.cache_scope
+                self._seat(generation, *take_alone(self.target, idle, generation.history, rows.chunk, scope))
                 break
             owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
             generation.prefix_owner = owner
@@ -146,7 +146,7 @@ class Scheduler:
             ]
             slot, n_past = take_slot(self.target, idle, [] if owner else generation.history, cached, scope)
             for other in self.slots:
-                other.in_order = False
+                other.n_whole = 0
             self._seat(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             deadline, now = generation.request.deadline, self.clock()
@@ -186,6 +186,8 @@ class Scheduler:
         slot = self.slots[generation.seq_id]
         slot.owner, slot.last_used = None, self.clock()
         slot.ids = generation.history[: generation.n_past] if keep else []
+        rows = generation.exact_rows
+        slot.n_whole = min(generation.n_prompt, len(slot.ids)) if rows is not None else 0
         if not keep:
             self.target.truncate(slot.seq_id, 0)
         self.policy.forget(slot.seq_id)

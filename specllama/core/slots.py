@@ -18,15 +18,15 @@ MIN_SHARED = 32  # further ids in common with a slot in use from which its cells
 class Slot:
     """A sequence of the target's cache. ids: the ids in the cache while no generation uses it, or in `saved`,
     with an empty cache. scope: whose ids they are; only generations of the same `Request.cache_scope` reuse
-    them. in_order: the cells lie in the order of the ids, from the first one of the cache on. last_used: time
-    by the engine's clock. owner: the generation that uses it.
+    them. n_whole: ids at the start that were evaluated in whole chunks of an exact prompt, in the first
+    cells of the cache. last_used: time by the engine's clock. owner: the generation that uses it.
     """
 
     seq_id: int
     ids: list[int] = field(default_factory=list)
     scope: str = ""
     saved: Saved | None = None
-    in_order: bool = False
+    n_whole: int = 0
     last_used: float = 0.0
     owner: Generation | None = None
 
@@ -72,26 +72,30 @@ def take_slot(
 
 
 def take_alone(
-    target: Context, idle: Sequence[Slot], ids: Sequence[int], scope: str = ""
+    target: Context, idle: Sequence[Slot], ids: Sequence[int], chunk: int, scope: str = ""
 ) -> tuple[Slot, int]:
-    """As `take_slot`, with no other cells in the context than those of the slot, which are in order. Called
-    while all slots are idle. scope: as there.
+    """As `take_slot`, with no other cells in the context than those of the slot; called while all are idle.
+
+    Only whole chunks of earlier exact prompts are reused: their cells are those that this prompt would fill.
     """
-    usable = [s for s in idle if s.in_order and s.scope == scope and s.saved is None]
-    best = max(usable, key=lambda s: common_prefix(s.ids, ids), default=None)
-    common = min(common_prefix(best.ids, ids), len(ids) - 1) if best is not None else 0
+
+    def n_common(slot: Slot) -> int:
+        if slot.scope != scope or slot.saved is not None:
+            return 0
+        return min(common_prefix(slot.ids, ids), len(ids) - 1, slot.n_whole) // chunk * chunk
+
+    best = max(idle, key=lambda s: (n_common(s), -s.last_used))
+    common = n_common(best)
     for slot in idle:
         if slot is not best or not common:
             empty(target, slot)
-    slot = best if best is not None else min(idle, key=lambda s: s.last_used)
-    slot.in_order = True
-    return slot, target.truncate(slot.seq_id, common)
+    return best, target.truncate(best.seq_id, common)
 
 
 def empty(target: Context, slot: Slot) -> None:
     """Free the slot's cells and discard its saved cache."""
     target.truncate(slot.seq_id, 0)
-    slot.ids, slot.saved, slot.in_order = [], None, False
+    slot.ids, slot.saved, slot.n_whole = [], None, 0
 
 
 def offload_idle(

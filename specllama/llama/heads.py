@@ -244,8 +244,7 @@ class HeadContext:
         return self._decode(rows)
 
     def _after(self, pos: int, i: int) -> int:
-        """The position of the row i places after the next one; those that read the target's cache share one.
-        """
+        """The position of the row i places after the next one."""
         return pos if self.reads_target else pos + 1 + i
 
     def _decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:

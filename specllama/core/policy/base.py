@@ -13,6 +13,8 @@ from typing import Protocol
 
 from specllama.core.interfaces import CachingDrafter, Drafter, Mask, RememberingDrafter, Sampler
 
+N_STEADY = 3  # the place from which decodes in a row of one width take equally long
+
 
 @dataclass(slots=True)
 class Draft:
@@ -53,6 +55,13 @@ class Round:
     def width(self) -> int:
         """Rows of the decode, with those that filled it up."""
         return self.n_rows + self.padding
+
+    @property
+    def steady(self) -> bool:
+        """Whether the decode followed two of its width: where a change of it costs something, the first two
+        after it take longer.
+        """
+        return self.n_same >= N_STEADY
 
     @property
     def plain(self) -> bool:

@@ -44,6 +44,7 @@ class PolicyConfig:
     unmeasured: float = 1.5  # factor of the upper bound of a width that was never measured
     change_share: float = 0.1  # a change of the width counts if it costs more: first and second decode
     change_seconds: float = 3e-4  # and if it costs more seconds than this, beyond what caches may cost
+    first_change_share: float = 0.25  # the same while there are few measurements
     min_changes: int = 2  # measurements of each before they count
     change_samples: int = 9  # latest measurements, whose median counts
     kept_prior: float = 8.0  # assumed decodes of one width in a row

@@ -99,7 +99,7 @@ class CostCurve:
             if new and any(state):
                 self._counts.pop(n, None)  # it replaces an assumed time
             self._observe_time(n, seconds, plain)
-        elif n not in self._steady:
+        elif n not in self._steady and n not in self._stored:
             self._assume(n)
 
     def _keep(self, n: int, place: Place, seconds: float) -> None:
@@ -300,8 +300,7 @@ class CostCurve:
         return n not in self._plausible and 0 < self.config.implausible * singles < self._seconds[n]
 
     def share(self, changes: WidthChanges) -> None:
-        """Share what is known of changes of the width; all times of this curve are those of steady decodes.
-        """
+        """Share what is known of changes of the width; all times of this curve are of steady decodes."""
         self.changes, self._corrected = changes, (changes.change, changes.loading)
         self._steady = {n: seconds * self.scale for n, seconds in self._seconds.items()}
 

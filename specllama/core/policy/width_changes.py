@@ -9,7 +9,7 @@ clock and no curves.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from math import inf
 from statistics import median
@@ -91,11 +91,18 @@ class WidthChanges:
         if place == Place.LOADING:
             self.loading = self._counts(self.more(place) - self.more(Place.FIRST), self._t1)
         else:
-            self.change = self._counts(self.whole, self._t1 * (0.5 if self.change else 1.0))
+            clear = all(self._is_clear(self._excess[p]) for p in (Place.FIRST, Place.SECOND) if self.more(p))
+            self.change = clear and self._counts(self.whole, self._t1)
 
     def _counts(self, seconds: float, t1: float) -> bool:
         """Whether so many seconds count next to a decode of one row."""
-        return seconds > max(self.config.change_share * t1, self.config.change_seconds)
+        c, n = self.config, min(len(self._excess[p]) for p in (Place.FIRST, Place.SECOND))
+        share = c.first_change_share if 0 < n < c.change_samples // 2 else c.change_share
+        return seconds > max(share * t1, c.change_seconds)
+
+    def _is_clear(self, found: Collection[float]) -> bool:
+        """Whether nearly all of the measurements have one sign, unlike noise."""
+        return sum(excess <= 0 for excess in found) <= len(found) // self.config.min_samples // 2
 
     def interrupt(self) -> None:
         """Other decodes were made in the context: the next one is the first of its run."""

@@ -26,8 +26,7 @@ def rows_of_logits(settings: LoadSettings) -> int:
 
 
 def spare_cells(settings: LoadSettings) -> int:
-    """Cells of the target's cache beyond its context: for the rows that fill up exact decodes near its end.
-    """
+    """Cells of the target's cache beyond its context, for the rows that fill up exact decodes at its end."""
     return VISIBLE_CELLS if settings.exact else 0
 
 
