@@ -8,8 +8,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
-from specllama.core.interfaces import BatchRow
-from specllama.core.policy.base import Policy
+from specllama.core.interfaces import BatchRow, PaddedDrafting
+from specllama.core.policy.base import Draft, Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
@@ -178,6 +179,31 @@ def test_the_text_is_that_of_plain_decoding(pair, kind: str, temperature: float)
         assert sum(g.stats.n_accept for g in done) > 3
     planned = run(one.target, Planner([CopyDrafter(), one.drafter], time.perf_counter, always()), *requests)
     assert [g.output for g in planned] == expected
+
+
+class Filled(Fixed):
+    """Fills up the decodes of target and head."""
+
+    def width(self, n_rows: int) -> int:
+        return n_rows + 3
+
+    def draft(self, rooms: Mapping[int, int], seconds: float = inf) -> dict[int, Draft]:
+        for drafter in self.drafters:
+            if isinstance(drafter, PaddedDrafting):
+                drafter.pad_to = 6
+        return super().draft(rooms, seconds)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decodes_that_are_filled_up_change_neither_text_nor_drafts(pair, kind: str) -> None:
+    one = pair(kind)
+    requests = [request(seed, 0.8) for seed in range(3)]
+    for asked in (requests[:1], requests):
+        expected = run(one.target, Fixed([one.drafter], 3), *asked)
+        got = run(one.target, Filled([one.drafter], 3), *asked)
+        assert [g.output for g in got] == [g.output for g in expected]
+        for g, other in zip(got, expected, strict=True):
+            assert (g.stats.n_drafted, g.stats.n_accept) == (other.stats.n_drafted, other.stats.n_accept)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -36,11 +36,11 @@ def engine_on_device(
     one = ChangingDevice.from_dict(curves()["padded 4B Q4_0"])
     target = DeviceContext(one, clock, n_ctx=n_ctx, n_seq_max=n_slots, memory=memory, n_spare=256, **more)
     draft = DeviceContext(
-        ChangingDevice(lambda n: 0.0002),
+        ChangingDevice(lambda n: 0.0002),  # noqa: ARG005
         clock,
         noise=0.5,
         n_ctx=n_ctx,
-        n_seq_max=n_slots,  # noqa: ARG005
+        n_seq_max=n_slots,
     )
     drafters = [CopyDrafter(), ModelDrafter(draft, target.n_vocab)]
     policy = {

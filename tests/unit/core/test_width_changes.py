@@ -74,7 +74,7 @@ def test_where_changes_cost_nothing_all_decodes_count():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_times_that_scatter_are_no_changes(seed):
-    """Noise of 10 %, and a machine that becomes twice as slow in between, are not taken for costs of changes."""
+    """Neither noise of 10 % nor a machine that becomes twice as slow is taken for a cost of changes."""
     rng, curve = random.Random(seed), CostCurve()
     for i in range(600):
         n = rng.choice((1, 1, 1, 2, 8))
