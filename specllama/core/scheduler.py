@@ -114,6 +114,7 @@ class Scheduler:
         )
         generation.history = list(request.prompt)
         generation.stats.n_prompt = n_prompt
+        generation.stats.exact_width = rows.width if rows is not None else None
         self.queue.join(self.waiting, generation)
         return generation
 

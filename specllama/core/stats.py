@@ -33,8 +33,9 @@ class RunStats:
     1 tokens. plain_rounds: rounds in which nothing was drafted, plain_seconds: of those, without drafting;
     steady_rounds, steady_seconds: the same of those that followed two of their width. near_ties: tokens
     chosen with a margin below the rounding error of a batched row; redecided: those chosen again from a row
-    decoded by itself. round_seconds: by number of rows, with those that fill a decode up, the number of such
-    decodes and their seconds; steady_by_rows: the same of those that followed two of their width.
+    decoded by itself. exact_width: the one width of all decodes, None where it could change. round_seconds:
+    by number of rows, with those that fill a decode up, the number of such decodes and their seconds;
+    steady_by_rows: the same of those that followed two of their width.
     """
 
     n_prompt: int = 0
@@ -66,6 +67,7 @@ class RunStats:
     sampling_seconds: float = 0.0
     near_ties: int = 0
     redecided: int = 0
+    exact_width: int | None = None
     round_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)
     steady_by_rows: dict[int, tuple[int, float]] = field(default_factory=dict)
 

@@ -140,6 +140,7 @@ def own_figures(ends: Iterable[End], enabled: bool) -> dict[str, Any]:
         "rounds": sum(e.stats.rounds for e in all_),
         "near_ties": sum(e.stats.near_ties for e in all_),
         "redecided": sum(e.stats.redecided for e in all_),
+        "exact_width": all_[0].stats.exact_width if all_ else None,
         "ttft_seconds": all_[0].stats.ttft_seconds if all_ else None,
         "seconds": all_[0].stats.time_shares if len(all_) == 1 else None,
         "decodes": _decodes(all_[0].stats) if len(all_) == 1 else None,
