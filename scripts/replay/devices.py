@@ -53,6 +53,7 @@ def device_cells(
     devices: Mapping[str, Mapping[str, Any]],
     texts: Sequence[Trace],
     steps: Sequence[float] = STEPS,
+    lengths: Sequence[int] = LENGTHS,
     config: PolicyConfig = DEFAULT,
 ) -> Iterator[DeviceCell]:
     """Replay the texts one after another on each device at each draft cost, each time with one pair."""
@@ -67,7 +68,7 @@ def device_cells(
 
             took = times(data, step, planner, texts)
             fixed = {
-                n: sum(times(data, step, lambda drafters, _, n=n: Fixed(drafters, n), texts)) for n in LENGTHS
+                n: sum(times(data, step, lambda drafters, _, n=n: Fixed(drafters, n), texts)) for n in lengths
             }
             best = min(fixed, key=lambda n: fixed[n])
             excess = max(s / t1 - len(t.text) / 0.97 - SLACK for t, s in zip(texts, took, strict=True))

@@ -1,5 +1,5 @@
-"""`--exact` without specllama's kernels, where batches round differently: the same text with and without drafts,
-by one width for all decodes.
+"""`--exact` without specllama's kernels, where batches round differently: all decodes have one width, and the
+text is the same with and without drafts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from specllama.data import EMBEDDED_DRAFT
 from tests.support.command import Command, CommandLine, assert_error
 
 WITHOUT = {"SPECLLAMA_KERNELS": "off"}
-CODE = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n"
+CODE = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n"
 PROMPTS = (f"Rename `result` to `payload` in this code:\n{CODE}", "Explain what zip() does.")
 DRAFTS = ("--draft-max", "auto"), ("--draft-max", "5"), ("--draft-max", "0")
 
 
 def line(prompt: str, *args: str, n: int = 90, **env: str) -> CommandLine:
-    asked = ("-p", prompt, "-s", "3", "-n", str(n), "--ignore-eos", "--json", "-m", "pydoc", "-md", str(EMBEDDED_DRAFT))
-    return CommandLine(("run", *asked, "--exact-width", "8", *args), WITHOUT | env)
+    asked = ("-p", prompt, "-s", "3", "-n", str(n), "--ignore-eos", "--json", "--exact-width", "8")
+    models = ("-m", "pydoc", "-md", str(EMBEDDED_DRAFT))
+    return CommandLine(("run", *asked, *models, *args), WITHOUT | env)
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
