@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from specllama.config.places import from_variable, home, user_directory, working_directory
 from specllama.config.toml_file import quoted, read_toml
 from specllama.errors import ConfigError
 
@@ -63,16 +62,15 @@ def resolve(
     values = Values()
     if (user := user_file(environ)) is not None:
         values = read_file(user, kinds)
-    if (project := project_file(cwd or Path.cwd(), user)) is not None:
+    cwd = cwd or working_directory()
+    if cwd is not None and (project := project_file(cwd, user)) is not None:
         values = values.overlaid(read_project_file(project, kinds, in_projects, environ))
     return values.overlaid(read_environment(environ, kinds)).overlaid(flags)
 
 
 def user_path(environ: Mapping[str, str]) -> Path:
     """Where the user's config file is or would be. SPECLLAMA_CONFIG overrides it."""
-    if given := environ.get("SPECLLAMA_CONFIG"):
-        return Path(given)
-    return Path(platformdirs.user_config_dir("specllama", appauthor=False)) / "config.toml"
+    return from_variable(environ, "SPECLLAMA_CONFIG") or user_directory("config") / "config.toml"
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
@@ -93,14 +91,14 @@ def project_file(cwd: Path, user: Path | None = None) -> Path | None:
         path = directory / PROJECT_FILE
         if os.path.lexists(path):
             return None if user is not None and is_same(path, user) else path
-        if (directory / ".git").exists() or directory == Path.home():
+        if (directory / ".git").exists() or directory == home():
             return None
     return None
 
 
 def near(path: Path) -> str:
     """The path of a file; in the working directory ./NAME."""
-    return f"./{path.name}" if path.parent == Path.cwd() else str(path)
+    return f"./{path.name}" if path.parent == working_directory() else str(path)
 
 
 def is_same(path: Path, other: Path) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
+from specllama.config.places import from_variable, user_directory
 
 SCHEMA = 1
 # If decodes of this many rows are bit-equal to single rows, wider ones that are not need not be used.
@@ -21,8 +21,7 @@ _MAX_BYTES = 4 << 20  # of a file; specllama writes no larger ones
 
 def cache_dir() -> Path:
     """The cache directory: SPECLLAMA_CACHE, else the user's cache directory for specllama."""
-    given = os.environ.get("SPECLLAMA_CACHE")
-    return Path(given) if given else Path(platformdirs.user_cache_dir("specllama", appauthor=False))
+    return from_variable(os.environ, "SPECLLAMA_CACHE") or user_directory("cache")
 
 
 class Store:

@@ -208,7 +208,7 @@ class Library:
         """The entry in models.toml of a file in the cache."""
         try:
             first = Path(path).absolute().relative_to(self.root.absolute()).parts[0]
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, OSError):  # OSError: the working directory is gone
             return None
         return self.manifest.of_repo("/".join(first.split("--")[1:]))
 

@@ -24,6 +24,7 @@ from specllama.cli.download import prepared
 from specllama.cli.files import resolved
 from specllama.config import build
 from specllama.config.store import cache_dir
+from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, SpecllamaError, UsageError
 from specllama.text.template_variables import reasoning_variables
 from specllama.text.terminal import visible
@@ -40,6 +41,7 @@ HUNG_UP = 129  # exit code after SIGHUP
 def chat(given: Mapping[str, Any]) -> int:
     """Converse until the user leaves; returns the exit code. Raises SpecllamaError."""
     values = resolved(given)
+    standard_input.taken_by = "the messages of the chat"
     params = build.sampling(values)
     refuse_logprobs(params)
     variables = reasoning_variables(values.get("reasoning", "auto"))

@@ -17,6 +17,7 @@ from typing import Any
 from specllama.calls.definitions import parsed_arguments
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.config.store import cache_dir
+from specllama.config.text_file import expanded, read_text
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
@@ -113,8 +114,8 @@ def clean(text: str) -> str:
 def _path(name: str) -> Path:
     try:
         if name and "\0" not in name and len(os.fsencode(name)) <= 4096:
-            return Path(name).expanduser()
-    except (RuntimeError, UnicodeError):  # no such home; no such characters in this locale
+            return expanded(name)
+    except UnicodeError:  # no such characters in this locale
         pass
     raise UsageError(f"{name[:60]!r} is not a usable path")
 
@@ -123,16 +124,11 @@ def _object(path: Path) -> Mapping[str, Any]:
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is no file")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise NotFoundError(f"there is no file {path}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(raw) > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES >> 20} MB: {_NOT_ONE}")
+    text = read_text(str(path), "", MAX_BYTES)
     try:
-        data = json.loads(raw)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {_NOT_ONE}: {str(error)[:100]}") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), str):
