@@ -17,7 +17,7 @@ from typing import Any
 from specllama.calls.definitions import parsed_arguments
 from specllama.cli.chat.conversation import Conversation, Turn
 from specllama.config.store import cache_dir
-from specllama.config.text_file import expanded, read_text
+from specllama.config.text_file import read_text
 from specllama.core.sampling.parameter import MAX_BIAS
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
@@ -114,8 +114,8 @@ def clean(text: str) -> str:
 def _path(name: str) -> Path:
     try:
         if name and "\0" not in name and len(os.fsencode(name)) <= 4096:
-            return expanded(name)
-    except UnicodeError:  # no such characters in this locale
+            return Path(name).expanduser()
+    except (RuntimeError, UnicodeError):  # no such home; no such characters in this locale
         pass
     raise UsageError(f"{name[:60]!r} is not a usable path")
 
