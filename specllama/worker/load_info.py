@@ -4,11 +4,9 @@ user. Measures nothing.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
 from specllama.config.load import AUTO, LoadSettings
@@ -19,21 +17,12 @@ from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.library import KERNELS, build_info
-from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present
+from specllama.worker.file_sampling import sampling_defaults, sampling_notes
 from specllama.worker.loader import Loaded
 from specllama.worker.rpc.attach import placement_notes
 from specllama.worker.tool_calls import ToolCalls
-
-_GGUF_SAMPLING: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-    ("temperature", "temp", float),
-    ("top_k", "top_k", int),
-    ("top_p", "top_p", float),
-    ("min_p", "min_p", float),
-    ("repeat_last_n", "penalty_last_n", int),
-    ("repeat_penalty", "penalty_repeat", float),
-)
 
 
 def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls: ToolCalls) -> LoadInfo:
@@ -65,6 +54,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         notes=(
             *placement_notes(s, plan.target.n_gpu_layers, header.n_layer),
             *_settings_notes(s, context),
+            *sampling_notes(model.metadata),
             *(note for verdict in verdicts for note in verdict.notes if note.severity == "warning"),
             *map(Note, plan.warnings),
             *notes,
@@ -75,7 +65,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         n_ctx_train=model.n_ctx_train,
         file_bytes=header.file_bytes,
         end_ids=tuple(sorted(model.end_ids)),
-        sampling=SamplingParams.merge(sampling_defaults(model)),
+        sampling=SamplingParams.merge(sampling_defaults(model.metadata)),
         template=s.chat_template or header.chat_template or "",
         template_works=template_works,
         bos_token=model.token_text(model.bos_id),
@@ -132,19 +122,6 @@ def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]
             "as a whole are evaluated again"
         )
     return [Note(note) for note in notes]
-
-
-def sampling_defaults(model: LlamaModel) -> dict[str, Any]:
-    """The sampling parameters that the model file sets (general.sampling.*), without those that are not
-    numbers.
-    """
-    found = {}
-    for name, key, kind in _GGUF_SAMPLING:
-        text = model.metadata(f"general.sampling.{key}")
-        if text is not None:
-            with contextlib.suppress(ValueError):
-                found[name] = kind(text)
-    return found
 
 
 def inspect_build() -> BuildInfo:

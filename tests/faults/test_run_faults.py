@@ -300,6 +300,17 @@ def test_failing_templates_of_the_model_are_errors(
     assert shared.generate("-p", "zip", "-m", "template.gguf", "--raw", "-n", "3").raw
 
 
+def test_sampling_settings_of_a_file_are_read_as_llama_cpp_reads_them(shared: Command) -> None:
+    odd = {"top_k": -1, "temp": -1.0, "penalty_last_n": -5, "penalty_repeat": 0.0}
+    tinygguf.llama(shared.home / "odd.gguf", sampling=odd | {"mirostat": 2, "xtc_probability": 0.5})
+    ask = ("run", "-p", "zip", "-m", "odd.gguf", "-n", "5", "--json", "--no-calibrate")
+    found, greedy, flags = shared.many(ask, (*ask, "--temp", "0"), (*ask, "--top-k", "40", "-s", "1"))
+    for result in (found, greedy, flags):
+        assert result.code == 0, result.err
+    assert found.json["tokens"] == greedy.json["tokens"]
+    assert "left out: penalty_repeat = 0.000000; mirostat = 2; xtc_probability = 0.5" in found.err
+
+
 def test_a_model_without_a_template_is_an_error(shared: Command) -> None:
     content = g.llama(tokens=tinygguf.vocabulary(280)[0], metadata={"tokenizer.ggml.merges": ["a b"]}).build()
     (shared.home / "plain.gguf").write_bytes(content)
