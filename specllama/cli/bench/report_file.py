@@ -47,7 +47,8 @@ def write_report(path: Path, html: str) -> None:
                 file.write(html)
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
+            with contextlib.suppress(OSError):
+                os.chmod(name, 0o666 & ~umask)
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -55,7 +55,8 @@ class HistoryFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
             try:
-                os.fchmod(file, 0o600)
+                with contextlib.suppress(OSError):
+                    os.fchmod(file, 0o600)
                 os.write(file, data)
             finally:
                 os.close(file)

@@ -7,7 +7,6 @@ unfinished download is blobs/<etag>.incomplete, with its lock and validator in .
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.errors import ResourceError
-from specllama.models.hub.files import read_small, replace_small, temporary
+from specllama.models.hub.files import NOT_THERE, read_small, replace_small, temporary
 from specllama.models.names import RepoName
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _PARTIAL = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.incomplete")
 _LOCK_SECONDS = 0.25
 _COPY_BYTES = 1 << 20
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, None)  # None: Python has none there
 _CACHE_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This file is a cache directory tag created by specllama, as huggingface_hub does.\n"
@@ -117,7 +115,9 @@ class RepoCache:
             except TimeoutError:
                 waiting()
             except OSError as error:
-                raise unwritable(self.root, error) from None
+                if error.errno not in NOT_THERE:
+                    raise unwritable(self.root, error) from None
+                break  # without locks: two downloads of one file would disturb each other
         try:
             yield
         finally:
@@ -129,7 +129,8 @@ class RepoCache:
         partial, blob = self.partial(etag), self.blob(etag)
         umask = os.umask(0)
         os.umask(umask)
-        partial.chmod(0o666 & ~umask)
+        with contextlib.suppress(OSError):  # some file systems refuse it
+            partial.chmod(0o666 & ~umask)
         os.replace(partial, blob)
         _sync_directory(blob.parent)
         self.forget(etag)
@@ -145,7 +146,7 @@ class RepoCache:
             try:
                 os.symlink(os.path.relpath(blob, link.parent), new)
             except (OSError, NotImplementedError) as error:
-                if getattr(error, "errno", None) not in _NO_LINKS:
+                if getattr(error, "errno", None) not in (*NOT_THERE, None):  # None: Python has none there
                     raise
                 with open(blob, "rb") as source, open(new, "xb") as target:
                     shutil.copyfileobj(source, target, _COPY_BYTES)

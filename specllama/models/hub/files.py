@@ -6,12 +6,17 @@ Knows nothing about the layout of the cache.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 from pathlib import Path
 
 _MAX_RECORD = 4096  # characters
+# Errors of operations that a file system does not have, such as locks and modes on some networks' ones.
+NOT_THERE = frozenset(
+    (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
+)
 
 
 def read_small(path: Path) -> str:
@@ -34,6 +39,15 @@ def replace_small(path: Path, text: str) -> None:
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)
+
+
+def sync(number: int) -> None:
+    """Write a file through to its disk, where the file system can. Raises OSError if writing fails."""
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
 
 
 def open_partial(path: Path) -> int:

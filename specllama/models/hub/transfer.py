@@ -15,7 +15,7 @@ from pathlib import Path
 from specllama.errors import IntegrityError, ResourceError
 from specllama.models.hub.api import HubFile
 from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
-from specllama.models.hub.files import open_partial
+from specllama.models.hub.files import open_partial, sync
 from specllama.models.hub.hashing import FsyncThread, Hasher
 from specllama.models.hub.http import RangeError, Web
 from specllama.models.progress import Listener, RetryableError, RetryPolicy
@@ -108,7 +108,7 @@ class _Attempt:
             digest = self._hasher.result()
             if digest != self._file.etag or self._have != self._file.size:
                 return _Mismatch(self._have, digest, self._kept)
-            os.fsync(out.fileno())
+            sync(out.fileno())
         return None
 
     def _receive_all(self, out: int, web: Web, listener: Listener, flusher: FsyncThread) -> None:
