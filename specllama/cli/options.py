@@ -45,6 +45,12 @@ PULL = [
         "Download",
         row("dry_run", "--dry-run", bool, "show what would be downloaded, and download nothing"),
         row("force", "--force", bool, "download a pair although the check of its headers fails"),
+        row(
+            "no_verify",
+            "--no-verify",
+            bool,
+            "download from a mirror that gives no hashes; the hash of what comes is recorded",
+        ),
         stored=False,
     ),
     *_OUTPUT,

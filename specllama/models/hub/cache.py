@@ -69,21 +69,35 @@ class RepoCache:
         except OSError:
             return False
 
+    def content(self, commit: str, path: str, etag: str, size: int) -> Path | None:
+        """The complete content of a file, None if it is not on disk. etag: "" where the hub gives none; then
+        the link in the snapshot decides.
+        """
+        link = self.snapshot(commit) / path
+        blob = self.blob(etag) if etag else Snapshot(commit, path, link).blob
+        try:
+            return blob if blob.stat().st_size == size else None
+        except OSError:
+            return None
+
     def partial(self, etag: str) -> Path:
         """Path for the content of an unfinished download; older versions of huggingface-hub resume it too."""
         return self.folder / "blobs" / f"{etag}.incomplete"
 
     def validator(self, etag: str) -> str:
         """The If-Range validator of the bytes in `partial`; "" if unknown."""
+        return self._recorded(etag, "validator")
+
+    def _recorded(self, etag: str, key: str) -> str:
         try:
-            found = json.loads(read_small(self._record(etag)))["validator"]
+            found = json.loads(read_small(self._record(etag)))[key]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
         return found if isinstance(found, str) and found.isascii() and found.isprintable() else ""
 
-    def remember(self, etag: str, validator: str) -> None:
-        """Store the validator of the bytes in `partial`."""
-        replace_small(self._record(etag), json.dumps({"validator": validator}))
+    def remember(self, etag: str, validator: str, revision: str) -> None:
+        """Store the validator of the bytes in `partial`, and the revision for which they were requested."""
+        replace_small(self._record(etag), json.dumps({"validator": validator, "revision": revision}))
 
     def forget(self, etag: str) -> None:
         """Remove the partial content and the validator."""
@@ -124,9 +138,11 @@ class RepoCache:
             with contextlib.suppress(OSError):  # the lock ends with the process in any case
                 lock.release()
 
-    def complete(self, etag: str) -> None:
-        """Turn the complete partial file into the blob: with the usual mode, and safe against power loss."""
-        partial, blob = self.partial(etag), self.blob(etag)
+    def complete(self, etag: str, digest: str) -> None:
+        """Turn the complete partial file into the blob with this hash: with the usual mode, and safe against
+        power loss.
+        """
+        partial, blob = self.partial(etag), self.blob(digest)
         umask = os.umask(0)
         os.umask(umask)
         with contextlib.suppress(OSError):  # some file systems refuse it
@@ -212,10 +228,18 @@ class RepoCache:
             return []
         return [(m[1], path) for path in found if (m := _PARTIAL.fullmatch(path.name))]
 
-    def drop_stale(self, current: frozenset[str]) -> None:
-        """Remove unfinished downloads whose etag is not in `current`, except those in progress."""
+    def drop_stale(self, revision: str, current: frozenset[str]) -> None:
+        """Remove unfinished downloads of this revision whose etag is no longer in it, except those in
+        progress. Those of other revisions, and of other programs, can still be resumed.
+        """
         for etag, _ in self.partials():
-            if etag not in current and self._idle(etag):
+            if etag not in current and self._recorded(etag, "revision") == revision and self._idle(etag):
+                self.forget(etag)
+
+    def drop_unfinished(self) -> None:
+        """Remove unfinished downloads, except those in progress."""
+        for etag, _ in self.partials():
+            if self._idle(etag):
                 self.forget(etag)
 
     def _idle(self, etag: str) -> bool:

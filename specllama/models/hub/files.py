@@ -46,7 +46,7 @@ def sync(number: int) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno not in NOT_THERE:
+        if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
 
 
