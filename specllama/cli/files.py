@@ -26,6 +26,9 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     in the flags' texts are processed. Raises ConfigError, UsageError.
     """
     values = build.resolved(_with_escapes(given))
+    if values.ignored:
+        others = f" and {len(values.ignored) - 1} more" if len(values.ignored) > 1 else ""
+        console.note(f"note: {values.ignored[0]}{others} are of a service of that name, and no settings")
     if values.project is not None:
         console.note(f"settings: {sources.near(values.project)}")
     return values

@@ -29,13 +29,19 @@ _OUTPUT = table(
     stored=False,
 )
 PAIR_CHECK = [
-    _argument("target", "MAIN", "the target: a file or a name", GGUF),
+    _argument("target", "MAIN", "the target: a file or a name", GGUF, required=False),
     _argument(
         "draft",
         "DRAFT",
-        "the draft, a model or a head: a file or a name (default: the head inside MAIN)",
+        "the draft, a model or a head: a file or a name (default: what run uses with MAIN)",
         GGUF,
         required=False,
+    ),
+    *table(
+        "Arguments",
+        row("model", "-m --model", str, "MAIN, as with run", "MAIN", (GGUF,)),
+        row("draft_model", "-md --model-draft", str, "DRAFT, as with run", "DRAFT", (GGUF,)),
+        stored=False,
     ),
     *_OUTPUT,
 ]

@@ -16,7 +16,7 @@ from specllama.config import defaults, sources
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.config.named_templates import named_template
-from specllama.config.options import IN_PROJECTS, STORED
+from specllama.config.options import IN_PROJECTS, LONG_FLAGS, STORED
 from specllama.config.text_file import expanded, read_text
 from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
 from specllama.drafters import wants_draft_model
@@ -33,7 +33,7 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     """The merged values of flags, environment and files. If a flag names a model, other ways to
     name it are dropped. Raises ConfigError.
     """
-    values = sources.resolve(given, KINDS, IN_PROJECTS)
+    values = sources.resolve(given, KINDS, IN_PROJECTS, aliases=LONG_FLAGS)
     for pair in (("model", "hf_repo"), ("draft_model", "hf_repo_draft")):
         flags = [name for name in pair if name in given]
         if len(flags) == 1:

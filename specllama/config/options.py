@@ -488,6 +488,13 @@ SERVE = [
 ]
 STORED: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING) if o.stored}
 """Options that files and the environment may set, by name."""
+LONG_FLAGS: Mapping[str, str] = {
+    name: o.name
+    for o in STORED.values()
+    for flag in o.flags
+    if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in STORED
+}
+"""Other names of STORED in files and the environment: the long flags, as ctx_size for n_ctx."""
 IN_PROJECTS = frozenset(
     (
         "max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
@@ -537,6 +544,12 @@ def as_flag(name: str, value: str | None) -> str:
     known = _BY_NAME.get(name)
     flag = known.flags[0] if known is not None else f"--{name.replace('_', '-')}"
     return flag if value is None else f"{flag} {value}"
+
+
+def option_named(name: str) -> str:
+    """The option that a name, or a long flag with or without its dashes, belongs to; "" for none."""
+    plain = name.lstrip("-").replace("-", "_")
+    return plain if plain in _BY_NAME else LONG_FLAGS.get(plain, "")
 
 
 def as_argument(name: str, value: str | None) -> str:

@@ -56,6 +56,7 @@ class LlamaModel:
         self.handle = llama.llama_model_load_from_file(os.fsencode(settings.path), params)
         if not self.handle:
             raise _load_error(settings.path)
+        self.not_locked = log.line_with("to mlock")  # why not all of it stays in memory, "" if it does
         self.vocab = llama.llama_model_get_vocab(self.handle)
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
         self._pieces: list[bytes | None] = [None] * self.n_vocab

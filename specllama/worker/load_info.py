@@ -17,6 +17,7 @@ from specllama.gguf.header import Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.devices import devices
 from specllama.llama.library import KERNELS, build_info
+from specllama.llama.model import LlamaModel
 from specllama.llama.special_tokens import fim_tokens
 from specllama.models.memory.available import gpus_present
 from specllama.worker.file_sampling import sampling_defaults, sampling_notes
@@ -53,7 +54,8 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         longest_draft=loaded.longest_draft,
         notes=(
             *placement_notes(s, plan.target.n_gpu_layers, header.n_layer),
-            *_settings_notes(s, context),
+            *_settings_notes(s, model, context),
+            *_small_draft_context(loaded),
             *sampling_notes(model.metadata),
             *(note for verdict in verdicts for note in verdict.notes if note.severity == "warning"),
             *map(Note, plan.warnings),
@@ -89,7 +91,7 @@ def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
     return ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
 
-def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]:
+def _settings_notes(settings: LoadSettings, model: LlamaModel, context: LlamaContext) -> list[Note]:
     """Notes for the user about settings that have no effect, or not the expected one."""
     notes = []
     offloaded = [
@@ -111,6 +113,11 @@ def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]
             f"{option('draft_min')} and {option('draft_p_min')} have no effect unless {option('draft_max')} "
             "is a number"
         )
+    if settings.target.use_mlock and model.not_locked:
+        notes.append(
+            f"{option('mlock')} cannot keep the whole model in memory: {model.not_locked}; ulimit -l shows "
+            "the limit"
+        )
     if KERNELS.reason:
         notes.append(
             f"specllama's kernels are not used: {KERNELS.reason}; drafts may change the text after 256 "
@@ -122,6 +129,15 @@ def _settings_notes(settings: LoadSettings, context: LlamaContext) -> list[Note]
             "as a whole are evaluated again"
         )
     return [Note(note) for note in notes]
+
+
+def _small_draft_context(loaded: Loaded) -> list[Note]:
+    if loaded.draft is None or loaded.draft.context.n_ctx >= loaded.context.n_ctx:
+        return []
+    n_ctx = loaded.draft.context.n_ctx
+    return [
+        Note(f"{option('n_ctx_draft', n_ctx)}: the draft model proposes little or nothing in longer texts")
+    ]
 
 
 def inspect_build() -> BuildInfo:

@@ -10,7 +10,7 @@ from typing import Any
 from specllama.cli.doctor import Problem, reported
 from specllama.config import sources
 from specllama.config.build import KINDS
-from specllama.config.options import IN_PROJECTS
+from specllama.config.options import IN_PROJECTS, LONG_FLAGS
 from specllama.config.places import working_directory
 from specllama.errors import SpecllamaError
 from specllama.models import manifest
@@ -32,7 +32,7 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any
         if path is not None:
             values = _or_problem(partial(_values, path, path is user, environ), problems)
             files.append({"path": str(path), "ok": values is not None, "sets": sorted(values or {})})
-    _or_problem(lambda: sources.read_environment(environ, KINDS), problems)
+    _or_problem(lambda: sources.read_environment(environ, KINDS, LONG_FLAGS), problems)
     known = _or_problem(lambda: manifest.load(environ), problems)
     models = [] if known is None else [str(path) for path in (known.user, known.project) if path is not None]
     return {
@@ -45,8 +45,8 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> dict[str, Any
 def _values(path: Path, is_users: bool, environ: Mapping[str, str]) -> sources.Values:
     """The options of the user's or the project's file. Raises ConfigError."""
     if is_users:
-        return sources.read_file(path, KINDS)
-    return sources.read_project_file(path, KINDS, IN_PROJECTS, environ)
+        return sources.read_file(path, KINDS, LONG_FLAGS)
+    return sources.read_project_file(path, KINDS, IN_PROJECTS, environ, LONG_FLAGS)
 
 
 def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specllama.config.whole_file import temporary, write_whole
 from specllama.errors import ResourceError
-from specllama.models.hub.files import NOT_THERE, read_small, replace_small, temporary
+from specllama.models.hub.files import NOT_THERE, read_small
 from specllama.models.names import RepoName
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class RepoCache:
 
     def remember(self, etag: str, validator: str, revision: str) -> None:
         """Store the validator of the bytes in `partial`, and the revision for which they were requested."""
-        replace_small(self._record(etag), json.dumps({"validator": validator, "revision": revision}))
+        write_whole(self._record(etag), json.dumps({"validator": validator, "revision": revision}))
 
     def forget(self, etag: str) -> None:
         """Remove the partial content and the validator."""
@@ -178,7 +179,7 @@ class RepoCache:
         ref = self.folder / "refs" / revision
         if self.commit_of(revision) != commit:
             ref.parent.mkdir(parents=True, exist_ok=True)
-            replace_small(ref, commit)
+            write_whole(ref, commit)
 
     def commit_of(self, revision: str) -> str:
         """The commit that a revision named at the last request to the hub; "" without any."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -23,22 +22,6 @@ def read_small(path: Path) -> str:
     """The beginning of a small file. Raises OSError, UnicodeDecodeError."""
     with open(path, encoding="utf-8") as file:
         return file.read(_MAX_RECORD)
-
-
-def temporary(path: Path) -> Path:
-    """A random name in the directory of `path`, for a temporary file."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
-
-
-def replace_small(path: Path, text: str) -> None:
-    """Write a small file as a whole; whatever has its name, a link too, is replaced and not written to."""
-    new = temporary(path)
-    try:
-        with open(new, "x", encoding="utf-8") as file:  # O_EXCL does not follow links
-            file.write(text)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def sync(number: int) -> None:
